@@ -1,0 +1,72 @@
+"""From guided logits to codes: temperature, top-k, top-p, one uniform number a draw.
+
+A draw is the inverse of the cumulative distribution at a number that belongs to the video, so what
+else is in the batch cannot change it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """Guidance scale (1 is none), temperature (0 is greedy), top-k (0 is off), top-p (1 is off).
+
+    `first_frame_top_p` replaces top_p in frame 0, where a rare code may begin an object.
+    """
+
+    cfg: float = 3.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    first_frame_top_p: float | None = None
+
+    def top_p_of(self, frame: int) -> float:
+        """The top-p in force in this frame."""
+        return self.first_frame_top_p if frame == 0 and self.first_frame_top_p is not None else self.top_p
+
+
+def guide(logits: Tensor, cfg: float) -> Tensor:
+    """u + cfg * (c - u) of logits [2 P, K], conditional rows first: [P, K]. With cfg 1: [P, K] as they are."""
+    if cfg == 1.0:
+        return logits
+    c, u = logits.chunk(2)
+    return u + cfg * (c - u)
+
+
+def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
+    """Probabilities after top-k and top-p in falling order, and the codes they belong to, each [P, K].
+
+    Ties with the k-th largest logit are kept. The entry that crosses top-p is kept, so at least one is.
+    """
+    logits = logits.float() / temperature
+    values, order = logits.sort(dim=-1, descending=True, stable=True)
+    if 0 < top_k < values.shape[-1]:
+        values = values.masked_fill(values < values[..., top_k - 1 : top_k], float("-inf"))
+    probs = values.softmax(-1)
+    if top_p < 1.0:
+        before = probs.cumsum(-1) - probs
+        probs = probs.masked_fill(before >= top_p, 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs, order
+
+
+def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, frame: int) -> Tensor:
+    """One code a video, int64 [P], of guided logits [P, K] and uniform numbers in [0, 1) [P]."""
+    if settings.temperature == 0:
+        return logits.argmax(-1)
+    probs, order = distribution(logits, settings.temperature, settings.top_k, settings.top_p_of(frame))
+    cumulative = probs.cumsum(-1)
+    # Rounding may leave the last sum below 1: a draw above it takes the last entry that can be drawn.
+    last = (probs > 0).sum(-1, keepdim=True) - 1
+    place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+    return order.gather(-1, torch.minimum(place, last))[:, 0]
+
+
+def uniforms(seed: int, tokens: int, depth: int) -> Tensor:
+    """The random numbers of one video, float32 [tokens, depth], from its seed alone (drawn on the CPU)."""
+    return torch.rand(tokens, depth, generator=torch.Generator().manual_seed(seed))

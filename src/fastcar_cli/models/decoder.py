@@ -1,0 +1,140 @@
+"""LLaMA decoder blocks as plain modules (the backbone of VILA-U and of the bundled model).
+
+Parameter names follow `transformers`' LlamaModel, so checkpoints load by name and the blocks can
+be compared with it. A block is given in parts (project, attend, finish, MLP) because the decode
+engine decides between them whether the MLP runs; `forward` is the whole pass over a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """Sizes of the decoder. `rope_factor` divides positions (linear rope scaling)."""
+
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp_width: int
+    vocab: int
+    rms_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_factor: float = 1.0
+    max_positions: int = 4096
+
+    @property
+    def head_dim(self) -> int:
+        """d, width of one head."""
+        return self.width // self.heads
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) in float32, cast back, times weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same shape and dtype."""
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return F.rms_norm(x.float(), (x.shape[-1],), None, self.eps).to(x.dtype) * self.weight
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding in LLaMA's half-split form."""
+
+    inv_freq: Tensor
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+        self.register_buffer("inv_freq", spec.rope_theta**-exponent, persistent=False)
+        self.factor = spec.rope_factor
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Positions [...] to (cos, sin), each [..., head_dim]."""
+        angle = (positions.float() / self.factor)[..., None] * self.inv_freq
+        angle = torch.cat([angle, angle], dim=-1)
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x [..., head_dim] by angles whose cos and sin broadcast against it."""
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    """Projections of causal self-attention with grouped key/value heads; no biases."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
+        self.q_proj = nn.Linear(spec.width, spec.heads * spec.head_dim, bias=False)
+        self.k_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=False)
+        self.v_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=False)
+        self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.width, bias=False)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[rows, S, width] to q [rows, heads, S, d] and k, v [rows, kv_heads, S, d], before rotation."""
+        rows, s, _ = x.shape
+        q = self.q_proj(x).view(rows, s, self.heads, self.head_dim).transpose(1, 2)
+        k = self.k_proj(x).view(rows, s, self.kv_heads, self.head_dim).transpose(1, 2)
+        v = self.v_proj(x).view(rows, s, self.kv_heads, self.head_dim).transpose(1, 2)
+        return q, k, v
+
+    def merge(self, heads: Tensor) -> Tensor:
+        """Head outputs [rows, heads, S, d] through the output projection: [rows, S, width]."""
+        rows, _, s, _ = heads.shape
+        return self.o_proj(heads.transpose(1, 2).reshape(rows, s, -1))
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate x) * up x)."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(spec.width, spec.mlp_width, bias=False)
+        self.up_proj = nn.Linear(spec.width, spec.mlp_width, bias=False)
+        self.down_proj = nn.Linear(spec.mlp_width, spec.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., width]."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP with residuals."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(spec.width, spec.rms_eps)
+        self.self_attn = Attention(spec)
+        self.post_attention_layernorm = RMSNorm(spec.width, spec.rms_eps)
+        self.mlp = MLP(spec)
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        """What the MLP adds to the residual x [..., width]: mlp(norm(x))."""
+        return self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Embedding table, blocks and final norm."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.embed_tokens = nn.Embedding(spec.vocab, spec.width)
+        self.layers = nn.ModuleList(Block(spec) for _ in range(spec.layers))
+        self.norm = RMSNorm(spec.width, spec.rms_eps)
+        self.rotary = Rotary(spec)

@@ -1,0 +1,85 @@
+"""Prompts to token ids."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fastcar_cli.errors import RequestError
+
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a tokenizer made of a prompt: ids, the tokens they stand for, words it does not know."""
+
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+class PhraseTokenizer:
+    """Closed vocabulary: each known phrase is one token, fillers are skipped, the rest is unknown.
+
+    A prompt becomes `<bos>`, padding up to the fixed length, its tokens, `<vi_start>`; every
+    prompt has the same length, so rows of a batch need no mask.
+    """
+
+    def __init__(
+        self, vocabulary: Sequence[str], phrases: Mapping[str, Sequence[str]], fillers: Sequence[str], length: int
+    ) -> None:
+        self.vocabulary = tuple(vocabulary)
+        self.length = length
+        ids = {token: i for i, token in enumerate(self.vocabulary)}
+        self._pad, self._bos, self._start = ids["<pad>"], ids["<bos>"], ids["<vi_start>"]
+        self._phrases = {tuple(_words(p)): ids[token] for token, ps in phrases.items() for p in ps}
+        self._longest = max(map(len, self._phrases))
+        self._fillers = frozenset(fillers)
+        self._single = sorted({w for p in self._phrases for w in p} - self._fillers)
+        self._drawable = [t for t in self.vocabulary if t in phrases]
+
+    def read(self, prompt: str) -> Reading:
+        """Token ids of a prompt; unknown words are listed, not guessed. Raises RequestError if too long."""
+        words = _words(prompt)
+        found: list[int] = []
+        unknown: list[str] = []
+        i = 0
+        while i < len(words):
+            for n in range(min(self._longest, len(words) - i), 0, -1):
+                token = self._phrases.get(tuple(words[i : i + n]))
+                if token is not None:
+                    found.append(token)
+                    i += n
+                    break
+            else:
+                if words[i] not in self._fillers and words[i] not in unknown:
+                    unknown.append(words[i])
+                i += 1
+        room = self.length - 2
+        if len(found) > room:
+            raise RequestError(
+                f"the prompt is too long: it has {len(found)} words that the model reads, its context holds {room}",
+                hint="shorten the prompt to one object, its motion and its background",
+            )
+        ids = (self._bos, *[self._pad] * (room - len(found)), *found, self._start)
+        return Reading(ids, tuple(self.vocabulary[t] for t in found), tuple(unknown))
+
+    def blank(self) -> tuple[int, ...]:
+        """Ids of the prompt that says nothing (the unconditional row)."""
+        return (self._bos, *[self._pad] * (self.length - 2), self._start)
+
+    def near(self, word: str) -> list[str]:
+        """Known words that look like an unknown one, best first."""
+        return difflib.get_close_matches(word, self._single, n=3, cutoff=0.6)
+
+    @property
+    def drawable(self) -> list[str]:
+        """Every token the model can draw."""
+        return list(self._drawable)
+
+
+def _words(text: str) -> list[str]:
+    return [w.replace("’", "'") for w in _WORD.findall(text.lower())]

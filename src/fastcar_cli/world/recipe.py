@@ -1,0 +1,100 @@
+"""What the bundled model is made of, and how its weights start."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.text import PhraseTokenizer
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.world.lexicon import FILLERS, PHRASES, VOCABULARY
+from fastcar_cli.world.scene import FRAMES
+from fastcar_cli.world.train_tokenizer import TOKENIZER_SPEC
+
+PROMPT_LENGTH = 12
+"""Tokens of every prompt, padding included."""
+
+MINI = ModelSpec(
+    name="mini",
+    frames=FRAMES,
+    fps=8,
+    decoder=DecoderSpec(
+        width=256,
+        layers=6,
+        heads=8,
+        kv_heads=8,
+        mlp_width=704,
+        vocab=len(VOCABULARY),
+        rope_theta=100.0,
+        max_positions=PROMPT_LENGTH + 64 * FRAMES,
+    ),
+    depth=DepthSpec(width=192, blocks=1, heads=4, depth=2, codes=640, code_width=64, hidden=256),
+    rqvae=TOKENIZER_SPEC,
+    place_tables=True,
+)
+
+# Where, counted back from the token that feeds a step, the frame before holds what the step is
+# about to draw: the same position and its four neighbours; the position above in this frame; the
+# same position two frames back. The heads of the first blocks begin by looking there.
+_OFFSETS = (63, 62, 64, 55, 71, 7, 127)
+
+
+def mini_tokenizer() -> PhraseTokenizer:
+    """The text tokenizer of the bundled model."""
+    return PhraseTokenizer(VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH)
+
+
+def _rotation(spec: DecoderSpec, offset: int) -> Tensor:
+    """Matrix [d, d] that rotates a head by `offset` positions."""
+    half = spec.head_dim // 2
+    freq = spec.rope_theta ** -(torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim)
+    cos, sin = (offset * freq).cos(), (offset * freq).sin()
+    matrix = torch.zeros(spec.head_dim, spec.head_dim)
+    i = torch.arange(half)
+    matrix[i, i], matrix[i, i + half] = cos, -sin
+    matrix[i + half, i], matrix[i + half, i + half] = sin, cos
+    return matrix
+
+
+@torch.no_grad()
+def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpness: float = 14.0) -> None:
+    """Fresh weights in place: scaled normal, and heads of the first blocks that look back by `_OFFSETS`.
+
+    The projector's bias gives every visual token a common direction c. A head's query and key maps
+    send c to a fixed vector g, the query's rotated back by the offset, so that the score of the key
+    at that distance is about `sharpness` and falls off around it. The rest is learned.
+    """
+    torch.manual_seed(seed)
+    spec = model.spec.decoder
+    for name, p in model.named_parameters():
+        if name.startswith("rqvae."):
+            continue
+        if p.dim() < 2:
+            continue
+        std = 0.02 if "embed_tokens" in name or "places" in name or "pos_emb" in name else p.shape[-1] ** -0.5
+        if "o_proj" in name or "down_proj" in name or name.endswith(("attn.proj.weight", "mlp.2.weight")):
+            std /= math.sqrt(2 * spec.layers)
+        p.normal_(0.0, std)
+    model.llm.embed_tokens.weight.normal_(0.0, 1.0)
+    common = torch.randn(spec.width)
+    common /= common.norm()
+    scale = math.sqrt(spec.width)
+    projector = model.projector.layers
+    assert isinstance(projector, torch.nn.Linear)
+    projector.weight.mul_(math.sqrt(spec.width) / 4)
+    projector.bias.copy_(common * scale * 0.8)
+    for b in range(offset_blocks):
+        attention = model.llm.layers[b].self_attn
+        for head, offset in enumerate(_OFFSETS):
+            rows = slice(head * spec.head_dim, (head + 1) * spec.head_dim)
+            g = torch.randn(spec.head_dim)
+            g = g / g.norm()
+            # |score| at the offset: (gain * |x.c|)^2 / sqrt(d), with |x.c| about 0.6 sqrt(width) after the norm.
+            gain = math.sqrt(sharpness * math.sqrt(spec.head_dim)) / (0.6 * scale)
+            q = _rotation(spec, -offset) @ g
+            attention.q_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(q, common))
+            attention.k_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(g, common))

@@ -1,0 +1,291 @@
+"""Training of the bundled model's decoder and depth transformer on the codes of the world.
+
+Teacher forcing over whole videos. With `replay` the pass applies the replay rule as decoding does:
+block by block, frames in order, an MLP output above a random tau is the one used a frame earlier,
+so chains of replays are right. An alignment term makes TAS follow redundancy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcar_cli.models.decoder import Block, rotate
+from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.world.captions import caption
+from fastcar_cli.world.dataset import Codes, encode_world
+from fastcar_cli.world.recipe import MINI, PROMPT_LENGTH, initialise, mini_tokenizer
+from fastcar_cli.world.scene import ATTRIBUTES, Scene
+from fastcar_cli.world.train_tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train. `seconds` is wall time of this stage; the schedule runs on it."""
+
+    seconds: float = 3600.0
+    batch: int = 8
+    lr: float = 3e-3
+    muon_lr: float = 2e-2
+    seed: int = 0
+    device: str = "cpu"
+    changed_weight: float = 3.0
+    drop_attribute: float = 0.03
+    drop_caption: float = 0.1
+    replay: bool = False
+    replay_share: float = 0.75
+    align: float = 0.1
+    align_slope: float = 1.5
+    align_tau: float = -2.0
+    evaluate_every: float = 120.0
+    checkpoint_every: float = 120.0
+    warmup: float = 0.02
+
+
+def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x plus causal attention, and the rotated q and k [B, heads, S, d]."""
+    attention = block.self_attn
+    q, k, v = attention.project(block.input_layernorm(x))
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return x + attention.merge(out), q, k
+
+
+def forward(
+    model: VideoModel, text: Tensor, codes: Tensor, taus: Tensor | None = None
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Logits [B, T*N, depth, codes] of every visual token; with taus [B] also TAS and replay share.
+
+    text [B, P], codes [B, T*N, depth]. taus: threshold of each video, +inf for dense; None skips
+    TAS. TAS comes back a block as [B, T*N - 1 - N], decisions as the mean of the eligible ones.
+    """
+    spec = model.spec
+    n = spec.tokens_per_frame
+    vectors = model.rqvae.quantizer.vectors(codes)
+    index = torch.arange(codes.shape[1] - 1, device=codes.device)
+    x = torch.cat([model.llm.embed_tokens(text), model.feedback_latent(vectors[:, :-1].sum(-2), index)], 1)
+    start = text.shape[1]
+    cos, sin = model.llm.rotary(torch.arange(x.shape[1], device=x.device), torch.float32)
+    scores: list[Tensor] = []
+    shares: list[Tensor] = []
+    for block in model.llm.layers:
+        x, q, k = _attend(block, x, cos, sin)
+        added = block.mlp_branch(x)
+        if taus is not None:
+            tas = (q[:, :, start + n :] * k[:, :, start:-n]).sum(-1).float().mean(1) * q.shape[-1] ** -0.5
+            scores.append(tas)
+            hit = tas.detach() > taus[:, None]
+            shares.append(hit.float().mean())
+            # Frame by frame: what frame t used is what frame t + 1 may replay.
+            visual = added[:, start:]
+            frames = [visual[:, :n]]
+            for begin in range(n, visual.shape[1], n):
+                now = visual[:, begin : begin + n]
+                width = now.shape[1]
+                mask = hit[:, begin - n : begin - n + width, None]
+                frames.append(torch.where(mask, frames[-1][:, :width], now))
+            added = torch.cat([added[:, :start], *frames], 1)
+        x = x + added
+    hidden = model.llm.norm(x[:, start - 1 :])
+    partial = vectors.cumsum(-2)[..., :-1, :]
+    b, s = codes.shape[:2]
+    logits = model.depth(hidden.reshape(b * s, -1), partial.reshape(b * s, *partial.shape[2:]))
+    return logits.view(b, s, spec.depth.depth, -1), scores, shares
+
+
+def redundant(codes: Tensor, n: int) -> Tensor:
+    """Passes whose input and target both repeat the frame before: bool [B, T*N - 1 - N]."""
+    same = (codes[:, n:] == codes[:, :-n]).all(-1)
+    return same[:, :-1] & same[:, 1:]
+
+
+def _weights(codes: Tensor, n: int, extra: float) -> Tensor:
+    """Loss weights [B, T*N]: more where a token is not its frame's commonest patch or has changed."""
+    mask_code = codes[..., -1]
+    common = mask_code.mode(dim=1, keepdim=True).values
+    busy = mask_code != common
+    changed = torch.zeros_like(busy)
+    changed[:, n:] = (codes[:, n:] != codes[:, :-n]).any(-1)
+    return 1.0 + extra * (busy | changed).float()
+
+
+class Batches:
+    """Endless random batches of (text ids [B, P], codes [B, T*N, depth])."""
+
+    def __init__(self, data: Codes, settings: TrainSettings, seed: int) -> None:
+        self.data, self.settings = data, settings
+        self.rng = random.Random(seed)
+        self.tokenizer = mini_tokenizer()
+        # Each combination equally often, however many start positions it has.
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for i, scene in enumerate(data.scenes):
+            groups.setdefault(scene.combination, []).append(i)
+        self.groups = list(groups.values())
+
+    def ids(self, scene: Scene) -> tuple[int, ...]:
+        """Token ids of a caption drawn for the scene, at times blank."""
+        if self.rng.random() < self.settings.drop_caption:
+            return self.tokenizer.blank()
+        return self.tokenizer.read(caption(scene, self.rng, drop=self.settings.drop_attribute)).ids
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            chosen = [self.rng.choice(self.rng.choice(self.groups)) for _ in range(self.settings.batch)]
+            text = torch.tensor([self.ids(self.data.scenes[i]) for i in chosen])
+            yield text, torch.from_numpy(self.data.codes[chosen].astype(np.int64))
+
+
+def _swapped(scene: Scene, attribute: str, rng: random.Random) -> Scene:
+    values = [v for v in ATTRIBUTES[attribute] if v != getattr(scene, attribute)]
+    return Scene(**{**asdict(scene), attribute: rng.choice(values), "start": scene.start})
+
+
+@torch.no_grad()
+def validate(model: VideoModel, data: Codes, device: str, videos: int = 24, seed: int = 5) -> dict[str, float]:
+    """Held-out loss (nats a code), and how much it rises when one word of the caption is swapped."""
+    rng = random.Random(seed)
+    tokenizer = mini_tokenizer()
+    chosen = [rng.randrange(len(data.scenes)) for _ in range(videos)]
+    codes = torch.from_numpy(data.codes[chosen].astype(np.int64)).to(device)
+
+    def loss(scenes: list[Scene]) -> float:
+        captions = random.Random(seed)
+        text = torch.tensor([tokenizer.read(caption(s, captions)).ids for s in scenes], device=device)
+        with torch.autocast(device, torch.bfloat16):
+            logits, _, _ = forward(model, text, codes)
+        return float(F.cross_entropy(logits.float().flatten(0, 2), codes.flatten()))
+
+    scenes = [data.scenes[i] for i in chosen]
+    result = {"loss": loss(scenes)}
+    for attribute in ("color", "shape", "motion", "size"):
+        result[f"gap_{attribute}"] = loss([_swapped(s, attribute, rng) for s in scenes]) - result["loss"]
+    return result
+
+
+def optimizers(model: VideoModel, settings: TrainSettings) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks, AdamW for everything else."""
+    matrices, rest = [], []
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        inside = p.dim() == 2 and ("llm.layers" in name or "head_transformer" in name)
+        (matrices if inside else rest).append(p)
+    return [
+        torch.optim.Muon(matrices, lr=settings.muon_lr, momentum=0.95, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0),
+    ]
+
+
+def new_model(tokenizer: Tokenizer, seed: int) -> VideoModel:
+    """A model with fresh decoder weights and the tokenizer's, which stay fixed."""
+    model = VideoModel(MINI)
+    initialise(model, seed)
+    model.rqvae.load_state_dict(tokenizer.rqvae.state_dict())
+    # Code vectors of about unit size feed the projector; the RQ-VAE itself is not trained here.
+    for p in model.rqvae.parameters():
+        p.requires_grad_(False)
+    return model
+
+
+def train(
+    out: Path,
+    tokenizer_path: Path,
+    settings: TrainSettings,
+    *,
+    start: Path | None = None,
+    log: Callable[[str], None] = print,
+) -> VideoModel:
+    """Train one stage in folder `out`; an interrupted stage goes on from its last checkpoint.
+
+    `start` is a checkpoint of an earlier stage to begin from. Writes `checkpoint.pt` (everything
+    to resume) and `log.jsonl` (one line an evaluation).
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    trained, held_out = encode_world(out.parent, log)
+    model = new_model(Tokenizer.load(tokenizer_path), settings.seed).to(settings.device)
+    opts = optimizers(model, settings)
+    state: dict[str, Any] = {"elapsed": 0.0, "step": 0, "videos": 0}
+    checkpoint = out / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, map_location=settings.device, weights_only=True)
+        model.load_state_dict(saved["model"])
+        for opt, s in zip(opts, saved["optimizers"], strict=True):
+            opt.load_state_dict(s)
+        state = saved["state"]
+        log(f"resumed at step {state['step']}, {state['elapsed']:.0f} s")
+    elif start is not None:
+        model.load_state_dict(torch.load(start, map_location=settings.device, weights_only=True)["model"])
+    base = [[g["lr"] for g in opt.param_groups] for opt in opts]
+    if checkpoint.exists():
+        base = [[settings.muon_lr], [settings.lr]]
+    n = model.spec.tokens_per_frame
+    rng = random.Random(settings.seed * 1000 + state["step"])
+    batches = iter(Batches(trained, settings, settings.seed * 1000 + state["step"]))
+    began, before = time.monotonic(), state["elapsed"]
+    next_eval, next_save = before + settings.evaluate_every, before + settings.checkpoint_every
+    running: dict[str, float] = {}
+
+    def save() -> None:
+        temporary = checkpoint.with_suffix(".tmp")
+        torch.save(
+            {"model": model.state_dict(), "optimizers": [o.state_dict() for o in opts], "state": state}, temporary
+        )
+        temporary.replace(checkpoint)
+
+    while state["elapsed"] < settings.seconds:
+        done = state["elapsed"] / settings.seconds
+        factor = min(1.0, (done + 1e-3) / settings.warmup) * max(0.02, min(1.0, (1.0 - done) / 0.6))
+        for opt, lrs in zip(opts, base, strict=True):
+            for group, lr in zip(opt.param_groups, lrs, strict=True):
+                group["lr"] = lr * factor
+        text, codes = (x.to(settings.device) for x in next(batches))
+        taus = None
+        if settings.replay:
+            drawn = [rng.uniform(-8, 1) if rng.random() < settings.replay_share else math.inf for _ in range(len(text))]
+            taus = torch.tensor(drawn, device=settings.device)
+        with torch.autocast(settings.device, torch.bfloat16):
+            logits, scores, shares = forward(model, text, codes, taus)
+        each = F.cross_entropy(logits.float().flatten(0, 2), codes.flatten(), reduction="none").view(codes.shape)
+        weights = _weights(codes, n, settings.changed_weight)[..., None]
+        loss = (each * weights).sum() / weights.sum() / codes.shape[-1]
+        values = {"train": float(each.detach().mean())}
+        if scores:
+            target = redundant(codes, n).float()
+            aligned = torch.stack(
+                [F.binary_cross_entropy_with_logits(settings.align_slope * (s - settings.align_tau), target) for s in scores]
+            ).mean()
+            loss = loss + settings.align * aligned
+            values |= {"align": float(aligned.detach()), "replayed": float(torch.stack(shares).mean())}
+        for opt in opts:
+            opt.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for opt in opts:
+            opt.step()
+        state["step"] += 1
+        state["videos"] += len(text)
+        state["elapsed"] = before + time.monotonic() - began
+        for key, value in values.items():
+            running[key] = 0.95 * running.get(key, value) + 0.05 * value
+        if state["elapsed"] >= next_eval or state["elapsed"] >= settings.seconds:
+            next_eval = state["elapsed"] + settings.evaluate_every
+            row = {**state, **running, **validate(model, held_out, settings.device)}
+            with (out / "log.jsonl").open("a") as f:
+                f.write(json.dumps(row) + "\n")
+            log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))
+        if state["elapsed"] >= next_save or state["elapsed"] >= settings.seconds:
+            next_save = state["elapsed"] + settings.checkpoint_every
+            save()
+    save()
+    return model

@@ -1,0 +1,208 @@
+"""Training of the bundled tokenizer: convolutional decoder and patch encoder around fixed codes.
+
+The world is finite, so its dictionary (patches.py) gives every distinct patch its code and its code
+vector before anything is trained. The decoder then learns to draw quantised latents, the encoder
+to find the code vectors from pixels, each on its own.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
+from fastcar_cli.world.patches import EMPTY, PatchEncoder, build_dictionary, image, quantize, to_patches
+from fastcar_cli.world.scene import Pose, Scene, poses, scenes_of, split_combinations
+
+TOKENIZER_SPEC = RQVAESpec(
+    grid=(8, 8),
+    depth=2,
+    codes=640,
+    code_width=64,
+    z_channels=64,
+    ch=32,
+    ch_mult=(1, 1, 2, 2),
+    num_res_blocks=0,
+    resolution=64,
+    norm_groups=4,
+)
+
+FAR = 1e3
+"""Value of unused codebook entries while quantising: nothing is near it."""
+
+
+class Tokenizer(nn.Module):
+    """Patch encoder and RQ-VAE together: pixels to codes and back."""
+
+    def __init__(self, spec: RQVAESpec = TOKENIZER_SPEC) -> None:
+        super().__init__()
+        self.spec = spec
+        self.encoder = PatchEncoder(spec.code_width)
+        self.rqvae = RQVAE(spec)
+        self.register_buffer("used", torch.zeros(spec.depth, spec.codes, dtype=torch.bool))
+
+    def codebooks(self) -> Tensor:
+        """[depth, codes, code_width]; unused entries are pushed out of reach."""
+        rows = torch.stack([b.weight[: self.spec.codes] for b in self.rqvae.quantizer.codebooks])  # type: ignore[union-attr]
+        return torch.where(self.used[..., None], rows, torch.full_like(rows, FAR))  # type: ignore[index]
+
+    def encode(self, frames: Tensor) -> Tensor:
+        """Frames [..., 64, 64, 3] in 0..1 to codes [..., 64, depth]."""
+        return quantize(self.encoder(to_patches(frames)), self.codebooks())
+
+    def save(self, path: Path) -> None:
+        """Write every weight to one safetensors file."""
+        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, str(path))
+
+    @classmethod
+    def with_dictionary(cls) -> Tokenizer:
+        """Untrained, with the codes of the world in its codebooks."""
+        model = cls()
+        dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
+        with torch.no_grad():
+            for book, vectors in zip(model.rqvae.quantizer.codebooks, dictionary.vectors, strict=True):
+                book.weight.zero_()  # type: ignore[union-attr,operator]
+                book.weight[: model.spec.codes] = torch.from_numpy(vectors)  # type: ignore[index]
+            model.used.copy_(torch.from_numpy(dictionary.used))  # type: ignore[operator]
+        return model
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read what `save` wrote."""
+        model = cls()
+        model.load_state_dict(load_file(str(path)))
+        return model.eval()
+
+
+def _draw(scenes: list[Scene], count: int, rng: random.Random) -> list[tuple[Scene, Pose]]:
+    return [(s, poses(s)[rng.randrange(8)]) for s in rng.choices(scenes, k=count)]
+
+
+def psnr(a: Tensor, b: Tensor) -> float:
+    """Peak signal-to-noise ratio in dB of images in 0..1, mean over everything."""
+    return float(-10 * torch.log10((a - b).square().mean()))
+
+
+@torch.no_grad()
+def evaluate(model: Tokenizer, scenes: list[Scene], count: int = 200, seed: int = 1) -> float:
+    """PSNR in dB of `count` frames of these scenes, encoded and decoded again (rounded to bytes)."""
+    chosen = _draw(scenes, count, random.Random(seed))
+    x = torch.from_numpy(np.stack([image(s, p) for s, p in chosen]))
+    y = model.rqvae.decode(model.encode(x)).round() / 255
+    return psnr(x, y)
+
+
+def _train_encoder(model: Tokenizer, scenes: list[Scene], seconds: float, seed: int, log: Callable[[str], None]) -> None:
+    """Regress the code vectors of patches from their pixels (slightly noisy)."""
+    dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
+    rng = random.Random(seed)
+    optimizer = torch.optim.AdamW(model.encoder.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
+    books = model.codebooks()
+    began, step = time.monotonic(), 0
+    while (passed := time.monotonic() - began) < seconds:
+        optimizer.param_groups[0]["lr"] = 2e-3 * min(1.0, step / 50) * max(0.01, 1 - passed / seconds)
+        chosen = _draw(scenes, 48, rng)
+        patches = to_patches(torch.from_numpy(np.stack([image(s, p) for s, p in chosen])))
+        codes = torch.from_numpy(np.stack([dictionary.codes(s, p) for s, p in chosen]).astype(np.int64))
+        busy = codes[..., 1] != codes[..., 1].mode(1, keepdim=True).values
+        busy |= torch.rand(busy.shape) < 0.1
+        patches, codes = patches[busy], codes[busy]
+        z = model.encoder(patches + 0.01 * torch.randn_like(patches))
+        target = books[0][codes[:, 0]] + books[1][codes[:, 1]]
+        loss = (z - target).square().sum(-1).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        step += 1
+        if step % 250 == 0:
+            right = (quantize(z.detach(), books) == codes).float().mean(0)
+            log(f"encoder step {step} {passed:.0f} s loss {float(loss.detach()):.4f} codes right {right.tolist()}")
+
+
+def _train_pixels(
+    model: Tokenizer,
+    scenes: list[Scene],
+    held_out: list[Scene],
+    seconds: float,
+    seed: int,
+    log: Callable[[str], None],
+    *,
+    batch: int = 16,
+    lr: float = 2e-3,
+) -> None:
+    """Draw the true codes of frames: windows around the object first, whole frames later."""
+    dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
+    rng = random.Random(seed)
+    parameters = [*model.rqvae.decoder.parameters(), *model.rqvae.post_quant_conv.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
+    began, step, running = time.monotonic(), 0, 0.0
+    while (passed := time.monotonic() - began) < seconds:
+        optimizer.param_groups[0]["lr"] = lr * min(1.0, step / 50) * max(0.01, 1 - passed / seconds)
+        whole = passed > 0.4 * seconds
+        side = 8 if whole else 4
+        chosen = _draw(scenes, batch // 2 if whole else batch, rng)
+        window = np.stack([_window(p, side, rng) for _, p in chosen])
+        codes = np.stack([dictionary.codes(s, p) for s, p in chosen]).astype(np.int64)
+        pixels = to_patches(torch.from_numpy(np.stack([image(s, p) for s, p in chosen])))
+        pick = torch.from_numpy(window)[..., None]
+        code = torch.take_along_dim(torch.from_numpy(codes), pick, 1)
+        with torch.no_grad():
+            z = model.rqvae.embed(code).transpose(1, 2).reshape(len(chosen), -1, side, side)
+        y = model.rqvae.decoder(model.rqvae.post_quant_conv(z))
+        plain = torch.from_numpy(codes[..., 1]).mode(1, keepdim=True).values
+        busy = (code[..., 1] != plain).reshape(-1, 1, side, side).float()
+        weight = F.interpolate(1.0 + 4.0 * busy, scale_factor=8)
+        patches = torch.take_along_dim(pixels, pick, 1).reshape(-1, side, side, 8, 8, 3)
+        target = patches.permute(0, 5, 1, 3, 2, 4).reshape(-1, 3, side * 8, side * 8) * 2 - 1
+        loss = ((y - target).square() * weight).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        now = float(loss.detach())
+        running = 0.98 * running + 0.02 * now if step else now
+        step += 1
+        if step % 500 == 0:
+            log(f"pixels step {step} {passed:.0f} s loss {running:.5f} PSNR {evaluate(model, held_out, 64):.2f} dB")
+
+
+def _window(pose: Pose, side: int, rng: random.Random) -> np.ndarray:
+    """Indices of side x side patches around the object."""
+    row, column = (min(max(round(c / 8 - side / 2 + rng.uniform(-1, 1)), 0), 8 - side) for c in (pose.y, pose.x))
+    return (np.arange(row, row + side)[:, None] * 8 + np.arange(column, column + side)).ravel()
+
+
+def train(
+    out: Path,
+    *,
+    seconds: tuple[float, float] = (60.0, 420.0),
+    seed: int = 0,
+    start: Path | None = None,
+    log: Callable[[str], None] = print,
+) -> Tokenizer:
+    """Train encoder and pixels for `seconds` each and write `out`; returns the model.
+
+    `start` is a file of an earlier run to go on from.
+    """
+    torch.manual_seed(seed)
+    trained, held_out = ([s for c in part for s in scenes_of(c)] for part in split_combinations())
+    model = Tokenizer.load(start).train() if start else Tokenizer.with_dictionary()
+    log(f"codes in use: {model.used.sum(-1).tolist()}")  # type: ignore[operator,union-attr]
+    if seconds[0]:
+        _train_encoder(model, trained, seconds[0], seed, log)
+    if seconds[1]:
+        _train_pixels(model, trained, held_out, seconds[1], seed, log)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    model.eval()
+    model.save(out)
+    log(f"tokenizer saved: {asdict(model.spec)}; held-out PSNR {evaluate(model, held_out):.2f} dB")
+    return model
