@@ -1,0 +1,1 @@
+"""The decode engine: step loop, KV cache, replay, sampling."""

@@ -1,0 +1,18 @@
+"""Networks as plain torch modules, and the reading of checkpoints.
+
+`load` is imported at first use, so that importing a module of networks stays light.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "load":
+        from fastcar_cli.models.checkpoint import load
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.text import PhraseTokenizer
@@ -36,6 +37,9 @@ MINI = ModelSpec(
     rqvae=TOKENIZER_SPEC,
     place_tables=True,
 )
+
+MINI_DEFAULTS = GenerationDefaults(cfg=2.0, temperature=1.0, top_k=0, top_p=0.9, tas="attention", gate="pair")
+"""How the bundled model is used where the user says nothing (chosen on held-out captions)."""
 
 # Where, counted back from the token that feeds a step, the frame before holds what the step is
 # about to draw: the same position and its four neighbours; the position above in this frame; the

@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fastcar_cli.models.decoder import Block, rotate
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.world.captions import caption
 from fastcar_cli.world.dataset import Codes, encode_world
-from fastcar_cli.world.recipe import MINI, PROMPT_LENGTH, initialise, mini_tokenizer
+from fastcar_cli.world.recipe import MINI, initialise, mini_tokenizer
 from fastcar_cli.world.scene import ATTRIBUTES, Scene
 from fastcar_cli.world.train_tokenizer import Tokenizer
 
@@ -51,6 +51,17 @@ class TrainSettings:
     evaluate_every: float = 120.0
     checkpoint_every: float = 120.0
     warmup: float = 0.02
+
+
+def stage_settings(stage: str, *, seconds: float, batch: int, seed: int, device: str) -> TrainSettings:
+    """Settings of the `base` stage (dense) or of the `replay` stage (gentler, with the replay rule)."""
+    every = min(120.0, max(5.0, seconds / 20))
+    common = TrainSettings(
+        seconds=seconds, batch=batch, seed=seed, device=device, evaluate_every=every, checkpoint_every=every
+    )
+    if stage == "base":
+        return common
+    return replace(common, replay=True, muon_lr=1e-2, lr=1.5e-3, seed=seed + 1)
 
 
 def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -106,7 +106,7 @@ def _train_encoder(model: Tokenizer, scenes: list[Scene], seconds: float, seed: 
     dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.encoder.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
-    books = model.codebooks()
+    books = model.codebooks().detach()
     began, step = time.monotonic(), 0
     while (passed := time.monotonic() - began) < seconds:
         optimizer.param_groups[0]["lr"] = 2e-3 * min(1.0, step / 50) * max(0.01, 1 - passed / seconds)

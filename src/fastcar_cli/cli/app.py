@@ -1,0 +1,74 @@
+"""The `fastcar` program: its commands, and how every error ends."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fastcar_cli import __version__
+from fastcar_cli.cli import config_cmd, generate, train_cmd
+from fastcar_cli.errors import FastcarError
+
+app = typer.Typer(
+    name="fastcar",
+    help="Video from text with auto-regressive models, decoded fast with cache attentive replay.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"fastcar {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Video from text with auto-regressive models, decoded fast with cache attentive replay."""
+
+
+app.command("generate")(generate.generate)
+app.command("config")(config_cmd.config)
+app.command("train")(train_cmd.train)
+
+
+def main() -> None:
+    """Run the program; every error ends in one short panel and its exit status."""
+    debug = "--debug" in sys.argv
+    try:
+        app()
+    except FastcarError as e:
+        if debug:
+            raise
+        _panel(str(e), e.hint)
+        sys.exit(e.exit_code)
+    except KeyboardInterrupt:
+        _panel("stopped", None)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    except Exception as e:
+        if debug:
+            raise
+        _panel(f"unexpected {type(e).__name__}: {e}", "this is a fault of fastcar; --debug shows where")
+        sys.exit(1)
+
+
+def _panel(message: str, hint: str | None) -> None:
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    text = Text(message)
+    if hint:
+        text.append(f"\n{hint}", style="dim")
+    Console(stderr=True).print(Panel(text, title="Error", title_align="left", border_style="red"))

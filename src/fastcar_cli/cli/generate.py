@@ -1,0 +1,248 @@
+"""`fastcar generate`: prompts to videos."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastcar_cli import __version__
+from fastcar_cli.errors import RequestError, RunError
+
+if TYPE_CHECKING:
+    from fastcar_cli.config import RunConfig
+    from fastcar_cli.pipeline import TextToVideo
+    from fastcar_cli.video import Writer
+
+
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What the video shows.")] = None,
+    prompts_file: Annotated[Path | None, typer.Option("--prompts", help="File with one prompt a line.")] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="Make the video of an earlier file again, from its recipe.")
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", help="File (.mp4, .gif), or a name without suffix: a folder of PNGs; "
+                     "with several videos the folder they go to."),
+    ] = None,
+    tau: Annotated[
+        str | None, typer.Option(help="Replay threshold: a number, 'off', or a comma-separated list, one a layer.")
+    ] = None,
+    tas: Annotated[str | None, typer.Option(help="Definition of the score: attention or released.")] = None,
+    gate: Annotated[str | None, typer.Option(help="Who decides on a replay: row or pair.")] = None,
+    max_replay_age: Annotated[int | None, typer.Option(help="Times in a row one value may be replayed.")] = None,
+    model: Annotated[str | None, typer.Option(help="Bundled model or model folder.")] = None,
+    frames: Annotated[int | None, typer.Option(help="Frames of the video.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed; drawn and printed where none is given.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Videos a prompt, with seeds counted up.")] = None,
+    cfg: Annotated[float | None, typer.Option(help="Guidance scale; 1 is none.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Temperature; 0 takes the likeliest code.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Codes kept; 0 keeps all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Probability mass kept.")] = None,
+    window: Annotated[str | None, typer.Option(help="Last tokens attended to, or 'off'.")] = None,
+    sinks: Annotated[int | None, typer.Option(help="First prompt tokens kept beside a window.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Who executes the MLPs: torch.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    fps: Annotated[int | None, typer.Option(help="Frames a second of the file.")] = None,
+    scale: Annotated[int | None, typer.Option(help="Enlargement of the written frames, 1 to 16.")] = None,
+    config: Annotated[str | None, typer.Option(help="Preset name or YAML file.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Replay by layer and frame.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Make videos from prompts."""
+    from fastcar_cli.config import RunConfig, load_config, parse_tau
+    from fastcar_cli.video import check_target, default_name, read_recipe
+
+    flags: dict[str, Any] = {
+        "model": model,
+        "generation.frames": frames,
+        "generation.seed": seed,
+        "generation.samples": samples,
+        "sampling.cfg": cfg,
+        "sampling.temperature": temperature,
+        "sampling.top_k": top_k,
+        "sampling.top_p": top_p,
+        "replay.tau": None if tau is None else parse_tau(tau),
+        "replay.tas": tas,
+        "replay.gate": gate,
+        "replay.max_age": max_replay_age,
+        "attention.window": None if window is None else _window(window),
+        "attention.sinks": sinks,
+        "backend.name": backend,
+        "runtime.device": device,
+        "runtime.dtype": dtype,
+        "runtime.threads": threads,
+        "video.fps": fps,
+        "video.scale": scale,
+    }
+    flags = {k: v for k, v in flags.items() if v is not None}
+    texts = _prompts(prompts or [], prompts_file)
+    notes: list[str] = []
+    if from_ is not None:
+        if config is not None:
+            raise RequestError("--from and --config exclude each other", hint="change single keys with flags or --set")
+        recipe = read_recipe(from_)
+        base = RunConfig.from_dict(recipe["settings"], f"--from {from_}")
+        flags = {**_flat(base.to_dict()), **{"generation.seed": recipe["seed"]}, **flags}
+        texts = texts or [recipe["prompt"]]
+        if recipe.get("version") != __version__:
+            notes.append(f"{from_} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ")
+    run = load_config(config, set_ or [], flags)
+    if not texts:
+        raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
+    first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)
+    jobs = [(text, first + k) for text in texts for k in range(run.generation.samples)]
+    many = len(jobs) > 1
+    if not many and output is not None:
+        check_target(Path(output))
+    if many and output is not None:
+        _make_folder(Path(output))
+
+    from fastcar_cli.cli.render import console, summary
+    from fastcar_cli.pipeline import TextToVideo
+
+    terminal = console(quiet or as_json)
+    pipe = TextToVideo.from_config(run)
+    for note in notes + pipe.notices(texts):
+        console(quiet).print(f"[yellow]note:[/] {_escape(note)}")
+    paths: list[Path] = []
+    for text, s in jobs:
+        if many or output is None:
+            folder = Path(output) if output is not None else Path(".")
+            path = default_name(text, s, folder)
+            while path in paths:
+                path = path.with_name(f"{path.stem}-{len(paths) + 1}.mp4")
+        else:
+            path = Path(output)
+        check_target(path)
+        paths.append(path)
+    interrupted = _write(pipe, run, jobs, paths, terminal)
+    reports = []
+    for i, path in enumerate(paths):
+        if not path.exists():
+            continue
+        report = pipe.report(i)
+        report["video"]["path"] = str(path)
+        reports.append(report)
+        if many:
+            path.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if interrupted:
+        kept = f"kept {reports[0]['video']['frames']} finished frames" if reports else "no frame was finished"
+        console(quiet).print(f"[yellow]stopped:[/] {kept}")
+    if as_json and reports:
+        typer.echo(json.dumps({"videos": reports} if many else reports[0]))
+    for report in reports:
+        terminal.print(summary(report, verbose))
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _write(
+    pipe: TextToVideo, run: RunConfig, jobs: list[tuple[str, int]], paths: list[Path], terminal: Any
+) -> bool:
+    """Decode and write every video; True where the user stopped it (finished frames are kept)."""
+    from fastcar_cli.cli.render import progress
+    from fastcar_cli.video import open_writer
+
+    with ExitStack() as stack:
+        writers: list[Writer] = []
+        for (text, seed), path in zip(jobs, paths, strict=True):
+            recipe = {
+                "prompt": text,
+                "seed": seed,
+                "settings": {
+                    **pipe.effective,
+                    "generation": {**pipe.effective["generation"], "seed": seed, "samples": 1},
+                },
+                "model": pipe.name,
+                "version": __version__,
+            }
+            writer = open_writer(path, fps=pipe.fps, scale=run.video.scale, recipe=recipe)
+            stack.callback(writer.abort)
+            writers.append(writer)
+        interrupted = False
+        with progress(terminal) as bar:
+            task = bar.add_task("decoding", total=pipe.frames)
+
+            def on_step(done: int, total: int) -> None:
+                bar.update(task, completed=done * pipe.frames // total)
+
+            try:
+                for frame in pipe.stream([t for t, _ in jobs], [s for _, s in jobs], on_step):
+                    writers[frame.video].add(frame.image)
+            except KeyboardInterrupt:
+                interrupted = True
+            except (MemoryError, RuntimeError) as e:
+                if isinstance(e, MemoryError) or "alloc" in str(e) or "out of memory" in str(e).lower():
+                    raise RunError(f"out of memory: {e}", hint="fewer --samples or prompts at once need less") from None
+                raise
+        for writer in writers:
+            writer.close()
+    return interrupted
+
+
+def _prompts(given: list[str], file: Path | None) -> list[str]:
+    """Prompts of the arguments and of the file, in this order."""
+    texts = list(given)
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            raise RequestError(f"--prompts {file}: there is no such file") from None
+        except (OSError, UnicodeDecodeError) as e:
+            raise RequestError(f"--prompts {file} can't be read: {e}") from None
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise RequestError(f"--prompts {file}: holds no prompt", hint="one prompt a line")
+        texts += found
+    if any(not t.strip() for t in texts):
+        raise RequestError("the prompt is empty", hint="describe the video in a few words")
+    return texts
+
+
+def _window(text: str) -> int | str:
+    if text == "off":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise RequestError(f"--window {text}: not a number", hint="allowed: a number of tokens, or 'off'") from None
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RequestError(f"-o {folder}: several videos need a folder, and it can't be made: {e.strerror}") from None
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            out |= _flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+if sys.platform == "win32":  # pragma: no cover
+    # Consoles there may not be UTF-8; prompts may hold anything.
+    sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]

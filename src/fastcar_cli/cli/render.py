@@ -1,0 +1,56 @@
+"""Tables and progress that people read, on standard error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+def console(quiet: bool = False) -> Console:
+    """The console of everything but results."""
+    return Console(stderr=True, quiet=quiet)
+
+
+def progress(target: Console) -> Progress:
+    """A bar by frame with time left; silent where the console is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("frames"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=target,
+        transient=True,
+        disable=not target.is_terminal,
+    )
+
+
+def summary(report: dict[str, Any], verbose: bool = False) -> Table:
+    """What a run did: replay, speed, time by phase, file, seed."""
+    replay, timing = report["replay"], report["timing"]
+    table = Table(title=report["prompt"], title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    video = report["video"]
+    table.add_row("file", video["path"])
+    table.add_row("video", f"{video['frames']} frames, {video['width']} x {video['height']}, {video['fps']} fps")
+    table.add_row("seed", str(report["seed"]))
+    tau = "off" if report["tau"] is None else report["tau"]
+    table.add_row("tau", f"{tau} (TAS: {replay['tas']}, gate: {replay['gate']})")
+    table.add_row("replayed", f"{replay['ratio']:.1%} of all MLPs, {replay['eligible_ratio']:.1%} of eligible ones")
+    if verbose:
+        table.add_row("  by layer", "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_layer"])))
+        table.add_row("  by frame", "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
+    table.add_row("speed", f"{timing['tokens_per_s']:.0f} tokens/s")
+    share = "" if timing["mlp_share"] is None else f", {timing['mlp_share']:.0%} of it in MLPs"
+    table.add_row(
+        "time",
+        f"load {timing['load_s']:.2f} s, prefill {timing['prefill_s']:.2f} s, "
+        f"decode {timing['decode_s']:.2f} s{share}, vision {timing['vision_s']:.2f} s",
+    )
+    return table

@@ -1,0 +1,302 @@
+"""A run as one validated object: built-in defaults < YAML < `--set` < flags.
+
+None stands for "what the model prefers"; the pipeline resolves it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fastcar_cli.errors import RequestError
+
+Tau = float | str | list[float | str | None]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Generation(_Section):
+    """What to make."""
+
+    frames: int | None = Field(None, ge=1, description="frames of the video")
+    seed: int | None = Field(None, ge=0, lt=2**63, description="seed of the first video; drawn where none is given")
+    samples: int = Field(1, ge=1, le=1024, description="videos a prompt, with seeds counted up")
+
+
+class Sampling(_Section):
+    """How codes are drawn."""
+
+    cfg: float | None = Field(None, ge=0, allow_inf_nan=False, description="guidance scale; 1 is none")
+    temperature: float | None = Field(None, ge=0, allow_inf_nan=False, description="0 takes the likeliest code")
+    top_k: int | None = Field(None, ge=0, description="codes kept; 0 keeps all")
+    top_p: float | None = Field(None, gt=0, le=1, description="probability mass kept")
+    first_frame_top_p: float | None = Field(None, gt=0, le=1, description="top_p of the first frame")
+
+
+class Replay(_Section):
+    """When an MLP is replayed."""
+
+    tau: Tau = Field("off", description="'off', a number, or a list with a number or 'off' a layer")
+    tas: Literal["attention", "released"] | None = Field(None, description="definition of the score")
+    gate: Literal["row", "pair"] | None = Field(None, description="who decides: each row, or a guided pair")
+    max_age: int | None = Field(None, ge=1, description="times in a row one value may be replayed")
+
+    @field_validator("tau", mode="before")
+    @classmethod
+    def _tau(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            if not value:
+                raise ValueError("an empty list has no threshold")
+            return ["off" if v is None or v is False else _threshold(v) for v in value]
+        # YAML 1.1 reads a bare `off` as false.
+        return "off" if value is None or value is False else _threshold(value)
+
+
+class Attention(_Section):
+    """Which earlier tokens are attended to."""
+
+    window: int | None = Field(None, ge=1, description="last tokens attended to; none: all")
+    sinks: int = Field(4, ge=0, description="first prompt tokens kept beside a window")
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _window(cls, value: Any) -> Any:
+        return None if value == "off" or value is False else value
+
+
+class Backend(_Section):
+    """Who executes the MLPs."""
+
+    name: Literal["torch"] = Field("torch", description="executor of the MLPs")
+
+
+class Runtime(_Section):
+    """Where and in what precision."""
+
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto, float32, bfloat16, float16")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads")
+
+
+class Video(_Section):
+    """How frames are written."""
+
+    fps: int | None = Field(None, ge=1, le=120, description="frames a second")
+    scale: int = Field(1, ge=1, le=16, description="enlargement of the written frames")
+
+
+class RunConfig(_Section):
+    """Everything a run is decided by."""
+
+    model: str = Field("mini", min_length=1, description="bundled name or model folder")
+    generation: Generation = Generation()
+    sampling: Sampling = Sampling()
+    replay: Replay = Replay()
+    attention: Attention = Attention()
+    backend: Backend = Backend()
+    runtime: Runtime = Runtime()
+    video: Video = Video()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], source: str = "configuration") -> RunConfig:
+        """Validate plain data. Raises RequestError naming source, key, value and what is allowed."""
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as e:
+            raise _explain(e, source) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` reads."""
+        data = self.model_dump(mode="python")
+        data["replay"]["tau"] = _plain_tau(self.replay.tau)
+        return data
+
+    def to_yaml(self) -> str:
+        """YAML that `load_config` reads."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+
+def _plain_tau(tau: Any) -> Any:
+    if isinstance(tau, list):
+        return [_plain_tau(v) for v in tau]
+    return "-inf" if tau == -math.inf else "inf" if tau == math.inf else tau
+
+
+def _threshold(value: Any) -> float | str:
+    """One threshold: a number (infinite allowed, NaN not) or 'off'."""
+    if isinstance(value, str) and value.strip().lower() == "off":
+        return "off"
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError("not a number") from None
+    if math.isnan(number):
+        raise ValueError("nan is no threshold")
+    return number
+
+
+def parse_tau(text: str) -> Tau:
+    """The value of `--tau`: a number, 'off', or a comma-separated list with one entry a layer."""
+    try:
+        if "," in text:
+            return [_threshold(part.strip()) for part in text.split(",")]
+        return _threshold(text)
+    except ValueError as e:
+        raise RequestError(
+            f"--tau {text}: {e}", hint="allowed: a number such as -2, 'off', or a list with one of these a layer"
+        ) from None
+
+
+def allowed_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, str]:
+    """Every dotted key with its description."""
+    keys: dict[str, str] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys |= allowed_keys(kind, f"{prefix}{name}.")
+        else:
+            keys[prefix + name] = field.description or ""
+    return keys
+
+
+def _explain(error: ValidationError, source: str) -> RequestError:
+    """The first problem of a validation error in our words."""
+    problem = error.errors()[0]
+    location = [str(p) for p in problem["loc"]]
+    keys = allowed_keys()
+    # pydantic appends the member of a union that failed; only what is a key of ours is shown.
+    while len(location) > 1 and problem["type"] != "extra_forbidden" and ".".join(location) not in keys:
+        if any(k.startswith(".".join(location) + ".") for k in keys):
+            break
+        location.pop()
+    key = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        sections = {k.split(".")[0] for k in keys}
+        near = difflib.get_close_matches(key, [*keys, *sections], n=1, cutoff=0.5) or [
+            k for k in keys if k.split(".")[-1] == location[-1]
+        ]
+        hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(keys))}"
+        return RequestError(f"{source}: unknown key {key!r}", hint=hint)
+    value = problem.get("input")
+    reason = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return RequestError(
+        f"{source}: key {key!r} is {value!r}; allowed: {reason}", hint=f"{key}: {keys[key]}" if key in keys else None
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    seen: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+        seen[key] = loader.construct_object(value_node, deep=True)  # type: ignore[no-untyped-call]
+    return seen
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def preset_folder() -> Path:
+    """Where the shipped presets are: in the package, or beside it in a source checkout."""
+    packaged = Path(str(resources.files("fastcar_cli"))) / "configs"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "configs"
+
+
+def presets() -> list[str]:
+    """Names of the shipped presets."""
+    return sorted(p.stem for p in preset_folder().glob("*.yaml"))
+
+
+def read_yaml(name: str) -> tuple[dict[str, Any], str]:
+    """The mapping in a preset or a file, and what to call it. Raises RequestError with one sentence."""
+    path = Path(name)
+    if "/" not in name and path.suffix not in (".yaml", ".yml"):
+        if name not in presets():
+            near = difflib.get_close_matches(name, presets(), n=1)
+            raise RequestError(
+                f"--config {name}: no preset of that name" + (f"; did you mean {near[0]!r}?" if near else ""),
+                hint=f"presets: {', '.join(presets())}; or give the path of a .yaml file",
+            )
+        path = preset_folder() / f"{name}.yaml"
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except FileNotFoundError:
+        raise RequestError(f"--config {name}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"--config {name} can't be read: {e}") from None
+    except yaml.YAMLError as e:
+        raise RequestError(f"--config {name} is not valid YAML: {' '.join(str(e).split())}") from None
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise RequestError(f"--config {name}: the top level is a {type(data).__name__}, needed: a mapping of sections")
+    return data, str(path)
+
+
+def _put(data: dict[str, Any], key: str, value: Any, source: str) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        data = data.setdefault(section, {})
+        if not isinstance(data, dict):
+            raise RequestError(f"{source}: {section!r} is no section")
+    data[last] = value
+
+
+def _known(key: str, source: str) -> None:
+    keys = allowed_keys()
+    if key not in keys:
+        near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5) or [k for k in keys if k.endswith("." + key)]
+        raise RequestError(
+            f"{source}: unknown key {key!r}",
+            hint=f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(keys))}",
+        )
+
+
+def load_config(
+    name: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Merge a preset or YAML file, `key=value` overrides and flags (dotted keys) over the defaults."""
+    data: dict[str, Any] = {}
+    if name is not None:
+        data, source = read_yaml(name)
+        RunConfig.from_dict(data, source)
+        data = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        source = f"--set {override}"
+        if not equals:
+            raise RequestError(f"{source}: needs the form key=value, such as replay.tau=-2")
+        _known(key.strip(), source)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise RequestError(f"{source}: {text!r} is not valid YAML") from None
+        _put(data, key.strip(), value, source)
+        RunConfig.from_dict(data, source)
+    for key, value in (flags or {}).items():
+        before = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
+        _put(before, key, value, key)
+        RunConfig.from_dict(before, "--" + _flag(key))
+        data = before
+    return RunConfig.from_dict(data)
+
+
+def _flag(key: str) -> str:
+    return {"replay.max_age": "max-replay-age"}.get(key, key.split(".")[-1].replace("_", "-"))

@@ -1,0 +1,253 @@
+"""The step loop: prefill, then one visual position a step for all rows.
+
+The one loop of the project. With tau off it runs without a replay cache; forced codes, other
+backends and windows stand behind its parts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastcar_cli.backends import MLPBackend, TorchBackend
+from fastcar_cli.decoding.kv_cache import FullCache, KVCache, WindowCache, prompt_mask
+from fastcar_cli.decoding.replay import ReplayCache, temporal_attention_score
+from fastcar_cli.decoding.sampling import SamplingSettings, guide, sample
+from fastcar_cli.models.decoder import rotate
+from fastcar_cli.models.video_model import VideoModel
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """How to decode.
+
+    `taus` holds a threshold a layer (None: that layer is dense), None switches replay off. `tas` is
+    the score's definition: `attention` (q and k rotated) or `released` (q before rotation, as the
+    published code does). `pairs` gates the two rows of a video together.
+    """
+
+    frames: int
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    taus: tuple[float | None, ...] | None = None
+    tas: str = "attention"
+    pairs: bool = False
+    max_age: int | None = None
+    window: int | None = None
+    sinks: int = 4
+    keep_tas: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decoded position.
+
+    index: of the token in the video; codes [P, depth]; hidden [rows, width] after the final norm;
+    logits [depth, P, codes], guided, before top-k; None unless asked for.
+    """
+
+    index: int
+    codes: Tensor
+    hidden: Tensor
+    logits: Tensor | None
+
+
+@dataclass
+class Clock:
+    """Wall seconds of the phases of a decode; `mlp` is the part of `decode` spent in MLP branches."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    mlp: float = 0.0
+
+
+def left_pad(prompts: Sequence[Sequence[int]], pad: int = 0) -> tuple[Tensor, Tensor]:
+    """Token ids of rows of unequal length as ([rows, longest], lengths [rows]), padded on the left."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
+    return ids, torch.tensor([len(p) for p in prompts])
+
+
+class Decode:
+    """One batch of videos being decoded. Rows: conditional ones first, then unconditional.
+
+    Args:
+        model: the network, in evaluation mode.
+        prompts: token ids, one list a row; 2 P rows with guidance, P without (cfg 1).
+        settings: what to do.
+        uniforms: [P, T*N, depth] numbers in [0, 1) that fix the draws.
+        backend: executes the MLPs; torch by default.
+
+    """
+
+    def __init__(
+        self,
+        model: VideoModel,
+        prompts: Sequence[Sequence[int]],
+        settings: DecodeSettings,
+        uniforms: Tensor,
+        backend: MLPBackend | None = None,
+    ) -> None:
+        spec, device = model.spec, model.device
+        self.model, self.settings = model, settings
+        self.backend = backend or TorchBackend(model.llm)
+        self.guided = settings.sampling.cfg != 1.0
+        self.videos = len(prompts) // 2 if self.guided else len(prompts)
+        self.rows = len(prompts)
+        self.frame = spec.tokens_per_frame
+        self.tokens = settings.frames * self.frame
+        self.uniforms = uniforms.to(device)
+        self.codes = torch.zeros(self.videos, self.tokens, spec.depth.depth, dtype=torch.int64, device=device)
+        ids, lengths = left_pad(prompts)
+        self.ids, self.lengths = ids.to(device), lengths.to(device)
+        self.padded = ids.shape[1]
+        self.cache: KVCache
+        if settings.window is None:
+            self.cache = FullCache(
+                spec.decoder, self.lengths, self.padded, self.tokens - 1, self.frame, model.dtype
+            )
+        else:
+            self.cache = WindowCache(
+                spec.decoder,
+                self.lengths,
+                self.padded,
+                settings.window,
+                settings.sinks,
+                self.frame,
+                model.dtype,
+            )
+        self.replay: ReplayCache | None = None
+        if settings.taus is not None:
+            self.replay = ReplayCache(
+                settings.taus,
+                rows=self.rows,
+                tokens_per_frame=self.frame,
+                tokens=self.tokens,
+                width=spec.decoder.width,
+                dtype=model.dtype,
+                device=device,
+                pairs=settings.pairs and self.guided,
+                max_age=settings.max_age,
+                keep_tas=settings.keep_tas,
+            )
+        self.clock = Clock()
+        self.passes = 0
+
+    @torch.inference_mode()
+    def steps(self, forced: Tensor | None = None, keep_logits: bool = False) -> Iterator[Step]:
+        """Decode every position in turn. `forced` codes [P, T*N, depth] are taken instead of drawn ones."""
+        began = time.perf_counter()
+        hidden = self._prefill()
+        self.clock.prefill = time.perf_counter() - began
+        for index in range(self.tokens):
+            began = time.perf_counter()
+            if index:
+                hidden = self._pass(index - 1)
+            codes, logits = self._codes(hidden, index, forced, keep_logits)
+            self.codes[:, index] = codes
+            self.clock.decode += time.perf_counter() - began
+            yield Step(index, codes, hidden, logits)
+
+    def _positions(self) -> Tensor:
+        """Rotary positions of the padded prompt, [rows, padded]; padding has 1."""
+        i = torch.arange(self.padded, device=self.ids.device)[None] - (self.padded - self.lengths)[:, None]
+        return torch.where(i >= 0, i, torch.ones_like(i))
+
+    def _prefill(self) -> Tensor:
+        """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
+        llm = self.model.llm
+        settings = self.settings
+        x = llm.embed_tokens(self.ids)
+        cos, sin = (a[:, None] for a in llm.rotary(self._positions(), x.dtype))
+        mask = prompt_mask(self.lengths, self.padded, settings.window, settings.sinks)
+        groups = llm.spec.heads // llm.spec.kv_heads
+        for i, block in enumerate(llm.layers):
+            q, k, v = block.self_attn.project(block.input_layernorm(x))
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            self.cache.prefill(i, k, v)
+            k, v = (a.repeat_interleave(groups, 1) for a in (k, v)) if groups > 1 else (k, v)
+            x = x + block.self_attn.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+            h = block.post_attention_layernorm(x).flatten(0, 1)
+            x = x + block.mlp(h).view_as(x)
+        # Rotations of every later position at once: [tokens, rows or 1, 1, 1, head_dim].
+        lengths = self.lengths if bool((self.lengths != self.lengths[0]).any()) else self.lengths[:1]
+        later = lengths[None] + torch.arange(self.tokens, device=x.device)[:, None]
+        cos, sin = llm.rotary(later, x.dtype)
+        self._cos, self._sin = cos[:, :, None, None], sin[:, :, None, None]
+        return llm.norm(x[:, -1])
+
+    def _pass(self, t: int) -> Tensor:
+        """One decode pass with visual token t as input; returns the hidden states [rows, width]."""
+        llm, cache, replay = self.model.llm, self.cache, self.replay
+        spec = llm.spec
+        rows = self.rows
+        index = torch.full((self.videos,), t, device=self.codes.device)
+        x = self.model.feedback(self.codes[:, t], index)
+        x = torch.cat([x, x]) if self.guided else x
+        cos, sin = self._cos[t], self._sin[t]
+        mask = None
+        for i, block in enumerate(llm.layers):
+            q, k, v = block.self_attn.project(block.input_layernorm(x)[:, None])
+            rotated, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            keys, values = cache.step(i, k, v)
+            if i == 0:
+                mask = cache.mask()
+            # One query a head: the query heads of a group stand in the place of query positions.
+            grouped = rotated.view(rows, spec.kv_heads, -1, spec.head_dim)
+            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+            x = x + block.self_attn.merge(out.view(rows, spec.heads, 1, spec.head_dim))[:, 0]
+            scores = None
+            if replay is not None and replay.wants(i, t):
+                scored = rotated if self.settings.tas == "attention" else q
+                scores = temporal_attention_score(scored[:, :, 0], cache.aligned(i))
+            began = time.perf_counter()
+            compute = self._branch(i)
+            x = x + (compute(x, None) if replay is None else replay.apply(i, t, x, scores, compute))
+            self.clock.mlp += time.perf_counter() - began
+        cache.advance()
+        self.passes = t + 1
+        return llm.norm(x)
+
+    def _branch(self, layer: int) -> Callable[[Tensor, Sequence[int] | None], Tensor]:
+        norm = self.model.llm.layers[layer].post_attention_layernorm
+
+        def compute(x: Tensor, rows: Sequence[int] | None) -> Tensor:
+            return self.backend.mlp(layer, norm(x), rows)
+
+        return compute
+
+    def _codes(
+        self, hidden: Tensor, index: int, forced: Tensor | None, keep_logits: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The codes of one position [P, depth], drawn one depth after another, and guided logits if kept."""
+        depth, books = self.model.depth, self.model.rqvae.quantizer.codebooks
+        sampling = self.settings.sampling
+        x, past, total = hidden, None, None
+        codes, kept = [], []
+        for d in range(depth.spec.depth):
+            raw, past = depth.step(x, d, past)
+            logits = guide(raw, sampling.cfg)
+            if keep_logits:
+                kept.append(logits)
+            if forced is not None:
+                code = forced[:, index, d].to(logits.device)
+            else:
+                code = sample(logits, self.uniforms[:, index, d], sampling, index // self.frame)
+            codes.append(code)
+            vector = books[d](code)
+            total = vector if total is None else total + vector
+            x = torch.cat([total, total]) if self.guided else total
+        return torch.stack(codes, -1), torch.stack(kept) if kept else None
+
+    def rows_of(self, video: int) -> list[int]:
+        """The batch rows of a video."""
+        return [video, video + self.videos] if self.guided else [video]
+
+    @torch.inference_mode()
+    def decode_frame(self, frame: int) -> Tensor:
+        """Pixels of a finished frame of every video, float32 [P, H, W, 3] in 0..255."""
+        return self.model.rqvae.decode(self.codes[:, frame * self.frame : (frame + 1) * self.frame])

@@ -1,0 +1,144 @@
+"""Reading and writing model folders in fastcar's own layout: config.json and model.safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.text import PhraseTokenizer
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
+
+FORMAT = "fastcar-1"
+BUNDLED = ("mini",)
+"""Names of the models that come with the package."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """What `generate` uses where the user says nothing."""
+
+    cfg: float = 3.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    first_frame_top_p: float | None = None
+    tas: str = "attention"
+    gate: str = "row"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A network ready to run, its text tokenizer, and how it wants to be used."""
+
+    name: str
+    network: VideoModel
+    tokenizer: PhraseTokenizer
+    defaults: GenerationDefaults
+
+
+def folder_of(model: str) -> Path:
+    """The folder of a bundled name or a path. Raises RequestError where there is none."""
+    if model in BUNDLED:
+        return Path(str(resources.files("fastcar_cli"))) / "assets" / model
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    raise RequestError(
+        f"unknown model {model!r}: neither a bundled name nor a folder",
+        hint=f"bundled: {', '.join(BUNDLED)}; or give the path of a model folder",
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RequestError(f"{folder} is no model folder: it has no config.json") from None
+    except (OSError, ValueError) as e:
+        raise RequestError(f"{file} can't be read: {e}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format", data.get("model_type")) if isinstance(data, dict) else type(data).__name__
+        raise RequestError(f"{file}: key 'format' is {found!r}, allowed: {FORMAT!r}")
+    return data
+
+
+def read_weights(file: Path, wanted: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Tensors of one safetensors file, checked against the shapes wanted; casts to `dtype`.
+
+    Raises RequestError that names file and key for a missing, damaged, unexpected or non-finite one.
+    """
+    if not file.is_file():
+        raise RequestError(f"weights file {file} is missing")
+    result: dict[str, Tensor] = {}
+    try:
+        with safe_open(str(file), framework="pt", device=str(device)) as f:
+            names = set(f.keys())
+            for problem, keys in (("lacks", set(wanted) - names), ("has unexpected", names - set(wanted))):
+                if keys:
+                    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+                    raise RequestError(f"weights file {file} {problem} key {min(keys)!r}{more}")
+            for name, like in wanted.items():
+                tensor = f.get_tensor(name)
+                if tensor.shape != like.shape:
+                    raise RequestError(
+                        f"weights file {file}, key {name!r}: shape {list(tensor.shape)}, needed {list(like.shape)}"
+                    )
+                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                    raise RequestError(f"weights file {file}, key {name!r}: holds NaN or infinite values")
+                result[name] = tensor.to(dtype)
+    except (SafetensorError, OSError, ValueError) as e:
+        raise RequestError(f"weights file {file} is damaged: {e}", hint="fetch or install it again") from None
+    return result
+
+
+def load(model: str, dtype: str = "float32", device: str = "cpu") -> LoadedModel:
+    """Load a bundled model by name or a model folder by path.
+
+    Raises RequestError for an unknown model or damaged files.
+    """
+    folder = folder_of(model)
+    config = _read_config(folder)
+    file = folder / "config.json"
+    try:
+        spec = ModelSpec.from_dict(config["spec"])
+        defaults = GenerationDefaults(**config["generation"])
+        text = config["text"]
+        tokenizer = PhraseTokenizer(text["vocabulary"], text["phrases"], text["fillers"], text["length"])
+        with torch.device("meta"):
+            network = VideoModel(spec)
+    except (KeyError, TypeError, ValueError) as e:
+        raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
+    weights = read_weights(folder / "model.safetensors", network.state_dict(), DTYPES[dtype], torch.device(device))
+    network.load_state_dict(weights, assign=True)
+    # Not part of the weights: recomputed in float32 where the model runs.
+    network.llm.rotary = type(network.llm.rotary)(spec.decoder).to(device)
+    return LoadedModel(spec.name, network.eval().requires_grad_(False), tokenizer, defaults)
+
+
+def save(
+    folder: Path, network: VideoModel, text: Mapping[str, Any], defaults: GenerationDefaults, dtype: torch.dtype
+) -> None:
+    """Write a model folder that `load` reads; weights are stored in `dtype`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "format": FORMAT,
+        "spec": network.spec.to_dict(),
+        "generation": asdict(defaults),
+        "text": dict(text),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    weights = {k: v.detach().to("cpu", dtype).contiguous() for k, v in network.state_dict().items()}
+    save_file(weights, str(folder / "model.safetensors"))

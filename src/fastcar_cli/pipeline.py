@@ -1,0 +1,315 @@
+"""TextToVideo: prompts in, frames out one by one. The only place that knows all the parts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastcar_cli import __version__
+from fastcar_cli.config import RunConfig
+from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.replay import ReplayStats
+from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import LoadedModel, load
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One finished frame: index of its video, index in it, pixels uint8 [H, W, 3]."""
+
+    video: int
+    index: int
+    image: NDArray[np.uint8]
+
+
+class TextToVideo:
+    """A loaded model with the settings of a run.
+
+    Example:
+        >>> pipe = TextToVideo.from_config(RunConfig())
+        >>> for frame in pipe.stream(["a red ball rolling to the right"], [0]):
+        ...     print(frame.index, frame.image.shape)
+
+    """
+
+    def __init__(self, model: LoadedModel, config: RunConfig, *, load_seconds: float = 0.0) -> None:
+        """Resolve what `config` leaves open. Raises RequestError for what this model can't do."""
+        self._model, self._load_seconds = model, load_seconds
+        self._began = time.perf_counter() - load_seconds
+        spec, own = model.network.spec, model.defaults
+
+        def choose(value: Any, default: Any) -> Any:
+            return default if value is None else value
+
+        self.name, self.layers = model.name, spec.decoder.layers
+        self.frames = choose(config.generation.frames, spec.frames)
+        if self.frames > spec.frames:
+            raise RequestError(
+                f"--frames {self.frames}: the model {model.name!r} was trained on {spec.frames} frames and has no "
+                "position for more",
+                hint=f"allowed: 1 to {spec.frames}",
+            )
+        self.fps = choose(config.video.fps, spec.fps)
+        self.height, self.width = spec.rqvae.frame_size
+        tau = config.replay.tau
+        taus: tuple[float | None, ...] | None
+        if tau == "off":
+            taus = None
+        elif isinstance(tau, (list, tuple)):
+            if len(tau) != self.layers:
+                raise RequestError(
+                    f"--tau has {len(tau)} values, the model {model.name!r} has {self.layers} layers",
+                    hint=f"give one value for all layers or {self.layers}",
+                )
+            taus = tuple(None if v in (None, "off") else float(v) for v in tau)
+        else:
+            taus = (float(tau),) * self.layers
+        s = config.sampling
+        sampling = SamplingSettings(
+            cfg=choose(s.cfg, own.cfg),
+            temperature=choose(s.temperature, own.temperature),
+            top_k=choose(s.top_k, own.top_k),
+            top_p=choose(s.top_p, own.top_p),
+            first_frame_top_p=choose(s.first_frame_top_p, own.first_frame_top_p),
+        )
+        self.settings = DecodeSettings(
+            frames=self.frames,
+            sampling=sampling,
+            taus=taus,
+            tas=choose(config.replay.tas, own.tas),
+            pairs=choose(config.replay.gate, own.gate) == "pair",
+            max_age=config.replay.max_age,
+            window=config.attention.window,
+            sinks=config.attention.sinks,
+        )
+        self._backend_name = config.backend.name
+        self.effective = self._effective(config)
+        self._decode: Decode | None = None
+        self._vision = 0.0
+        self._first_frame: float | None = None
+        self._prompts: list[str] = []
+        self._seeds: list[int] = []
+        self._total = 0.0
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> TextToVideo:
+        """Load the model that the configuration names, where and in the dtype it says."""
+        began = time.perf_counter()
+        device = _device(config.runtime.device)
+        dtype = config.runtime.dtype
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else "bfloat16"
+        # Two threads lose more in waiting for each other than they gain on two rows of a small model.
+        threads = config.runtime.threads
+        if threads is None and config.model == "mini":
+            threads = 1
+        if threads is not None:
+            torch.set_num_threads(threads)
+        model = load(config.model, dtype, device)
+        return cls(model, config, load_seconds=time.perf_counter() - began)
+
+    def _effective(self, config: RunConfig) -> dict[str, Any]:
+        """The configuration with every default of the model filled in."""
+        data = config.to_dict()
+        s = self.settings
+        data["generation"]["frames"] = s.frames
+        data["sampling"] = {
+            "cfg": s.sampling.cfg,
+            "temperature": s.sampling.temperature,
+            "top_k": s.sampling.top_k,
+            "top_p": s.sampling.top_p,
+            "first_frame_top_p": s.sampling.first_frame_top_p,
+        }
+        data["replay"]["tas"] = s.tas
+        data["replay"]["gate"] = "pair" if s.pairs else "row"
+        data["video"]["fps"] = self.fps
+        return data
+
+    def notices(self, prompts: Sequence[str]) -> list[str]:
+        """What a user should know before the run, such as words that the model does not know.
+
+        Raises RequestError for a prompt that is empty, too long, or without a single known word.
+        """
+        found = []
+        tokenizer = self._model.tokenizer
+        for prompt in prompts:
+            if not prompt.strip():
+                raise RequestError("the prompt is empty", hint="describe the video in a few words")
+            reading = tokenizer.read(prompt)
+            if not reading.tokens:
+                raise RequestError(
+                    f"the model {self.name!r} knows none of the words of {prompt!r}",
+                    hint="it can draw: " + ", ".join(tokenizer.drawable),
+                )
+            for word in reading.unknown:
+                near = tokenizer.near(word)
+                found.append(
+                    f"the model {self.name!r} does not know {word!r} and leaves it out"
+                    + (f"; near: {', '.join(near)}" if near else "")
+                )
+        return list(dict.fromkeys(found))
+
+    def stream(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Frame]:
+        """Decode one video a prompt; frame t of every video comes as soon as it is decoded.
+
+        `on_step(done, total)` is told of every position. All videos share the batch; each draws from
+        its own seed.
+        """
+        if len(prompts) != len(seeds):
+            raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
+        self.notices(prompts)
+        tokenizer, network = self._model.tokenizer, self._model.network
+        rows = [list(tokenizer.read(p).ids) for p in prompts]
+        if self.settings.sampling.cfg != 1.0:
+            rows += [list(tokenizer.blank()) for _ in prompts]
+        n = network.spec.tokens_per_frame
+        tokens = self.frames * n
+        noise = torch.stack([uniforms(s, tokens, network.spec.depth.depth) for s in seeds])
+        decode = Decode(network, rows, self.settings, noise)
+        self._decode, self._prompts, self._seeds = decode, list(prompts), list(seeds)
+        self._vision, self._first_frame = 0.0, None
+        started = time.perf_counter()
+        for step in decode.steps():
+            if on_step is not None:
+                on_step(step.index + 1, tokens)
+            if (step.index + 1) % n:
+                continue
+            frame = step.index // n
+            began = time.perf_counter()
+            images = decode.decode_frame(frame).round().to(torch.uint8).cpu().numpy()
+            now = time.perf_counter()
+            self._vision += now - began
+            if self._first_frame is None:
+                self._first_frame = now - self._began
+            self._total = now - started + self._load_seconds
+            for video, image in enumerate(images):
+                yield Frame(video, frame, image)
+
+    @property
+    def codes(self) -> NDArray[np.int64]:
+        """Codes of the last run, [videos, T*N, depth]."""
+        if self._decode is None:
+            raise ValueError("nothing was decoded yet")
+        return self._decode.codes.cpu().numpy()
+
+    def replay_stats(self, video: int) -> ReplayStats:
+        """What was replayed in one video of the last run."""
+        decode = self._decode
+        if decode is None or decode.replay is None:
+            passes = self.frames * self._model.network.spec.tokens_per_frame - 1
+            frames = -(-passes // self._model.network.spec.tokens_per_frame)
+            return ReplayStats(0.0, 0.0, [0.0] * self.layers, [0.0] * frames)
+        return decode.replay.stats(decode.passes, decode.rows_of(video))
+
+    def report(self, video: int) -> dict[str, Any]:
+        """The JSON document of one video (design: `generate --json`), without `video.path`."""
+        decode = self._decode
+        if decode is None:
+            raise ValueError("nothing was decoded yet")
+        network = self._model.network
+        spec = network.spec
+        stats = self.replay_stats(video)
+        clock = decode.clock
+        done = decode.passes + 1
+        tokens = done * decode.videos
+        weights = sum(p.nbytes for p in network.parameters())
+        taus = self.settings.taus
+        tau: Any = None
+        if taus is not None:
+            tau = taus[0] if len(set(taus)) == 1 else list(taus)
+            tau = "-inf" if tau == float("-inf") else tau
+        return {
+            "version": __version__,
+            "prompt": self._prompts[video],
+            "seed": self._seeds[video],
+            "model": {
+                "name": self.name,
+                "parameters": network.parameter_count(),
+                "layers": self.layers,
+                "tokens_per_frame": spec.tokens_per_frame,
+                "depth": spec.depth.depth,
+                "dtype": str(network.dtype).removeprefix("torch."),
+                "device": str(network.device),
+            },
+            "tau": tau,
+            "window": self.settings.window,
+            "video": {
+                "frames": done // spec.tokens_per_frame,
+                "height": self.height,
+                "width": self.width,
+                "fps": self.fps,
+            },
+            "tokens": {"text": decode.padded, "visual": done, "rows": decode.rows},
+            "replay": {
+                "ratio": stats.ratio,
+                "eligible_ratio": stats.eligible_ratio,
+                "by_layer": stats.by_layer,
+                "by_frame": stats.by_frame,
+                "tas": self.settings.tas,
+                "gate": "pair" if self.settings.pairs else "row",
+            },
+            "timing": {
+                "load_s": self._load_seconds,
+                "prefill_s": clock.prefill,
+                "decode_s": clock.decode,
+                "first_frame_s": self._first_frame,
+                "vision_s": self._vision,
+                "total_s": self._total,
+                "tokens_per_s": tokens / clock.decode if clock.decode else 0.0,
+                "mlp_share": clock.mlp / clock.decode if clock.decode and network.device.type == "cpu" else None,
+            },
+            "memory": {
+                "weights_bytes": weights,
+                "kv_cache_bytes": decode.cache.nbytes,
+                "replay_cache_bytes": decode.replay.nbytes if decode.replay else 0,
+                "peak_bytes": _peak_bytes(network.device),
+            },
+            "backend": {"name": self._backend_name},
+        }
+
+    def with_settings(self, **changes: Any) -> TextToVideo:
+        """The same loaded model with other decode settings (fields of `DecodeSettings`)."""
+        other = object.__new__(TextToVideo)
+        other.__dict__.update(self.__dict__)
+        other.settings = replace(self.settings, **changes)
+        other.frames = other.settings.frames
+        other._decode = None
+        return other
+
+
+def _device(asked: str) -> str:
+    """The torch device of a request; `auto` takes a GPU where there is one."""
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise RequestError(f"--device {asked}: no CUDA device here", hint="allowed: cpu, auto")
+        index = int(asked.partition(":")[2] or 0)
+        if index >= torch.cuda.device_count():
+            raise RequestError(f"--device {asked}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+    return asked
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Most memory held so far: of the process on a CPU, of torch's allocator on a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,275 @@
+"""Frames to files and back: MP4 (H.264), GIF, or a folder of PNGs, by the suffix of the name.
+
+A file appears under its final name only when it is whole: frames go to a hidden neighbour that is
+renamed at the end. The recipe of a video travels in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastcar_cli.errors import RequestError, RunError
+
+Image8 = NDArray[np.uint8]
+SUFFIXES = (".mp4", ".gif")
+"""Suffixes of files; a name without suffix is a folder of PNGs."""
+
+
+def check_target(path: Path) -> None:
+    """Refuse a name that can't be written, before any work is done. Raises RequestError."""
+    if path.suffix and path.suffix.lower() not in SUFFIXES:
+        raise RequestError(
+            f"-o {path}: unknown suffix {path.suffix!r}",
+            hint="allowed: .mp4, .gif, or a name without suffix for a folder of PNGs",
+        )
+    parent = path.parent
+    if not parent.is_dir():
+        raise RequestError(f"-o {path}: the folder {parent} does not exist", hint="make it first")
+    if not os.access(parent, os.W_OK):
+        raise RequestError(f"-o {path}: the folder {parent} is not writable")
+    if path.suffix and path.is_dir():
+        raise RequestError(f"-o {path}: is a folder")
+    if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RequestError(f"-o {path}: exists and is not an empty folder", hint="name a new folder")
+
+
+def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str = ".mp4") -> Path:
+    """A name from prompt and seed that no file has yet: `a-red-ball-s7.mp4`, then `-2`, `-3`, ..."""
+    slug = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:60].rstrip("-") or "video"
+    stem, n = f"{slug}-s{seed}", 1
+    while (path := folder / (f"{stem}{suffix}" if n == 1 else f"{stem}-{n}{suffix}")).exists():
+        n += 1
+    return path
+
+
+class Writer:
+    """Takes frames one by one and closes to a whole file, or to nothing.
+
+    Used as a context manager it closes at the end and aborts on an exception.
+    """
+
+    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any]) -> None:
+        self.path, self.fps, self.scale, self.recipe = path, fps, scale, recipe
+        self.frames = 0
+        self._done = False
+
+    def add(self, image: Image8) -> None:
+        """Append one frame, uint8 [H, W, 3]."""
+        if self.scale > 1:
+            h, w = image.shape[:2]
+            image = np.asarray(
+                Image.fromarray(image).resize((w * self.scale, h * self.scale), Image.Resampling.BICUBIC)
+            )
+        with self._guard():
+            self._write(image)
+        self.frames += 1
+
+    def close(self) -> None:
+        """Finish the file and give it its name; without a single frame nothing is left."""
+        if self._done:
+            return
+        if not self.frames:
+            self.abort()
+            return
+        with self._guard():
+            self._finish()
+        self._done = True
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        if not self._done:
+            self._done = True
+            with contextlib.suppress(Exception):
+                self._discard()
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as e:
+            self.abort()
+            raise RunError(f"{self.path} could not be written: {e}") from None
+
+    def _write(self, image: Image8) -> None:
+        raise AssertionError("a writer of its own kind is made by open_writer")
+
+    def _finish(self) -> None:
+        raise AssertionError("a writer of its own kind is made by open_writer")
+
+    def _discard(self) -> None:
+        raise AssertionError("a writer of its own kind is made by open_writer")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+def _temporary(path: Path) -> Path:
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    return Path(name)
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Make sure the bytes are on disk, then give the file its name with the usual permissions."""
+    with temporary.open("rb") as f:
+        os.fsync(f.fileno())
+    mask = os.umask(0)
+    os.umask(mask)
+    temporary.chmod(0o666 & ~mask)
+    temporary.replace(path)
+
+
+class _Mp4Writer(Writer):
+    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any]) -> None:
+        super().__init__(path, fps, scale, recipe)
+        import av
+
+        with self._guard():
+            self._file = _temporary(path)
+            self._container = av.open(
+                str(self._file), "w", format="mp4", options={"movflags": "+faststart+use_metadata_tags"}
+            )
+        self._container.metadata["comment"] = json.dumps(recipe)
+        self._stream: Any = None
+
+    def _write(self, image: Image8) -> None:
+        import av
+
+        if self._stream is None:
+            h, w = image.shape[:2]
+            self._stream = self._container.add_stream(
+                "libx264", rate=self.fps, options={"crf": "16", "preset": "medium"}
+            )
+            # H.264 in yuv420p needs even sides.
+            self._stream.width, self._stream.height = w - w % 2, h - h % 2
+            self._stream.pix_fmt = "yuv420p"
+        image = np.ascontiguousarray(image[: self._stream.height, : self._stream.width])
+        for packet in self._stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")):
+            self._container.mux(packet)
+
+    def _finish(self) -> None:
+        for packet in self._stream.encode():
+            self._container.mux(packet)
+        self._container.close()
+        _publish(self._file, self.path)
+
+    def _discard(self) -> None:
+        with contextlib.suppress(Exception):
+            self._container.close()
+        self._file.unlink(missing_ok=True)
+
+
+class _GifWriter(Writer):
+    """Keeps the frames: one palette for the whole clip needs them all."""
+
+    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any]) -> None:
+        super().__init__(path, fps, scale, recipe)
+        self._images: list[Image.Image] = []
+        with self._guard():
+            self._file = _temporary(path)
+
+    def _write(self, image: Image8) -> None:
+        self._images.append(Image.fromarray(image))
+
+    def _finish(self) -> None:
+        size = self._images[0].size
+        strip = Image.new("RGB", (size[0], size[1] * len(self._images)))
+        for i, image in enumerate(self._images):
+            strip.paste(image, (0, i * size[1]))
+        palette = strip.quantize(256, dither=Image.Dither.NONE)
+        frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._images]
+        frames[0].save(
+            self._file,
+            format="GIF",
+            save_all=True,
+            append_images=frames[1:],
+            duration=round(1000 / self.fps),
+            loop=0,
+            comment=json.dumps(self.recipe).encode(),
+        )
+        _publish(self._file, self.path)
+
+    def _discard(self) -> None:
+        self._file.unlink(missing_ok=True)
+
+
+class _PngWriter(Writer):
+    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any]) -> None:
+        super().__init__(path, fps, scale, recipe)
+        with self._guard():
+            self._folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+
+    def _write(self, image: Image8) -> None:
+        Image.fromarray(image).save(self._folder / f"{self.frames:04d}.png")
+
+    def _finish(self) -> None:
+        (self._folder / "recipe.json").write_text(json.dumps(self.recipe, indent=1) + "\n", encoding="utf-8")
+        self._folder.chmod(0o755)
+        self._folder.replace(self.path)
+
+    def _discard(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def open_writer(path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any]) -> Writer:
+    """A writer for this name. Raises RequestError for a name that can't be written."""
+    check_target(path)
+    kinds: dict[str, type[Writer]] = {".mp4": _Mp4Writer, ".gif": _GifWriter, "": _PngWriter}
+    return kinds[path.suffix.lower()](path, fps, scale, recipe)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The recipe that a video carries. Raises RequestError where there is none."""
+    text: str | None = None
+    try:
+        if path.is_dir():
+            text = (path / "recipe.json").read_text(encoding="utf-8")
+        elif path.suffix.lower() == ".gif":
+            with Image.open(path) as image:
+                comment = image.info.get("comment", b"")
+                text = comment.decode() if isinstance(comment, bytes) else comment
+        else:
+            import av
+
+            with av.open(str(path)) as container:
+                text = container.metadata.get("comment")
+        recipe = json.loads(text or "")
+    except FileNotFoundError:
+        raise RequestError(f"--from {path}: there is no such video") from None
+    except (OSError, ValueError):
+        raise RequestError(f"--from {path}: carries no recipe of fastcar") from None
+    if not isinstance(recipe, dict) or not {"prompt", "seed", "settings"} <= recipe.keys():
+        raise RequestError(f"--from {path}: carries no recipe of fastcar")
+    return recipe
+
+
+def read_frames(path: Path) -> Image8:
+    """Every frame of an MP4, GIF or folder of PNGs, uint8 [T, H, W, 3]."""
+    if path.is_dir():
+        return np.stack([np.asarray(Image.open(p).convert("RGB")) for p in sorted(path.glob("*.png"))])
+    import imageio.v3 as iio
+
+    if path.suffix.lower() == ".gif":
+        return np.asarray(iio.imread(path, plugin="pillow", mode="RGB"))
+    return np.asarray(iio.imread(path, plugin="pyav"))
