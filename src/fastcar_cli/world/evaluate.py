@@ -1,0 +1,135 @@
+"""Measure the bundled model: prompt fidelity on held-out captions, and the tokenizer.
+
+`python -m fastcar_cli.world.evaluate --captions 200 --seed 1 --tau off` prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from fastcar_cli.config import RunConfig, load_config, parse_tau
+from fastcar_cli.models.checkpoint import folder_of, load
+from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.world.analyser import analyse, judge, shares, wanted_of
+from fastcar_cli.world.captions import caption
+from fastcar_cli.world.patches import PatchEncoder, quantize, to_patches
+from fastcar_cli.world.render import render
+from fastcar_cli.world.scene import Scene, scenes_of, split_combinations
+
+
+def held_out_captions(count: int, seed: int) -> list[tuple[Scene, str]]:
+    """Scenes of combinations that were never trained on, each with a caption naming every attribute."""
+    rng = random.Random(seed)
+    combinations = split_combinations()[1]
+    chosen = rng.sample(combinations, count) if count <= len(combinations) else rng.choices(combinations, k=count)
+    scenes = [rng.choice(scenes_of(c)) for c in chosen]
+    return [(s, caption(s, rng)) for s in scenes]
+
+
+def generate_videos(
+    pipe: TextToVideo, captions: Sequence[str], seeds: Sequence[int], batch: int = 40
+) -> tuple[NDArray[np.uint8], dict[str, float]]:
+    """Videos uint8 [count, T, H, W, 3] of captions and seeds, and means of replay ratios and speed."""
+    videos: list[NDArray[np.uint8]] = []
+    stats: list[dict[str, float]] = []
+    for at in range(0, len(captions), batch):
+        chunk = list(captions[at : at + batch])
+        out = np.zeros((len(chunk), pipe.frames, pipe.height, pipe.width, 3), np.uint8)
+        for frame in pipe.stream(chunk, list(seeds[at : at + batch])):
+            out[frame.video, frame.index] = frame.image
+        videos.extend(out)
+        for i in range(len(chunk)):
+            report = pipe.report(i)
+            stats.append({k: report["replay"][k] for k in ("ratio", "eligible_ratio")})
+    return np.stack(videos), {k: float(np.mean([s[k] for s in stats])) for k in stats[0]}
+
+
+def fidelity(pipe: TextToVideo, count: int, seed: int, batch: int = 40) -> dict[str, Any]:
+    """Shares of held-out captions whose video is right, attribute by attribute, with replay ratios."""
+    chosen = held_out_captions(count, seed)
+    videos, replay = generate_videos(pipe, [c for _, c in chosen], [seed * 100_003 + i for i in range(count)], batch)
+    verdicts = [judge(analyse(v), wanted_of(s)) for v, (s, _) in zip(videos, chosen, strict=True)]
+    return {"captions": count, "seed": seed, "right": shares(verdicts), "replay": replay}
+
+
+def tokenizer_quality(model: str, count: int, seed: int) -> dict[str, float]:
+    """PSNR (dB) of held-out videos encoded and decoded again, and the share the analyser judges right."""
+    network = load(model).network
+    encoder = PatchEncoder(network.spec.rqvae.code_width)
+    weights = load_file(str(folder_of(model) / "encoder.safetensors"))
+    encoder.load_state_dict({k: v.float() for k, v in weights.items()})
+    spec = network.spec.rqvae
+    books = torch.stack([b.weight[: spec.codes] for b in network.rqvae.quantizer.codebooks])  # type: ignore[misc]
+    unused = (books == 0).all(-1, keepdim=True)
+    books = torch.where(unused, torch.full_like(books, 1e3), books)
+    rng = random.Random(seed)
+    combinations = split_combinations()[1]
+    errors, verdicts = [], []
+    with torch.inference_mode():
+        for _ in range(count):
+            scene = rng.choice(scenes_of(rng.choice(combinations)))
+            video = torch.from_numpy(render(scene))
+            codes = quantize(encoder(to_patches(video)), books)
+            image = network.rqvae.decode(codes).round().to(torch.uint8).numpy()
+            errors.append(float(np.square(image / 255.0 - video.numpy()).mean()))
+            verdicts.append(judge(analyse(image), wanted_of(scene)))
+    return {
+        "videos": count,
+        "psnr_db": float(-10 * np.log10(np.mean(errors))),
+        "analyser_right": shares(verdicts)["all"],
+    }
+
+
+def _commit() -> str:
+    try:
+        return subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--captions", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=40)
+    parser.add_argument("--tau", default="off", help="several with a semicolon between them")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--tokenizer", action="store_true", help="measure the tokenizer too")
+    options = parser.parse_args(arguments)
+    result: dict[str, Any] = {
+        "model": options.model,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        "commit": _commit(),
+        "fidelity": [],
+    }
+    if options.tokenizer:
+        result["tokenizer"] = tokenizer_quality(options.model, options.captions, options.seed)
+    for tau in options.tau.split(";"):
+        config: RunConfig = load_config(
+            None, options.overrides, {"model": options.model, "replay.tau": parse_tau(tau.strip())}
+        )
+        began = time.perf_counter()
+        row = fidelity(TextToVideo.from_config(config), options.captions, options.seed, options.batch)
+        result["fidelity"].append({"tau": tau.strip(), "seconds": round(time.perf_counter() - began, 1), **row})
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
