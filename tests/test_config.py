@@ -13,7 +13,14 @@ from fastcar_cli.errors import RequestError
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("-2", -2.0), ("off", "off"), ("OFF", "off"), ("-2,-4,off", [-2.0, -4.0, "off"]), ("-inf", -math.inf), ("1e-3", 1e-3)],
+    [
+        ("-2", -2.0),
+        ("off", "off"),
+        ("OFF", "off"),
+        ("-2,-4,off", [-2.0, -4.0, "off"]),
+        ("-inf", -math.inf),
+        ("1e-3", 1e-3),
+    ],
 )
 def test_parse_tau(text: str, value: object) -> None:
     assert parse_tau(text) == value

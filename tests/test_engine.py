@@ -25,7 +25,10 @@ def _run(model, prompts, codes, **changes):  # type: ignore[no-untyped-def]
     cfg = changes.pop("cfg", 2.0)
     frames = codes.shape[1] // 4
     decode = Decode(
-        model, prompts, DecodeSettings(frames, SamplingSettings(cfg=cfg), keep_tas=True, **changes), torch.zeros(codes.shape)
+        model,
+        prompts,
+        DecodeSettings(frames, SamplingSettings(cfg=cfg), keep_tas=True, **changes),
+        torch.zeros(codes.shape),
     )
     steps = [(s.hidden.clone(), s.logits.clone()) for s in decode.steps(codes, keep_logits=True)]
     return decode, torch.stack([h for h, _ in steps]), torch.stack([x for _, x in steps])
@@ -91,7 +94,7 @@ def test_replayed_rows_never_reach_the_backend() -> None:
         pass
     computed = sum(rows for _, rows in calls)
     replayed = int(decode.replay.replayed.sum())  # type: ignore[union-attr]
-    assert 0 < replayed
+    assert replayed > 0
     assert computed == 3 * 4 * (codes.shape[1] - 1) - replayed
 
 

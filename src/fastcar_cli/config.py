@@ -83,7 +83,9 @@ class Runtime(_Section):
     """Where and in what precision."""
 
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto, float32, bfloat16, float16")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto, float32, bfloat16, float16"
+    )
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads")
 
 
@@ -203,10 +205,10 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     loader.flatten_mapping(node)
     seen: dict[Any, Any] = {}
     for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
-        seen[key] = loader.construct_object(value_node, deep=True)  # type: ignore[no-untyped-call]
+        seen[key] = loader.construct_object(value_node, deep=True)
     return seen
 
 

@@ -15,7 +15,7 @@ class TorchBackend:
     name = "torch"
 
     def __init__(self, decoder: Decoder) -> None:
-        self._mlps = [block.mlp for block in decoder.layers]
+        self._mlps = [block.mlp for block in decoder.blocks]
 
     def mlp(self, layer: int, x: Tensor, rows: Sequence[int] | None) -> Tensor:
         """See `MLPBackend.mlp`."""

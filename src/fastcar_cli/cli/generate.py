@@ -28,8 +28,12 @@ def generate(
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", help="File (.mp4, .gif), or a name without suffix: a folder of PNGs; "
-                     "with several videos the folder they go to."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="File (.mp4, .gif), or a name without suffix: a folder of PNGs; "
+            "with several videos the folder they go to.",
+        ),
     ] = None,
     tau: Annotated[
         str | None, typer.Option(help="Replay threshold: a number, 'off', or a comma-separated list, one a layer.")
@@ -97,7 +101,9 @@ def generate(
         flags = {**_flat(base.to_dict()), **{"generation.seed": recipe["seed"]}, **flags}
         texts = texts or [recipe["prompt"]]
         if recipe.get("version") != __version__:
-            notes.append(f"{from_} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ")
+            notes.append(
+                f"{from_} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ"
+            )
     run = load_config(config, set_ or [], flags)
     if not texts:
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
@@ -148,9 +154,7 @@ def generate(
         raise typer.Exit(130)
 
 
-def _write(
-    pipe: TextToVideo, run: RunConfig, jobs: list[tuple[str, int]], paths: list[Path], terminal: Any
-) -> bool:
+def _write(pipe: TextToVideo, run: RunConfig, jobs: list[tuple[str, int]], paths: list[Path], terminal: Any) -> bool:
     """Decode and write every video; True where the user stopped it (finished frames are kept)."""
     from fastcar_cli.cli.render import progress
     from fastcar_cli.video import open_writer

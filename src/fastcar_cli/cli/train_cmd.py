@@ -16,7 +16,8 @@ STAGES = ("tokenizer", "base", "replay", "export")
 def train(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of checkpoints, logs and the model.")],
     stage: Annotated[
-        list[str] | None, typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order.")
+        list[str] | None,
+        typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order."),
     ] = None,
     tokenizer_minutes: Annotated[float, typer.Option(help="Wall time for the tokenizer.", min=0.01)] = 15.0,
     base_minutes: Annotated[float, typer.Option(help="Wall time for the base stage.", min=0.01)] = 60.0,
@@ -43,7 +44,8 @@ def train(
         torch.set_num_threads(threads)
     output.mkdir(parents=True, exist_ok=True)
     (output / "run.json").write_text(
-        json.dumps({"torch": torch.__version__, "seed": seed, "batch": batch, "device": device}) + "\n", encoding="utf-8"
+        json.dumps({"torch": torch.__version__, "seed": seed, "batch": batch, "device": device}) + "\n",
+        encoding="utf-8",
     )
     tokenizer_file = output / "tokenizer.safetensors"
 
@@ -63,7 +65,9 @@ def train(
         start = needed["replay"] if name == "replay" else None
         train_decoder.train(output / name, tokenizer_file, settings, start=start, log=log)
     if "export" in chosen:
-        checkpoint = next((output / s / "checkpoint.pt" for s in ("replay", "base") if (output / s / "checkpoint.pt").exists()), None)
+        checkpoint = next(
+            (output / s / "checkpoint.pt" for s in ("replay", "base") if (output / s / "checkpoint.pt").exists()), None
+        )
         if checkpoint is None or not tokenizer_file.exists():
             raise RequestError(f"--stage export finds no checkpoint in {output}", hint="run the stages before it first")
         export(output / "mini", checkpoint, tokenizer_file)

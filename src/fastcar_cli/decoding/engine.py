@@ -94,6 +94,8 @@ class Decode:
     ) -> None:
         spec, device = model.spec, model.device
         self.model, self.settings = model, settings
+        self.blocks = model.llm.blocks
+        self.books = model.rqvae.quantizer.books
         self.backend = backend or TorchBackend(model.llm)
         self.guided = settings.sampling.cfg != 1.0
         self.videos = len(prompts) // 2 if self.guided else len(prompts)
@@ -107,9 +109,7 @@ class Decode:
         self.padded = ids.shape[1]
         self.cache: KVCache
         if settings.window is None:
-            self.cache = FullCache(
-                spec.decoder, self.lengths, self.padded, self.tokens - 1, self.frame, model.dtype
-            )
+            self.cache = FullCache(spec.decoder, self.lengths, self.padded, self.tokens - 1, self.frame, model.dtype)
         else:
             self.cache = WindowCache(
                 spec.decoder,
@@ -165,7 +165,7 @@ class Decode:
         cos, sin = (a[:, None] for a in llm.rotary(self._positions(), x.dtype))
         mask = prompt_mask(self.lengths, self.padded, settings.window, settings.sinks)
         groups = llm.spec.heads // llm.spec.kv_heads
-        for i, block in enumerate(llm.layers):
+        for i, block in enumerate(self.blocks):
             q, k, v = block.self_attn.project(block.input_layernorm(x))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
             self.cache.prefill(i, k, v)
@@ -190,7 +190,7 @@ class Decode:
         x = torch.cat([x, x]) if self.guided else x
         cos, sin = self._cos[t], self._sin[t]
         mask = None
-        for i, block in enumerate(llm.layers):
+        for i, block in enumerate(self.blocks):
             q, k, v = block.self_attn.project(block.input_layernorm(x)[:, None])
             rotated, k = rotate(q, cos, sin), rotate(k, cos, sin)
             keys, values = cache.step(i, k, v)
@@ -213,7 +213,7 @@ class Decode:
         return llm.norm(x)
 
     def _branch(self, layer: int) -> Callable[[Tensor, Sequence[int] | None], Tensor]:
-        norm = self.model.llm.layers[layer].post_attention_layernorm
+        norm = self.blocks[layer].post_attention_layernorm
 
         def compute(x: Tensor, rows: Sequence[int] | None) -> Tensor:
             return self.backend.mlp(layer, norm(x), rows)
@@ -224,7 +224,7 @@ class Decode:
         self, hidden: Tensor, index: int, forced: Tensor | None, keep_logits: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The codes of one position [P, depth], drawn one depth after another, and guided logits if kept."""
-        depth, books = self.model.depth, self.model.rqvae.quantizer.codebooks
+        depth, books = self.model.depth, self.books
         sampling = self.settings.sampling
         x, past, total = hidden, None, None
         codes, kept = [], []

@@ -20,7 +20,8 @@ Compute = Callable[[Tensor, Sequence[int] | None], Tensor]
 @dataclass(frozen=True)
 class ReplayStats:
     """What was replayed. Ratios count layers x rows x (T*N - 1) passes, as the released code does;
-    `eligible_ratio` leaves the first frame out."""
+    `eligible_ratio` leaves the first frame out.
+    """
 
     ratio: float
     eligible_ratio: float
@@ -70,7 +71,9 @@ class ReplayCache:
         self.replayed = torch.zeros(layers, rows, tokens - 1, dtype=torch.bool, device=device)
         self._age = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
         self.tas = (
-            torch.full((layers, rows, tokens - 1), float("nan"), dtype=torch.float32, device=device) if keep_tas else None
+            torch.full((layers, rows, tokens - 1), float("nan"), dtype=torch.float32, device=device)
+            if keep_tas
+            else None
         )
 
     def wants(self, layer: int, t: int) -> bool:

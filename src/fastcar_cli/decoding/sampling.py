@@ -31,7 +31,7 @@ class SamplingSettings:
 
 
 def guide(logits: Tensor, cfg: float) -> Tensor:
-    """u + cfg * (c - u) of logits [2 P, K], conditional rows first: [P, K]. With cfg 1: [P, K] as they are."""
+    """U + cfg * (c - u) of logits [2 P, K], conditional rows first: [P, K]. With cfg 1: [P, K] as they are."""
     if cfg == 1.0:
         return logits
     c, u = logits.chunk(2)

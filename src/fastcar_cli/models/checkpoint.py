@@ -75,7 +75,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return data
 
 
-def read_weights(file: Path, wanted: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def read_weights(
+    file: Path, wanted: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
     """Tensors of one safetensors file, checked against the shapes wanted; casts to `dtype`.
 
     Raises RequestError that names file and key for a missing, damaged, unexpected or non-finite one.
@@ -142,3 +144,4 @@ def save(
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     weights = {k: v.detach().to("cpu", dtype).contiguous() for k, v in network.state_dict().items()}
     save_file(weights, str(folder / "model.safetensors"))
+    (folder / "model.safetensors").chmod(0o644)

@@ -8,6 +8,7 @@ engine decides between them whether the MLP runs; `forward` is the whole pass ov
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -138,3 +139,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(spec) for _ in range(spec.layers))
         self.norm = RMSNorm(spec.width, spec.rms_eps)
         self.rotary = Rotary(spec)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks, first to last."""
+        return [cast(Block, b) for b in self.layers]

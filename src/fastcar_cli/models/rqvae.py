@@ -7,6 +7,7 @@ names follow the released checkpoints, so a VILA-U vision tower loads by name.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -184,12 +185,19 @@ class Quantizer(nn.Module):
 
     def __init__(self, spec: RQVAESpec) -> None:
         super().__init__()
-        books = [nn.Embedding(spec.codes + 1, spec.code_width) for _ in range(1 if spec.shared_codebook else spec.depth)]
+        books = [
+            nn.Embedding(spec.codes + 1, spec.code_width) for _ in range(1 if spec.shared_codebook else spec.depth)
+        ]
         self.codebooks = nn.ModuleList(books * spec.depth if spec.shared_codebook else books)
+
+    @property
+    def books(self) -> list[nn.Embedding]:
+        """The codebook of each depth."""
+        return [cast(nn.Embedding, b) for b in self.codebooks]
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Code vectors of codes [..., depth], [..., depth, code_width]."""
-        return torch.stack([book(codes[..., d]) for d, book in enumerate(self.codebooks)], dim=-2)
+        return torch.stack([book(codes[..., d]) for d, book in enumerate(self.books)], dim=-2)
 
 
 class RQVAE(nn.Module):

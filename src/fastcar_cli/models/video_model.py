@@ -47,7 +47,7 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:
         """From what `to_dict` gave, after a round trip through JSON."""
-        rq = {k: tuple(v) if isinstance(v, list) else v for k, v in data["rqvae"].items()}
+        rq: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["rqvae"].items()}
         return cls(
             **{
                 **data,

@@ -1,0 +1,1 @@
+"""The captioned synthetic world of the bundled model: renderer, captions, analyser, training."""

@@ -159,7 +159,9 @@ def analyse(video: NDArray[Any]) -> Verdict:
     frames = as_float(video)
     where, off = _find_background(frames)
     if off > _BACKGROUND_ERROR:
-        return Verdict(None, None, None, None, None, False, (f"no known background (nearest: {where}, off by {off:.2f})",))
+        return Verdict(
+            None, None, None, None, None, False, (f"no known background (nearest: {where}, off by {off:.2f})",)
+        )
     empty = background(where)
     reasons: list[str] = []
     tables: list[dict[tuple[str, str], _Fit]] = []

@@ -30,8 +30,7 @@ def encode_world(cache: Path, log: Callable[[str], None] = print) -> tuple[Codes
         log("encoding every scene of the world")
         dictionary = build_dictionary(TOKENIZER_SPEC.codes, TOKENIZER_SPEC.code_width)
         arrays = [
-            np.stack([np.concatenate([dictionary.codes(s, p) for p in poses(s)]) for s in scenes])
-            for scenes in parts
+            np.stack([np.concatenate([dictionary.codes(s, p) for p in poses(s)]) for s in scenes]) for scenes in parts
         ]
         cache.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(".tmp.npz")

@@ -72,7 +72,7 @@ def tokenizer_quality(model: str, count: int, seed: int) -> dict[str, float]:
     weights = load_file(str(folder_of(model) / "encoder.safetensors"))
     encoder.load_state_dict({k: v.float() for k, v in weights.items()})
     spec = network.spec.rqvae
-    books = torch.stack([b.weight[: spec.codes] for b in network.rqvae.quantizer.codebooks])  # type: ignore[misc]
+    books = torch.stack([b.weight[: spec.codes] for b in network.rqvae.quantizer.books])
     unused = (books == 0).all(-1, keepdim=True)
     books = torch.where(unused, torch.full_like(books, 1e3), books)
     rng = random.Random(seed)
@@ -96,7 +96,11 @@ def tokenizer_quality(model: str, count: int, seed: int) -> dict[str, float]:
 def _commit() -> str:
     try:
         return subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+            ["git", "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parent,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -58,13 +58,16 @@ PHRASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 FILLERS = frozenset(
-    """a an the this that one is are it its to of in on at by over above across along through into onto against before
-    under with and while toward towards from for there some very slowly quickly gently fast slow moves moving move rolls
-    rolling roll drives driving drive slides sliding slide goes going go travels travelling traveling heads heading flies
-    flying fly floats floating float sails sailing sail drifts drifting drift glides gliding glide runs running speeds
-    speeding shows showing video clip movie scene picture animation background front side place which being gets getting
-    becomes becoming screen direction hand coloured colored color colour object thing sized looking away bright please
-    draw make generate me us just only all time way straight ahead steadily""".split()
+    """
+    a an the this that one is are it its to of in on at by over above across along through into onto against
+    before under with and while toward towards from for there some very slowly quickly gently fast slow moves
+    moving move rolls rolling roll drives driving drive slides sliding slide goes going go travels travelling
+    traveling heads heading flies flying fly floats floating float sails sailing sail drifts drifting drift glides
+    gliding glide runs running speeds speeding shows showing video clip movie scene picture animation background
+    front side place which being gets getting becomes becoming screen direction hand coloured colored color colour
+    object thing sized looking away bright please draw make generate me us just only all time way straight ahead
+    steadily
+    """.split()
 )
 """Known words that say nothing the model can draw; they get no token."""
 

@@ -92,7 +92,7 @@ def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpnes
     projector.weight.mul_(math.sqrt(spec.width) / 4)
     projector.bias.copy_(common * scale * 0.8)
     for b in range(offset_blocks):
-        attention = model.llm.layers[b].self_attn
+        attention = model.llm.blocks[b].self_attn
         for head, offset in enumerate(_OFFSETS):
             rows = slice(head * spec.head_dim, (head + 1) * spec.head_dim)
             g = torch.randn(spec.head_dim)

@@ -65,7 +65,7 @@ def stage_settings(stage: str, *, seconds: float, batch: int, seed: int, device:
 
 
 def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x plus causal attention, and the rotated q and k [B, heads, S, d]."""
+    """X plus causal attention, and the rotated q and k [B, heads, S, d]."""
     attention = block.self_attn
     q, k, v = attention.project(block.input_layernorm(x))
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -90,7 +90,7 @@ def forward(
     cos, sin = model.llm.rotary(torch.arange(x.shape[1], device=x.device), torch.float32)
     scores: list[Tensor] = []
     shares: list[Tensor] = []
-    for block in model.llm.layers:
+    for block in model.llm.blocks:
         x, q, k = _attend(block, x, cos, sin)
         added = block.mlp_branch(x)
         if taus is not None:
@@ -186,7 +186,8 @@ def validate(model: VideoModel, data: Codes, device: str, videos: int = 24, seed
 
 def optimizers(model: VideoModel, settings: TrainSettings) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks, AdamW for everything else."""
-    matrices, rest = [], []
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
@@ -274,7 +275,10 @@ def train(
         if scores:
             target = redundant(codes, n).float()
             aligned = torch.stack(
-                [F.binary_cross_entropy_with_logits(settings.align_slope * (s - settings.align_tau), target) for s in scores]
+                [
+                    F.binary_cross_entropy_with_logits(settings.align_slope * (s - settings.align_tau), target)
+                    for s in scores
+                ]
             ).mean()
             loss = loss + settings.align * aligned
             values |= {"align": float(aligned.detach()), "replayed": float(torch.stack(shares).mean())}

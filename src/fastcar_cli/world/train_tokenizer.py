@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
-from fastcar_cli.world.patches import EMPTY, PatchEncoder, build_dictionary, image, quantize, to_patches
+from fastcar_cli.world.patches import PatchEncoder, build_dictionary, image, quantize, to_patches
 from fastcar_cli.world.scene import Pose, Scene, poses, scenes_of, split_combinations
 
 TOKENIZER_SPEC = RQVAESpec(
@@ -43,6 +43,8 @@ FAR = 1e3
 class Tokenizer(nn.Module):
     """Patch encoder and RQ-VAE together: pixels to codes and back."""
 
+    used: Tensor
+
     def __init__(self, spec: RQVAESpec = TOKENIZER_SPEC) -> None:
         super().__init__()
         self.spec = spec
@@ -52,8 +54,8 @@ class Tokenizer(nn.Module):
 
     def codebooks(self) -> Tensor:
         """[depth, codes, code_width]; unused entries are pushed out of reach."""
-        rows = torch.stack([b.weight[: self.spec.codes] for b in self.rqvae.quantizer.codebooks])  # type: ignore[union-attr]
-        return torch.where(self.used[..., None], rows, torch.full_like(rows, FAR))  # type: ignore[index]
+        rows = torch.stack([b.weight[: self.spec.codes] for b in self.rqvae.quantizer.books])
+        return torch.where(self.used[..., None], rows, torch.full_like(rows, FAR))
 
     def encode(self, frames: Tensor) -> Tensor:
         """Frames [..., 64, 64, 3] in 0..1 to codes [..., 64, depth]."""
@@ -69,10 +71,10 @@ class Tokenizer(nn.Module):
         model = cls()
         dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
         with torch.no_grad():
-            for book, vectors in zip(model.rqvae.quantizer.codebooks, dictionary.vectors, strict=True):
-                book.weight.zero_()  # type: ignore[union-attr,operator]
-                book.weight[: model.spec.codes] = torch.from_numpy(vectors)  # type: ignore[index]
-            model.used.copy_(torch.from_numpy(dictionary.used))  # type: ignore[operator]
+            for book, vectors in zip(model.rqvae.quantizer.books, dictionary.vectors, strict=True):
+                book.weight.zero_()
+                book.weight[: model.spec.codes] = torch.from_numpy(vectors)
+            model.used.copy_(torch.from_numpy(dictionary.used))
         return model
 
     @classmethod
@@ -101,7 +103,9 @@ def evaluate(model: Tokenizer, scenes: list[Scene], count: int = 200, seed: int 
     return psnr(x, y)
 
 
-def _train_encoder(model: Tokenizer, scenes: list[Scene], seconds: float, seed: int, log: Callable[[str], None]) -> None:
+def _train_encoder(
+    model: Tokenizer, scenes: list[Scene], seconds: float, seed: int, log: Callable[[str], None]
+) -> None:
     """Regress the code vectors of patches from their pixels (slightly noisy)."""
     dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
     rng = random.Random(seed)
@@ -196,7 +200,7 @@ def train(
     torch.manual_seed(seed)
     trained, held_out = ([s for c in part for s in scenes_of(c)] for part in split_combinations())
     model = Tokenizer.load(start).train() if start else Tokenizer.with_dictionary()
-    log(f"codes in use: {model.used.sum(-1).tolist()}")  # type: ignore[operator,union-attr]
+    log(f"codes in use: {model.used.sum(-1).tolist()}")
     if seconds[0]:
         _train_encoder(model, trained, seconds[0], seed, log)
     if seconds[1]:
