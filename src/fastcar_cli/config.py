@@ -301,4 +301,6 @@ def load_config(
 
 
 def _flag(key: str) -> str:
-    return {"replay.max_age": "max-replay-age"}.get(key, key.split(".")[-1].replace("_", "-"))
+    return {"replay.max_age": "max-replay-age", "backend.name": "backend"}.get(
+        key, key.split(".")[-1].replace("_", "-")
+    )
