@@ -1,0 +1,58 @@
+"""What README and docs promise is so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from fastcar_cli.config import allowed_keys, presets
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _commands(page: Path) -> list[str]:
+    """Lines of bash blocks that call fastcar."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("fastcar ")]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if _commands(p)], ids=lambda p: p.name)
+def test_commands_run_in_their_order(run: Run, page: Path) -> None:
+    for line in _commands(page):
+        done = run(*shlex.split(line, comments=True)[1:])
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def test_quickstart_and_readme_have_commands() -> None:
+    assert _commands(ROOT / "README.md")
+    assert _commands(ROOT / "docs" / "quickstart.md")
+
+
+def test_every_option_is_documented(run: Run) -> None:
+    for command in ("generate", "config", "train"):
+        help_text = run(command, "--help").stdout
+        told = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+        section = told.split(f"## fastcar {command}")[1].split("\n## ")[0]
+        options = set(re.findall(r"--[a-z][a-z-]+", help_text)) - {"--help"}
+        documented = set(re.findall(r"`(--[a-z][a-z-]+)", section))
+        assert options == documented, command
+
+
+def test_every_key_is_documented() -> None:
+    told = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| [^|]* \| (.*) \|$", told, re.M))
+    assert rows == allowed_keys()
+    for name in presets():
+        assert f"`{name}`" in told
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
