@@ -216,5 +216,14 @@ def test_ordinary_wording() -> None:
     assert read("a purple elefant").unknown == ("elefant",)
 
 
+def test_contradictions_are_found() -> None:
+    tokenizer = mini_tokenizer()
+    assert tokenizer.contradictions(tokenizer.read("a red ball and a blue box")) == [
+        ("color", ["red", "blue"]),
+        ("shape", ["ball", "box"]),
+    ]
+    assert tokenizer.contradictions(tokenizer.read("a small red ball on the grass")) == []
+
+
 def test_unknown_words_have_near_ones() -> None:
     assert "triangle" in mini_tokenizer().near("triange")

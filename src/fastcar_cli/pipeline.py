@@ -155,6 +155,10 @@ class TextToVideo:
                     f"the model {self.name!r} does not know {word!r} and leaves it out"
                     + (f"; near: {', '.join(near)}" if near else "")
                 )
+            for name, values in tokenizer.contradictions(reading):
+                found.append(
+                    f"the model {self.name!r} draws one object with one {name}; the prompt names {', '.join(values)}"
+                )
         return list(dict.fromkeys(found))
 
     def stream(

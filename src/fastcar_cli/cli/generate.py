@@ -142,7 +142,7 @@ def generate(
         report["video"]["path"] = str(path)
         reports.append(report)
         if many:
-            path.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            _sidecar(path.with_suffix(".json"), report)
     if interrupted:
         kept = f"kept {reports[0]['video']['frames']} finished frames" if reports else "no frame was finished"
         console(quiet).print(f"[yellow]stopped:[/] {kept}")
@@ -222,6 +222,14 @@ def _window(text: str) -> int | str:
         return int(text)
     except ValueError:
         raise RequestError(f"--window {text}: not a number", hint="allowed: a number of tokens, or 'off'") from None
+
+
+def _sidecar(path: Path, report: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    except OSError as e:
+        path.unlink(missing_ok=True)
+        raise RunError(f"{path} could not be written: {e.strerror}; the videos are whole") from None
 
 
 def _make_folder(folder: Path) -> None:

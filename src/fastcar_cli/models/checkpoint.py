@@ -118,7 +118,9 @@ def load(model: str, dtype: str = "float32", device: str = "cpu") -> LoadedModel
         spec = ModelSpec.from_dict(config["spec"])
         defaults = GenerationDefaults(**config["generation"])
         text = config["text"]
-        tokenizer = PhraseTokenizer(text["vocabulary"], text["phrases"], text["fillers"], text["length"])
+        tokenizer = PhraseTokenizer(
+            text["vocabulary"], text["phrases"], text["fillers"], text["length"], text["groups"]
+        )
         with torch.device("meta"):
             network = VideoModel(spec)
     except (KeyError, TypeError, ValueError) as e:

@@ -29,10 +29,16 @@ class PhraseTokenizer:
     """
 
     def __init__(
-        self, vocabulary: Sequence[str], phrases: Mapping[str, Sequence[str]], fillers: Sequence[str], length: int
+        self,
+        vocabulary: Sequence[str],
+        phrases: Mapping[str, Sequence[str]],
+        fillers: Sequence[str],
+        length: int,
+        groups: Mapping[str, Sequence[str]],
     ) -> None:
         self.vocabulary = tuple(vocabulary)
         self.length = length
+        self.groups = {name: tuple(tokens) for name, tokens in groups.items()}
         ids = {token: i for i, token in enumerate(self.vocabulary)}
         self._pad, self._bos, self._start = ids["<pad>"], ids["<bos>"], ids["<vi_start>"]
         self._phrases = {tuple(_words(p)): ids[token] for token, ps in phrases.items() for p in ps}
@@ -74,6 +80,11 @@ class PhraseTokenizer:
     def near(self, word: str) -> list[str]:
         """Known words that look like an unknown one, best first."""
         return difflib.get_close_matches(word, self._single, n=3, cutoff=0.6)
+
+    def contradictions(self, reading: Reading) -> list[tuple[str, list[str]]]:
+        """Attributes of which a prompt names more than one value, with these values."""
+        named = ((name, [t for t in tokens if t in reading.tokens]) for name, tokens in self.groups.items())
+        return [(name, values) for name, values in named if len(values) > 1]
 
     @property
     def drawable(self) -> list[str]:

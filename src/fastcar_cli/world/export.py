@@ -12,6 +12,7 @@ from fastcar_cli.models.checkpoint import GenerationDefaults, save
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.world.lexicon import FILLERS, PHRASES, VOCABULARY
 from fastcar_cli.world.recipe import MINI, MINI_DEFAULTS, PROMPT_LENGTH
+from fastcar_cli.world.scene import ATTRIBUTES
 from fastcar_cli.world.train_tokenizer import Tokenizer
 
 ENCODER_FILE = "encoder.safetensors"
@@ -24,6 +25,7 @@ def text_section() -> dict[str, Any]:
         "phrases": {k: list(v) for k, v in PHRASES.items()},
         "fillers": sorted(FILLERS),
         "length": PROMPT_LENGTH,
+        "groups": {k: list(v) for k, v in ATTRIBUTES.items()},
     }
 
 

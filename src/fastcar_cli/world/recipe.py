@@ -13,7 +13,7 @@ from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.text import PhraseTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world.lexicon import FILLERS, PHRASES, VOCABULARY
-from fastcar_cli.world.scene import FRAMES
+from fastcar_cli.world.scene import ATTRIBUTES, FRAMES
 from fastcar_cli.world.train_tokenizer import TOKENIZER_SPEC
 
 PROMPT_LENGTH = 12
@@ -49,7 +49,7 @@ _OFFSETS = (63, 62, 64, 55, 71, 7, 127)
 
 def mini_tokenizer() -> PhraseTokenizer:
     """The text tokenizer of the bundled model."""
-    return PhraseTokenizer(VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH)
+    return PhraseTokenizer(VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH, ATTRIBUTES)
 
 
 def _rotation(spec: DecoderSpec, offset: int) -> Tensor:

@@ -35,9 +35,9 @@ class TrainSettings:
     """How to train. `seconds` is wall time of this stage; the schedule runs on it."""
 
     seconds: float = 3600.0
-    batch: int = 8
+    batch: int = 4
     lr: float = 3e-3
-    muon_lr: float = 2e-2
+    muon_lr: float = 1.5e-2
     seed: int = 0
     device: str = "cpu"
     changed_weight: float = 3.0
@@ -61,7 +61,7 @@ def stage_settings(stage: str, *, seconds: float, batch: int, seed: int, device:
     )
     if stage == "base":
         return common
-    return replace(common, replay=True, muon_lr=1e-2, lr=1.5e-3, seed=seed + 1)
+    return replace(common, replay=True, muon_lr=7.5e-3, lr=1.5e-3, seed=seed + 1)
 
 
 def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
