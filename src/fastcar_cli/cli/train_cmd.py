@@ -38,11 +38,18 @@ def train(
     from fastcar_cli.world import train_decoder, train_tokenizer
     from fastcar_cli.world.export import export
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    if device not in ("cpu", "cuda"):
+        raise RequestError(f"--device {device}: unknown", hint="allowed: cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
         raise RequestError(f"--device {device}: no CUDA device here", hint="allowed: cpu")
     if threads is not None:
         torch.set_num_threads(threads)
-    output.mkdir(parents=True, exist_ok=True)
+    if not hasattr(torch.optim, "Muon"):
+        raise RequestError(f"training needs torch 2.9 or newer for its optimiser, this is {torch.__version__}")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RequestError(f"-o {output}: the folder can't be made: {e.strerror}") from None
     (output / "run.json").write_text(
         json.dumps({"torch": torch.__version__, "seed": seed, "batch": batch, "device": device}) + "\n",
         encoding="utf-8",

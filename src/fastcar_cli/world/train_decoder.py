@@ -41,7 +41,7 @@ class TrainSettings:
     seed: int = 0
     device: str = "cpu"
     changed_weight: float = 3.0
-    drop_attribute: float = 0.03
+    drop_attribute: float = 0.2
     drop_caption: float = 0.1
     replay: bool = False
     replay_share: float = 0.75
