@@ -46,7 +46,10 @@ def tiny_model(seed: int = 0, kv_heads: int = 2) -> VideoModel:
     model = VideoModel(tiny_spec(kv_heads))
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(torch.randn_like(p) * (1.5 * p.shape[-1] ** -0.5 if p.dim() > 1 else 0.05))
+            if p.dim() > 1:
+                p.normal_(0.0, 1.5 * p.shape[-1] ** -0.5)
+            else:
+                p.add_(torch.randn_like(p) * 0.05)
     return model.eval().requires_grad_(False)
 
 

@@ -127,8 +127,7 @@ def load(model: str, dtype: str = "float32", device: str = "cpu") -> LoadedModel
         raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
     weights = read_weights(folder / "model.safetensors", network.state_dict(), DTYPES[dtype], torch.device(device))
     network.load_state_dict(weights, assign=True)
-    # Not part of the weights: recomputed in float32 where the model runs.
-    network.llm.rotary = type(network.llm.rotary)(spec.decoder).to(device)
+    network.llm.rotary.to(device)
     return LoadedModel(spec.name, network.eval().requires_grad_(False), tokenizer, defaults)
 
 

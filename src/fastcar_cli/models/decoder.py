@@ -36,6 +36,15 @@ class DecoderSpec:
         return self.width // self.heads
 
 
+def table(rows: int, width: int) -> nn.Embedding:
+    """An embedding table [rows, width] whose values are not set: they are loaded, or set by training.
+
+    The random initialisation of `nn.Embedding` on the meta device would import torch's compiler,
+    which takes longer than loading the bundled model.
+    """
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) in float32, cast back, times weight."""
 
@@ -58,7 +67,8 @@ class Rotary(nn.Module):
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
-        exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+        # Never on the meta device: no checkpoint holds it.
+        exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device="cpu") / spec.head_dim
         self.register_buffer("inv_freq", spec.rope_theta**-exponent, persistent=False)
         self.factor = spec.rope_factor
 
@@ -135,7 +145,7 @@ class Decoder(nn.Module):
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.embed_tokens = nn.Embedding(spec.vocab, spec.width)
+        self.embed_tokens = table(spec.vocab, spec.width)
         self.layers = nn.ModuleList(Block(spec) for _ in range(spec.layers))
         self.norm = RMSNorm(spec.width, spec.rms_eps)
         self.rotary = Rotary(spec)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcar_cli.models.decoder import table
+
 
 @dataclass(frozen=True)
 class RQVAESpec:
@@ -185,9 +187,7 @@ class Quantizer(nn.Module):
 
     def __init__(self, spec: RQVAESpec) -> None:
         super().__init__()
-        books = [
-            nn.Embedding(spec.codes + 1, spec.code_width) for _ in range(1 if spec.shared_codebook else spec.depth)
-        ]
+        books = [table(spec.codes + 1, spec.code_width) for _ in range(1 if spec.shared_codebook else spec.depth)]
         self.codebooks = nn.ModuleList(books * spec.depth if spec.shared_codebook else books)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.models.decoder import Decoder, DecoderSpec
+from fastcar_cli.models.decoder import Decoder, DecoderSpec, table
 from fastcar_cli.models.depth import DepthSpec, DepthTransformer
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 
@@ -81,8 +81,8 @@ class PlaceTables(nn.Module):
 
     def __init__(self, frames: int, tokens_per_frame: int, width: int) -> None:
         super().__init__()
-        self.frame = nn.Embedding(frames, width)
-        self.place = nn.Embedding(tokens_per_frame, width)
+        self.frame = table(frames, width)
+        self.place = table(tokens_per_frame, width)
 
     def forward(self, index: Tensor) -> Tensor:
         """Vectors [..., width] of visual token indices [...]; frames past the last share its vector."""
