@@ -29,9 +29,9 @@ _PLACES: dict[str, tuple[str, ...]] = {
 
 def caption(scene: Scene, rng: random.Random, *, drop: float = 0.0) -> str:
     """One of many ways to describe a scene; each attribute is left out with probability `drop`."""
-    shape = rng.choice([p for p in PHRASES[scene.shape] if not p.endswith("balls")])
-    size = "" if rng.random() < drop else rng.choice(PHRASES[scene.size]) + " "
-    color = "" if rng.random() < drop else rng.choice(PHRASES[scene.color]) + " "
+    shape = rng.choice(PHRASES[scene.shape][:5])
+    size = "" if rng.random() < drop else rng.choice(PHRASES[scene.size][:4]) + " "
+    color = "" if rng.random() < drop else rng.choice(PHRASES[scene.color][:2]) + " "
     thing = "object" if rng.random() < drop else shape
     move = "" if rng.random() < drop else rng.choice(_MOVES[scene.motion])
     where = "" if rng.random() < drop else rng.choice(_PLACES[scene.background])
