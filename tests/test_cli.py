@@ -41,7 +41,7 @@ CONTRACT = {
 
 
 def test_prompt_to_mp4_with_the_json_contract(run: Run, tmp_path: Path) -> None:
-    done = run("generate", PROMPT, "--tau", "-2", "--seed", "7", "-o", "clip.mp4", "--json")
+    done = run("generate", PROMPT, "--tau", "-2", "--seed", "7", "--cfg", "2", "-o", "clip.mp4", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     for section, keys in CONTRACT.items():

@@ -85,7 +85,7 @@ class TextToVideo:
             sampling=sampling,
             taus=taus,
             tas=choose(config.replay.tas, own.tas),
-            pairs=choose(config.replay.gate, own.gate) == "pair",
+            pairs=choose(config.replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
             max_age=config.replay.max_age,
             window=config.attention.window,
             sinks=config.attention.sinks,

@@ -38,7 +38,9 @@ MINI = ModelSpec(
     place_tables=True,
 )
 
-MINI_DEFAULTS = GenerationDefaults(cfg=2.0, temperature=1.0, top_k=0, top_p=0.9, tas="attention", gate="pair")
+MINI_DEFAULTS = GenerationDefaults(
+    cfg=1.0, temperature=1.0, top_k=0, top_p=0.4, first_frame_top_p=0.8, tas="attention", gate="pair"
+)
 """How the bundled model is used where the user says nothing (chosen on held-out captions)."""
 
 # Where, counted back from the token that feeds a step, the frame before holds what the step is
