@@ -225,5 +225,19 @@ def test_contradictions_are_found() -> None:
     assert tokenizer.contradictions(tokenizer.read("a small red ball on the grass")) == []
 
 
+def test_what_a_prompt_leaves_open_is_drawn_from_the_seed() -> None:
+    tokenizer = mini_tokenizer()
+    reading = tokenizer.read("a red ball rolling to the right")
+    done = tokenizer.complete(reading, 5)
+    assert done == tokenizer.complete(reading, 5)
+    assert len({tokenizer.complete(reading, s).drawn for s in range(40)}) > 6
+    assert (done.tokens[1:4], len(done.drawn)) == (("red", "ball", "right"), 2)
+    assert done.tokens[0] in ATTRIBUTES["size"]
+    assert done.tokens[4] in ATTRIBUTES["background"]
+    assert len(done.ids) == tokenizer.length
+    whole = tokenizer.read("a small red ball rolling to the right on the grass")
+    assert tokenizer.complete(whole, 5) == whole
+
+
 def test_unknown_words_have_near_ones() -> None:
     assert "triangle" in mini_tokenizer().near("triange")

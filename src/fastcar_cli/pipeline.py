@@ -19,6 +19,7 @@ from fastcar_cli.decoding.replay import ReplayStats
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import LoadedModel, load
+from fastcar_cli.models.text import Reading
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class TextToVideo:
         self._first_frame: float | None = None
         self._prompts: list[str] = []
         self._seeds: list[int] = []
+        self._readings: list[Reading] = []
         self._total = 0.0
 
     @classmethod
@@ -176,7 +178,8 @@ class TextToVideo:
             raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
         self.notices(prompts)
         tokenizer, network = self._model.tokenizer, self._model.network
-        rows = [list(tokenizer.read(p).ids) for p in prompts]
+        self._readings = [tokenizer.complete(tokenizer.read(p), s) for p, s in zip(prompts, seeds, strict=True)]
+        rows = [list(r.ids) for r in self._readings]
         if self.settings.sampling.cfg != 1.0:
             rows += [list(tokenizer.blank()) for _ in prompts]
         n = network.spec.tokens_per_frame
@@ -239,6 +242,11 @@ class TextToVideo:
             "version": __version__,
             "prompt": self._prompts[video],
             "seed": self._seeds[video],
+            "reading": {
+                "tokens": list(self._readings[video].tokens),
+                "drawn": list(self._readings[video].drawn),
+                "unknown": list(self._readings[video].unknown),
+            },
             "model": {
                 "name": self.name,
                 "parameters": network.parameter_count(),

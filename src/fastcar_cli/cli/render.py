@@ -40,6 +40,8 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     table.add_row("file", video["path"])
     table.add_row("video", f"{video['frames']} frames, {video['width']} x {video['height']}, {video['fps']} fps")
     table.add_row("seed", str(report["seed"]))
+    if report["reading"]["drawn"]:
+        table.add_row("left open", f"{', '.join(report['reading']['drawn'])} (drawn from the seed)")
     tau = "off" if report["tau"] is None else report["tau"]
     table.add_row("tau", f"{tau} (TAS: {replay['tas']}, gate: {replay['gate']})")
     table.add_row("replayed", f"{replay['ratio']:.1%} of all MLPs, {replay['eligible_ratio']:.1%} of eligible ones")

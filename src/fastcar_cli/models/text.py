@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,15 @@ _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 
 @dataclass(frozen=True)
 class Reading:
-    """What a tokenizer made of a prompt: ids, the tokens they stand for, words it does not know."""
+    """What a tokenizer made of a prompt: ids, the tokens they stand for, words it does not know.
+
+    `drawn` are tokens that the prompt left open and a seed decided.
+    """
 
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
     unknown: tuple[str, ...]
+    drawn: tuple[str, ...] = ()
 
 
 class PhraseTokenizer:
@@ -72,6 +77,28 @@ class PhraseTokenizer:
             )
         ids = (self._bos, *[self._pad] * (room - len(found)), *found, self._start)
         return Reading(ids, tuple(self.vocabulary[t] for t in found), tuple(unknown))
+
+    def complete(self, reading: Reading, seed: int) -> Reading:
+        """The reading with a value drawn from the seed for each attribute that the prompt leaves open.
+
+        Attributes of the object go before the prompt's own tokens, motion and background behind them,
+        in the order of the groups. A reading without any token stays as it is.
+        """
+        rng = random.Random(seed)
+        before: list[str] = []
+        after: list[str] = []
+        names = list(self.groups)
+        for name, values in self.groups.items():
+            choice = rng.choice(values)
+            if not any(t in values for t in reading.tokens):
+                (before if names.index(name) < 3 else after).append(choice)
+        tokens = (*before, *reading.tokens, *after)
+        room = self.length - 2
+        if not reading.tokens or len(tokens) > room:
+            return reading
+        index = {t: i for i, t in enumerate(self.vocabulary)}
+        ids = (self._bos, *[self._pad] * (room - len(tokens)), *(index[t] for t in tokens), self._start)
+        return Reading(ids, tokens, reading.unknown, (*before, *after))
 
     def blank(self) -> tuple[int, ...]:
         """Ids of the prompt that says nothing (the unconditional row)."""
