@@ -164,6 +164,8 @@ class _Mp4Writer(Writer):
             # H.264 in yuv420p needs even sides.
             self._stream.width, self._stream.height = w - w % 2, h - h % 2
             self._stream.pix_fmt = "yuv420p"
+            # With more threads the same frames may be coded differently from run to run.
+            self._stream.codec_context.thread_count = 1
         image = np.ascontiguousarray(image[: self._stream.height, : self._stream.width])
         for packet in self._stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")):
             self._container.mux(packet)
