@@ -39,7 +39,7 @@ MINI = ModelSpec(
 )
 
 MINI_DEFAULTS = GenerationDefaults(
-    cfg=1.0, temperature=1.0, top_k=0, top_p=0.4, first_frame_top_p=0.8, tas="attention", gate="pair"
+    cfg=1.0, temperature=1.0, top_k=0, top_p=0.4, first_frame_top_p=0.8, tas="attention", gate="row"
 )
 """How the bundled model is used where the user says nothing (chosen on held-out captions)."""
 
