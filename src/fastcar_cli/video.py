@@ -158,9 +158,10 @@ class _Mp4Writer(Writer):
 
         if self._stream is None:
             h, w = image.shape[:2]
-            self._stream = self._container.add_stream(
-                "libx264", rate=self.fps, options={"crf": "16", "preset": "medium"}
-            )
+            # x264's fast paths read scratch memory and so code the same frames differently from run to run;
+            # the processor-independent ones do not, and give the same file on every machine.
+            options = {"crf": "16", "preset": "medium", "x264-params": "cpu-independent=1"}
+            self._stream = self._container.add_stream("libx264", rate=self.fps, options=options)
             # H.264 in yuv420p needs even sides.
             self._stream.width, self._stream.height = w - w % 2, h - h % 2
             self._stream.pix_fmt = "yuv420p"
