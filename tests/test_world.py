@@ -218,11 +218,11 @@ def test_ordinary_wording() -> None:
 
 def test_contradictions_are_found() -> None:
     tokenizer = mini_tokenizer()
-    assert tokenizer.contradictions(tokenizer.read("a red ball and a blue box")) == [
-        ("color", ["red", "blue"]),
-        ("shape", ["ball", "box"]),
+    assert [n.rpartition("; ")[2] for n in tokenizer.notices("a red ball and a blue box", "mini")] == [
+        "the prompt names red, blue",
+        "the prompt names ball, box",
     ]
-    assert tokenizer.contradictions(tokenizer.read("a small red ball on the grass")) == []
+    assert tokenizer.notices("a small red ball on the grass", "mini") == []
 
 
 def test_what_a_prompt_leaves_open_is_drawn_from_the_seed() -> None:
@@ -240,4 +240,4 @@ def test_what_a_prompt_leaves_open_is_drawn_from_the_seed() -> None:
 
 
 def test_unknown_words_have_near_ones() -> None:
-    assert "triangle" in mini_tokenizer().near("triange")
+    assert "near: triangle" in mini_tokenizer().notices("a red triange", "mini")[0]

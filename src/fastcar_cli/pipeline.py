@@ -141,26 +141,10 @@ class TextToVideo:
         Raises RequestError for a prompt that is empty, too long, or without a single known word.
         """
         found = []
-        tokenizer = self._model.tokenizer
         for prompt in prompts:
             if not prompt.strip():
                 raise RequestError("the prompt is empty", hint="describe the video in a few words")
-            reading = tokenizer.read(prompt)
-            if not reading.tokens:
-                raise RequestError(
-                    f"the model {self.name!r} knows none of the words of {prompt!r}",
-                    hint="it can draw: " + ", ".join(tokenizer.drawable),
-                )
-            for word in reading.unknown:
-                near = tokenizer.near(word)
-                found.append(
-                    f"the model {self.name!r} does not know {word!r} and leaves it out"
-                    + (f"; near: {', '.join(near)}" if near else "")
-                )
-            for name, values in tokenizer.contradictions(reading):
-                found.append(
-                    f"the model {self.name!r} draws one object with one {name}; the prompt names {', '.join(values)}"
-                )
+            found += self._model.tokenizer.notices(prompt, self.name)
         return list(dict.fromkeys(found))
 
     def stream(

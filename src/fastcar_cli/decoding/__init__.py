@@ -1,1 +1,15 @@
-"""The decode engine: step loop, KV cache, replay, sampling."""
+"""The decode engine: step loop, KV cache, replay, sampling; `trace` shows what it computes on given codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Trace", "trace"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from fastcar_cli.decoding import tracing
+
+        return getattr(tracing, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +55,18 @@ class Step:
     codes: Tensor
     hidden: Tensor
     logits: Tensor | None
+
+
+class Watcher(Protocol):
+    """Looks on while a decode runs; see `Decode.watch`."""
+
+    def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
+        """A block is done with input token t (-1: the prompt's last token).
+
+        mlp [rows, width] is what the MLP branch added, computed or replayed; out [rows, width] the
+        residual stream after it. Both are only valid during the call.
+        """
+        ...
 
 
 @dataclass
@@ -136,6 +149,7 @@ class Decode:
             )
         self.clock = Clock()
         self.passes = 0
+        self.watch: Watcher | None = None
 
     @torch.inference_mode()
     def steps(self, forced: Tensor | None = None, keep_logits: bool = False) -> Iterator[Step]:
@@ -152,7 +166,7 @@ class Decode:
             self.clock.decode += time.perf_counter() - began
             yield Step(index, codes, hidden, logits)
 
-    def _positions(self) -> Tensor:
+    def positions(self) -> Tensor:
         """Rotary positions of the padded prompt, [rows, padded]; padding has 1."""
         i = torch.arange(self.padded, device=self.ids.device)[None] - (self.padded - self.lengths)[:, None]
         return torch.where(i >= 0, i, torch.ones_like(i))
@@ -162,7 +176,7 @@ class Decode:
         llm = self.model.llm
         settings = self.settings
         x = llm.embed_tokens(self.ids)
-        cos, sin = (a[:, None] for a in llm.rotary(self._positions(), x.dtype))
+        cos, sin = (a[:, None] for a in llm.rotary(self.positions(), x.dtype))
         mask = prompt_mask(self.lengths, self.padded, settings.window, settings.sinks)
         groups = llm.spec.heads // llm.spec.kv_heads
         for i, block in enumerate(self.blocks):
@@ -172,7 +186,10 @@ class Decode:
             k, v = (a.repeat_interleave(groups, 1) for a in (k, v)) if groups > 1 else (k, v)
             x = x + block.self_attn.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
             h = block.post_attention_layernorm(x).flatten(0, 1)
-            x = x + block.mlp(h).view_as(x)
+            added = block.mlp(h).view_as(x)
+            x = x + added
+            if self.watch is not None:
+                self.watch.layer(i, -1, added[:, -1], x[:, -1])
         # Rotations of every later position at once: [tokens, rows or 1, 1, 1, head_dim].
         lengths = self.lengths if bool((self.lengths != self.lengths[0]).any()) else self.lengths[:1]
         later = lengths[None] + torch.arange(self.tokens, device=x.device)[:, None]
@@ -206,8 +223,11 @@ class Decode:
                 scores = temporal_attention_score(scored[:, :, 0], cache.aligned(i))
             began = time.perf_counter()
             compute = self._branch(i)
-            x = x + (compute(x, None) if replay is None else replay.apply(i, t, x, scores, compute))
+            added = compute(x, None) if replay is None else replay.apply(i, t, x, scores, compute)
             self.clock.mlp += time.perf_counter() - began
+            x = x + added
+            if self.watch is not None:
+                self.watch.layer(i, t, added, x)
         cache.advance()
         self.passes = t + 1
         return llm.norm(x)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.text import PhraseTokenizer
+from fastcar_cli.models.hub import REPOSITORIES, fetch, repository_of
+from fastcar_cli.models.text import PhraseTokenizer, TextTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
 FORMAT = "fastcar-1"
@@ -44,20 +46,28 @@ class LoadedModel:
 
     name: str
     network: VideoModel
-    tokenizer: PhraseTokenizer
+    tokenizer: TextTokenizer
     defaults: GenerationDefaults
 
 
 def folder_of(model: str) -> Path:
-    """The folder of a bundled name or a path. Raises RequestError where there is none."""
+    """The folder of a bundled name, a hub name (fetched where it is not in the cache) or a path.
+
+    Raises RequestError where there is none, RunError where it can't be fetched.
+    """
     if model in BUNDLED:
         return Path(str(resources.files("fastcar_cli"))) / "assets" / model
+    repository = repository_of(model)
+    if repository is not None:
+        return fetch(repository)
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
     raise RequestError(
-        f"unknown model {model!r}: neither a bundled name nor a folder",
-        hint=f"bundled: {', '.join(BUNDLED)}; or give the path of a model folder",
+        f"unknown model {model!r}: neither a known name nor a folder"
+        + (f"; did you mean {near[0]!r}?" if near else ""),
+        hint=f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder",
     )
 
 
@@ -70,9 +80,21 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as e:
         raise RequestError(f"{file} can't be read: {e}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format", data.get("model_type")) if isinstance(data, dict) else type(data).__name__
+        kind = data.get("model_type") if isinstance(data, dict) else None
+        if kind is not None:
+            raise RequestError(
+                f"{file}: key 'model_type' is {kind!r}, allowed: 'vila_u_llama' with the folders llm, vision_tower, "
+                "mm_projector beside it"
+            )
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise RequestError(f"{file}: key 'format' is {found!r}, allowed: {FORMAT!r}")
     return data
+
+
+def empty_network(spec: ModelSpec) -> VideoModel:
+    """The modules of a specification without memory for their weights (on the meta device)."""
+    with torch.device("meta"):
+        return VideoModel(spec)
 
 
 def read_weights(
@@ -106,28 +128,49 @@ def read_weights(
     return result
 
 
-def load(model: str, dtype: str = "float32", device: str = "cpu") -> LoadedModel:
-    """Load a bundled model by name or a model folder by path.
+def read_spec(folder: Path) -> ModelSpec:
+    """The specification of a model folder of either layout. Raises RequestError naming file and key."""
+    from fastcar_cli.models import vila_u
 
-    Raises RequestError for an unknown model or damaged files.
-    """
-    folder = folder_of(model)
+    if vila_u.is_checkpoint(folder):
+        return vila_u.read_spec(folder)
+    return _own(folder)[0]
+
+
+def _own(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseTokenizer]:
     config = _read_config(folder)
-    file = folder / "config.json"
     try:
-        spec = ModelSpec.from_dict(config["spec"])
-        defaults = GenerationDefaults(**config["generation"])
         text = config["text"]
         tokenizer = PhraseTokenizer(
             text["vocabulary"], text["phrases"], text["fillers"], text["length"], text["groups"]
         )
-        with torch.device("meta"):
-            network = VideoModel(spec)
+        return ModelSpec.from_dict(config["spec"]), GenerationDefaults(**config["generation"]), tokenizer
     except (KeyError, TypeError, ValueError) as e:
-        raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
-    weights = read_weights(folder / "model.safetensors", network.state_dict(), DTYPES[dtype], torch.device(device))
+        raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
+
+
+def load(
+    model: str, dtype: str = "float32", device: str = "cpu", progress: Callable[[int], None] | None = None
+) -> LoadedModel:
+    """Load a bundled model or a checkpoint of the hub by name, or a model folder by path.
+
+    `progress` is told the bytes read so far of a large checkpoint. Raises RequestError for an unknown
+    model or damaged files, RunError for a checkpoint that can't be fetched.
+    """
+    from fastcar_cli.models import vila_u
+
+    if dtype not in DTYPES:
+        raise RequestError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    folder = folder_of(model)
+    place = torch.device(device)
+    if vila_u.is_checkpoint(folder):
+        name = model if repository_of(model) else None
+        return vila_u.load_checkpoint(folder, DTYPES[dtype], place, name, progress)
+    spec, defaults, tokenizer = _own(folder)
+    network = empty_network(spec)
+    weights = read_weights(folder / "model.safetensors", network.state_dict(), DTYPES[dtype], place)
     network.load_state_dict(weights, assign=True)
-    network.llm.rotary.to(device)
+    network.llm.rotary.to(place)
     return LoadedModel(spec.name, network.eval().requires_grad_(False), tokenizer, defaults)
 
 

@@ -29,6 +29,7 @@ class DecoderSpec:
     rope_theta: float = 10000.0
     rope_factor: float = 1.0
     max_positions: int = 4096
+    attention_bias: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -86,15 +87,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Projections of causal self-attention with grouped key/value heads; no biases."""
+    """Projections of causal self-attention with grouped key/value heads."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
-        self.q_proj = nn.Linear(spec.width, spec.heads * spec.head_dim, bias=False)
-        self.k_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=False)
-        self.v_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=False)
-        self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.width, bias=False)
+        self.q_proj = nn.Linear(spec.width, spec.heads * spec.head_dim, bias=spec.attention_bias)
+        self.k_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=spec.attention_bias)
+        self.v_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=spec.attention_bias)
+        self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.width, bias=spec.attention_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[rows, S, width] to q [rows, heads, S, d] and k, v [rows, kv_heads, S, d], before rotation."""

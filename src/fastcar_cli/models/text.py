@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from fastcar_cli.errors import RequestError
 
@@ -24,6 +25,26 @@ class Reading:
     tokens: tuple[str, ...]
     unknown: tuple[str, ...]
     drawn: tuple[str, ...] = ()
+
+
+class TextTokenizer(Protocol):
+    """What the pipeline asks of a model's text side."""
+
+    def read(self, prompt: str) -> Reading:
+        """Token ids of a prompt. Raises RequestError for one that the model can't take."""
+        ...
+
+    def complete(self, reading: Reading, seed: int) -> Reading:
+        """The reading with what the prompt leaves open decided by the seed, where the model needs that."""
+        ...
+
+    def blank(self) -> tuple[int, ...]:
+        """Ids of the prompt that says nothing (the unconditional row)."""
+        ...
+
+    def notices(self, prompt: str, model: str) -> list[str]:
+        """What a user should know before the run. Raises RequestError for a prompt that can't be drawn."""
+        ...
 
 
 class PhraseTokenizer:
@@ -104,14 +125,31 @@ class PhraseTokenizer:
         """Ids of the prompt that says nothing (the unconditional row)."""
         return (self._bos, *[self._pad] * (self.length - 2), self._start)
 
-    def near(self, word: str) -> list[str]:
-        """Known words that look like an unknown one, best first."""
-        return difflib.get_close_matches(word, self._single, n=3, cutoff=0.6)
+    def notices(self, prompt: str, model: str) -> list[str]:
+        """Words the model does not know, with near ones, and attributes named twice.
 
-    def contradictions(self, reading: Reading) -> list[tuple[str, list[str]]]:
-        """Attributes of which a prompt names more than one value, with these values."""
-        named = ((name, [t for t in tokens if t in reading.tokens]) for name, tokens in self.groups.items())
-        return [(name, values) for name, values in named if len(values) > 1]
+        Raises RequestError for a prompt without a single known word.
+        """
+        reading = self.read(prompt)
+        if not reading.tokens:
+            raise RequestError(
+                f"the model {model!r} knows none of the words of {prompt!r}",
+                hint="it can draw: " + ", ".join(self.drawable),
+            )
+        found = []
+        for word in reading.unknown:
+            near = difflib.get_close_matches(word, self._single, n=3, cutoff=0.6)
+            found.append(
+                f"the model {model!r} does not know {word!r} and leaves it out"
+                + (f"; near: {', '.join(near)}" if near else "")
+            )
+        for name, tokens in self.groups.items():
+            values = [t for t in tokens if t in reading.tokens]
+            if len(values) > 1:
+                found.append(
+                    f"the model {model!r} draws one object with one {name}; the prompt names {', '.join(values)}"
+                )
+        return found
 
     @property
     def drawable(self) -> list[str]:

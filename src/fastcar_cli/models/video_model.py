@@ -59,12 +59,14 @@ class ModelSpec:
 
 
 class Projector(nn.Module):
-    """Code width to decoder width: linear maps with GELU (erf) between them."""
+    """Code width to decoder width: linear maps with GELU (erf) between them; none is the identity."""
 
     def __init__(self, code_width: int, width: int, count: int) -> None:
         super().__init__()
-        if count == 1:
-            self.layers: nn.Module = nn.Linear(code_width, width)
+        if count == 0:
+            self.layers: nn.Module = nn.Identity()
+        elif count == 1:
+            self.layers = nn.Linear(code_width, width)
         else:
             parts: list[nn.Module] = [nn.Linear(code_width, width)]
             for _ in range(count - 1):

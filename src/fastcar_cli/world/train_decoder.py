@@ -51,6 +51,7 @@ class TrainSettings:
     evaluate_every: float = 120.0
     checkpoint_every: float = 120.0
     warmup: float = 0.02
+    compile: bool = False
 
 
 def stage_settings(stage: str, *, seconds: float, batch: int, seed: int, device: str) -> TrainSettings:
@@ -247,6 +248,7 @@ def train(
     began, before = time.monotonic(), state["elapsed"]
     next_eval, next_save = before + settings.evaluate_every, before + settings.checkpoint_every
     running: dict[str, float] = {}
+    run = torch.compile(forward) if settings.compile else forward
 
     def save() -> None:
         temporary = checkpoint.with_suffix(".tmp")
@@ -267,7 +269,7 @@ def train(
             drawn = [rng.uniform(-8, 1) if rng.random() < settings.replay_share else math.inf for _ in range(len(text))]
             taus = torch.tensor(drawn, device=settings.device)
         with torch.autocast(settings.device, torch.bfloat16):
-            logits, scores, shares = forward(model, text, codes, taus)
+            logits, scores, shares = run(model, text, codes, taus)
         each = F.cross_entropy(logits.float().flatten(0, 2), codes.flatten(), reduction="none").view(codes.shape)
         weights = _weights(codes, n, settings.changed_weight)[..., None]
         loss = (each * weights).sum() / weights.sum() / codes.shape[-1]

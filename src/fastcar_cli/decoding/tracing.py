@@ -1,0 +1,167 @@
+"""What the engine computes on given codes, for comparing implementations.
+
+`trace` forces codes instead of sampling them and keeps what a comparison needs. It drives the very
+engine that generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import LoadedModel
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A teacher-forced run. Rows: conditional ones first, then unconditional; all tensors on the CPU.
+
+    Attributes:
+        input_ids: token ids of each row, without padding.
+        position_ids: rotary positions of the prompts, padded on the left (padding has 1), int64 [rows, longest].
+        steps: indices of predicted tokens for which logits and hidden states are kept.
+        logits: after guidance, before top-k, float32 [len(steps), depth, P, codes].
+        hidden: after the final norm, float32 [len(steps), rows, width].
+        tas: by input token, float32 [layers, rows, T*N - 1]; NaN where none was computed.
+        replayed: by input token, bool [layers, rows, T*N - 1].
+        mlp: MLP outputs used at the input tokens asked for, float32 [layers, len(mlp_tokens), rows, width].
+        block_out: residual stream after each block at `steps`, float32 [len(steps), layers, rows, width];
+            of the prompt's last token for step 0.
+        frames: pixels, float32 [P, T, H, W, 3] in 0..255, not rounded.
+        replay_ratio: replayed MLPs / (layers * rows * (T*N - 1)).
+
+    """
+
+    input_ids: list[list[int]]
+    position_ids: Tensor
+    steps: list[int]
+    logits: Tensor
+    hidden: Tensor
+    tas: Tensor
+    replayed: Tensor
+    mlp: Tensor
+    block_out: Tensor
+    frames: Tensor
+    replay_ratio: float
+
+
+class _Keep:
+    """A watcher that keeps MLP outputs and block outputs at some tokens."""
+
+    def __init__(self, layers: int, steps: Sequence[int], tokens: Sequence[int], rows: int, width: int) -> None:
+        self._steps = {s - 1: i for i, s in enumerate(steps)}
+        self._tokens = {t: i for i, t in enumerate(tokens)}
+        self.mlp = torch.zeros(layers, len(tokens), rows, width)
+        self.out = torch.zeros(len(steps), layers, rows, width)
+
+    def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
+        if t in self._tokens:
+            self.mlp[layer, self._tokens[t]] = mlp.float().cpu()
+        if t in self._steps:
+            self.out[self._steps[t], layer] = out.float().cpu()
+
+
+def _checked(model: LoadedModel, prompts: Sequence[str], codes: Tensor) -> int:
+    """Frames of the codes. Raises RequestError for codes that do not fit prompts and model."""
+    spec = model.network.spec
+    n, depth, size = spec.tokens_per_frame, spec.depth.depth, spec.depth.codes
+    shape = list(codes.shape)
+    fits = len(shape) == 3 and shape[0] == len(prompts) > 0 and shape[2] == depth
+    if not fits or not shape[1] or shape[1] % n:
+        raise RequestError(f"codes have shape {shape}, needed: [{len(prompts)}, T * {n}, {depth}]")
+    if codes.is_floating_point() or bool((codes < 0).any()) or bool((codes >= size).any()):
+        raise RequestError(f"codes must be whole numbers from 0 to {size - 1}")
+    return shape[1] // n
+
+
+def trace(
+    model: LoadedModel,
+    prompts: Sequence[str],
+    codes: Tensor,
+    *,
+    tau: float | Sequence[float | None] | None,
+    cfg: float = 3.0,
+    tas: str = "released",
+    steps: Sequence[int] | None = None,
+    mlp_tokens: Sequence[int] = (),
+    gate: str = "row",
+) -> Trace:
+    """Decode with the given codes instead of sampled ones and keep what the engine computed.
+
+    Args:
+        model: what `fastcar_cli.models.load` returns.
+        prompts: P texts.
+        codes: integers [P, T*N, depth].
+        tau: threshold of all layers, None for dense, or one number or None a layer.
+        cfg: guidance scale; with 1 there are no unconditional rows.
+        tas: definition of the score, `attention` or `released`.
+        steps: predicted tokens for which logits and hidden states are kept; None keeps all.
+        mlp_tokens: input tokens for which MLP outputs are kept.
+        gate: who decides on a replay, `row` or `pair`.
+
+    Raises:
+        RequestError: a prompt the model can't take, codes, thresholds or indices that do not fit.
+
+    """
+    network = model.network
+    spec = network.spec
+    frames = _checked(model, prompts, codes)
+    tokens = codes.shape[1]
+    if tas not in ("attention", "released"):
+        raise RequestError(f"tas is {tas!r}, allowed: 'attention', 'released'")
+    if gate not in ("row", "pair"):
+        raise RequestError(f"gate is {gate!r}, allowed: 'row', 'pair'")
+    layers = spec.decoder.layers
+    taus: tuple[float | None, ...] | None
+    if tau is None:
+        taus = None
+    elif isinstance(tau, (int, float)):
+        taus = (float(tau),) * layers
+    else:
+        taus = tuple(None if v is None else float(v) for v in tau)
+        if len(taus) != layers:
+            raise RequestError(f"tau has {len(taus)} values, the model has {layers} layers")
+    kept = list(range(tokens)) if steps is None else [int(s) for s in steps]
+    for name, given, end in (("steps", kept, tokens), ("mlp_tokens", mlp_tokens, tokens - 1)):
+        for index in given:
+            if not 0 <= index < end:
+                raise RequestError(f"{name} holds {index}, allowed: 0 to {end - 1}")
+    rows = [list(model.tokenizer.read(p).ids) for p in prompts]
+    if cfg != 1.0:
+        rows += [list(model.tokenizer.blank()) for _ in prompts]
+    settings = DecodeSettings(
+        frames=frames, sampling=SamplingSettings(cfg=cfg), taus=taus, tas=tas, pairs=gate == "pair", keep_tas=True
+    )
+    decode = Decode(network, rows, settings, torch.zeros(len(prompts), 0, spec.depth.depth))
+    watcher = _Keep(layers, kept, mlp_tokens, len(rows), spec.decoder.width)
+    decode.watch = watcher
+    place = {s: i for i, s in enumerate(kept)}
+    logits = torch.zeros(len(kept), spec.depth.depth, len(prompts), spec.depth.codes)
+    hidden = torch.zeros(len(kept), len(rows), spec.decoder.width)
+    for step in decode.steps(codes.to(network.device, torch.int64), keep_logits=True):
+        at = place.get(step.index)
+        if at is not None:
+            assert step.logits is not None
+            logits[at], hidden[at] = step.logits.float().cpu(), step.hidden.float().cpu()
+    images = torch.stack([decode.decode_frame(f).cpu() for f in range(frames)], 1)
+    replay = decode.replay
+    empty = (layers, len(rows), tokens - 1)
+    return Trace(
+        input_ids=rows,
+        position_ids=decode.positions().cpu(),
+        steps=kept,
+        logits=logits,
+        hidden=hidden,
+        tas=torch.full(empty, float("nan")) if replay is None or replay.tas is None else replay.tas.cpu(),
+        replayed=torch.zeros(empty, dtype=torch.bool) if replay is None else replay.replayed.cpu(),
+        mlp=watcher.mlp,
+        block_out=watcher.out,
+        frames=images,
+        replay_ratio=0.0 if replay is None else replay.stats(decode.passes).ratio,
+    )

@@ -1,0 +1,89 @@
+"""Checkpoints on the Hugging Face hub: names, download, and what is there.
+
+The user's cache, token and `HF_HUB_OFFLINE` are huggingface_hub's and hold here; an interrupted
+download goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastcar_cli.errors import FastcarError, RunError
+
+REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"}
+"""Short names of checkpoints and their repositories."""
+
+LICENCE = (
+    "the weights of {name} build on LLaMA 2: its community licence and acceptable use policy hold for them "
+    "(https://ai.meta.com/llama/license), beside the terms on https://huggingface.co/{repository}"
+)
+
+_PATTERNS = ["config.json", "llm/*", "vision_tower/*", "mm_projector/*"]
+_WANTED = _PATTERNS + [f"model/{p}" for p in _PATTERNS]
+_CONFIGS = [p.replace("*", "*.json") for p in _WANTED] + ["llm/tokenizer.model", "model/llm/tokenizer.model"]
+
+
+def repository_of(name: str) -> str | None:
+    """The repository of a short or full name that is known; None for any other."""
+    return REPOSITORIES.get(name, name if name in REPOSITORIES.values() else None)
+
+
+def _unreachable(repository: str, error: Exception) -> RunError:
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    way_out = (
+        f"run once with a network, or copy the repository {repository} into a folder and give its path with --model"
+    )
+    if isinstance(error, GatedRepoError):
+        reason, way_out = "access to it must be granted", f"accept its terms on huggingface.co/{repository} and log in"
+    elif isinstance(error, RepositoryNotFoundError):
+        reason, way_out = "it is not there, or this token may not see it", "check HF_TOKEN"
+    elif isinstance(error, (LocalEntryNotFoundError, ConnectionError)) or "Connect" in type(error).__name__:
+        reason = "it is not in the cache and the hub can't be reached"
+    else:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return RunError(f"the model {repository} could not be fetched: {reason}", hint=way_out)
+
+
+def _complete(folder: Path) -> bool:
+    """Whether every file that loading needs is in the folder."""
+    from fastcar_cli.models.vila_u import PARTS, read_spec, root_of
+    from fastcar_cli.models.weights import weight_files
+
+    try:
+        read_spec(folder)
+        return all(f.is_file() for part in PARTS[:2] for f in weight_files(root_of(folder) / part))
+    except FastcarError:
+        return False
+
+
+def fetch(repository: str, *, configs_only: bool = False) -> Path:
+    """Folder of a repository in the user's cache, downloaded where it is not there yet.
+
+    Raises RunError with one sentence where it is neither there nor can be fetched.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        cached = Path(snapshot_download(repository, local_files_only=True))
+        if configs_only or _complete(cached):
+            return cached
+    except (OSError, ValueError):
+        pass
+    try:
+        return Path(snapshot_download(repository, allow_patterns=_CONFIGS if configs_only else _WANTED))
+    except Exception as e:  # the errors of a connection belong to whichever client the hub library uses
+        raise _unreachable(repository, e) from None
+
+
+def remote_sizes(repository: str) -> dict[str, int]:
+    """Sizes in bytes of the files that would be downloaded, by name. Raises RunError without a network."""
+    from fnmatch import fnmatch
+
+    from huggingface_hub import HfApi
+
+    try:
+        info = HfApi().model_info(repository, files_metadata=True)
+    except Exception as e:  # the errors of a connection belong to whichever client the hub library uses
+        raise _unreachable(repository, e) from None
+    return {s.rfilename: int(s.size or 0) for s in info.siblings or [] if any(fnmatch(s.rfilename, p) for p in _WANTED)}

@@ -1,0 +1,108 @@
+"""VILA-U's text side: LLaMA's sentencepiece tokenizer and the conversation template around a prompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.text import Reading
+
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+"""System text of the template `v1` (vicuna)."""
+
+ADDED = ("<im_start>", "<im_end>", "<vi_start>", "<vi_end>")
+"""Tokens behind the base vocabulary, in this order."""
+
+_RESERVED = (*ADDED, "<image>", "<s>", "</s>", "<unk>")
+
+
+def templated(prompt: str) -> str:
+    """The text before `<vi_start>`, its last space included; a blank prompt gives the unconditional row's."""
+    text = prompt.strip()
+    return f"{SYSTEM} USER: {text} ASSISTANT: " if text else f"{SYSTEM} USER:ASSISTANT: "
+
+
+class LlamaTokenizer:
+    """BOS, the pieces of the templated prompt, `<vi_start>`.
+
+    Args:
+        folder: the `llm` folder of a checkpoint, with tokenizer.model and, at will, added_tokens.json.
+        vocab: rows of the embedding table; the added tokens are its last four.
+        limit: most token ids a prompt may have.
+
+    Raises:
+        RequestError: a file is missing or damaged, or the added tokens do not fit the table.
+
+    """
+
+    def __init__(self, folder: Path, vocab: int, limit: int) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        file = folder / "tokenizer.model"
+        if not file.is_file():
+            raise RequestError(f"tokenizer file {file} is missing")
+        self._pieces = SentencePieceProcessor()
+        try:
+            self._pieces.Load(str(file))
+        except (OSError, RuntimeError) as e:
+            raise RequestError(f"tokenizer file {file} is damaged: {e}") from None
+        self._limit = limit
+        self._bos = self._pieces.bos_id()
+        if self._bos < 0:
+            raise RequestError(f"tokenizer file {file} has no begin-of-sentence token")
+        self._start = _added(folder, vocab)
+        if self._pieces.GetPieceSize() > vocab:
+            raise RequestError(
+                f"tokenizer file {file} has {self._pieces.GetPieceSize()} pieces, the embedding table {vocab} rows"
+            )
+
+    def encode(self, prompt: str) -> tuple[int, ...]:
+        """Ids of a prompt; an empty one gives the unconditional row."""
+        return (self._bos, *self._pieces.EncodeAsIds(templated(prompt)), self._start)
+
+    def read(self, prompt: str) -> Reading:
+        """See `TextTokenizer.read`."""
+        for token in _RESERVED:
+            if token in prompt:
+                raise RequestError(f"the prompt holds {token!r}, a special token of the model", hint="leave it out")
+        ids = self.encode(prompt)
+        if len(ids) > self._limit:
+            raise RequestError(
+                f"the prompt is too long: {len(ids)} tokens with its template, there is room for {self._limit}",
+                hint="shorten the prompt, or generate fewer frames",
+            )
+        return Reading(ids, tuple(self._pieces.EncodeAsPieces(prompt.strip())), ())
+
+    def complete(self, reading: Reading, seed: int) -> Reading:
+        """The reading as it is: this model leaves nothing to a draw."""
+        return reading
+
+    def blank(self) -> tuple[int, ...]:
+        """See `TextTokenizer.blank`."""
+        return self.encode("")
+
+    def notices(self, prompt: str, model: str) -> list[str]:
+        """None; raises RequestError as `read` does."""
+        self.read(prompt)
+        return []
+
+
+def _added(folder: Path, vocab: int) -> int:
+    """Id of `<vi_start>`: what added_tokens.json says, which must agree with the table's last four rows."""
+    expected = vocab - len(ADDED) + ADDED.index("<vi_start>")
+    file = folder / "added_tokens.json"
+    if not file.is_file():
+        return expected
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["<vi_start>"]
+    except (OSError, ValueError) as e:
+        raise RequestError(f"{file} can't be read: {e}") from None
+    except (KeyError, TypeError):
+        raise RequestError(f"{file}: has no token '<vi_start>'") from None
+    if found != expected:
+        raise RequestError(f"{file}: key '<vi_start>' is {found!r}, the embedding table has its row at {expected}")
+    return expected

@@ -1,0 +1,285 @@
+"""VILA-U checkpoints in the official layout: config files to a specification, tensor names to parameters.
+
+The folder is read as it is: `llm/`, `vision_tower/`, `mm_projector/` and a root config.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network
+from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.llama_text import LlamaTokenizer
+from fastcar_cli.models.rqvae import RQVAESpec
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.models.weights import Component, Progress, fill
+
+MODEL_TYPE = "vila_u_llama"
+FRAMES, FPS = 8, 8
+
+DEFAULTS = GenerationDefaults(cfg=3.0, temperature=1.0, top_k=900, top_p=0.96, tas="released", gate="row")
+"""Guidance and sampling of the released inference code."""
+
+PARTS = ("llm", "vision_tower", "mm_projector")
+
+
+class _Config:
+    """One config.json; every value is asked for by key, and a wrong one is named with its file."""
+
+    def __init__(self, file: Path, data: Any = None, path: str = "") -> None:
+        self.file, self.path = file, path
+        if data is None:
+            try:
+                data = json.loads(file.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                raise RequestError(f"{file} is missing", hint="the folder is no VILA-U checkpoint") from None
+            except (OSError, ValueError) as e:
+                raise RequestError(f"{file} can't be read: {e}") from None
+        if not isinstance(data, dict):
+            raise self.wrong("", data, "a mapping")
+        self.data: dict[str, Any] = data
+
+    def wrong(self, key: str, value: Any, needed: str) -> RequestError:
+        return RequestError(f"{self.file}: key '{self.path}{key}' is {value!r}, needed: {needed}")
+
+    def section(self, key: str) -> _Config:
+        return _Config(self.file, self.require(key), f"{self.path}{key}.")
+
+    def require(self, key: str) -> Any:
+        if key not in self.data:
+            raise RequestError(f"{self.file}: key '{self.path}{key}' is missing")
+        return self.data[key]
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.require(key) if default is None else self.data.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.wrong(key, value, "a whole number above 0")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.data.get(key)
+        value = default if value is None else value
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+            raise self.wrong(key, value, "a number above 0")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.data.get(key, False)
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
+
+    def integers(self, key: str, count: int | None = None) -> tuple[int, ...]:
+        value = self.require(key)
+        whole = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+        if not whole or (count is not None and len(value) != count) or any(v < 1 for v in value):
+            raise self.wrong(key, value, "a list of whole numbers" if count is None else f"{count} whole numbers")
+        return tuple(value)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder looks like an official checkpoint (it or its `model` folder has the `llm` part)."""
+    return (root_of(folder) / "llm").is_dir()
+
+
+def root_of(folder: Path) -> Path:
+    """The folder that holds the parts: `model` inside it where there is one."""
+    return folder / "model" if (folder / "model").is_dir() else folder
+
+
+def _rope_factor(llm: _Config) -> float:
+    scaling = llm.data.get("rope_scaling")
+    if scaling is None:
+        return 1.0
+    section = llm.section("rope_scaling")
+    kind = section.data.get("type", section.data.get("rope_type"))
+    if kind == "default":
+        return 1.0
+    if kind != "linear":
+        raise section.wrong("type", kind, "'linear' (or no rope_scaling)")
+    return section.number("factor", 1.0)
+
+
+def _decoder(llm: _Config) -> DecoderSpec:
+    if llm.data.get("model_type", "llama") != "llama":
+        raise llm.wrong("model_type", llm.data["model_type"], "'llama'")
+    if llm.data.get("hidden_act", "silu") != "silu":
+        raise llm.wrong("hidden_act", llm.data["hidden_act"], "'silu'")
+    width, heads = llm.integer("hidden_size"), llm.integer("num_attention_heads")
+    kv_heads = llm.integer("num_key_value_heads", heads)
+    if width % heads or (width // heads) % 2:
+        raise llm.wrong("num_attention_heads", heads, f"a divisor of hidden_size {width} with even quotient")
+    if llm.data.get("head_dim") not in (None, width // heads):
+        raise llm.wrong("head_dim", llm.data["head_dim"], f"hidden_size / num_attention_heads, {width // heads}")
+    if heads % kv_heads:
+        raise llm.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads {heads}")
+    factor = _rope_factor(llm)
+    return DecoderSpec(
+        width=width,
+        layers=llm.integer("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        mlp_width=llm.integer("intermediate_size"),
+        vocab=llm.integer("vocab_size"),
+        rms_eps=llm.number("rms_norm_eps", 1e-6),
+        rope_theta=llm.number("rope_theta", 10000.0),
+        rope_factor=factor,
+        max_positions=int(llm.integer("max_position_embeddings", 4096) * factor),
+        attention_bias=llm.flag("attention_bias"),
+    )
+
+
+def _projector_layers(config: _Config) -> int:
+    kind = config.require("mm_projector_type")
+    if kind == "identity":
+        return 0
+    if kind == "linear":
+        return 1
+    found = re.fullmatch(r"mlp(\d+)x_gelu", str(kind))
+    if not found or int(found[1]) < 1:
+        raise config.wrong("mm_projector_type", kind, "linear, mlpNx_gelu or identity")
+    return int(found[1])
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    """The specification of an official checkpoint. Raises RequestError naming file and key."""
+    root = root_of(folder)
+    top = _Config(root / "config.json")
+    if top.data.get("model_type") != MODEL_TYPE:
+        raise top.wrong("model_type", top.data.get("model_type"), repr(MODEL_TYPE))
+    for part in PARTS:
+        if not (root / part).is_dir():
+            raise RequestError(f"{root} is no VILA-U checkpoint: it has no folder {part!r}")
+    decoder = _decoder(_Config(root / "llm" / "config.json"))
+    tower = _Config(root / "vision_tower" / "config.json")
+    autoencoder, transformer = tower.section("rqvaesiglip"), tower.section("rqtransformer")
+    pixels, head = autoencoder.section("ddconfig"), transformer.section("head")
+    height, width, depth = autoencoder.integers("code_shape", 3)
+    codes, code_width = autoencoder.integer("n_embed"), autoencoder.integer("embed_dim")
+    for key, found, needed in (
+        ("block_size", list(transformer.integers("block_size", 3)), [height, width, depth]),
+        ("vocab_size", transformer.integer("vocab_size", codes), codes),
+        ("input_embed_dim_1", transformer.integer("input_embed_dim_1", code_width), code_width),
+        ("input_embed_dim_2", transformer.integer("input_embed_dim_2", decoder.width), decoder.width),
+    ):
+        if found != needed:
+            raise transformer.wrong(key, found, repr(needed))
+    latent = autoencoder.data.get("decoder_latent_shape")
+    depth_width, depth_heads = transformer.integer("embed_dim"), head.section("block").integer("n_head")
+    if depth_width % depth_heads:
+        raise head.section("block").wrong("n_head", depth_heads, f"a divisor of embed_dim {depth_width}")
+    projector = _Config(root / "mm_projector" / "config.json")
+    layers = _projector_layers(projector)
+    if layers == 0 and code_width != decoder.width:
+        raise projector.wrong("mm_projector_type", "identity", f"code width {code_width} equal to {decoder.width}")
+    return ModelSpec(
+        name=(folder.resolve().name or "vila-u"),
+        frames=FRAMES,
+        fps=FPS,
+        decoder=decoder,
+        depth=DepthSpec(
+            width=depth_width,
+            blocks=head.integer("n_layer"),
+            heads=depth_heads,
+            depth=depth,
+            codes=codes,
+            code_width=code_width,
+            hidden=decoder.width,
+        ),
+        rqvae=RQVAESpec(
+            grid=(height, width),
+            depth=depth,
+            codes=codes,
+            code_width=code_width,
+            z_channels=pixels.integer("z_channels"),
+            ch=pixels.integer("ch"),
+            ch_mult=pixels.integers("ch_mult"),
+            num_res_blocks=pixels.integer("num_res_blocks"),
+            resolution=pixels.integer("resolution"),
+            attn_resolutions=tuple(pixels.data.get("attn_resolutions", ())),
+            out_ch=pixels.integer("out_ch", 3),
+            shared_codebook=autoencoder.flag("shared_codebook"),
+            latent_size=None if latent is None else _pair(autoencoder.integers("decoder_latent_shape", 2)),
+        ),
+        projector_layers=layers,
+    )
+
+
+def _pair(values: tuple[int, ...]) -> tuple[int, int]:
+    return values[0], values[1]
+
+
+_UNUSED_VISION = re.compile(
+    r"rqvaesiglip\.(siglip_model\.|encoder\.|quant_conv\.|logit_scale$|logit_bias$"
+    r"|quantizer\.codebooks\.\d+\.(cluster_size_ema|embed_ema)$)"
+)
+
+
+def components(root: Path, network: VideoModel) -> list[Component]:
+    """Which keys of which folder are which parameters of the network."""
+    spec = network.spec
+    llm: dict[str, str] = {}
+    tower: dict[str, str] = {}
+    projector: dict[str, str] = {}
+    for name in network.state_dict():
+        part, _, rest = name.partition(".")
+        if part == "llm":
+            llm[f"model.{rest}"] = name
+        elif part == "depth":
+            tower[f"rqtransformer.{rest}"] = name
+        elif part == "rqvae":
+            tower[f"rqvaesiglip.{rest}"] = name
+        elif part == "projector":
+            projector[rest] = name
+    repeated: set[str] = set()
+    if spec.rqvae.shared_codebook:
+        # One table under the first depth's name; some savers repeat it for the others.
+        repeated = {f"rqvaesiglip.quantizer.codebooks.{d}.weight" for d in range(1, spec.rqvae.depth)}
+        for key in repeated:
+            del tower[key]
+
+    def unused_llm(key: str) -> bool:
+        return key == "lm_head.weight" or key.endswith("rotary_emb.inv_freq")
+
+    def unused_tower(key: str) -> bool:
+        return key in repeated or bool(_UNUSED_VISION.match(key))
+
+    found = [
+        Component(root / "llm", llm, unused_llm),
+        Component(root / "vision_tower", tower, unused_tower),
+    ]
+    if spec.projector_layers:
+        found.append(Component(root / "mm_projector", projector, lambda key: False))
+    return found
+
+
+def load_checkpoint(
+    folder: Path, dtype: torch.dtype, device: torch.device, name: str | None = None, progress: Progress | None = None
+) -> LoadedModel:
+    """Load an official checkpoint; only what generation needs is read, without a second copy in memory.
+
+    Raises RequestError for a wrong folder, file, key, shape or model type.
+    """
+    spec = read_spec(folder)
+    root = root_of(folder)
+    if dtype == torch.float16 and device.type == "cpu":
+        raise RequestError("--dtype float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
+    tokenizer = LlamaTokenizer(root / "llm", spec.decoder.vocab, spec.decoder.max_positions - spec.tokens_per_frame)
+    network = empty_network(spec)
+    wanted = network.state_dict()
+    weights = fill(components(root, network), wanted, dtype, device, progress)
+    if spec.rqvae.shared_codebook:
+        first = weights["rqvae.quantizer.codebooks.0.weight"]
+        for d in range(1, spec.rqvae.depth):
+            weights[f"rqvae.quantizer.codebooks.{d}.weight"] = first
+    network.load_state_dict(weights, assign=True)
+    network.llm.rotary.to(device)
+    return LoadedModel(name or spec.name, network.eval().requires_grad_(False), tokenizer, DEFAULTS)
