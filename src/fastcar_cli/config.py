@@ -99,7 +99,7 @@ class Video(_Section):
 class RunConfig(_Section):
     """Everything a run is decided by."""
 
-    model: str = Field("mini", min_length=1, description="bundled name or model folder")
+    model: str = Field("mini", min_length=1, description="bundled name, hub name or model folder")
     generation: Generation = Generation()
     sampling: Sampling = Sampling()
     replay: Replay = Replay()

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,20 @@ from fastcar_cli.decoding.engine import Decode, DecodeSettings
 from fastcar_cli.decoding.replay import ReplayStats
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import LoadedModel, load
+from fastcar_cli.models.checkpoint import (
+    BUNDLED,
+    DTYPES,
+    LoadedModel,
+    default_guidance,
+    folder_of,
+    load,
+    read_spec,
+)
+from fastcar_cli.models.plan import Plan, choose_dtype, make_plan
 from fastcar_cli.models.text import Reading
+
+PROMPT_TOKENS = 64
+"""Tokens of a prompt with its template that a plan reckons with."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +65,18 @@ class TextToVideo:
 
         self.name, self.layers = model.name, spec.decoder.layers
         self.frames = choose(config.generation.frames, spec.frames)
-        if self.frames > spec.frames:
+        if spec.place_tables and self.frames > spec.frames:
             raise RequestError(
                 f"--frames {self.frames}: the model {model.name!r} was trained on {spec.frames} frames and has no "
                 "position for more",
                 hint=f"allowed: 1 to {spec.frames}",
+            )
+        longest = (spec.decoder.max_positions - 1) // spec.tokens_per_frame
+        if self.frames > longest:
+            raise RequestError(
+                f"--frames {self.frames}: {self.frames * spec.tokens_per_frame} tokens, the model {model.name!r} has "
+                f"{spec.decoder.max_positions} positions",
+                hint=f"allowed: 1 to {longest}",
             )
         self.fps = choose(config.video.fps, spec.fps)
         self.height, self.width = spec.rqvae.frame_size
@@ -102,21 +122,66 @@ class TextToVideo:
         self._total = 0.0
 
     @classmethod
-    def from_config(cls, config: RunConfig) -> TextToVideo:
-        """Load the model that the configuration names, where and in the dtype it says."""
+    def from_config(
+        cls, config: RunConfig, *, videos: int = 1, on_load: Callable[[int, int], None] | None = None
+    ) -> TextToVideo:
+        """Load the model that the configuration names, where and in the dtype it says.
+
+        `videos` are decoded at once; `on_load(bytes, total)` is told of the loading of a large model.
+        Raises RequestError for what can't be done here, memory included.
+        """
         began = time.perf_counter()
-        device = _device(config.runtime.device)
-        dtype = config.runtime.dtype
-        if dtype == "auto":
-            dtype = "float32" if device == "cpu" else "bfloat16"
+        device, bundled = _device(config.runtime.device), config.model in BUNDLED
+        dtype: str = config.runtime.dtype
         # Two threads lose more in waiting for each other than they gain on two rows of a small model.
         threads = config.runtime.threads
-        if threads is None and config.model == "mini":
+        if threads is None and bundled:
             threads = 1
         if threads is not None:
             torch.set_num_threads(threads)
-        model = load(config.model, dtype, device)
+        progress = None
+        if bundled:
+            dtype = ("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype
+        else:
+            plans = cls.plans(config, videos=videos, device=device)
+            dtype = choose_dtype(dtype, device, plans)
+            total = plans[dtype].weights
+            if on_load is not None:
+                told = on_load
+
+                def progress(done: int) -> None:
+                    told(done, total)
+
+        model = load(config.model, dtype, device, progress)
         return cls(model, config, load_seconds=time.perf_counter() - began)
+
+    @staticmethod
+    def plans(
+        config: RunConfig, *, videos: int = 1, device: str | None = None, folder: Path | None = None
+    ) -> dict[str, Plan]:
+        """What a run would need by dtype, from the model's configuration alone; nothing is loaded."""
+        device = device or _device(config.runtime.device)
+        folder = folder or folder_of(config.model)
+        spec = read_spec(folder)
+        frames = config.generation.frames or spec.frames
+        guided = default_guidance(folder) if config.sampling.cfg is None else config.sampling.cfg
+        taus: list[float | None] | None = None if config.replay.tau == "off" else [0.0] * spec.decoder.layers
+        if isinstance(config.replay.tau, list):
+            taus = [None if t in (None, "off") else 0.0 for t in config.replay.tau]
+        return {
+            name: make_plan(
+                spec,
+                dtype=name,
+                device=device,
+                rows=videos * (1 if guided == 1.0 else 2),
+                frames=frames,
+                prompt_tokens=PROMPT_TOKENS,
+                taus=taus,
+                window=config.attention.window,
+                sinks=config.attention.sinks,
+            )
+            for name in DTYPES
+        }
 
     def _effective(self, config: RunConfig) -> dict[str, Any]:
         """The configuration with every default of the model filled in."""

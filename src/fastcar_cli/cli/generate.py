@@ -41,7 +41,7 @@ def generate(
     tas: Annotated[str | None, typer.Option(help="Definition of the score: attention or released.")] = None,
     gate: Annotated[str | None, typer.Option(help="Who decides on a replay: row or pair.")] = None,
     max_replay_age: Annotated[int | None, typer.Option(help="Times in a row one value may be replayed.")] = None,
-    model: Annotated[str | None, typer.Option(help="Bundled model or model folder.")] = None,
+    model: Annotated[str | None, typer.Option(help="mini, vila-u-7b, or the path of a model folder.")] = None,
     frames: Annotated[int | None, typer.Option(help="Frames of the video.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; drawn and printed where none is given.")] = None,
     samples: Annotated[int | None, typer.Option(help="Videos a prompt, with seeds counted up.")] = None,
@@ -59,6 +59,9 @@ def generate(
     scale: Annotated[int | None, typer.Option(help="Enlargement of the written frames, 1 to 16.")] = None,
     config: Annotated[str | None, typer.Option(help="Preset name or YAML file.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Tell files, memory and the replay ceiling; load nothing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Replay by layer and frame.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
@@ -110,16 +113,20 @@ def generate(
     first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)
     jobs = [(text, first + k) for text in texts for k in range(run.generation.samples)]
     many = len(jobs) > 1
+    if dry:
+        from fastcar_cli.cli.dry_run import dry_run
+
+        dry_run(run, len(jobs), as_json, quiet)
+        return
     if not many and output is not None:
         check_target(Path(output))
     if many and output is not None:
         _make_folder(Path(output))
 
     from fastcar_cli.cli.render import console, summary
-    from fastcar_cli.pipeline import TextToVideo
 
     terminal = console(quiet or as_json)
-    pipe = TextToVideo.from_config(run)
+    pipe = _load(run, len(jobs), terminal)
     for note in notes + pipe.notices(texts):
         console(quiet).print(f"[yellow]note:[/] {_escape(note)}")
     paths: list[Path] = []
@@ -152,6 +159,22 @@ def generate(
         terminal.print(summary(report, verbose))
     if interrupted:
         raise typer.Exit(130)
+
+
+def _load(run: RunConfig, videos: int, terminal: Any) -> TextToVideo:
+    """The pipeline, with a bar while a large checkpoint is read."""
+    from fastcar_cli.cli.render import loading
+    from fastcar_cli.pipeline import TextToVideo
+
+    with loading(terminal) as bar:
+        task = None
+
+        def on_load(done: int, total: int) -> None:
+            nonlocal task
+            task = bar.add_task("loading", total=total) if task is None else task
+            bar.update(task, completed=min(done, total))
+
+        return TextToVideo.from_config(run, videos=videos, on_load=on_load)
 
 
 def _write(pipe: TextToVideo, run: RunConfig, jobs: list[tuple[str, int]], paths: list[Path], terminal: Any) -> bool:

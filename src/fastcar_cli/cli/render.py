@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 
@@ -22,6 +31,21 @@ def progress(target: Console) -> Progress:
         MofNCompleteColumn(),
         TextColumn("frames"),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=target,
+        transient=True,
+        disable=not target.is_terminal,
+    )
+
+
+def loading(target: Console) -> Progress:
+    """A bar by bytes with speed and time left; silent where the console is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
         console=target,

@@ -137,6 +137,13 @@ def read_spec(folder: Path) -> ModelSpec:
     return _own(folder)[0]
 
 
+def default_guidance(folder: Path) -> float:
+    """The guidance scale that a model folder wants to be used with."""
+    from fastcar_cli.models import vila_u
+
+    return vila_u.DEFAULTS.cfg if vila_u.is_checkpoint(folder) else _own(folder)[1].cfg
+
+
 def _own(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseTokenizer]:
     config = _read_config(folder)
     try:

@@ -1,0 +1,104 @@
+"""`fastcar generate --dry-run`: what a run would read and hold, told before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fastcar_cli.errors import RunError
+
+if TYPE_CHECKING:
+    from fastcar_cli.config import RunConfig
+
+
+def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
+    """Print files, sizes, memory and the replay ceiling; raises RequestError as the run would."""
+    from fastcar_cli.models import hub
+    from fastcar_cli.models.checkpoint import BUNDLED, folder_of
+    from fastcar_cli.models.plan import choose_dtype
+    from fastcar_cli.models.vila_u import PARTS, is_checkpoint, root_of
+    from fastcar_cli.models.weights import weight_files
+    from fastcar_cli.pipeline import TextToVideo
+
+    repository = hub.repository_of(run.model)
+    if repository is not None:
+        folder = hub.fetch(repository, configs_only=True)
+        try:
+            sizes = hub.remote_sizes(repository)
+        except RunError:
+            sizes = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+        missing = {name: size for name, size in sizes.items() if not (folder / name).exists()}
+    else:
+        folder = folder_of(run.model)
+        if is_checkpoint(folder):
+            root = root_of(folder)
+            files = [f for part in PARTS for f in _files(weight_files, root / part)]
+        else:
+            files = [folder / "model.safetensors"]
+        sizes = {str(f.relative_to(folder)): f.stat().st_size if f.is_file() else 0 for f in files}
+        missing = {name: 0 for name in sizes if not (folder / name).is_file()}
+    plans = TextToVideo.plans(run, videos=videos, folder=folder)
+    asked = run.runtime.dtype
+    any_plan = plans["float32"]
+    if run.model in BUNDLED and asked == "auto":
+        asked = "float32" if any_plan.device == "cpu" else "bfloat16"
+    try:
+        plan, refusal = plans[choose_dtype(asked, any_plan.device, plans)], None
+    except Exception as e:
+        plan, refusal = plans[asked if asked != "auto" else "bfloat16"], e
+    document: dict[str, Any] = {
+        "model": run.model,
+        "folder": str(folder),
+        "files": sizes,
+        "to_download": missing if repository else {},
+        "missing": [] if repository else sorted(missing),
+        **plan.to_dict(),
+    }
+    if as_json:
+        typer.echo(json.dumps(document))
+    elif not quiet:
+        _table(document, plan)
+    if repository is not None and not quiet:
+        from fastcar_cli.cli.render import console
+
+        console().print("[yellow]note:[/] " + hub.LICENCE.format(name=run.model, repository=repository))
+    if refusal is not None:
+        raise refusal
+
+
+def _files(find: Any, folder: Any) -> list[Any]:
+    from fastcar_cli.errors import RequestError
+
+    try:
+        return list(find(folder))
+    except RequestError:
+        # An identity projector has no weights; what is truly missing is said when loading.
+        return []
+
+
+def _table(document: dict[str, Any], plan: Any) -> None:
+    from rich.table import Table
+
+    from fastcar_cli.cli.render import console
+    from fastcar_cli.models.plan import gib
+
+    table = Table(title=f"{document['model']}: nothing was loaded", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("folder", document["folder"])
+    for name, size in document["files"].items():
+        state = "missing" if name in document["missing"] else gib(size)
+        table.add_row("file", f"{name}  {state}" + ("  (to download)" if name in document["to_download"] else ""))
+    table.add_row("weights", f"{gib(plan.weights)} in {plan.dtype}")
+    table.add_row("KV cache", gib(plan.kv_cache))
+    table.add_row("replay cache", gib(plan.replay_cache) if plan.replay_cache else "none (tau off)")
+    table.add_row("memory", f"{gib(plan.needed)} with {gib(plan.base)} for the process; {gib(plan.available)} free")
+    table.add_row("fits", ("yes" if plan.fits else "no") + f", on {plan.device}")
+    table.add_row(
+        "replay ceiling",
+        f"{plan.ceiling:.2f}x where memory is the limit (computed: MLPs are {plan.mlp_share:.0%} of the bytes a step "
+        f"reads, at most {plan.max_replay_ratio:.1%} of them can replay)",
+    )
+    console().print(table)

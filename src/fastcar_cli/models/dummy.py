@@ -1,0 +1,161 @@
+"""Checkpoints in the official VILA-U layout with random weights, for tests and for measuring.
+
+`python -m fastcar_cli.models.dummy FOLDER --layers 2` writes one of the true width; it draws noise,
+but it loads, runs and costs what the real one does, layer by layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fastcar_cli.models.checkpoint import DTYPES, empty_network
+from fastcar_cli.models.llama_text import ADDED
+from fastcar_cli.models.vila_u import MODEL_TYPE, components, read_spec
+
+FULL: dict[str, Any] = {
+    "llm": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+        "vocab_size": 32004,
+    },
+    "tower": {
+        "hidden_size": 1024,
+        "rqvaesiglip": {
+            "embed_dim": 1024,
+            "n_embed": 16384,
+            "code_shape": [16, 16, 4],
+            "shared_codebook": True,
+            "decoder_latent_shape": None,
+            "ddconfig": {
+                "z_channels": 256,
+                "ch": 128,
+                "ch_mult": [1, 1, 2, 2, 4],
+                "num_res_blocks": 2,
+                "resolution": 256,
+                "attn_resolutions": [16],
+                "out_ch": 3,
+            },
+        },
+        "rqtransformer": {
+            "block_size": [16, 16, 4],
+            "embed_dim": 2560,
+            "input_embed_dim_1": 1024,
+            "input_embed_dim_2": 4096,
+            "vocab_size": 16384,
+            "head": {"n_layer": 6, "block": {"n_head": 40}},
+        },
+    },
+    "projector": {"mm_projector_type": "mlp2x_gelu"},
+}
+"""Widths of the 7B model as far as they are known; the rest follows the paper and class defaults."""
+
+
+def write_configs(folder: Path, llm: dict[str, Any], tower: dict[str, Any], projector: dict[str, Any]) -> None:
+    """The config files of a checkpoint."""
+    documents = {
+        "config.json": {"model_type": MODEL_TYPE, "hidden_size": llm["hidden_size"]},
+        "llm/config.json": llm,
+        "vision_tower/config.json": tower,
+        "mm_projector/config.json": projector,
+        "llm/added_tokens.json": {t: llm["vocab_size"] - len(ADDED) + i for i, t in enumerate(ADDED)},
+    }
+    for name, document in documents.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def write_tokenizer(folder: Path, pieces: int = 320) -> None:
+    """A small sentencepiece model in LLaMA's manner (byte fallback, dummy prefix), trained on the template's text."""
+    import io
+
+    from sentencepiece import SentencePieceTrainer
+
+    from fastcar_cli.models.llama_text import SYSTEM
+
+    out = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter([SYSTEM, "USER: a red ball rolls to the right ASSISTANT: "] * 20),
+        model_writer=out,
+        model_type="bpe",
+        vocab_size=pieces,
+        byte_fallback=True,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (folder / "llm").mkdir(parents=True, exist_ok=True)
+    (folder / "llm" / "tokenizer.model").write_bytes(out.getvalue())
+
+
+def write_weights(
+    folder: Path, dtype: torch.dtype, seed: int = 0, suffix: str = ".safetensors", shards: int = 1
+) -> None:
+    """Random weights for the configs in the folder, scaled so that scores and logits are of order one."""
+    spec = read_spec(folder)
+    network = empty_network(spec)
+    shapes = network.state_dict()
+    for component in components(folder, network):
+        keys = list(component.names)
+        parts = [keys[i::shards] for i in range(shards)] if component.folder.name == "llm" else [keys]
+        index: dict[str, str] = {}
+        stem = "model" if suffix == ".safetensors" else "pytorch_model"
+        for i, part in enumerate(parts):
+            name = f"{stem}{suffix}" if len(parts) == 1 else f"{stem}-{i + 1:05d}-of-{len(parts):05d}{suffix}"
+            tensors = {k: _random(k, shapes[component.names[k]].shape, dtype, seed) for k in part}
+            index |= dict.fromkeys(part, name)
+            if suffix == ".bin":
+                torch.save(tensors, component.folder / name)
+            else:
+                save_file(tensors, str(component.folder / name), metadata={"format": "pt"})
+        if len(parts) > 1:
+            document = json.dumps({"metadata": {}, "weight_map": index})
+            (component.folder / f"{stem}{suffix}.index.json").write_text(document, encoding="utf-8")
+
+
+def _random(key: str, shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
+    if len(shape) == 1:
+        start = 1.0 if key.endswith("weight") else 0.0
+        return torch.full(shape, start, dtype=dtype)
+    generator = torch.Generator().manual_seed(seed + zlib.crc32(key.encode()))
+    scale = 1.0 if "embed_tokens" in key else shape[1:].numel() ** -0.5
+    # Large tables repeat a block of random rows: drawing a billion numbers takes longer than all the rest.
+    rows = min(shape[0], max(1, 2**22 // shape[1:].numel()))
+    block = (torch.randn(rows, *shape[1:], generator=generator) * scale).to(dtype)
+    return block.repeat(-(-shape[0] // rows), *[1] * (len(shape) - 1))[: shape[0]].contiguous()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write a checkpoint of full width."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    parser.add_argument("--shards", type=int, default=1)
+    options = parser.parse_args(arguments)
+    write_configs(
+        options.folder, {**FULL["llm"], "num_hidden_layers": options.layers}, FULL["tower"], FULL["projector"]
+    )
+    write_tokenizer(options.folder)
+    write_weights(options.folder, DTYPES[options.dtype], shards=options.shards)
+    print(f"{options.folder}: {options.layers} layers of full width in {options.dtype}, random weights")
+
+
+if __name__ == "__main__":
+    main()

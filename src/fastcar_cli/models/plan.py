@@ -1,0 +1,169 @@
+"""What a run will need, computed from shapes before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import DTYPES, empty_network
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
+
+BASE = 400 * 2**20
+"""Bytes a process with torch holds before any weights (assumed; measured 250 to 400 MiB)."""
+
+
+def parameter_bytes(network: VideoModel, itemsize: int, part: str = "") -> int:
+    """Bytes of the weights whose name contains `part`; a codebook shared by all depths counts once."""
+    return sum(p.numel() for name, p in network.named_parameters() if part in name) * itemsize
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes by purpose, and the ceiling of what replay can buy.
+
+    `ceiling` is dense bytes read a step over bytes read when every eligible MLP replays (of the layers
+    with a threshold; of all layers with tau off), the mean over the run: the limit where decoding is
+    bound by memory.
+    """
+
+    dtype: str
+    device: str
+    weights: int
+    kv_cache: int
+    replay_cache: int
+    base: int
+    available: int
+    mlp_share: float
+    max_replay_ratio: float
+    ceiling: float
+
+    @property
+    def needed(self) -> int:
+        """All of it together."""
+        return self.weights + self.kv_cache + self.replay_cache + self.base
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is no more than what is available."""
+        return self.needed <= self.available
+
+    def arithmetic(self) -> str:
+        """The sum in words."""
+        parts = (
+            (self.weights, f"weights in {self.dtype}"),
+            (self.kv_cache, "KV cache"),
+            (self.replay_cache, "replay cache"),
+            (self.base, "the process itself"),
+        )
+        return " + ".join(f"{gib(n)} {name}" for n, name in parts if n)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "dtype": self.dtype,
+            "device": self.device,
+            "weights_bytes": self.weights,
+            "kv_cache_bytes": self.kv_cache,
+            "replay_cache_bytes": self.replay_cache,
+            "base_bytes": self.base,
+            "needed_bytes": self.needed,
+            "available_bytes": self.available,
+            "fits": self.fits,
+            "mlp_share_of_bytes": self.mlp_share,
+            "max_replay_ratio": self.max_replay_ratio,
+            "replay_ceiling": self.ceiling,
+        }
+
+
+def gib(size: int) -> str:
+    """A number of bytes for people."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"
+
+
+def available_bytes(device: str) -> int:
+    """Free memory of a device: of the GPU, or of the machine and the process's control group."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else min(free, max(0, int(limit) - used))
+
+
+def make_plan(
+    spec: ModelSpec,
+    *,
+    dtype: str,
+    device: str,
+    rows: int,
+    frames: int,
+    prompt_tokens: int,
+    taus: Sequence[float | None] | None,
+    window: int | None = None,
+    sinks: int = 4,
+) -> Plan:
+    """The plan of one batch of `rows` rows."""
+    network = empty_network(spec)
+    size = DTYPES[dtype].itemsize
+    decoder, n = spec.decoder, spec.tokens_per_frame
+    weights = parameter_bytes(network, size)
+    tokens = frames * n
+    slot = decoder.layers * rows * decoder.kv_heads * decoder.head_dim * size
+    slots = 2 * (prompt_tokens + tokens - 1) if window is None else 2 * (window + sinks) + n + 1
+    replaying = decoder.layers if taus is None else sum(t is not None for t in taus)
+    replay = 0 if taus is None else decoder.layers * rows * n * decoder.width * size
+    mlp = parameter_bytes(network, size, ".mlp.gate_proj") * 3
+    blocks = parameter_bytes(network, size, "llm.layers.")
+    depth = parameter_bytes(network, size, "depth.") * spec.depth.depth
+    seen = min(window or tokens, prompt_tokens + tokens // 2)
+    step = blocks + depth + 2 * slot * seen
+    ratio = max(0.0, 1 - n / max(1, tokens - 1)) * replaying / decoder.layers
+    saved = mlp * ratio
+    return Plan(
+        dtype=dtype,
+        device=device,
+        weights=weights,
+        kv_cache=slot * slots,
+        replay_cache=replay,
+        base=BASE,
+        available=available_bytes(device),
+        mlp_share=mlp / step,
+        max_replay_ratio=ratio,
+        ceiling=step / (step - saved),
+    )
+
+
+def choose_dtype(asked: str, device: str, plans: dict[str, Plan]) -> str:
+    """The dtype of a run: what was asked for; else bfloat16 on a GPU, and on a CPU where float32 does not fit.
+
+    Raises RequestError with the arithmetic where it does not fit.
+    """
+    if asked != "auto":
+        chosen = asked
+    elif device == "cpu":
+        chosen = "float32" if plans["float32"].fits else "bfloat16"
+    else:
+        chosen = "bfloat16"
+    plan = plans[chosen]
+    if not plan.fits:
+        smaller = plans["bfloat16"]
+        hint = (
+            f"--dtype bfloat16 needs {gib(smaller.needed)}"
+            if smaller.fits
+            else "fewer --frames, fewer prompts at once, --window, or a larger machine"
+        )
+        raise RequestError(
+            f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}, "
+            f"{gib(plan.available)} are free on {device}",
+            hint=hint,
+        )
+    return chosen
