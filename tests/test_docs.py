@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,19 @@ def test_commands_run_in_their_order(run: Run, page: Path) -> None:
     for line in _commands(page):
         done = run(*shlex.split(line, comments=True)[1:])
         assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+SNIPPETS = [
+    (p.name, i, code)
+    for p in PAGES
+    for i, code in enumerate(re.findall(r"```python\n(.*?)```", p.read_text(encoding="utf-8"), re.S))
+]
+
+
+@pytest.mark.parametrize(("page", "number", "code"), SNIPPETS, ids=[f"{p}-{i}" for p, i, _ in SNIPPETS])
+def test_python_in_the_docs_runs(tmp_path: Path, page: str, number: int, code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_quickstart_and_readme_have_commands() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fastcar_cli.errors import RunError
+from fastcar_cli.errors import RequestError, RunError
 
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
@@ -18,7 +18,7 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     from fastcar_cli.models import hub
     from fastcar_cli.models.checkpoint import BUNDLED, folder_of
     from fastcar_cli.models.plan import choose_dtype
-    from fastcar_cli.models.vila_u import PARTS, is_checkpoint, root_of
+    from fastcar_cli.models.vila_u import PARTS, is_checkpoint, read_spec, root_of
     from fastcar_cli.models.weights import weight_files
     from fastcar_cli.pipeline import TextToVideo
 
@@ -34,7 +34,9 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         folder = folder_of(run.model)
         if is_checkpoint(folder):
             root = root_of(folder)
-            files = [f for part in PARTS for f in _files(weight_files, root / part)]
+            spec = read_spec(folder)
+            parts = [p for p in PARTS if spec.projector_layers or p != "mm_projector"]
+            files = [f for part in parts for f in _files(weight_files, root / part)]
         else:
             files = [folder / "model.safetensors"]
         sizes = {str(f.relative_to(folder)): f.stat().st_size if f.is_file() else 0 for f in files}
@@ -46,7 +48,7 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         asked = "float32" if any_plan.device == "cpu" else "bfloat16"
     try:
         plan, refusal = plans[choose_dtype(asked, any_plan.device, plans)], None
-    except Exception as e:
+    except RequestError as e:
         plan, refusal = plans[asked if asked != "auto" else "bfloat16"], e
     document: dict[str, Any] = {
         "model": run.model,
@@ -66,16 +68,15 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         console().print("[yellow]note:[/] " + hub.LICENCE.format(name=run.model, repository=repository))
     if refusal is not None:
         raise refusal
+    if document["missing"]:
+        raise RequestError(f"weights file {folder / document['missing'][0]} is missing", hint="fetch it again")
 
 
 def _files(find: Any, folder: Any) -> list[Any]:
-    from fastcar_cli.errors import RequestError
-
     try:
         return list(find(folder))
     except RequestError:
-        # An identity projector has no weights; what is truly missing is said when loading.
-        return []
+        return [folder / "model.safetensors"]
 
 
 def _table(document: dict[str, Any], plan: Any) -> None:

@@ -124,9 +124,13 @@ def generate(
         _make_folder(Path(output))
 
     from fastcar_cli.cli.render import console, summary
+    from fastcar_cli.models.hub import LICENCE, repository_of
 
     terminal = console(quiet or as_json)
     pipe = _load(run, len(jobs), terminal)
+    repository = repository_of(run.model)
+    if repository is not None:
+        notes.append(LICENCE.format(name=run.model, repository=repository))
     for note in notes + pipe.notices(texts):
         console(quiet).print(f"[yellow]note:[/] {_escape(note)}")
     paths: list[Path] = []
