@@ -76,7 +76,8 @@ class Attention(_Section):
 class Backend(_Section):
     """Who executes the MLPs."""
 
-    name: Literal["torch"] = Field("torch", description="executor of the MLPs")
+    name: Literal["torch", "fpga-sim"] = Field("torch", description="executor of the MLPs")
+    preset: str = Field("edge-small", min_length=1, description="accelerator of fpga-sim: a preset or a YAML file")
 
 
 class Runtime(_Section):
@@ -301,6 +302,6 @@ def load_config(
 
 
 def _flag(key: str) -> str:
-    return {"replay.max_age": "max-replay-age", "backend.name": "backend"}.get(
+    return {"replay.max_age": "max-replay-age", "backend.name": "backend", "backend.preset": "fpga"}.get(
         key, key.split(".")[-1].replace("_", "-")
     )

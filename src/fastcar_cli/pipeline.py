@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,11 @@ from fastcar_cli.models.checkpoint import (
 )
 from fastcar_cli.models.plan import Plan, choose_dtype, make_plan
 from fastcar_cli.models.text import Reading
+
+if TYPE_CHECKING:
+    from fastcar_cli.backends.fpga.decisions import Decisions
+    from fastcar_cli.backends.fpga.preset import Preset
+    from fastcar_cli.backends.fpga.summary import Comparison
 
 PROMPT_TOKENS = 64
 """Tokens of a prompt with its template that a plan reckons with."""
@@ -112,8 +117,16 @@ class TextToVideo:
             sinks=config.attention.sinks,
         )
         self._backend_name = config.backend.name
+        self._preset: Preset | None = None
+        if config.backend.name == "fpga-sim":
+            from fastcar_cli.backends.fpga.preset import load_preset
+            from fastcar_cli.backends.fpga.workload import check_memory, workload_of
+
+            self._preset = load_preset(config.backend.preset)
+            check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
         self.effective = self._effective(config)
         self._decode: Decode | None = None
+        self._emulated: Comparison | None = None
         self._vision = 0.0
         self._first_frame: float | None = None
         self._prompts: list[str] = []
@@ -234,7 +247,13 @@ class TextToVideo:
         n = network.spec.tokens_per_frame
         tokens = self.frames * n
         noise = torch.stack([uniforms(s, tokens, network.spec.depth.depth) for s in seeds])
-        decode = Decode(network, rows, self.settings, noise)
+        backend = None
+        if self._preset is not None:
+            from fastcar_cli.backends.fpga.executor import FpgaBackend
+
+            backend = FpgaBackend(network.llm, self._preset, len(rows))
+        decode = Decode(network, rows, self.settings, noise, backend)
+        self._emulated = None
         self._decode, self._prompts, self._seeds = decode, list(prompts), list(seeds)
         self._vision, self._first_frame = 0.0, None
         started = time.perf_counter()
@@ -270,6 +289,57 @@ class TextToVideo:
             return ReplayStats(0.0, 0.0, [0.0] * self.layers, [0.0] * frames)
         return decode.replay.stats(decode.passes, decode.rows_of(video))
 
+    def decisions(self) -> Decisions:
+        """Replay decisions of the last run, all rows of the batch, whole frames only."""
+        from fastcar_cli.backends.fpga.decisions import Decisions
+
+        decode = self._decode
+        if decode is None or decode.passes + 1 < decode.frame:
+            raise ValueError("no frame was decoded yet")
+        frames = (decode.passes + 1) // decode.frame
+        passes = frames * decode.frame - 1
+        bits = np.zeros((self.layers, decode.rows, passes), dtype=bool)
+        if decode.replay is not None:
+            bits = decode.replay.replayed[:, :, :passes].cpu().numpy()
+        return Decisions(
+            replayed=bits,
+            spec=self._model.network.spec.to_dict(),
+            prompt=decode.padded,
+            frames=frames,
+            window=self.settings.window,
+            sinks=self.settings.sinks,
+            note={"prompts": self._prompts, "seeds": self._seeds, "tau": self._tau(), "tas": self.settings.tas},
+        )
+
+    def emulated(self) -> Comparison | None:
+        """The last run on the accelerator of fpga-sim; None with another backend or before the first frame."""
+        decode = self._decode
+        if self._preset is None or decode is None or decode.passes + 1 < decode.frame:
+            return None
+        if self._emulated is None:
+            from fastcar_cli.backends.fpga.emulator import Emulator
+            from fastcar_cli.backends.fpga.summary import compare
+            from fastcar_cli.backends.fpga.workload import workload_of
+
+            found = self.decisions()
+            work = workload_of(
+                self._model.network.spec,
+                rows=decode.rows,
+                frames=found.frames,
+                prompt=found.prompt,
+                window=found.window,
+                sinks=found.sinks,
+            )
+            self._emulated = compare(Emulator(self._preset, work), found.replayed)
+        return self._emulated
+
+    def _tau(self) -> Any:
+        taus = self.settings.taus
+        if taus is None:
+            return None
+        tau = taus[0] if len(set(taus)) == 1 else list(taus)
+        return "-inf" if tau == float("-inf") else tau
+
     def report(self, video: int) -> dict[str, Any]:
         """The JSON document of one video (design: `generate --json`), without `video.path`."""
         decode = self._decode
@@ -282,11 +352,7 @@ class TextToVideo:
         done = decode.passes + 1
         tokens = done * decode.videos
         weights = sum(p.nbytes for p in network.parameters())
-        taus = self.settings.taus
-        tau: Any = None
-        if taus is not None:
-            tau = taus[0] if len(set(taus)) == 1 else list(taus)
-            tau = "-inf" if tau == float("-inf") else tau
+        emulated = self.emulated()
         return {
             "version": __version__,
             "prompt": self._prompts[video],
@@ -305,7 +371,7 @@ class TextToVideo:
                 "dtype": str(network.dtype).removeprefix("torch."),
                 "device": str(network.device),
             },
-            "tau": tau,
+            "tau": self._tau(),
             "window": self.settings.window,
             "video": {
                 "frames": done // spec.tokens_per_frame,
@@ -338,7 +404,7 @@ class TextToVideo:
                 "replay_cache_bytes": decode.replay.nbytes if decode.replay else 0,
                 "peak_bytes": _peak_bytes(network.device),
             },
-            "backend": {"name": self._backend_name},
+            "backend": {"name": self._backend_name} if emulated is None else emulated.to_dict(),
         }
 
     def with_settings(self, **changes: Any) -> TextToVideo:

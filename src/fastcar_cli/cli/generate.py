@@ -51,7 +51,14 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Probability mass kept.")] = None,
     window: Annotated[str | None, typer.Option(help="Last tokens attended to, or 'off'.")] = None,
     sinks: Annotated[int | None, typer.Option(help="First prompt tokens kept beside a window.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Who executes the MLPs: torch.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Who executes the MLPs: torch or fpga-sim.")] = None,
+    fpga: Annotated[str | None, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = None,
+    report_to: Annotated[
+        Path | None, typer.Option("--report", help="Folder for CSVs, timeline and charts of the emulated accelerator.")
+    ] = None,
+    trace_to: Annotated[
+        Path | None, typer.Option("--trace", help="File (.npz) for the replay decisions, for `fastcar fpga`.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
@@ -87,6 +94,7 @@ def generate(
         "attention.window": None if window is None else _window(window),
         "attention.sinks": sinks,
         "backend.name": backend,
+        "backend.preset": fpga,
         "runtime.device": device,
         "runtime.dtype": dtype,
         "runtime.threads": threads,
@@ -108,6 +116,10 @@ def generate(
                 f"{from_} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ"
             )
     run = load_config(config, set_ or [], flags)
+    if run.backend.name != "fpga-sim" and (fpga is not None or report_to is not None):
+        raise RequestError(f"{'--fpga' if fpga is not None else '--report'} needs --backend fpga-sim")
+    if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir()):
+        raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
     if not texts:
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
     first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)
@@ -154,6 +166,15 @@ def generate(
         reports.append(report)
         if many:
             _sidecar(path.with_suffix(".json"), report)
+    if reports and trace_to is not None:
+        from fastcar_cli.backends.fpga.decisions import save
+
+        save(trace_to, pipe.decisions())
+    emulated = pipe.emulated() if report_to is not None else None
+    if emulated is not None and report_to is not None:
+        from fastcar_cli.backends.fpga.report import write_report
+
+        write_report(report_to, emulated)
     if interrupted:
         kept = f"kept {reports[0]['video']['frames']} finished frames" if reports else "no frame was finished"
         console(quiet).print(f"[yellow]stopped:[/] {kept}")

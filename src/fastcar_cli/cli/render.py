@@ -79,4 +79,27 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
         f"load {timing['load_s']:.2f} s, prefill {timing['prefill_s']:.2f} s, "
         f"decode {timing['decode_s']:.2f} s{share}, vision {timing['vision_s']:.2f} s",
     )
+    backend = report["backend"]
+    if backend["name"] == "fpga-sim":
+        accelerator(table, backend)
     return table
+
+
+def accelerator(table: Table, backend: dict[str, Any]) -> None:
+    """Rows about a run on the emulated accelerator."""
+    cores = "  ".join(f"{u:.0%}" for u in backend["utilisation_by_core"])
+    energy = backend["energy"]
+    table.add_row("accelerator", f"{backend['preset']} (emulated), {backend['rows']} rows on {backend['cores']} cores")
+    table.add_row("  cycles", f"{backend['cycles']:,} = {backend['latency_s']:.3f} s")
+    table.add_row(
+        "  energy",
+        f"{backend['energy_j']:.3g} J at {backend['power_w']:.3g} W (constant), "
+        f"{energy['activity_j']:.3g} J (activity), {backend['energy_per_token_j'] * 1e3:.3g} mJ a token",
+    )
+    table.add_row("  cores at work", cores)
+    table.add_row("  DRS", f"{backend['drs_cycles']:,} cycles, {backend['drs_share']:.2%} of all")
+    table.add_row(
+        "  speed-up",
+        f"{backend['speedup_vs_dense']:.2f} against dense, {backend['speedup_vs_static']:.2f} against static mapping "
+        f"(ideal: {backend['ideal_speedup_vs_dense']:.2f} against dense)",
+    )

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from fastcar_cli.models.checkpoint import DTYPES, empty_network
 from fastcar_cli.models.llama_text import ADDED
+from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.models.vila_u import MODEL_TYPE, components, read_spec
 
 FULL: dict[str, Any] = {
@@ -63,6 +67,14 @@ FULL: dict[str, Any] = {
     "projector": {"mm_projector_type": "mlp2x_gelu"},
 }
 """Widths of the 7B model as far as they are known; the rest follows the paper and class defaults."""
+
+
+@lru_cache(maxsize=1)
+def full_spec() -> ModelSpec:
+    """The specification of the 7B model in these widths."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_configs(Path(folder), FULL["llm"], FULL["tower"], FULL["projector"])
+        return replace(read_spec(Path(folder)), name="vila-u-7b")
 
 
 def write_configs(folder: Path, llm: dict[str, Any], tower: dict[str, Any], projector: dict[str, Any]) -> None:

@@ -1,0 +1,135 @@
+"""Replay decisions: saved from a run, or drawn."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.errors import RequestError, RunError
+
+VERSION = 1
+"""Version of the file format."""
+
+Bits = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions `replayed` [layers, rows, passes] with what is needed to emulate them; `spec` is the model's."""
+
+    replayed: Bits
+    spec: dict[str, Any]
+    prompt: int
+    frames: int
+    window: int | None
+    sinks: int
+    note: dict[str, Any]
+
+
+def save(file: Path, decisions: Decisions) -> None:
+    """Write a file: one bit a decision, compressed. Raises RunError where it can't be written."""
+    meta = {
+        "format": "fastcar-decisions",
+        "version": VERSION,
+        "shape": list(decisions.replayed.shape),
+        "spec": decisions.spec,
+        "prompt": decisions.prompt,
+        "frames": decisions.frames,
+        "window": decisions.window,
+        "sinks": decisions.sinks,
+        "note": decisions.note,
+    }
+    temporary = file.with_name(f".{file.name}.tmp.npz")
+    try:
+        with temporary.open("wb") as f:
+            np.savez_compressed(f, bits=np.packbits(decisions.replayed), meta=np.array(json.dumps(meta)))
+        temporary.replace(file)
+    except OSError as e:
+        temporary.unlink(missing_ok=True)
+        raise RunError(f"{file} could not be written: {e.strerror}") from None
+
+
+def read(file: Path) -> Decisions:
+    """Read what `save` wrote. Raises RequestError naming the file for anything else."""
+    try:
+        with np.load(file, allow_pickle=False) as data:
+            meta = json.loads(str(data["meta"]))
+            if meta["format"] != "fastcar-decisions":
+                raise RequestError(f"{file} is no file of replay decisions")
+            if meta["version"] != VERSION:
+                raise RequestError(f"{file} has version {meta['version']}, this program reads {VERSION}")
+            shape = [int(n) for n in meta["shape"]]
+            count = int(np.prod(shape))
+            bits = np.unpackbits(data["bits"])[:count]
+            if len(bits) != count or len(shape) != 3:
+                raise ValueError("the decisions are cut short")
+            return Decisions(
+                bits.astype(bool).reshape(shape),
+                dict(meta["spec"]),
+                int(meta["prompt"]),
+                int(meta["frames"]),
+                meta["window"],
+                int(meta["sinks"]),
+                dict(meta["note"]),
+            )
+    except FileNotFoundError:
+        raise RequestError(f"{file}: there is no such file") from None
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as e:
+        raise RequestError(f"{file} is no file of replay decisions, or damaged: {e}") from None
+
+
+def draw(
+    *,
+    layers: int,
+    rows: int,
+    frames: int,
+    tokens_per_frame: int,
+    ratio: float,
+    seed: int,
+    spread: str = "eligible",
+    pair_correlation: float = 0.0,
+    profile: str = "flat",
+) -> Bits:
+    """Synthetic decisions [layers, rows, passes] with a mean replay ratio over all passes.
+
+    spread: `eligible` leaves the first frame computing, `all` spreads the ratio over every pass (our
+    reading of the published table). pair_correlation: chance that the two rows of a pair (row i and
+    i + rows / 2) share their draw. profile: `flat`, or `valley`, in which the middle layers replay
+    least (the published Figure 5 in outline), scaled to the mean.
+
+    Raises RequestError where the ratio can't be reached.
+    """
+    passes = frames * tokens_per_frame - 1
+    first = tokens_per_frame if spread == "eligible" else 0
+    if first >= passes:
+        raise RequestError(f"{frames} frames have no pass that may replay", hint="at least 2 frames, or --spread all")
+    rate = ratio * passes / (passes - first)
+    if rate > 1 + 1e-12:
+        raise RequestError(
+            f"--replay {ratio:g}: at most {(passes - first) / passes:.4f} of the passes of {frames} frames may replay",
+            hint="--spread all spreads the ratio over the first frame too",
+        )
+    rates = np.full(layers, min(rate, 1.0))
+    if profile == "valley" and layers > 1:
+        depth = np.linspace(-1, 1, layers) ** 2
+        shape = 0.5 + depth
+        low, high = 0.0, 1e6
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if np.minimum(shape * middle, 1).mean() < rate else (low, middle)
+        rates = np.minimum(shape * high, 1)
+    rng = np.random.default_rng(seed)
+    numbers = rng.random((layers, rows, passes))
+    if pair_correlation and rows % 2 == 0:
+        shared = rng.random((layers, rows // 2, passes)) < pair_correlation
+        half = rows // 2
+        numbers[:, half:] = np.where(shared, numbers[:, :half], numbers[:, half:])
+    bits = numbers < rates[:, None, None]
+    bits[:, :, :first] = False
+    return bits

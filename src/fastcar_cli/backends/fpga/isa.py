@@ -1,0 +1,119 @@
+"""The instruction set, and its compilation: one instruction stream a row, once per layer shape.
+
+A stream streams the weights of a layer through the local buffer, tile by tile. Its instructions run
+on three units of a core: `load` on the memory port, `multiply` on the MAC array, `activate` (SiLU of
+the gate times up), `accumulate` and `store` on the vector unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Op = Literal["load", "multiply", "activate", "accumulate", "store"]
+UNIT_OF: dict[str, str] = {
+    "load": "memory", "multiply": "mac", "activate": "vector", "accumulate": "vector", "store": "vector",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: amount is bytes of a load, MACs of a multiply, elements of the vector unit.
+
+    `after` are indices of instructions in the stream that must be done first; instructions of one unit
+    run in order besides.
+    """
+
+    op: Op
+    amount: int
+    tile: int
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The stream of one row, with its totals."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    def total(self, op: Op) -> int:
+        """Sum of the amounts of an operation."""
+        return sum(i.amount for i in self.instructions if i.op == op)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that pass the buffer."""
+        return self.total("load")
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates."""
+        return self.total("multiply")
+
+    @property
+    def vector_elements(self) -> int:
+        """Elements through the vector unit."""
+        return self.total("activate") + self.total("accumulate") + self.total("store")
+
+
+class _Stream:
+    """A stream being written, with the double buffer's rule: a tile may be loaded when the last but one is used."""
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self._uses: list[int] = []
+        self._tile = 0
+
+    def add(self, op: Op, amount: int, after: tuple[int, ...] = (), tile: int = -1) -> int:
+        self.instructions.append(Instruction(op, amount, tile, tuple(sorted(set(after)))))
+        return len(self.instructions) - 1
+
+    def tile(self, size: int, macs: int, after: tuple[int, ...] = ()) -> int:
+        """Load a tile and multiply by it; returns the index of the multiply."""
+        free = (self._uses[-2],) if len(self._uses) > 1 else ()
+        load = self.add("load", size, free, self._tile)
+        use = self.add("multiply", macs, (load, *after), self._tile)
+        self._uses.append(use)
+        self._tile += 1
+        return use
+
+
+def _split(total: int, parts: int) -> list[int]:
+    """Total in whole parts that differ by one at most."""
+    return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
+
+
+def _tiles(inputs: int, outputs: int, bits: int, tile_bytes: int) -> list[tuple[int, int, int]]:
+    """(outputs, bytes, MACs) of the tiles of a matrix, cut along its outputs (a row of it may need several)."""
+    size = -(-inputs * outputs * bits // 8)
+    count = max(1, -(-size // tile_bytes))
+    return list(zip(_split(outputs, count), _split(size, count), _split(inputs * outputs, count), strict=True))
+
+
+def compile_mlp(width: int, mlp_width: int, bits: int, tile_bytes: int) -> Program:
+    """SwiGLU of one row: gate and up tile by tile, activated as they come, then down, accumulated and stored."""
+    stream = _Stream()
+    activated: list[int] = []
+    half = max(1, tile_bytes)
+    for channels, size, macs in _tiles(width, mlp_width, bits, half):
+        gate = stream.tile(size, macs)
+        up = stream.tile(size, macs)
+        activated.append(stream.add("activate", channels, (gate, up)))
+    last: tuple[int, ...] = ()
+    for channels, size, macs in _tiles(mlp_width, width, bits, half):
+        # The first tile of down needs the whole activated vector; in-order units take care of the rest.
+        down = stream.tile(size, macs, (activated[-1],))
+        last = (stream.add("accumulate", channels, (down,)),)
+    stream.add("store", width, last)
+    return Program("mlp", tuple(stream.instructions))
+
+
+def compile_linear(name: str, weights: int, outputs: int, bits: int, tile_bytes: int) -> Program:
+    """Linear maps of one row, `weights` in all, as one stream of tiles that ends in `outputs` stored elements."""
+    stream = _Stream()
+    last: tuple[int, ...] = ()
+    for _, size, macs in _tiles(1, weights, bits, tile_bytes):
+        last = (stream.tile(size, macs),)
+    stream.add("store", outputs, last)
+    return Program(name, tuple(stream.instructions))

@@ -1,0 +1,215 @@
+"""Accelerator presets: YAML in which every constant has a unit and a source."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fastcar_cli.config import preset_folder
+from fastcar_cli.errors import RequestError
+
+MAX_FITTED = 2
+"""Constants of a preset that may be fitted to a measurement."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Constant(_Part):
+    """A number with its unit, where it comes from, and what kind of knowledge that is."""
+
+    value: float = Field(ge=0)
+    unit: str
+    source: str = Field(min_length=3)
+    kind: Literal["datasheet", "measured", "assumption", "fitted"]
+
+
+class Hbm(_Part):
+    """Memory: pseudo-channels shared by the cores."""
+
+    capacity: Constant
+    channels: Constant
+    channel_bandwidth: Constant
+    efficiency: Constant
+    weights: Literal["broadcast", "private"]
+
+
+class Core(_Part):
+    """One core: MAC array, vector unit, local weight buffer of two halves."""
+
+    mac_array: Constant
+    utilisation: Constant
+    vector_lanes: Constant
+    buffer: Constant
+
+
+class Format(_Part):
+    """Numbers: `float` passes values through, `int8` quantises weights and activations."""
+
+    kind: Literal["float", "int8"]
+    weight_bits: int = Field(ge=4, le=32)
+    kv_bits: int = Field(ge=4, le=32)
+
+
+class Drs(_Part):
+    """Cost of Dynamic Resource Scheduling."""
+
+    remap: Constant
+    dispatch: Constant
+    drop: Constant
+
+
+class Rest(_Part):
+    """Depth transformer and heads: timed by the core model, or one constant a step."""
+
+    mode: Literal["modelled", "constant"]
+    seconds_per_step: Constant | None = None
+
+    @model_validator(mode="after")
+    def _needs(self) -> Rest:
+        if (self.mode == "constant") != (self.seconds_per_step is not None):
+            raise ValueError("mode 'constant' needs seconds_per_step, mode 'modelled' has none")
+        return self
+
+
+class Energy(_Part):
+    """Both energy models."""
+
+    board_power: Constant
+    hbm: Constant
+    mac: Constant
+    vector: Constant
+    buffer: Constant
+    background: Constant
+
+
+class Preset(_Part):
+    """An accelerator."""
+
+    name: str
+    title: str
+    cores: int = Field(ge=1, le=32)
+    clock: Constant
+    core: Core
+    hbm: Hbm
+    format: Format
+    drs: Drs
+    rest: Rest
+    energy: Energy
+
+    @model_validator(mode="after")
+    def _check(self) -> Preset:
+        for path, constant in constants(self).items():
+            wanted = UNITS[path.split(".", 1)[1] if path.split(".", 1)[0] == "preset" else path]
+            if constant.unit != wanted:
+                raise ValueError(f"{path}.unit is {constant.unit!r}, needed: {wanted!r}")
+            if constant.value == 0 and path not in MAY_BE_ZERO:
+                raise ValueError(f"{path}.value is 0, needed: above 0")
+        for path in ("core.utilisation", "hbm.efficiency"):
+            if constants(self)[path].value > 1:
+                raise ValueError(f"{path}.value is {constants(self)[path].value}, needed: at most 1")
+        fitted = [path for path, c in constants(self).items() if c.kind == "fitted"]
+        if len(fitted) > MAX_FITTED:
+            raise ValueError(f"{len(fitted)} fitted constants ({', '.join(fitted)}), at most {MAX_FITTED}")
+        return self
+
+    @property
+    def bytes_per_cycle(self) -> float:
+        """HBM bytes a cycle, all cores together."""
+        h = self.hbm
+        return h.channels.value * h.channel_bandwidth.value * 1e9 * h.efficiency.value / (self.clock.value * 1e6)
+
+    @property
+    def macs_per_cycle(self) -> float:
+        """MACs a cycle of one core."""
+        return self.core.mac_array.value * self.core.utilisation.value
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of one half of a core's weight buffer."""
+        return max(1, int(self.core.buffer.value * 1024) // 2)
+
+    @property
+    def seconds_per_cycle(self) -> float:
+        """Length of a cycle."""
+        return 1e-6 / self.clock.value
+
+
+UNITS = {
+    "clock": "MHz",
+    "core.mac_array": "MAC/cycle",
+    "core.utilisation": "1",
+    "core.vector_lanes": "elements/cycle",
+    "core.buffer": "KiB",
+    "hbm.capacity": "GiB",
+    "hbm.channels": "1",
+    "hbm.channel_bandwidth": "GB/s",
+    "hbm.efficiency": "1",
+    "drs.remap": "cycles/layer",
+    "drs.dispatch": "cycles/row",
+    "drs.drop": "cycles/row",
+    "rest.seconds_per_step": "s/step",
+    "energy.board_power": "W",
+    "energy.hbm": "pJ/bit",
+    "energy.mac": "pJ/MAC",
+    "energy.vector": "pJ/element",
+    "energy.buffer": "pJ/byte",
+    "energy.background": "W",
+}
+"""The unit each constant must be given in."""
+
+MAY_BE_ZERO = {path for path in UNITS if path.startswith(("energy.", "drs.", "rest."))}
+
+
+def constants(part: BaseModel, prefix: str = "") -> dict[str, Constant]:
+    """Every constant of a preset by its dotted path."""
+    found: dict[str, Constant] = {}
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        if isinstance(value, Constant):
+            found[prefix + name] = value
+        elif isinstance(value, BaseModel):
+            found |= constants(value, f"{prefix}{name}.")
+    return found
+
+
+def fpga_presets() -> list[str]:
+    """Names of the shipped accelerators."""
+    return sorted(p.stem for p in (preset_folder() / "fpga").glob("*.yaml"))
+
+
+def load_preset(name: str) -> Preset:
+    """A shipped preset by name or a YAML file by path. Raises RequestError naming file and key."""
+    path = Path(name)
+    if "/" not in name and path.suffix not in (".yaml", ".yml"):
+        if name not in fpga_presets():
+            near = difflib.get_close_matches(name, fpga_presets(), n=1)
+            raise RequestError(
+                f"no accelerator preset {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+                hint=f"presets: {', '.join(fpga_presets())}; or the path of a .yaml file",
+            )
+        path = preset_folder() / "fpga" / f"{name}.yaml"
+    try:
+        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RequestError(f"accelerator preset {name}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"accelerator preset {name} can't be read: {e}") from None
+    except yaml.YAMLError as e:
+        raise RequestError(f"accelerator preset {name} is not valid YAML: {' '.join(str(e).split())}") from None
+    if not isinstance(data, dict):
+        raise RequestError(f"accelerator preset {name}: the top level is a {type(data).__name__}, needed: a mapping")
+    try:
+        return Preset.model_validate(data)
+    except ValidationError as e:
+        problem = e.errors()[0]
+        key = ".".join(str(p) for p in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            raise RequestError(f"accelerator preset {path}: unknown key {key!r}") from None
+        reason = problem["msg"].removeprefix("Value error, ")
+        raise RequestError(f"accelerator preset {path}: {f'key {key!r}: ' if key else ''}{reason}") from None

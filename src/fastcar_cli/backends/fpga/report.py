@@ -1,0 +1,183 @@
+"""Files about a run on an accelerator: CSVs, a timeline for Perfetto, charts."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastcar_cli.backends.fpga.drs import drs_queues
+from fastcar_cli.backends.fpga.energy import energy_of
+from fastcar_cli.backends.fpga.machine import simulate
+from fastcar_cli.backends.fpga.summary import Comparison
+from fastcar_cli.errors import RunError
+
+
+def write_report(folder: Path, found: Comparison) -> list[Path]:
+    """Write compute.csv, bandwidth.csv, energy.csv, timeline.json and two charts; returns their paths.
+
+    Raises RunError where a file can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [
+            _csv(folder / "compute.csv", *_compute(found)),
+            _csv(folder / "bandwidth.csv", *_bandwidth(found)),
+            _csv(folder / "energy.csv", *_energy(found)),
+            _timeline(folder / "timeline.json", found),
+        ]
+        return files + _charts(folder, found)
+    except OSError as e:
+        raise RunError(f"--report {folder}: {e.filename or folder} could not be written: {e.strerror}") from None
+
+
+def _csv(file: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    with file.open("w", newline="", encoding="utf-8") as f:
+        writer = csv.writer(f)
+        writer.writerow(header)
+        writer.writerows(rows)
+    return file
+
+
+def _compute(found: Comparison) -> tuple[list[str], list[list[Any]]]:
+    seconds = found.emulator.preset.seconds_per_cycle
+    rows = []
+    for result in (found.drs, found.static, found.ideal, found.dense):
+        name = "dense" if result is found.dense else result.scheduler
+        for component, t in result.components.items():
+            rows.append([name, component, round(t.cycles), t.cycles * seconds, round(t.macs), round(t.vector_elements)])
+    return ["scheduler", "component", "cycles", "time_s", "macs", "vector_elements"], rows
+
+
+def _bandwidth(found: Comparison) -> tuple[list[str], list[list[Any]]]:
+    preset, result = found.emulator.preset, found.drs
+    reached = result.layer_bytes / (result.layer_cycles * preset.seconds_per_cycle) / 1e9
+    peak = preset.hbm.channels.value * preset.hbm.channel_bandwidth.value
+    rows = [
+        [i, round(float(b)), round(float(c)), float(g), float(g) / peak]
+        for i, (b, c, g) in enumerate(zip(result.layer_bytes, result.layer_cycles, reached, strict=True))
+    ]
+    return ["layer", "hbm_bytes", "cycles", "hbm_GB_per_s", "share_of_peak_1"], rows
+
+
+def _energy(found: Comparison) -> tuple[list[str], list[list[Any]]]:
+    rows: list[list[Any]] = []
+    for result in (found.drs, found.static, found.ideal, found.dense):
+        name = "dense" if result is found.dense else result.scheduler
+        energy = energy_of(result, found.emulator.preset)
+        rows += [[name, "activity", "component", k, v] for k, v in energy.by_component.items()]
+        rows += [[name, "activity", "level", k, v] for k, v in energy.by_level.items()]
+        rows.append([name, "constant", "all", "board", energy.constant])
+    return ["scheduler", "model", "kind", "name", "energy_J"], rows
+
+
+def busiest_step(found: Comparison) -> int:
+    """The step whose number of computing rows varies most between layers, for the timeline."""
+    counts = (~found.replayed).sum(1)
+    return int(counts.std(0).argmax())
+
+
+def _timeline(file: Path, found: Comparison) -> Path:
+    """Chrome trace events (microseconds): one step of all layers by row, and layer 0's MLP by instruction."""
+    emulator, preset = found.emulator, found.emulator.preset
+    work, c = emulator.work, preset.cores
+    micro = preset.seconds_per_cycle * 1e6
+    step = busiest_step(found)
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": f"{preset.name}: step {step}, all layers"}},
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"step {step}, layer 0, MLP by instruction"}},
+    ]
+    events += [
+        {"ph": "M", "pid": 0, "tid": core, "name": "thread_name", "args": {"name": f"core {core}"}} for core in range(c)
+    ]
+
+    def span(pid: int, tid: int, name: str, begin: float, length: float, **arguments: Any) -> None:
+        events.append(
+            {
+                "ph": "X",
+                "pid": pid,
+                "tid": tid,
+                "name": name,
+                "ts": begin * micro,
+                "dur": length * micro,
+                "args": arguments,
+            }
+        )
+
+    projections = emulator.all_rows(emulator.projections)
+    attention = float(emulator.attention_cycles(np.array([work.context(step)]))[0])
+    now = 0.0
+    for layer in range(work.layers):
+        for core in range(min(c, work.rows)):
+            span(0, core, "projections", now, projections, layer=layer)
+            span(0, core, "attention", now + projections, attention, layer=layer)
+        now += projections + attention
+        computing = np.flatnonzero(~found.replayed[layer, :, step]).tolist()
+        overhead = float(emulator.drs_cycles(np.array([len(computing)]))[0])
+        span(0, c, "DRS", now, overhead, layer=layer, computing=len(computing))
+        now += overhead
+        queues = drs_queues(computing, work.rows, c)
+        sizes = [len(q) for q in queues]
+        for core, queue in enumerate(queues):
+            for turn, row in enumerate(queue):
+                begin = emulator.mlp_rounds([min(s, turn) for s in sizes])
+                length = emulator.mlp_rounds([min(s, turn + 1) for s in sizes]) - begin
+                span(0, core, f"MLP row {row}", now + begin, length, layer=layer, row=row)
+        now += emulator.mlp_rounds(sizes)
+    events.append({"ph": "M", "pid": 0, "tid": c, "name": "thread_name", "args": {"name": "DRS"}})
+    computing = np.flatnonzero(~found.replayed[0, :, step]).tolist()
+    queues = drs_queues(computing, work.rows, c)
+    detail = simulate([[(r, emulator.mlp) for r in q[:1]] for q in queues], emulator.rates, keep_spans=True)
+    units = {"memory": 0, "mac": 1, "vector": 2}
+    for s in detail.spans:
+        span(1, 3 * s.core + units[s.unit], s.op, s.begin, s.end - s.begin, row=s.row)
+    for core in range(c):
+        for unit, i in units.items():
+            name = {"name": f"core {core} {unit}"}
+            events.append({"ph": "M", "pid": 1, "tid": 3 * core + i, "name": "thread_name", "args": name})
+    file.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    return file
+
+
+def _charts(folder: Path, found: Comparison) -> list[Path]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    preset, work = found.emulator.preset, found.emulator.work
+    milliseconds = preset.seconds_per_cycle * 1e3
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    computing = (~found.replayed).sum(1)
+    per_core = (computing[..., None] - np.arange(preset.cores) + preset.cores - 1) // preset.cores
+    busy = per_core.sum(0) * found.emulator.mlp.macs / found.emulator.rates.macs * milliseconds
+    window = max(1, work.steps // 200)
+    for core in range(preset.cores):
+        smooth = np.convolve(busy[:, core], np.ones(window) / window, "valid")
+        axes.plot(np.arange(len(smooth)) + window / 2, smooth, label=f"core {core}", linewidth=1)
+    for frame in range(1, work.frames):
+        axes.axvline(frame * work.tokens_per_frame, color="0.85", linewidth=0.8, zorder=0)
+    axes.set(xlabel="decode pass (lines: frames)", ylabel="MLP time of a core (ms a pass)", ylim=(0, None))
+    axes.set_title(f"{preset.name}: MLP work by core, {found.drs.replay_ratio:.1%} replayed")
+    axes.legend(frameon=False, ncols=4)
+    cores = folder / "cores.png"
+    figure.savefig(cores, dpi=120)
+    plt.close(figure)
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    bottom = np.zeros(3)
+    results = (found.dense, found.static, found.drs)
+    energies = [energy_of(r, preset).by_component for r in results]
+    for name in energies[0]:
+        values = np.array([e[name] for e in energies])
+        axes.bar(["dense", "replay, static", "replay, DRS"], values, bottom=bottom, label=name, width=0.6)
+        bottom += values
+    axes.set(ylabel="energy by activity (J)", title=f"{preset.name}: energy by component")
+    axes.legend(frameon=False)
+    energy = folder / "energy.png"
+    figure.savefig(energy, dpi=120)
+    plt.close(figure)
+    return [cores, energy]

@@ -1,0 +1,72 @@
+"""One run on an accelerator as a document: against dense decoding, static mapping and the ideal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.backends.fpga.emulator import Emulator, Result
+from fastcar_cli.backends.fpga.energy import EnergyReport, energy_of
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same decisions under DRS, static mapping and the ideal schedule, and every row computed (static)."""
+
+    emulator: Emulator
+    replayed: NDArray[np.bool_]
+    drs: Result
+    static: Result
+    ideal: Result
+    dense: Result
+
+    @property
+    def energy(self) -> EnergyReport:
+        """Energy under DRS."""
+        return energy_of(self.drs, self.emulator.preset)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `backend` part of a report (design: `generate --json`), with more keys."""
+        preset, work, result = self.emulator.preset, self.emulator.work, self.drs
+        seconds = result.cycles * preset.seconds_per_cycle
+        energy = self.energy
+        by_core = [float(b) / result.cycles for b in result.by_core]
+        drs = result.components["drs"].cycles
+        return {
+            "name": "fpga-sim",
+            "preset": preset.name,
+            "cycles": result.cycles,
+            "latency_s": seconds,
+            "energy_j": energy.constant,
+            "energy_activity_j": energy.activity,
+            "energy_per_token_j": energy.constant / work.steps,
+            "power_w": energy.constant / seconds,
+            "power_activity_w": energy.activity / seconds,
+            "cores": preset.cores,
+            "rows": work.rows,
+            "utilisation": sum(by_core) / len(by_core),
+            "utilisation_by_core": by_core,
+            "drs_cycles": round(drs),
+            "drs_share": drs / result.cycles,
+            "speedup_vs_dense": self.dense.cycles / result.cycles,
+            "speedup_vs_static": self.static.cycles / result.cycles,
+            "ideal_speedup_vs_dense": self.dense.cycles / self.ideal.cycles,
+            "replay_ratio": result.replay_ratio,
+            "cycles_by_component": {k: round(t.cycles) for k, t in result.components.items()},
+            "energy": energy.to_dict(),
+        }
+
+
+def compare(emulator: Emulator, replayed: NDArray[np.bool_]) -> Comparison:
+    """Emulate decisions [layers, rows, passes] under every scheduler."""
+    return Comparison(
+        emulator,
+        replayed,
+        emulator.run(replayed, "drs"),
+        emulator.run(replayed, "static"),
+        emulator.run(replayed, "ideal"),
+        emulator.run(replayed, "static", dense=True),
+    )

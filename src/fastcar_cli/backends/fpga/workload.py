@@ -1,0 +1,95 @@
+"""What a model asks of the accelerator a decode step, from its shapes alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastcar_cli.backends.fpga.drs import check_rows
+from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.video_model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Shapes and lengths of a run.
+
+    steps: decode passes (T*N - 1); prompt: tokens before the first visual one; window: last tokens
+    attended to (None: all) beside `sinks`. Weight counts are per layer, or of all of `depth_weights`
+    that one position's codes read together (each depth reads the depth transformer once).
+    """
+
+    name: str
+    layers: int
+    rows: int
+    width: int
+    mlp_width: int
+    kv_width: int
+    heads: int
+    projection_weights: int
+    depth_weights: int
+    depth_outputs: int
+    resident_weights: int
+    tokens_per_frame: int
+    frames: int
+    prompt: int
+    window: int | None = None
+    sinks: int = 4
+
+    @property
+    def steps(self) -> int:
+        """Decode passes."""
+        return self.frames * self.tokens_per_frame - 1
+
+    def context(self, step: int) -> int:
+        """Keys that input token `step` attends to, itself included."""
+        seen = self.prompt + step + 1
+        return seen if self.window is None else min(seen, self.window + min(self.sinks, self.prompt))
+
+
+def workload_of(
+    spec: ModelSpec, *, rows: int, frames: int, prompt: int, window: int | None = None, sinks: int = 4
+) -> Workload:
+    """The workload of a model. Raises RequestError for more rows than DRS can index."""
+    check_rows(rows)
+    d, depth = spec.decoder, spec.depth
+    kv_width = d.kv_heads * d.head_dim
+    block = 12 * depth.width * depth.width
+    first, later = depth.hidden * depth.width, depth.code_width * depth.width
+    heads = depth.depth * (depth.blocks * block + depth.codes * depth.width) + first + (depth.depth - 1) * later
+    projector = spec.projector_layers and (
+        spec.rqvae.code_width * d.width + (spec.projector_layers - 1) * d.width * d.width
+    )
+    projections = 2 * d.width * d.width + 2 * d.width * kv_width
+    mlp = 3 * d.width * d.mlp_width
+    resident = d.layers * (projections + mlp) + depth.blocks * block + depth.codes * depth.width + first + later
+    return Workload(
+        name=spec.name,
+        layers=d.layers,
+        rows=rows,
+        width=d.width,
+        mlp_width=d.mlp_width,
+        kv_width=kv_width,
+        heads=d.heads,
+        projection_weights=projections,
+        depth_weights=heads + projector,
+        depth_outputs=depth.depth * depth.codes,
+        resident_weights=resident + projector,
+        tokens_per_frame=spec.tokens_per_frame,
+        frames=frames,
+        prompt=prompt,
+        window=window,
+        sinks=sinks,
+    )
+
+
+def check_memory(work: Workload, preset: Preset) -> None:
+    """Refuse weights that do not fit the card's memory. Raises RequestError with the arithmetic."""
+    bits = preset.format.weight_bits
+    needed, capacity = work.resident_weights * bits / 8, preset.hbm.capacity.value * 2**30
+    if needed > capacity:
+        raise RequestError(
+            f"the weights of {work.name} do not fit the memory of {preset.name}: {work.resident_weights:,} weights x "
+            f"{bits} bit / 8 = {needed / 2**30:.2f} GiB, it has {preset.hbm.capacity.value:g} GiB",
+            hint="fewer weight bits, or an accelerator with more memory",
+        )

@@ -1,0 +1,219 @@
+"""`fastcar fpga`: the emulated accelerator without a model, on saved or drawn decisions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastcar_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from fastcar_cli.backends.fpga.preset import Preset
+
+
+def fpga(
+    trace: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Decisions that generate has saved.")] = None,
+    preset: Annotated[str, typer.Option(help="Accelerator: a preset or a YAML file.")] = "paper-u280",
+    model: Annotated[
+        str, typer.Option(help="Shapes for drawn decisions: mini, vila-u-7b (no download), or a model folder.")
+    ] = "vila-u-7b",
+    rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1)] = 16,
+    frames: Annotated[int, typer.Option(help="Frames of the video.", min=1)] = 8,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens before the first visual one.", min=1)] = 100,
+    replay: Annotated[
+        str, typer.Option(help="Replay ratios over all passes, with commas between them.")
+    ] = "0,0.2,0.5,0.8",
+    window: Annotated[str | None, typer.Option(help="Last tokens attended to, or 'off'.")] = None,
+    sinks: Annotated[int, typer.Option(help="First prompt tokens kept beside a window.", min=0)] = 4,
+    spread: Annotated[
+        str, typer.Option(help="Where drawn replays may be: eligible passes, or all (also the first frame).")
+    ] = "eligible",
+    pair_correlation: Annotated[
+        float, typer.Option(help="Chance that the rows of a pair share a drawn decision.", min=0, max=1)
+    ] = 0.0,
+    profile: Annotated[str, typer.Option(help="Drawn ratio by layer: flat or valley (middle layers least).")] = "flat",
+    seed: Annotated[int, typer.Option(help="Seed of drawn decisions.", min=0)] = 0,
+    table: Annotated[bool, typer.Option("--table", help="Emulate the published latency table.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print the terms of one layer's cycles and joules.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(help="Folder for CSVs, timeline and charts.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Emulate an FPGA accelerator on replay decisions, saved or drawn."""
+    from fastcar_cli.backends.fpga.decisions import draw, read
+    from fastcar_cli.backends.fpga.emulator import Emulator
+    from fastcar_cli.backends.fpga.explain import explain as lines_of
+    from fastcar_cli.backends.fpga.preset import load_preset
+    from fastcar_cli.backends.fpga.summary import compare
+    from fastcar_cli.backends.fpga.workload import workload_of
+    from fastcar_cli.models.video_model import ModelSpec
+
+    for name, value, allowed in (("spread", spread, ("eligible", "all")), ("profile", profile, ("flat", "valley"))):
+        if value not in allowed:
+            raise RequestError(f"--{name} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
+    accelerator = load_preset(preset)
+    if table:
+        if trace is not None:
+            raise RequestError("--table emulates the published run; it takes no file of decisions")
+        _table(accelerator, as_json)
+        return
+    patterns = []
+    if trace is not None:
+        saved = read(trace)
+        spec = ModelSpec.from_dict(saved.spec)
+        work = workload_of(
+            spec,
+            rows=saved.replayed.shape[1],
+            frames=saved.frames,
+            prompt=saved.prompt,
+            window=saved.window if window is None else _window(window),
+            sinks=saved.sinks if window is None else sinks,
+        )
+        patterns.append(saved.replayed)
+    else:
+        work = workload_of(
+            _shapes(model), rows=rows, frames=frames, prompt=prompt_tokens, window=_window(window), sinks=sinks
+        )
+        for ratio in _ratios(replay):
+            patterns.append(
+                draw(
+                    layers=work.layers,
+                    rows=rows,
+                    frames=frames,
+                    tokens_per_frame=work.tokens_per_frame,
+                    ratio=ratio,
+                    seed=seed,
+                    spread=spread,
+                    pair_correlation=pair_correlation,
+                    profile=profile,
+                )
+            )
+    emulator = Emulator(accelerator, work)
+    found = [compare(emulator, p) for p in patterns]
+    if report is not None:
+        from fastcar_cli.backends.fpga.report import write_report
+
+        write_report(report, found[-1])
+    documents = [f.to_dict() for f in found]
+    if explain:
+        computing = round(float((~patterns[-1]).sum(1).mean()))
+        lines = lines_of(emulator, computing)
+        if as_json:
+            documents[-1]["explain"] = lines
+        else:
+            typer.echo("\n".join(lines))
+    if as_json:
+        typer.echo(json.dumps({"runs": documents}))
+    elif not explain:
+        _summary(documents, work)
+
+
+def _shapes(model: str) -> Any:
+    from fastcar_cli.models.checkpoint import folder_of, read_spec
+    from fastcar_cli.models.dummy import full_spec
+
+    return full_spec() if model == "vila-u-7b" else read_spec(folder_of(model))
+
+
+def _ratios(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(f"--replay {text}: not numbers", hint="ratios from 0 to 1, such as 0,0.2,0.5,0.8") from None
+    for value in values:
+        if not 0 <= value <= 1:
+            raise RequestError(f"--replay {value:g}: no ratio", hint="allowed: 0 to 1")
+    return values
+
+
+def _window(text: str | None) -> int | None:
+    if text is None or text == "off":
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise RequestError(f"--window {text}: no number of tokens", hint="allowed: 1 or more, or 'off'")
+    return value
+
+
+def _table(preset: Preset, as_json: bool) -> None:
+    from fastcar_cli.backends.fpga.published import emulate_table
+
+    rows = emulate_table(preset)
+    if as_json:
+        typer.echo(json.dumps({"preset": preset.name, "rows": rows}))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from fastcar_cli.cli.render import console
+
+    shown = Table(
+        title=f"{preset.name}: published and emulated latency, speed-up and relative efficiency",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("method", "s", "emulated", "error", "speed-up", "emulated", "eff.", "emulated"):
+        shown.add_column(name, justify="left" if name == "method" else "right")
+    for r in rows:
+        shown.add_row(
+            r["method"],
+            f"{r['published_s']:.1f}",
+            f"{r['emulated_s']:.1f}",
+            f"{r['error']:+.1%}",
+            f"{r['published_speedup']:.2f}",
+            f"{r['emulated_speedup']:.2f}",
+            f"{r['published_relative_efficiency']:.2f}",
+            f"{r['emulated_relative_efficiency']:.2f}",
+        )
+    console().print(shown)
+
+
+def _short(value: float) -> str:
+    """Three or four digits with a thousand's letter."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.4g}{letter}"
+    return f"{value:.3g}"
+
+
+def _summary(documents: list[dict[str, Any]], work: Any) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from fastcar_cli.cli.render import console
+
+    first = documents[0]
+    shown = Table(
+        title=f"{first['preset']} (emulated): {work.name}, {work.rows} rows on {first['cores']} cores, "
+        f"{work.steps} passes",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption="J: board power x time, then by activity. Speed-up: against dense, against static mapping, and ideal.",
+        caption_justify="left",
+    )
+    for name in ("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for d in documents:
+        shown.add_row(
+            f"{d['replay_ratio']:.1%}",
+            _short(d["cycles"]),
+            f"{d['latency_s']:.4g}",
+            _short(d["energy_j"]),
+            _short(d["energy_activity_j"]),
+            f"{d['speedup_vs_dense']:.2f}",
+            f"{d['speedup_vs_static']:.2f}",
+            f"{d['ideal_speedup_vs_dense']:.2f}",
+            f"{d['utilisation']:.0%}",
+            f"{d['drs_share']:.2%}",
+        )
+    console().print(shown)

@@ -1,0 +1,463 @@
+"""The emulated accelerator: closed forms, the published table, properties, and what users see."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import Run, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcar_cli.backends.fpga.decisions import Decisions, draw, read, save
+from fastcar_cli.backends.fpga.drs import Drs, drs_queues, static_queues
+from fastcar_cli.backends.fpga.emulator import Emulator
+from fastcar_cli.backends.fpga.energy import energy_of
+from fastcar_cli.backends.fpga.executor import FpgaBackend
+from fastcar_cli.backends.fpga.explain import explain
+from fastcar_cli.backends.fpga.isa import compile_linear, compile_mlp
+from fastcar_cli.backends.fpga.machine import Rates, simulate
+from fastcar_cli.backends.fpga.preset import Preset, constants, fpga_presets, load_preset
+from fastcar_cli.backends.fpga.published import TABLE, emulate_table, fit
+from fastcar_cli.backends.fpga.summary import compare
+from fastcar_cli.backends.fpga.workload import Workload
+from fastcar_cli.config import preset_folder
+from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
+from fastcar_cli.errors import RequestError
+
+
+def preset(**changes: Any) -> Preset:
+    """edge-small with other values: `core.mac_array=8` sets that constant's value."""
+    data = yaml.safe_load((preset_folder() / "fpga" / "edge-small.yaml").read_text())
+    for path, value in changes.items():
+        node = data
+        *sections, last = path.split("__")
+        for name in sections:
+            node = node[name]
+        if isinstance(node[last], dict) and "value" in node[last]:
+            node[last]["value"] = value
+        else:
+            node[last] = value
+    return Preset.model_validate(data)
+
+
+def work(**changes: Any) -> Workload:
+    values: dict[str, Any] = {
+        "name": "toy", "layers": 2, "rows": 6, "width": 16, "mlp_width": 48, "kv_width": 16, "heads": 2,
+        "projection_weights": 1024, "depth_weights": 2048, "depth_outputs": 32, "resident_weights": 10_000,
+        "tokens_per_frame": 3, "frames": 3, "prompt": 5,
+    }  # fmt: skip
+    return Workload(**values | changes)
+
+
+FAST, SLOW = 1e9, 1e-3
+MLP = compile_mlp(64, 192, 16, 1024)
+
+
+# Closed forms
+
+
+def test_compiled_stream_covers_the_layer_exactly() -> None:
+    assert MLP.macs == 3 * 64 * 192 and MLP.weight_bytes == 2 * MLP.macs
+    assert MLP.total("activate") == 192 and MLP.total("accumulate") == 64 and MLP.total("store") == 64
+    assert all(i.amount <= 1024 for i in MLP.instructions if i.op == "load")
+
+
+def test_one_core_bound_by_compute() -> None:
+    run = simulate([[(0, MLP)]], Rates(8.0, FAST, FAST, True))
+    assert run.mac_busy == [sum(math.ceil(i.amount / 8) for i in MLP.instructions if i.op == "multiply")]
+    assert run.cycles == pytest.approx(MLP.macs / 8, rel=0.01)
+
+
+def test_one_core_bound_by_bandwidth() -> None:
+    run = simulate([[(0, MLP)]], Rates(FAST, FAST, 2.0, True))
+    assert run.cycles == pytest.approx(MLP.weight_bytes / 2.0, rel=0.01)
+    assert run.memory_bytes == MLP.weight_bytes
+
+
+@given(tiles=st.integers(1, 9), load=st.integers(1, 50), multiply=st.integers(1, 50))
+def test_double_buffer_overlaps_to_the_cycle(tiles: int, load: int, multiply: int) -> None:
+    program = compile_linear("line", tiles * 100, 10, 8, 100)
+    run = simulate([[(0, program)]], Rates(100 / multiply, 1.0, 100 / load, True))
+    assert run.cycles == pytest.approx(load + (tiles - 1) * max(load, multiply) + multiply + 10)
+
+
+@given(rows=st.integers(1, 32), cores=st.integers(1, 9))
+def test_rounds_are_the_ceiling_of_rows_over_cores(rows: int, cores: int) -> None:
+    queues = drs_queues(range(rows), 32, cores)
+    run = simulate([[(r, MLP) for r in q] for q in queues], Rates(8.0, 4.0, FAST, True))
+    alone = simulate([[(0, MLP)]], Rates(8.0, 4.0, FAST, True)).cycles
+    assert run.cycles == pytest.approx(-(-rows // cores) * alone)
+
+
+def test_private_weights_share_the_bandwidth_and_broadcast_does_not() -> None:
+    queues = [[(c, MLP)] for c in range(4)]
+    one = simulate([[(0, MLP)]], Rates(FAST, FAST, 2.0, True))
+    broadcast = simulate(queues, Rates(FAST, FAST, 2.0, True))
+    private = simulate(queues, Rates(FAST, FAST, 2.0, False))
+    assert broadcast.cycles == pytest.approx(one.cycles) and broadcast.memory_bytes == one.memory_bytes
+    assert private.cycles == pytest.approx(4 * one.cycles, rel=1e-3) and private.memory_bytes == 4 * one.memory_bytes
+
+
+def test_drs_overhead_is_what_the_preset_says() -> None:
+    emulator = Emulator(preset(drs__remap=7, drs__dispatch=100, drs__drop=3), work())
+    replayed = np.zeros((2, 6, 8), dtype=bool)
+    replayed[:, :2, 5] = True
+    run = emulator.run(replayed)
+    assert run.components["drs"].cycles == 2 * (8 * 7 + 100 * (7 * 6 + 4) + 3 * 2)
+
+
+def test_static_mapping_at_its_worst_is_one_row_after_the_other() -> None:
+    emulator = Emulator(preset(cores=3), work())
+    replayed = np.ones((2, 6, 8), dtype=bool)
+    replayed[:, [0, 3], :] = False
+    alone = emulator.mlp_rounds([1])
+    assert emulator.run(replayed, "static").components["mlp"].cycles == pytest.approx(2 * 8 * 2 * alone)
+    assert emulator.run(replayed, "drs").components["mlp"].cycles == pytest.approx(2 * 8 * emulator.mlp_rounds([1, 1]))
+
+
+def test_one_core_without_replay_is_static_mapping_and_drs_cost() -> None:
+    emulator = Emulator(preset(cores=1), work())
+    nothing = np.zeros((2, 6, 8), dtype=bool)
+    drs, static = emulator.run(nothing, "drs"), emulator.run(nothing, "static")
+    assert drs.cycles - drs.components["drs"].cycles == pytest.approx(static.cycles, abs=1)
+    assert static.cycles == emulator.run(nothing, "static", dense=True).cycles
+
+
+def test_window_and_sinks_bound_the_context() -> None:
+    whole, bounded = work(), work(window=4, sinks=2)
+    assert [whole.context(s) for s in (0, 7)] == [6, 13]
+    assert [bounded.context(s) for s in (0, 7)] == [6, 6]
+    nothing = np.zeros((2, 6, 8), dtype=bool)
+    full, short = (Emulator(preset(), w).run(nothing).components["attention"] for w in (whole, bounded))
+    assert short.cycles < full.cycles
+    assert short.kv_bytes == 8 * 6 * 2 * 6 * 2 * 16 * 2
+
+
+def test_attention_is_its_closed_form() -> None:
+    p = preset(cores=2, core__buffer=1, core__vector_lanes=FAST)
+    emulator = Emulator(p, work(rows=2))
+    keys = np.array([64])
+    size, tiles = 64 * 2 * 16 * 2, 64 * 2 * 16 * 2 / 512
+    load, multiply = size / (p.bytes_per_cycle / 2), 64 * 2 * 16 / 64
+    expected = load / tiles + (tiles - 1) * max(load, multiply) / tiles + multiply / tiles
+    assert emulator.attention_cycles(keys)[0] == pytest.approx(expected)
+
+
+def test_energy_is_the_sum_of_its_parts() -> None:
+    p = preset()
+    emulator = Emulator(p, work())
+    result = emulator.run(np.zeros((2, 6, 8), dtype=bool))
+    energy = energy_of(result, p)
+    seconds = result.cycles * p.seconds_per_cycle
+    assert energy.constant == pytest.approx(p.energy.board_power.value * seconds)
+    assert energy.activity == pytest.approx(sum(energy.by_component.values()))
+    assert energy.activity == pytest.approx(sum(energy.by_level.values()))
+    mlp = result.components["mlp"]
+    assert energy.by_component["mlp"] == pytest.approx(
+        1e-12 * (mlp.weight_bytes * 8 * 20 + mlp.macs * 1.5 + mlp.vector_elements * 1.5 + mlp.buffer_bytes * 1.25)
+    )
+    assert energy.by_component["background"] == pytest.approx(1.5 * seconds)
+
+
+# Properties
+
+
+@st.composite
+def situations(draw_: Any) -> tuple[Preset, Workload, np.ndarray]:
+    rows, cores = draw_(st.integers(1, 8)), draw_(st.integers(1, 5))
+    p = preset(
+        cores=cores,
+        core__mac_array=draw_(st.sampled_from([4, 64])),
+        hbm__weights=draw_(st.sampled_from(["broadcast", "private"])),
+        hbm__channel_bandwidth=draw_(st.sampled_from([0.1, 1.0, 12.8])),
+        core__buffer=draw_(st.sampled_from([1, 32])),
+    )
+    w = work(rows=rows, layers=1, frames=2, tokens_per_frame=2)
+    bits = draw_(st.lists(st.booleans(), min_size=3 * rows, max_size=3 * rows))
+    return p, w, np.array(bits).reshape(1, rows, 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(situations())
+def test_rounds_equal_the_simulation_of_every_core_and_row(situation: tuple[Preset, Workload, np.ndarray]) -> None:
+    p, w, replayed = situation
+    emulator = Emulator(p, w)
+    for scheduler in ("drs", "static"):
+        run = emulator.run(replayed, scheduler)
+        cycles, moved, executed = 0.0, 0.0, 0
+        for step in range(w.steps):
+            computing = np.flatnonzero(~replayed[0, :, step]).tolist()
+            queues = drs_queues(computing, w.rows, p.cores) if scheduler == "drs" else static_queues(computing, p.cores)
+            found = simulate([[(r, emulator.mlp) for r in q] for q in queues], emulator.rates)
+            cycles += found.cycles
+            moved += found.memory_bytes
+            executed += len(found.executed)
+            # Every computing row once, on the core it was mapped to.
+            assert sorted(found.executed) == sorted((r, c) for c, q in enumerate(queues) for r in q)
+            assert sorted(r for r, _ in found.executed) == computing
+        mlp = run.components["mlp"]
+        assert mlp.cycles == pytest.approx(cycles)
+        assert mlp.weight_bytes == pytest.approx(moved)
+        assert mlp.macs == executed * emulator.mlp.macs
+
+
+@settings(max_examples=60, deadline=None)
+@given(situations())
+def test_no_schedule_beats_the_ideal_or_loses_to_the_worst(situation: tuple[Preset, Workload, np.ndarray]) -> None:
+    p, w, replayed = situation
+    emulator = Emulator(p, w)
+    ideal, drs, static = (emulator.run(replayed, s).components["mlp"].cycles for s in ("ideal", "drs", "static"))
+    worst = float((~replayed).sum()) * emulator.mlp_rounds([1])
+    assert ideal <= min(drs, static) * (1 + 1e-9)
+    assert drs <= worst * (1 + 1e-9)
+    assert emulator.run(replayed, "drs").cycles == emulator.run(replayed, "drs").cycles
+
+
+@given(st.sets(st.integers(0, 31)), st.integers(1, 16))
+def test_registers_deal_round_robin(computing: set[int], cores: int) -> None:
+    drs = Drs(cores)
+    drs.remap(sorted(computing))
+    assert 2**drs.mapping_bits >= cores
+    found = [drs.arrive(r) for r in range(32)]
+    assert [r for r, c in enumerate(found) if c is not None] == sorted(computing)
+    assert [c for c in found if c is not None] == [i % cores for i in range(len(computing))]
+
+
+def test_more_rows_than_the_index_register_has_bits() -> None:
+    with pytest.raises(RequestError, match="33 rows: the Index Register of DRS has 32 bits"):
+        Drs(4).remap(range(33))
+
+
+# The published table
+
+
+def test_published_table() -> None:
+    rows = emulate_table(load_preset("paper-u280"))
+    assert [r["published_s"] for r in rows] == [689.7, 670.5, 662.7, 556.8, 475.3, 390.7, 354.5, 324.3]
+    assert all(abs(r["error"]) <= 0.02 for r in rows[:7])
+    assert abs(rows[7]["error"]) <= 0.08
+
+
+def test_the_fit_is_what_the_preset_holds_and_no_more_than_two_constants() -> None:
+    p = load_preset("paper-u280")
+    utilisation, rest = fit(p)
+    assert p.rest.seconds_per_step is not None
+    assert utilisation == pytest.approx(p.core.utilisation.value, rel=2e-3)
+    assert rest == pytest.approx(p.rest.seconds_per_step.value, rel=2e-3)
+    for name in fpga_presets():
+        fitted = [k for k, c in constants(load_preset(name)).items() if c.kind == "fitted"]
+        assert fitted == (["core.utilisation", "rest.seconds_per_step"] if name == "paper-u280" else [])
+
+
+# Presets
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(speed=3), "unknown key 'speed'"),
+        (lambda d: d["core"]["mac_array"].update(unit="GOPS"), "core.mac_array.unit is 'GOPS'"),
+        (lambda d: d["clock"].pop("source"), "key 'clock.source'"),
+        (lambda d: d["hbm"]["efficiency"].update(value=1.5), "hbm.efficiency.value is 1.5"),
+        (lambda d: d["rest"].update(mode="constant"), "mode 'constant' needs seconds_per_step"),
+        (lambda d: [d["hbm"][k].update(kind="fitted") for k in ("capacity", "channels", "efficiency")], "3 fitted"),
+        (lambda d: d.update(cores=0), "key 'cores'"),
+    ],
+)  # fmt: skip
+def test_bad_presets_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    data = yaml.safe_load((preset_folder() / "fpga" / "edge-small.yaml").read_text())
+    change(data)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(RequestError) as caught:
+        load_preset(str(tmp_path / "mine.yaml"))
+    assert message in str(caught.value) and "mine.yaml" in str(caught.value)
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_arithmetic() -> None:
+    with pytest.raises(RequestError, match=r"x 16 bit / 8 = 18.63 GiB, it has 0.5 GiB"):
+        Emulator(preset(), work(resident_weights=10**10))
+
+
+# Values
+
+
+def decode(tau: float | None, backend: Any, frames: int = 3) -> Decode:
+    model = tiny_model()
+    run = Decode(
+        model,
+        [[1, 4, 2], [1, 2]],
+        DecodeSettings(frames=frames, sampling=SamplingSettings(cfg=2.0), taus=None if tau is None else (tau,) * 3),
+        uniforms(0, frames * 4, 3)[None],
+        None if backend is None else FpgaBackend(model.llm, backend, 2),
+    )
+    for _ in run.steps():
+        pass
+    return run
+
+
+@pytest.mark.parametrize("tau", [None, -0.5, -math.inf])
+def test_float_passes_through_bit_for_bit(tau: float | None) -> None:
+    ours, torchs = decode(tau, preset()), decode(tau, None)
+    assert torch.equal(ours.codes, torchs.codes)
+    backend = ours.backend
+    assert isinstance(backend, FpgaBackend)
+    replayed = 0 if ours.replay is None else int(ours.replay.replayed.sum())
+    assert sum(backend.executed) == 3 * 2 * 11 - replayed
+    if tau is None:
+        assert backend.executed == [33, 33]
+
+
+def test_int8_quantises_as_its_formula() -> None:
+    model, int8 = tiny_model(), preset(format__kind="int8")
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    mlp = model.llm.blocks[0].mlp
+
+    def quantised(x: torch.Tensor) -> torch.Tensor:
+        scale = x.double().abs().amax(-1, keepdim=True) / 127
+        return (x.double() / scale).round() * scale
+
+    gate, up, down = (quantised(m.weight) for m in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    inner = torch.nn.functional.silu(quantised(x) @ gate.T) * (quantised(x) @ up.T)
+    wanted = quantised(inner) @ down.T
+    found = FpgaBackend(model.llm, int8, 4).mlp(0, x, None)
+    assert float((found - wanted).abs().max()) < 1e-4 * float(wanted.abs().max())
+    error = float((found - mlp(x)).norm() / mlp(x).norm())
+    assert 1e-4 < error < 0.05
+
+
+# Decisions
+
+
+@settings(deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 9)),
+    seed=st.integers(0, 99),
+    window=st.none() | st.integers(1, 9),
+)
+def test_saved_decisions_come_back(
+    tmp_path_factory: Any, shape: tuple[int, ...], seed: int, window: int | None
+) -> None:
+    file = tmp_path_factory.mktemp("d") / "run.npz"
+    bits = np.random.default_rng(seed).random(shape) < 0.5
+    before = Decisions(bits, {"name": "x"}, 3, 2, window, 4, {"tau": -2})
+    save(file, before)
+    after = read(file)
+    assert np.array_equal(after.replayed, bits)
+    assert (after.spec, after.prompt, after.window, after.note) == (before.spec, 3, window, {"tau": -2})
+
+
+def test_damaged_decisions_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.npz"
+    save(file, Decisions(np.ones((2, 2, 99), dtype=bool), {}, 1, 1, None, 4, {}))
+    whole = file.read_bytes()
+    for content in (whole[:-60], b"nothing", b""):
+        file.write_bytes(content)
+        with pytest.raises(RequestError, match=r"run\.npz"):
+            read(file)
+    with pytest.raises(RequestError, match="no such file"):
+        read(tmp_path / "none.npz")
+
+
+def test_drawn_decisions_have_the_ratio_asked_for() -> None:
+    shape = {"layers": 12, "rows": 4, "frames": 4, "tokens_per_frame": 64, "seed": 0}
+    for profile in ("flat", "valley"):
+        bits = draw(ratio=0.5, profile=profile, **shape)
+        assert bits.mean() == pytest.approx(0.5, abs=0.01) and not bits[:, :, :64].any()
+    by_layer = bits.mean((1, 2))
+    assert by_layer[0] > by_layer[6] + 0.1
+    together = draw(ratio=0.5, pair_correlation=1.0, **shape)
+    assert np.array_equal(together[:, :2], together[:, 2:])
+    with pytest.raises(RequestError, match=r"at most 0\.749"):
+        draw(ratio=0.9, **shape)
+    assert draw(ratio=0.9, spread="all", **shape)[:, :, :64].any()
+
+
+# What users see
+
+
+def test_generate_on_the_accelerator(run: Run, tmp_path: Path) -> None:
+    prompt = "a red ball rolling to the right on the grass"
+    common = ("generate", prompt, "--tau", "-2", "--seed", "1", "--frames", "3", "--json")
+    done = run(*common, "--backend", "fpga-sim", "--report", "r", "--trace", "t.npz", "-o", "a.mp4")
+    assert done.returncode == 0, done.stderr
+    backend = json.loads(done.stdout)["backend"]
+    assert {
+        "name", "preset", "cycles", "latency_s", "energy_j", "power_w", "cores", "utilisation", "drs_cycles",
+        "speedup_vs_dense", "speedup_vs_static",
+    } <= backend.keys()  # fmt: skip
+    assert sum(backend["cycles_by_component"].values()) == pytest.approx(backend["cycles"], abs=3)
+    plain = run(*common, "-o", "b.mp4")
+    assert (tmp_path / "a.mp4").stat().st_size > 0 and plain.returncode == 0
+    assert json.loads(plain.stdout)["replay"] == json.loads(done.stdout)["replay"]
+    names = {p.name for p in (tmp_path / "r").iterdir()}
+    assert names == {"compute.csv", "bandwidth.csv", "energy.csv", "timeline.json", "cores.png", "energy.png"}
+    events = json.loads((tmp_path / "r" / "timeline.json").read_text())["traceEvents"]
+    assert {e["ph"] for e in events} == {"M", "X"} and all(e["dur"] >= 0 for e in events if e["ph"] == "X")
+    header = (tmp_path / "r" / "compute.csv").read_text().splitlines()[0]
+    assert header == "scheduler,component,cycles,time_s,macs,vector_elements"
+    again = run("fpga", "t.npz", "--preset", "edge-small", "--json")
+    assert json.loads(again.stdout)["runs"][0]["cycles"] == backend["cycles"]
+
+
+def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
+    data = yaml.safe_load((preset_folder() / "fpga" / "edge-small.yaml").read_text())
+    data["format"] |= {"kind": "int8", "weight_bits": 8}
+    (tmp_path / "int8.yaml").write_text(yaml.safe_dump(data))
+    common = ("generate", "a red ball", "--seed", "1", "--frames", "2", "--backend", "fpga-sim", "--json", "--trace")
+    float_, int8 = (
+        run(*common, f"{n}.npz", "--fpga", f, "-o", f"{n}.mp4") for n, f in enumerate(("edge-small", "int8.yaml"))
+    )
+    assert float_.returncode == int8.returncode == 0, int8.stderr
+    assert json.loads(int8.stdout)["backend"]["cycles"] < json.loads(float_.stdout)["backend"]["cycles"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "a red ball", "--fpga", "edge-small"), "--fpga needs --backend fpga-sim"),
+        (("generate", "a red ball", "--report", "r"), "--report needs --backend fpga-sim"),
+        (("generate", "a red ball", "--backend", "fpga-sim", "--fpga", "edge-smal"), "did you mean 'edge-small'"),
+        (("generate", "a red ball", "--trace", "t.txt"), "ends in .npz"),
+        (("generate", "a red ball", "--backend", "fpga-sim", "--samples", "33"), "33 rows"),
+        (("fpga", "--rows", "33"), "33 rows"),
+        (("fpga", "none.npz"), "no such file"),
+        (("fpga", "--replay", "0.9"), "at most 0.87"),
+        (("fpga", "--replay", "x"), "not numbers"),
+        (("fpga", "--preset", "edge-small"), "do not fit the memory of edge-small"),
+        (("fpga", "--spread", "some"), "allowed: eligible, all"),
+        (("fpga", "--window", "0"), "--window 0"),
+    ],
+)
+def test_wrong_requests(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2 and message in " ".join(done.stderr.replace("│", " ").split()), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_table_and_explain_print(run: Run) -> None:
+    done = run("fpga", "--preset", "paper-u280", "--table", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert [r["method"] for r in rows] == [t.method for t in TABLE]
+    assert {"published_s", "emulated_s", "emulated_speedup", "emulated_relative_efficiency"} <= rows[0].keys()
+    done = run("fpga", "--preset", "paper-u280", "--explain", "--replay", "0.5", "--rows", "4")
+    assert "135,266,304" in done.stdout and "mJ" in done.stdout
+
+
+def test_explained_terms_are_the_emulated_ones() -> None:
+    emulator = Emulator(preset(), work())
+    lines = "\n".join(explain(emulator, 3))
+    assert f"MLP = {emulator.mlp_rounds([1, 1]):,.0f} + {emulator.mlp_rounds([1]):,.0f} = " in lines
+
+
+def test_comparison_against_itself_without_replay() -> None:
+    found = compare(Emulator(preset(), work()), np.zeros((2, 6, 8), dtype=bool)).to_dict()
+    assert found["speedup_vs_static"] == found["speedup_vs_dense"] <= 1.0
+    assert found["energy_j"] == pytest.approx(found["power_w"] * found["latency_s"])
