@@ -28,14 +28,14 @@ def test_tokenizer_keeps_pictures() -> None:
 @pytest.mark.parametrize("tau", ["off", -2.0])
 def test_fidelity_of_a_sample(tau: float | str) -> None:
     pipe = TextToVideo.from_config(load_config(None, [], {"replay.tau": tau}))
-    right = fidelity(pipe, 32, 9, batch=32)["right"]
+    right = fidelity(pipe, 32, 9, batch=32)[0]["right"]
     for attribute, bar in BARS.items():
         assert right[attribute] >= bar, right
 
 
 @pytest.mark.slow
 def test_fidelity_in_full() -> None:
-    right = fidelity(TextToVideo.from_config(load_config()), 200, 10)["right"]
+    right = fidelity(TextToVideo.from_config(load_config()), 200, 10)[0]["right"]
     for attribute, bar in BARS.items():
         assert right[attribute] >= bar, right
     assert right["persists"] >= 0.8, right

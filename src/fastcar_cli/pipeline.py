@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fastcar_cli import __version__
 from fastcar_cli.config import RunConfig
-from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.engine import Decode, DecodeSettings, Watcher
 from fastcar_cli.decoding.replay import ReplayStats
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.errors import RequestError
@@ -144,7 +144,7 @@ class TextToVideo:
         Raises RequestError for what can't be done here, memory included.
         """
         began = time.perf_counter()
-        device, bundled = _device(config.runtime.device), config.model in BUNDLED
+        device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
         dtype: str = config.runtime.dtype
         # Two threads lose more in waiting for each other than they gain on two rows of a small model.
         threads = config.runtime.threads
@@ -173,7 +173,7 @@ class TextToVideo:
         config: RunConfig, *, videos: int = 1, device: str | None = None, folder: Path | None = None
     ) -> dict[str, Plan]:
         """What a run would need by dtype, from the model's configuration alone; nothing is loaded."""
-        device = device or _device(config.runtime.device)
+        device = device or resolve_device(config.runtime.device)
         folder = folder or folder_of(config.model)
         spec = read_spec(folder)
         frames = config.generation.frames or spec.frames
@@ -230,11 +230,12 @@ class TextToVideo:
         prompts: Sequence[str],
         seeds: Sequence[int],
         on_step: Callable[[int, int], None] | None = None,
+        watch: Watcher | None = None,
     ) -> Iterator[Frame]:
         """Decode one video a prompt; frame t of every video comes as soon as it is decoded.
 
-        `on_step(done, total)` is told of every position. All videos share the batch; each draws from
-        its own seed.
+        `on_step(done, total)` is told of every position, `watch` of every block. All videos share the
+        batch; each draws from its own seed.
         """
         if len(prompts) != len(seeds):
             raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
@@ -254,6 +255,7 @@ class TextToVideo:
             backend = FpgaBackend(network.llm, self._preset, len(rows))
         decode = Decode(network, rows, self.settings, noise, backend)
         self._emulated = None
+        decode.watch = watch
         self._decode, self._prompts, self._seeds = decode, list(prompts), list(seeds)
         self._vision, self._first_frame = 0.0, None
         started = time.perf_counter()
@@ -272,6 +274,21 @@ class TextToVideo:
             self._total = now - started + self._load_seconds
             for video, image in enumerate(images):
                 yield Frame(video, frame, image)
+
+    @property
+    def decode(self) -> Decode | None:
+        """The engine's state of the last run."""
+        return self._decode
+
+    @property
+    def tokens_per_frame(self) -> int:
+        """N, positions a frame."""
+        return self._model.network.spec.tokens_per_frame
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of positions a frame."""
+        return self._model.network.spec.rqvae.grid
 
     @property
     def codes(self) -> NDArray[np.int64]:
@@ -417,7 +434,7 @@ class TextToVideo:
         return other
 
 
-def _device(asked: str) -> str:
+def resolve_device(asked: str) -> str:
     """The torch device of a request; `auto` takes a GPU where there is one."""
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fastcar_cli import __version__
-from fastcar_cli.cli import config_cmd, fpga_cmd, generate, train_cmd
+from fastcar_cli.cli import config_cmd, fpga_cmd, generate, profile_cmd, train_cmd
 from fastcar_cli.errors import FastcarError
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def root(
 
 
 app.command("generate")(generate.generate)
+app.command("profile")(profile_cmd.profile)
 app.command("fpga")(fpga_cmd.fpga)
 app.command("config")(config_cmd.config)
 app.command("train")(train_cmd.train)

@@ -23,13 +23,13 @@ def console(quiet: bool = False) -> Console:
     return Console(stderr=True, quiet=quiet)
 
 
-def progress(target: Console) -> Progress:
-    """A bar by frame with time left; silent where the console is no terminal."""
+def progress(target: Console, things: str = "frames") -> Progress:
+    """A bar by frame (or other things) with time left; silent where the console is no terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("frames"),
+        TextColumn(things),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

@@ -88,6 +88,9 @@ def left_pad(prompts: Sequence[Sequence[int]], pad: int = 0) -> tuple[Tensor, Te
 class Decode:
     """One batch of videos being decoded. Rows: conditional ones first, then unconditional.
 
+    `watch`, where set, sees every block's output; `mark` is called with a name at the end of each part of
+    a pass, for profiling.
+
     Args:
         model: the network, in evaluation mode.
         prompts: token ids, one list a row; 2 P rows with guidance, P without (cfg 1).
@@ -150,14 +153,20 @@ class Decode:
         self.clock = Clock()
         self.passes = 0
         self.watch: Watcher | None = None
+        self.mark: Callable[[str], None] | None = None
 
     @torch.inference_mode()
-    def steps(self, forced: Tensor | None = None, keep_logits: bool = False) -> Iterator[Step]:
-        """Decode every position in turn. `forced` codes [P, T*N, depth] are taken instead of drawn ones."""
+    def steps(self, forced: Tensor | None = None, keep_logits: bool = False, first: int = 0) -> Iterator[Step]:
+        """Decode every position in turn. `forced` codes [P, T*N, depth] are taken instead of drawn ones.
+
+        With `first` above 0 the positions before it are not decoded but made up, see `fast_forward`.
+        """
         began = time.perf_counter()
         hidden = self._prefill()
         self.clock.prefill = time.perf_counter() - began
-        for index in range(self.tokens):
+        if first:
+            self.fast_forward(first - 1)
+        for index in range(first, self.tokens):
             began = time.perf_counter()
             if index:
                 hidden = self._pass(index - 1)
@@ -205,32 +214,62 @@ class Decode:
         index = torch.full((self.videos,), t, device=self.codes.device)
         x = self.model.feedback(self.codes[:, t], index)
         x = torch.cat([x, x]) if self.guided else x
+        mark = self.mark
+        if mark is not None:
+            mark("embedding")
         cos, sin = self._cos[t], self._sin[t]
         mask = None
         for i, block in enumerate(self.blocks):
             q, k, v = block.self_attn.project(block.input_layernorm(x)[:, None])
+            if mark is not None:
+                mark("attention.projections")
             rotated, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            if mark is not None:
+                mark("attention.rotary")
             keys, values = cache.step(i, k, v)
             if i == 0:
                 mask = cache.mask()
             # One query a head: the query heads of a group stand in the place of query positions.
             grouped = rotated.view(rows, spec.kv_heads, -1, spec.head_dim)
             out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+            if mark is not None:
+                mark("attention.core")
             x = x + block.self_attn.merge(out.view(rows, spec.heads, 1, spec.head_dim))[:, 0]
+            if mark is not None:
+                mark("attention.output")
             scores = None
             if replay is not None and replay.wants(i, t):
                 scored = rotated if self.settings.tas == "attention" else q
                 scores = temporal_attention_score(scored[:, :, 0], cache.aligned(i))
+                if mark is not None:
+                    mark("tas")
             began = time.perf_counter()
             compute = self._branch(i)
             added = compute(x, None) if replay is None else replay.apply(i, t, x, scores, compute)
             self.clock.mlp += time.perf_counter() - began
             x = x + added
+            if mark is not None:
+                mark("mlp.rest")
             if self.watch is not None:
                 self.watch.layer(i, t, added, x)
         cache.advance()
         self.passes = t + 1
-        return llm.norm(x)
+        x = llm.norm(x)
+        if mark is not None:
+            mark("heads")
+        return x
+
+    def fast_forward(self, t: int, seed: int = 0) -> None:
+        """Stand where t visual tokens have been decoded, with random codes, keys, values and MLP outputs.
+
+        For measuring a step at a context length without decoding up to it; what is decoded then means
+        nothing.
+        """
+        generator = torch.Generator(self.codes.device).manual_seed(seed)
+        self.codes.random_(self.model.spec.depth.codes, generator=generator)
+        self.cache.fill(t, generator)
+        if self.replay is not None:
+            self.replay.outputs.normal_(0.0, 0.1, generator=generator)
 
     def _branch(self, layer: int) -> Callable[[Tensor, Sequence[int] | None], Tensor]:
         norm = self.blocks[layer].post_attention_layernorm
@@ -250,6 +289,8 @@ class Decode:
         codes, kept = [], []
         for d in range(depth.spec.depth):
             raw, past = depth.step(x, d, past)
+            if self.mark is not None:
+                self.mark("depth_transformer")
             logits = guide(raw, sampling.cfg)
             if keep_logits:
                 kept.append(logits)
@@ -261,6 +302,8 @@ class Decode:
             vector = books[d](code)
             total = vector if total is None else total + vector
             x = torch.cat([total, total]) if self.guided else total
+            if self.mark is not None:
+                self.mark("sampling")
         return torch.stack(codes, -1), torch.stack(kept) if kept else None
 
     def rows_of(self, video: int) -> list[int]:

@@ -39,6 +39,10 @@ class KVCache(Protocol):
         """Go on to the next token, after every layer has stepped."""
         ...
 
+    def fill(self, tokens: int, generator: torch.Generator) -> None:
+        """Go on by this many tokens with random keys and values, for measuring."""
+        ...
+
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
@@ -100,6 +104,14 @@ class FullCache:
     def advance(self) -> None:
         """See `KVCache.advance`."""
         self._slot += 1
+
+    def fill(self, tokens: int, generator: torch.Generator) -> None:
+        """See `KVCache.fill`."""
+        end = self._slot + tokens
+        for cache in (self._k, self._v):
+            for layer in cache:
+                layer[:, :, self._slot : end].normal_(generator=generator)
+        self._slot = end
 
     @property
     def nbytes(self) -> int:
@@ -174,6 +186,14 @@ class WindowCache:
     def advance(self) -> None:
         """See `KVCache.advance`."""
         self._slot += 1
+
+    def fill(self, tokens: int, generator: torch.Generator) -> None:
+        """See `KVCache.fill`."""
+        for cache in (self._k[..., self._sinks :, :], self._v[..., self._sinks :, :], self._aligned):
+            cache.normal_(generator=generator)
+        self._slot += tokens
+        recent = torch.arange(max(self._slot - self._window, 0), self._slot, device=self._held.device)
+        self._held[recent % self._window] = recent
 
     @property
     def nbytes(self) -> int:

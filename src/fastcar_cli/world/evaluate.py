@@ -57,12 +57,21 @@ def generate_videos(
     return np.stack(videos), {k: float(np.mean([s[k] for s in stats])) for k in stats[0]}
 
 
-def fidelity(pipe: TextToVideo, count: int, seed: int, batch: int = 40) -> dict[str, Any]:
-    """Shares of held-out captions whose video is right, attribute by attribute, with replay ratios."""
+def fidelity(
+    pipe: TextToVideo, count: int, seed: int, batch: int = 40, reference: NDArray[np.uint8] | None = None
+) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+    """Shares of held-out captions whose video is right, attribute by attribute, with replay ratios, and the videos.
+
+    With reference videos (the dense ones of the same seeds) also the PSNR (dB) of the mean squared error.
+    """
     chosen = held_out_captions(count, seed)
     videos, replay = generate_videos(pipe, [c for _, c in chosen], [seed * 100_003 + i for i in range(count)], batch)
     verdicts = [judge(analyse(v), wanted_of(s)) for v, (s, _) in zip(videos, chosen, strict=True)]
-    return {"captions": count, "seed": seed, "right": shares(verdicts), "replay": replay}
+    result: dict[str, Any] = {"captions": count, "seed": seed, "right": shares(verdicts), "replay": replay}
+    if reference is not None:
+        error = np.square(videos / 255.0 - reference / 255.0).mean()
+        result["psnr_db"] = float(-10 * np.log10(error)) if error else None
+    return result, videos
 
 
 def tokenizer_quality(model: str, count: int, seed: int) -> dict[str, float]:
@@ -125,12 +134,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     if options.tokenizer:
         result["tokenizer"] = tokenizer_quality(options.model, options.captions, options.seed)
+    reference: NDArray[np.uint8] | None = None
     for tau in options.tau.split(";"):
         config: RunConfig = load_config(
             None, options.overrides, {"model": options.model, "replay.tau": parse_tau(tau.strip())}
         )
         began = time.perf_counter()
-        row = fidelity(TextToVideo.from_config(config), options.captions, options.seed, options.batch)
+        row, videos = fidelity(
+            TextToVideo.from_config(config), options.captions, options.seed, options.batch, reference
+        )
+        reference = videos if tau.strip() == "off" else reference
         result["fidelity"].append({"tau": tau.strip(), "seconds": round(time.perf_counter() - began, 1), **row})
     print(json.dumps(result, indent=1))
 

@@ -1,0 +1,1 @@
+"""Measuring around the engine: where time goes, what replay buys, plots."""

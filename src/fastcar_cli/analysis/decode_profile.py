@@ -1,0 +1,141 @@
+"""What a real decode did: replay by layer and frame, TAS by layer, likeness of MLP outputs, a map over the frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.pipeline import TextToVideo
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+
+
+class _Likeness:
+    """Cosine similarity of each MLP output with the one at the same place a frame earlier, mean by layer."""
+
+    def __init__(self, layers: int, frame: int) -> None:
+        self._frame = frame
+        self._last: list[dict[int, Tensor]] = [{} for _ in range(layers)]
+        self._sum = [0.0] * layers
+        self._count = [0] * layers
+
+    def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
+        if t < 0:
+            return
+        place = t % self._frame
+        before = self._last[layer].get(place)
+        now = mlp.detach().float().clone()
+        if before is not None:
+            self._sum[layer] += float(torch.cosine_similarity(before, now, dim=-1).sum())
+            self._count[layer] += len(now)
+        self._last[layer][place] = now
+
+    def means(self) -> list[float | None]:
+        return [s / n if n else None for s, n in zip(self._sum, self._count, strict=True)]
+
+
+@dataclass(frozen=True)
+class DecodeProfile:
+    """A dense run (TAS, likeness) and a run at tau (replay), both of the same prompt and seed.
+
+    tas [layers, values]; by_place [frames, N] is the share of layers and rows that replayed;
+    images uint8 [frames, H, W, 3] of the run at tau.
+    """
+
+    prompt: str
+    seed: int
+    tau: float | None
+    definition: str
+    tas: NDArray[np.float32]
+    similarity: list[float | None]
+    by_layer: list[float]
+    by_frame: list[float]
+    ratio: float
+    eligible_ratio: float
+    by_place: NDArray[np.float32]
+    grid: tuple[int, int]
+    images: NDArray[np.uint8]
+
+    @property
+    def warning(self) -> str | None:
+        """Said where the threshold does nothing, or everything."""
+        if self.tau is None:
+            return None
+        if self.eligible_ratio in (0.0, 1.0):
+            low, high = float(self.tas.min()), float(self.tas.max())
+            did = "nothing" if self.eligible_ratio == 0 else "everything that can"
+            return f"tau {self.tau:g} is inert: {did} replays; TAS of this run lies between {low:.2f} and {high:.2f}"
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        percentiles = [np.percentile(row, PERCENTILES) for row in self.tas]
+        return {
+            "prompt": self.prompt,
+            "seed": self.seed,
+            "tau": self.tau if self.tau is None or math.isfinite(self.tau) else str(self.tau),
+            "tas": self.definition,
+            "replay": {
+                "ratio": self.ratio,
+                "eligible_ratio": self.eligible_ratio,
+                "by_layer": self.by_layer,
+                "by_frame": self.by_frame,
+            },
+            "tas_percentiles": [
+                {f"p{p}": float(v) for p, v in zip(PERCENTILES, row, strict=True)} for row in percentiles
+            ],
+            "above_tau": None if self.tau is None else [float((row > self.tau).mean()) for row in self.tas],
+            "mlp_similarity": self.similarity,
+            "warning": self.warning,
+        }
+
+
+def _run(pipe: TextToVideo, prompt: str, seed: int, watch: Any = None) -> tuple[Decode, NDArray[np.uint8]]:
+    images = []
+    for frame in pipe.stream([prompt], [seed], watch=watch):
+        images.append(frame.image)
+    assert pipe.decode is not None
+    return pipe.decode, np.stack(images)
+
+
+def profile_decode(pipe: TextToVideo, prompt: str, seed: int) -> DecodeProfile:
+    """Decode the prompt dense and at the pipeline's tau. A list of thresholds counts as its first number."""
+    taus: Sequence[float | None] | None = pipe.settings.taus
+    dense = pipe.with_settings(taus=(math.inf,) * pipe.layers, keep_tas=True)
+    likeness = _Likeness(pipe.layers, pipe.tokens_per_frame)
+    first, images = _run(dense, prompt, seed, likeness)
+    assert first.replay is not None and first.replay.tas is not None
+    tas = first.replay.tas[:, :, first.frame :].cpu().numpy().reshape(pipe.layers, -1)
+    n = first.frame
+    by_place = np.zeros((pipe.frames, n), np.float32)
+    by_layer, by_frame, ratio, eligible = [0.0] * pipe.layers, [0.0] * pipe.frames, 0.0, 0.0
+    if taus is not None:
+        second, images = _run(pipe, prompt, seed)
+        assert second.replay is not None
+        stats = second.replay.stats(second.passes)
+        by_layer, by_frame, ratio, eligible = stats.by_layer, stats.by_frame, stats.ratio, stats.eligible_ratio
+        shares = second.replay.replayed.float().mean((0, 1)).cpu().numpy()
+        by_place.reshape(-1)[: len(shares)] = shares
+    return DecodeProfile(
+        prompt=prompt,
+        seed=seed,
+        tau=None if taus is None else next((t for t in taus if t is not None), None),
+        definition=pipe.settings.tas,
+        tas=tas,
+        similarity=likeness.means(),
+        by_layer=by_layer,
+        by_frame=by_frame,
+        ratio=ratio,
+        eligible_ratio=eligible,
+        by_place=by_place,
+        grid=pipe.grid,
+        images=images,
+    )

@@ -1,0 +1,68 @@
+"""The profile of one step on the emulated accelerator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastcar_cli.analysis.profiler import replay_table
+from fastcar_cli.backends.fpga.emulator import Emulator
+from fastcar_cli.backends.fpga.preset import load_preset
+from fastcar_cli.backends.fpga.workload import workload_of
+from fastcar_cli.models.video_model import ModelSpec
+
+
+def emulated_lengths(spec: ModelSpec, model: str, lengths: list[int], rows: int, preset: str) -> dict[str, Any]:
+    """The document of `fastcar profile` with cycles and emulated milliseconds in place of measured ones."""
+    accelerator = load_preset(preset)
+    milliseconds = accelerator.seconds_per_cycle * 1e3
+    found = []
+    for seq in lengths:
+        work = workload_of(spec, rows=rows, frames=1, prompt=max(1, seq - 1))
+        emulator = Emulator(accelerator, work)
+        rounds = [len(range(i, rows, accelerator.cores)) for i in range(accelerator.cores)]
+        layers = spec.decoder.layers
+        if accelerator.rest.seconds_per_step is not None:
+            rest = accelerator.rest.seconds_per_step.value / accelerator.seconds_per_cycle
+        else:
+            rest = emulator.all_rows(emulator.depth)
+        cycles = {
+            "attention": {
+                "projections": layers * emulator.all_rows(emulator.projections),
+                "core": layers * float(emulator.attention_cycles(np.array([seq]))[0]),
+            },
+            "mlp": {"mlp": layers * emulator.mlp_rounds(rounds)},
+            "depth_transformer": {"rest": rest},
+        }
+        total = sum(sum(parts.values()) for parts in cycles.values())
+        drs = layers * float(emulator.drs_cycles(np.array([0]))[0])
+        found.append(
+            {
+                "seq": seq,
+                "step_ms": total * milliseconds,
+                "step_cycles": total,
+                "modules": {
+                    name: {
+                        "ms": sum(parts.values()) * milliseconds,
+                        "cycles": sum(parts.values()),
+                        "share": sum(parts.values()) / total,
+                        "parts": {k: v * milliseconds for k, v in parts.items()},
+                    }
+                    for name, parts in cycles.items()
+                },
+                "tas_ms": drs * milliseconds,
+                "replayed_step_ms": (total - sum(cycles["mlp"].values()) + drs) * milliseconds,
+            }
+        )
+    return {
+        "machine": {
+            "device": f"{accelerator.name} (emulated)",
+            "cores": accelerator.cores,
+            "clock_mhz": accelerator.clock.value,
+        },
+        "model": model,
+        "backend": "fpga-sim",
+        "lengths": found,
+        "replay": {"rows": rows, "lengths": [replay_table(x, rows) for x in found]},
+    }

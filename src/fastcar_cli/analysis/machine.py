@@ -1,0 +1,86 @@
+"""What the machine reaches, measured in the same run as the profile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for a GPU; nothing on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(work: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
+    """Median seconds of a piece of work after one warm-up."""
+    work()
+    times = []
+    for _ in range(repeats):
+        synchronise(device)
+        began = time.perf_counter()
+        work()
+        synchronise(device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Names, and what was reached: copy_gb_s counts bytes read and written, read_gb_s bytes read; matrix FLOP/s."""
+
+    names: dict[str, Any]
+    copy_gb_s: float
+    read_gb_s: float
+    matrix_gflop_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **self.names,
+            "copy_gb_s": self.copy_gb_s,
+            "read_gb_s": self.read_gb_s,
+            "matrix_gflop_s": self.matrix_gflop_s,
+        }
+
+
+def processor() -> str:
+    """The name of the CPU as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def measure_machine(device: torch.device, dtype: torch.dtype, size: int = 2**28) -> Machine:
+    """Copy and read `size` bytes, far beyond any cache, and multiply square matrices in the run's dtype."""
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    copy = 2 * size / seconds_of(lambda: target.copy_(source), device) / 1e9
+    read = size / seconds_of(source.sum, device) / 1e9
+    n = 2048
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    flops = 2 * n**3 / seconds_of(lambda: a @ b, device, 3) / 1e9
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    names = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": gpu or processor(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "dtype": str(dtype).removeprefix("torch."),
+        "clock": "torch.cuda.Event" if gpu else "time.perf_counter (monotonic)",
+    }
+    return Machine(names, copy, read, flops)

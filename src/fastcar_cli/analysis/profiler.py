@@ -1,0 +1,343 @@
+"""Where the time of one decode step goes, measured in the engine itself at made-up context lengths.
+
+The engine marks the end of each part of a step; modules of an MLP are marked by hooks. A step is
+timed whole as well, without marks, and the sum of the parts is held against it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.analysis.machine import Machine, seconds_of, synchronise
+from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import DTYPES, empty_network
+from fastcar_cli.models.plan import available_bytes, gib, parameter_bytes
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
+
+LAYER_PARTS = ("attention.", "mlp.", "tas")
+"""Parts that every layer has, scaled to the full depth where fewer layers run."""
+
+BUDGET = 10 * 2**30
+"""Most bytes the layers with random weights may take."""
+
+
+def parse_lengths(text: str) -> list[int]:
+    """`2k,4096,0.5k` to numbers of tokens. Raises RequestError for anything else."""
+    lengths = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(k?)\s*", part, re.IGNORECASE)
+        value = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
+        if value < 1 or value != int(value) or value > 2**20:
+            raise RequestError(
+                f"--seq {text}: {part.strip()!r} is no length", hint="allowed: 1 to 1024k tokens, such as 2k,4096,0.5k"
+            )
+        lengths.append(int(value))
+    return lengths
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What runs: a model of `layers` layers that stands for one of `spec.decoder.layers`."""
+
+    network: VideoModel
+    spec: ModelSpec
+    layers: int
+    random: bool
+
+    @property
+    def scale(self) -> float:
+        """Full depth over layers that run."""
+        return self.spec.decoder.layers / self.layers
+
+
+def random_shape(spec: ModelSpec, dtype: str, device: str, rows: int, longest: int) -> Shape:
+    """A network of the true widths with random weights and as many layers as memory allows.
+
+    Raises RequestError with the arithmetic where not even one fits.
+    """
+    size = DTYPES[dtype].itemsize
+    decoder = spec.decoder
+    one = empty_network(replace(spec, decoder=replace(decoder, layers=1)))
+    layer = parameter_bytes(one, size, "llm.layers.")
+    rest = parameter_bytes(one, size) - layer
+    cache = (
+        rows
+        * (2 * (longest + 128) * decoder.kv_heads * decoder.head_dim + spec.tokens_per_frame * decoder.width)
+        * size
+    )
+    free = min(BUDGET, int(0.7 * available_bytes(device)))
+    layers = min(decoder.layers, (free - rest) // (layer + cache))
+    if layers < 1:
+        raise RequestError(
+            f"one layer at {longest} tokens does not fit: {gib(rest)} beside the layers + {gib(layer)} a layer + "
+            f"{gib(cache)} caches a layer with {rows} rows = {gib(rest + layer + cache)}, {gib(free)} may be used",
+            hint="a smaller --seq, fewer --rows, or --dtype bfloat16",
+        )
+    network = empty_network(replace(spec, decoder=replace(decoder, layers=int(layers))))
+    filled: dict[str, Tensor] = {}
+    for name, like in network.state_dict().items():
+        fan = like.shape[-1] if like.dim() > 1 else 1
+        values = torch.empty(like.shape, dtype=DTYPES[dtype], device=device)
+        if like.dim() > 1:
+            # A block of random rows repeated: drawing billions of numbers would take longer than measuring.
+            rows_of = min(like.shape[0], max(1, 2**20 // like[0].numel()))
+            block = torch.randn(rows_of, *like.shape[1:], device=device) * fan**-0.5
+            for at in range(0, like.shape[0], rows_of):
+                values[at : at + rows_of] = block[: like.shape[0] - at]
+        else:
+            values.fill_(1.0 if name.endswith("weight") else 0.0)
+        filled[name] = values
+    network.load_state_dict(filled, assign=True)
+    network.llm.rotary.to(device)
+    return Shape(network.eval().requires_grad_(False), spec, int(layers), True)
+
+
+class Stopwatch:
+    """Adds up the time between marks by name; on a GPU by events, read after synchronising."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._device = device
+        self._marks: list[tuple[str, Any]] = []
+
+    def mark(self, name: str) -> None:
+        """The part that ends now."""
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((name, event))
+        else:
+            self._marks.append((name, time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by part since the first mark; forgets them."""
+        synchronise(self._device)
+        totals: dict[str, float] = {}
+        for (_, before), (name, now) in zip(self._marks, self._marks[1:], strict=False):
+            elapsed = before.elapsed_time(now) / 1e3 if self._cuda else now - before
+            totals[name] = totals.get(name, 0.0) + elapsed
+        self._marks.clear()
+        return totals
+
+
+@contextlib.contextmanager
+def _hooks(network: VideoModel, mark: Callable[[str], None]) -> Iterator[None]:
+    """Marks within the MLPs and the depth transformer."""
+    handles: list[Any] = []
+
+    def after(module: nn.Module, name: str) -> None:
+        handles.append(module.register_forward_hook(lambda *_: mark(name)))
+
+    for block in network.llm.blocks:
+        after(block.input_layernorm, "attention.norm")
+        after(block.post_attention_layernorm, "mlp.norm")
+        after(block.mlp.up_proj, "mlp.gate_up")
+        handles.append(block.mlp.down_proj.register_forward_pre_hook(lambda *_: mark("mlp.activation")))
+        after(block.mlp.down_proj, "mlp.down")
+    handles.append(network.depth.classifier_mlp.register_forward_pre_hook(lambda *_: mark("depth_transformer")))
+    after(network.depth.classifier_mlp, "heads")
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one step by part, whole with marks and without, and its spread."""
+
+    parts: dict[str, float]
+    whole: float
+    spread: float
+
+
+def decode_at(shape: Shape, rows: int, seq: int, steps: int, taus: tuple[float | None, ...] | None) -> Iterator[Any]:
+    """A decode that begins with `seq` tokens of context; yields itself, then a step at a time."""
+    guided = rows % 2 == 0
+    n = shape.network.spec.tokens_per_frame
+    text = min(12, max(1, seq - 1))
+    first = max(1, seq - text)
+    if taus is not None:
+        first = max(first, n + 1)
+    settings = DecodeSettings(
+        frames=-(-(first + steps + 1) // n), sampling=SamplingSettings(cfg=3.0 if guided else 1.0), taus=taus
+    )
+    videos = rows // 2 if guided else rows
+    noise = torch.rand(videos, settings.frames * n, shape.spec.depth.depth)
+    decode = Decode(shape.network, [[1] * text] * rows, settings, noise)
+    yield decode
+    yield from decode.steps(first=first)
+
+
+def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: float | None = None) -> Measured:
+    """Median seconds of a decode step at this context, whole and by part. tau None is dense, -inf replays all."""
+    device = shape.network.device
+    taus = None if tau is None else (tau,) * shape.layers
+    warm = 2
+    running = decode_at(shape, rows, seq, 2 * repeats + warm + 1, taus)
+    decode: Decode = next(running)
+    watch = Stopwatch(device)
+    whole: list[float] = []
+    parts: dict[str, list[float]] = {}
+    for _ in range(warm):
+        next(running)
+    for _ in range(repeats):
+        synchronise(device)
+        began = time.perf_counter()
+        next(running)
+        synchronise(device)
+        whole.append(time.perf_counter() - began)
+        decode.mark = watch.mark
+        with _hooks(shape.network, watch.mark):
+            watch.mark("begin")
+            next(running)
+            watch.mark("python")
+        decode.mark = None
+        for name, value in watch.seconds().items():
+            parts.setdefault(name, []).append(value)
+    spread = (max(whole) - min(whole)) / statistics.median(whole) if len(whole) > 1 else 0.0
+    return Measured({k: statistics.median(v) for k, v in parts.items()}, statistics.median(whole), spread)
+
+
+def traffic(spec: ModelSpec, rows: int, seq: int, itemsize: int) -> dict[str, tuple[float, float]]:
+    """(bytes that must move, FLOP) of each module a step, all layers: weights once, keys and values a row."""
+    d, depth = spec.decoder, spec.depth
+    kv = d.kv_heads * d.head_dim
+    projections = 2 * d.width * d.width + 2 * d.width * kv
+    mlp = 3 * d.width * d.mlp_width
+    layers = float(d.layers)
+    block = 12 * depth.width * depth.width
+    transformer = depth.depth * depth.blocks * block + depth.hidden * depth.width
+    heads = depth.depth * depth.codes * depth.width
+    projector = spec.projector_layers and (
+        spec.rqvae.code_width * d.width + (spec.projector_layers - 1) * d.width * d.width
+    )
+    caches = 2.0 * rows * seq * kv
+    return {
+        "attention": (
+            layers * (projections + caches) * itemsize,
+            2 * layers * rows * (projections + 2 * seq * d.width),
+        ),
+        "mlp": (layers * mlp * itemsize, 2 * layers * rows * mlp),
+        "depth_transformer": (transformer * itemsize, 2.0 * rows * transformer),
+        "heads": (heads * itemsize, 2.0 * rows * heads),
+        "embedding": (projector * itemsize, 2.0 * rows * projector),
+        "tas": (layers * rows * kv * itemsize, 2 * layers * rows * d.width),
+    }
+
+
+ORDER = ("embedding", "attention", "mlp", "tas", "depth_transformer", "heads", "sampling", "vision", "python")
+
+
+def profile_length(
+    shape: Shape, machine: Machine, rows: int, seq: int, *, repeats: int, vision: float
+) -> dict[str, Any]:
+    """The document of one length: modules that add up to step_ms, each with its parts, bytes and floor."""
+    dense = measure_step(shape, rows, seq, repeats=repeats)
+    scored = measure_step(shape, rows, seq, repeats=repeats, tau=math.inf)
+    replayed = measure_step(shape, rows, seq, repeats=repeats, tau=-math.inf)
+
+    def full(name: str, value: float) -> float:
+        return value * (shape.scale if name.startswith(LAYER_PARTS) else 1.0)
+
+    modules: dict[str, dict[str, float]] = {name: {} for name in ORDER}
+    for name, value in dense.parts.items():
+        module, _, part = name.partition(".")
+        # The step ends when its codes are drawn; what the loop does around it is Python's.
+        modules.setdefault(module, {})[part or module] = full(name, value) * 1e3
+    modules["tas"] = {"tas": full("tas", scored.parts.get("tas", 0.0)) * 1e3}
+    tas_ms = modules.pop("tas")["tas"]
+    modules["vision"] = {"vision": vision / shape.spec.tokens_per_frame * 1e3}
+    totals = {name: sum(parts.values()) for name, parts in modules.items() if parts}
+    step = sum(totals.values())
+    marked = sum(dense.parts.values())
+    moved = traffic(shape.spec, rows, seq, shape.network.dtype.itemsize)
+    document: dict[str, Any] = {}
+    for name in ORDER:
+        if name not in totals:
+            continue
+        ms = totals[name]
+        row: dict[str, Any] = {"ms": ms, "share": ms / step}
+        if name in moved:
+            size, flops = moved[name]
+            floor = max(size / machine.copy_gb_s / 1e6, flops / machine.matrix_gflop_s / 1e6)
+            row |= {
+                "bytes": int(size),
+                "gb_s": size / ms / 1e6 if ms else None,
+                "gflop_s": flops / ms / 1e6 if ms else None,
+                "floor_ms": floor,
+            }
+        row["parts"] = modules[name]
+        document[name] = row
+    layer_share = full("mlp.", 1.0) / 1.0
+    # Steps of all layers: the marked parts of layers scaled, the rest once.
+    outside = sum(v for k, v in replayed.parts.items() if not k.startswith(LAYER_PARTS))
+    inside = sum(v for k, v in replayed.parts.items() if k.startswith(LAYER_PARTS))
+    return {
+        "seq": seq,
+        "step_ms": step,
+        "modules": document,
+        "tas_ms": tas_ms,
+        "replayed_step_ms": (outside + inside * layer_share) * 1e3 + modules["vision"]["vision"],
+        "method": {
+            "rows": rows,
+            "layers_run": shape.layers,
+            "layers_scaled_to": shape.spec.decoder.layers,
+            "repeats": repeats,
+            "spread": dense.spread,
+            "whole_step_ms": dense.whole * 1e3,
+            "sum_of_parts_ms": marked * 1e3,
+            "sum_over_whole": marked / dense.whole,
+        },
+    }
+
+
+def replay_table(length: dict[str, Any], rows: int) -> dict[str, Any]:
+    """What replay can buy at this length: Amdahl's ceiling and the expected speed-up by ratio and by who decides.
+
+    A step saves the MLP's time where all its rows replay: rows deciding alone r^R, in pairs r^(R/2),
+    together r. The measured step with every row replaying stands beside it.
+    """
+    step, mlp, tas = length["step_ms"], length["modules"]["mlp"]["ms"], length["tas_ms"]
+
+    def speedup(hit: float) -> float:
+        return step / (step + tas - mlp * hit)
+
+    ratios = (0.2, 0.5, 0.8, 0.875, 1.0)
+    return {
+        "seq": length["seq"],
+        "mlp_share": mlp / step,
+        "ceiling": step / (step - mlp),
+        "tas_ms": tas,
+        "expected": [
+            {
+                "ratio": r,
+                "rows_alone": speedup(r**rows),
+                "in_pairs": speedup(r ** max(1, rows // 2)),
+                "together": speedup(r),
+            }
+            for r in ratios
+        ],
+        "measured_all_replayed": step / length["replayed_step_ms"],
+    }
+
+
+def vision_seconds(network: VideoModel, videos: int) -> float:
+    """Seconds to decode one frame's pixels of every video."""
+    spec = network.spec
+    codes = torch.zeros(videos, spec.tokens_per_frame, spec.depth.depth, dtype=torch.int64, device=network.device)
+    with torch.inference_mode():
+        return seconds_of(lambda: network.rqvae.decode(codes), network.device, 2)

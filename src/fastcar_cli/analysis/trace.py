@@ -1,0 +1,29 @@
+"""A torch.profiler trace of decode steps, for Perfetto."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
+
+from fastcar_cli.analysis.profiler import Shape, decode_at
+from fastcar_cli.errors import RunError
+
+
+def write_trace(file: Path, shape: Shape, rows: int, seq: int) -> None:
+    """Trace two steps at a context length. Raises RunError where the file can't be written."""
+    running = decode_at(shape, rows, seq, 4, None)
+    for _ in range(3):
+        next(running)
+    activities = [ProfilerActivity.CPU]
+    if shape.network.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as found:
+        next(running)
+        next(running)
+    try:
+        found.export_chrome_trace(str(file))
+    except (OSError, RuntimeError) as e:
+        raise RunError(f"--trace {file} could not be written: {e}") from None
+    if not file.exists():
+        raise RunError(f"--trace {file} could not be written")

@@ -1,0 +1,200 @@
+"""`fastcar profile`: where decode time goes, and what replay can buy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastcar_cli.errors import RequestError, RunError
+
+if TYPE_CHECKING:
+    from fastcar_cli.analysis.profiler import Shape
+    from fastcar_cli.models.video_model import ModelSpec
+
+
+def profile(
+    seq: Annotated[
+        str | None, typer.Option(help="Context lengths with commas between them, such as 2k,4k,8192.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="mini, vila-u-7b (its shapes with random weights, no download), or a model folder.")
+    ] = "mini",
+    rows: Annotated[int | None, typer.Option(help="Rows of the batch; a guided video is two.", min=1, max=256)] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
+    repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1)] = 5,
+    backend: Annotated[str, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")] = "torch",
+    fpga: Annotated[str, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = "paper-u280",
+    decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
+    tau: Annotated[str, typer.Option(help="Threshold of --decode.")] = "-2",
+    seed: Annotated[int, typer.Option(help="Seed of --decode.", min=0)] = 0,
+    plots: Annotated[Path | None, typer.Option(help="Folder for plots (PNG and SVG).")] = None,
+    trace: Annotated[Path | None, typer.Option(help="File for a torch.profiler trace of one step (Perfetto).")] = None,
+    save: Annotated[Path | None, typer.Option(help="File to keep the result in (JSON).")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Earlier result to print ratios against.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Measure one decode step by context length, or a real run with --decode."""
+    from fastcar_cli.analysis.profiler import parse_lengths
+
+    if backend not in ("torch", "fpga-sim"):
+        raise RequestError(f"--backend {backend}: unknown", hint="allowed: torch, fpga-sim")
+    if dtype not in ("auto", "float32", "bfloat16", "float16"):
+        raise RequestError(f"--dtype {dtype}: unknown", hint="allowed: auto, float32, bfloat16, float16")
+    lengths = (
+        parse_lengths(seq if seq is not None else ("2k,4k,8k" if decode is None else "512"))
+        if (seq is not None or decode is None)
+        else []
+    )
+    earlier = _read(compare) if compare is not None else None
+    for name, file in (("--save", save), ("--trace", trace)):
+        if file is not None and not file.parent.is_dir():
+            raise RequestError(f"{name} {file}: the folder {file.parent} does not exist")
+    if decode is not None and model == "vila-u-7b":
+        raise RequestError(
+            "--decode needs weights; --model vila-u-7b stands for shapes here", hint="--model mini or a folder"
+        )
+    if backend == "fpga-sim":
+        if trace is not None or decode is not None:
+            raise RequestError("--trace and --decode measure the torch backend", hint="leave out --backend fpga-sim")
+        document = _emulated(model, lengths, rows, fpga)
+    else:
+        document = _measured(model, lengths, rows, dtype, device, threads, repeats, trace, as_json)
+    found = None
+    if decode is not None:
+        found = _decoded(model, decode, tau, seed, device, dtype)
+        document["decode"] = found.to_dict()
+    if plots is not None:
+        from fastcar_cli.analysis.plots import write_plots
+
+        write_plots(plots, document["lengths"], found, "ms" if backend == "torch" else "emulated ms")
+    if save is not None:
+        try:
+            save.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        except OSError as e:
+            raise RunError(f"--save {save} could not be written: {e.strerror}") from None
+    if earlier is not None:
+        document["compared"] = _ratios(document, earlier)
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        from fastcar_cli.cli.profile_render import show
+
+        show(document)
+
+
+def _spec(model: str) -> ModelSpec:
+    from fastcar_cli.models.checkpoint import folder_of, read_spec
+    from fastcar_cli.models.dummy import full_spec
+
+    return full_spec() if model == "vila-u-7b" else read_spec(folder_of(model))
+
+
+def _measured(
+    model: str, lengths: list[int], rows: int | None, dtype: str, device: str, threads: int | None, repeats: int,
+    trace: Path | None, quiet: bool,
+) -> dict[str, Any]:  # fmt: skip
+    import torch
+
+    from fastcar_cli.analysis.machine import measure_machine
+    from fastcar_cli.analysis.profiler import profile_length, replay_table, vision_seconds
+    from fastcar_cli.cli.render import console, progress
+    from fastcar_cli.models.checkpoint import DTYPES
+    from fastcar_cli.pipeline import resolve_device
+
+    place = resolve_device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    elif model == "mini":
+        torch.set_num_threads(1)
+    chosen = ("float32" if place == "cpu" else "bfloat16") if dtype == "auto" else dtype
+    machine = measure_machine(torch.device(place), DTYPES[chosen])
+    document: dict[str, Any] = {
+        "machine": machine.to_dict(),
+        "model": model,
+        "backend": "torch",
+        "lengths": [],
+        "replay": {},
+    }
+    if not lengths:
+        return document
+    shape, count = _shape(model, chosen, place, rows, max(lengths))
+    vision = vision_seconds(shape.network, max(1, count // 2))
+    with progress(console(quiet), "lengths") as bar:
+        task = bar.add_task("measuring", total=len(lengths))
+        for length in lengths:
+            document["lengths"].append(profile_length(shape, machine, count, length, repeats=repeats, vision=vision))
+            bar.advance(task)
+    document["replay"] = {"rows": count, "lengths": [replay_table(x, count) for x in document["lengths"]]}
+    document["layers"] = {
+        "measured": shape.layers,
+        "scaled_to": shape.spec.decoder.layers,
+        "random_weights": shape.random,
+    }
+    if trace is not None:
+        from fastcar_cli.analysis.trace import write_trace
+
+        write_trace(trace, shape, count, lengths[-1])
+    return document
+
+
+def _shape(model: str, dtype: str, place: str, rows: int | None, longest: int) -> tuple[Shape, int]:
+    from fastcar_cli.analysis.profiler import Shape, random_shape
+    from fastcar_cli.models.checkpoint import default_guidance, folder_of, load
+
+    if model == "vila-u-7b":
+        count = rows or 2
+        return random_shape(_spec(model), dtype, place, count, longest), count
+    loaded = load(model, dtype, place)
+    count = rows or (1 if default_guidance(folder_of(model)) == 1.0 else 2)
+    spec = loaded.network.spec
+    return Shape(loaded.network, spec, spec.decoder.layers, False), count
+
+
+def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str) -> dict[str, Any]:
+    from fastcar_cli.analysis.emulated import emulated_lengths
+
+    return emulated_lengths(_spec(model), model, lengths, rows or 2, fpga)
+
+
+def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> Any:
+    from fastcar_cli.analysis.decode_profile import profile_decode
+    from fastcar_cli.config import load_config, parse_tau
+    from fastcar_cli.pipeline import TextToVideo
+
+    flags = {"model": model, "replay.tau": parse_tau(tau), "runtime.device": device, "runtime.dtype": dtype}
+    pipe = TextToVideo.from_config(load_config(None, (), flags))
+    pipe.notices([prompt])
+    return profile_decode(pipe, prompt, seed)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        data["lengths"][0:]
+        return data
+    except FileNotFoundError:
+        raise RequestError(f"--compare {file}: there is no such file") from None
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise RequestError(f"--compare {file} is no saved profile: {e}") from None
+
+
+def _ratios(now: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time of a new result over that of an earlier one, line by line, for the lengths that both have."""
+    known = {x["seq"]: x for x in before["lengths"]}
+    rows = []
+    for length in now["lengths"]:
+        old = known.get(length["seq"])
+        if old is None:
+            continue
+        rows.append({"seq": length["seq"], "name": "step", "ratio": length["step_ms"] / old["step_ms"]})
+        for name, module in length["modules"].items():
+            other = old["modules"].get(name)
+            if other is not None and other["ms"]:
+                rows.append({"seq": length["seq"], "name": name, "ratio": module["ms"] / other["ms"]})
+    return rows

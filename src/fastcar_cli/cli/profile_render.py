@@ -1,0 +1,125 @@
+"""Tables of a profile that a person reads at a glance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fastcar_cli.cli.render import console
+
+
+def _table(title: str, columns: list[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+    return table
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print everything the document holds."""
+    out = console()
+    machine = document["machine"]
+    out.print(f"[bold]{machine['device']}[/]" + (f", {machine['threads']} threads" if "threads" in machine else ""))
+    if "copy_gb_s" in machine:
+        out.print(
+            f"measured: copy {machine['copy_gb_s']:.1f} GB/s (read + written), read {machine['read_gb_s']:.1f} GB/s, "
+            f"{machine['dtype']} matrices {machine['matrix_gflop_s']:,.0f} GFLOP/s; torch {machine['torch']}, "
+            f"clock {machine['clock']}"
+        )
+    layers = document.get("layers")
+    if layers and layers["measured"] != layers["scaled_to"]:
+        out.print(
+            f"[yellow]measured with {layers['measured']} layers of true width and random weights; attention, MLP and "
+            f"TAS are scaled to {layers['scaled_to']} layers, the rest is as measured[/]"
+        )
+    for length in document["lengths"]:
+        out.print(_length(document["model"], length))
+        method = length.get("method")
+        if method:
+            out.print(
+                f"  {method['rows']} rows, median of {method['repeats']} steps after warm-up, "
+                f"spread {method['spread']:.0%}; "
+                f"parts add up to {method['sum_over_whole']:.1%} of the step timed whole "
+                f"({method['whole_step_ms']:.2f} ms with {method['layers_run']} layers)"
+            )
+    for replay in document["replay"].get("lengths", []):
+        out.print(_replay(replay, document["replay"]["rows"]))
+    if "decode" in document:
+        _decode(document["decode"])
+    if "compared" in document:
+        table = _table("against the earlier result (above 1: slower now)", ["line", "context", "ratio"])
+        for row in document["compared"]:
+            table.add_row(row["name"], f"{row['seq']:,}", f"{row['ratio']:.2f}")
+        out.print(table)
+
+
+def _length(model: str, length: dict[str, Any]) -> Table:
+    cycles = "step_cycles" in length
+    columns = ["module", "ms", "share"] + (["Mcycles"] if cycles else ["MB", "GB/s", "GFLOP/s", "floor ms"])
+    table = _table(f"{model}, one step at {length['seq']:,} tokens of context: {length['step_ms']:.2f} ms", columns)
+    for name, module in length["modules"].items():
+        row = [name.replace("_", " "), _number(module["ms"], 3), f"{module['share']:.1%}"]
+        if cycles:
+            row.append(_number(module["cycles"] / 1e6, 3))
+        else:
+            size = module.get("bytes")
+            row += [
+                _number(None if size is None else size / 1e6),
+                _number(module.get("gb_s")),
+                _number(module.get("gflop_s")),
+                _number(module.get("floor_ms"), 3),
+            ]
+        table.add_row(*row, style="bold")
+        if len(module["parts"]) > 1:
+            for part, ms in sorted(module["parts"].items(), key=lambda p: -p[1]):
+                table.add_row(
+                    f"  {part.replace('_', ' ')}", _number(ms, 3), f"{ms / length['step_ms']:.1%}", style="dim"
+                )
+    return table
+
+
+def _replay(replay: dict[str, Any], rows: int) -> Table:
+    table = _table(
+        f"replay at {replay['seq']:,}: MLP {replay['mlp_share']:.0%} of a step, ceiling "
+        f"{replay['ceiling']:.2f}x; TAS {replay['tas_ms']:.3f} ms",
+        ["replayed", "rows alone", "in pairs", "together"],
+    )
+    for row in replay["expected"]:
+        table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))
+    table.caption = (
+        f"expected for {rows} rows; measured with every row replaying: {replay['measured_all_replayed']:.2f}x"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _decode(found: dict[str, Any]) -> None:
+    out = console()
+    replay = found["replay"]
+    table = _table(
+        f"{found['prompt']!r}, seed {found['seed']}, tau {found['tau']} (TAS: {found['tas']}): "
+        f"{replay['eligible_ratio']:.1%} of eligible MLPs replayed",
+        ["layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "likeness"],
+    )
+    for i, percentiles in enumerate(found["tas_percentiles"]):
+        above = "" if found["above_tau"] is None else f"{found['above_tau'][i]:.0%}"
+        likeness = found["mlp_similarity"][i]
+        table.add_row(
+            str(i),
+            f"{replay['by_layer'][i]:.1%}",
+            *(f"{percentiles[k]:.2f}" for k in ("p5", "p50", "p95")),
+            above,
+            "" if likeness is None else f"{likeness:.3f}",
+        )
+    table.caption = "replayed: of all passes; TAS and likeness (cosine of MLP outputs a frame apart): of a dense run"
+    table.caption_justify = "left"
+    out.print(table)
+    out.print("  by frame: " + "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
+    if found["warning"]:
+        out.print(f"[yellow]warning:[/] {found['warning']}")
