@@ -78,10 +78,16 @@ def _by_layer(figure: Any, found: DecodeProfile) -> None:
     axes = figure.subplots()
     axes.bar(range(len(found.by_layer)), [100 * r for r in found.by_layer], color=COLORS["attention"])
     axes.axhline(100 * found.ratio, color="0.3", linewidth=1, linestyle="--")
-    axes.annotate(f"mean {found.ratio:.1%}", (0.01, 100 * found.ratio), xycoords=("axes fraction", "data"), va="bottom")
+    axes.annotate(
+        f"mean {found.ratio:.1%}",
+        (0.01, 100 * found.ratio),
+        xycoords=("axes fraction", "data"),
+        va="bottom",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+    )
     axes.set(xlabel="layer", ylabel="replayed MLPs (% of all passes)", ylim=(0, 100))
     axes.set_xticks(range(len(found.by_layer)))
-    axes.set_title(f"Replay by layer, tau {found.tau} (TAS: {found.definition})")
+    axes.set_title(f"Replay by layer, tau {found.tau:g} (TAS: {found.definition})")
 
 
 def _tas(figure: Any, found: DecodeProfile) -> None:
@@ -114,7 +120,7 @@ def _map(figure: Any, found: DecodeProfile, columns: int, rows: int) -> None:
         axes.imshow(found.images[i])
         shares = found.by_place[i].reshape(found.grid)
         shown = axes.imshow(
-            shares, cmap="viridis", alpha=0.55, vmin=0, vmax=1, extent=(-0.5, width - 0.5, height - 0.5, -0.5)
+            shares, cmap="viridis", alpha=0.4, vmin=0, vmax=1, extent=(-0.5, width - 0.5, height - 0.5, -0.5)
         )
         axes.set_title(f"frame {i}: {found.by_frame[i] if i < len(found.by_frame) else 0:.0%}", fontsize=9)
     if shown is not None:

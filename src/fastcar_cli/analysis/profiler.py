@@ -273,7 +273,7 @@ def profile_length(
         row: dict[str, Any] = {"ms": ms, "share": ms / step}
         if name in moved:
             size, flops = moved[name]
-            floor = max(size / machine.copy_gb_s / 1e6, flops / machine.matrix_gflop_s / 1e6)
+            floor = max(size / machine.bandwidth / 1e6, flops / machine.matrix_gflop_s / 1e6)
             row |= {
                 "bytes": int(size),
                 "gb_s": size / ms / 1e6 if ms else None,

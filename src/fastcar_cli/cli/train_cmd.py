@@ -20,11 +20,14 @@ def train(
         typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order."),
     ] = None,
     tokenizer_minutes: Annotated[float, typer.Option(help="Wall time for the tokenizer.", min=0.01)] = 15.0,
-    base_minutes: Annotated[float, typer.Option(help="Wall time for the base stage.", min=0.01)] = 60.0,
-    replay_minutes: Annotated[float, typer.Option(help="Wall time for the replay stage.", min=0.01)] = 20.0,
+    base_minutes: Annotated[float, typer.Option(help="Wall time for the base stage.", min=0.01)] = 70.0,
+    replay_minutes: Annotated[float, typer.Option(help="Wall time for the replay stage.", min=0.01)] = 75.0,
     batch: Annotated[int, typer.Option(help="Videos a step.", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Fuse the training pass with torch.compile; needs a C++ compiler.")
+    ] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -68,7 +71,9 @@ def train(
             continue
         if not needed[name].exists():
             raise RequestError(f"--stage {name} needs {needed[name]}", hint="run the stage before it first")
-        settings = train_decoder.stage_settings(name, seconds=minutes * 60, batch=batch, seed=seed, device=device)
+        settings = train_decoder.stage_settings(
+            name, seconds=minutes * 60, batch=batch, seed=seed, device=device, compile=compile_
+        )
         start = needed["replay"] if name == "replay" else None
         train_decoder.train(output / name, tokenizer_file, settings, start=start, log=log)
     if "export" in chosen:

@@ -32,7 +32,11 @@ from fastcar_cli.world.train_tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train. `seconds` is wall time of this stage; the schedule runs on it."""
+    """How to train. `seconds` is wall time of this stage; the schedule runs on it.
+
+    `dense_share` and `all_share` of the videos of the replay stage are dense and replay everything, the
+    rest have a threshold between. `compile` fuses the pass with torch.compile (a C++ compiler is needed).
+    """
 
     seconds: float = 3600.0
     batch: int = 4
@@ -41,8 +45,8 @@ class TrainSettings:
     seed: int = 0
     device: str = "cpu"
     changed_weight: float = 3.0
-    drop_attribute: float = 0.2
-    drop_caption: float = 0.1
+    drop_attribute: float = 0.08
+    drop_caption: float = 0.05
     replay: bool = False
     dense_share: float = 0.25
     all_share: float = 0.4
@@ -53,15 +57,23 @@ class TrainSettings:
     compile: bool = False
 
 
-def stage_settings(stage: str, *, seconds: float, batch: int, seed: int, device: str) -> TrainSettings:
+def stage_settings(
+    stage: str, *, seconds: float, batch: int, seed: int, device: str, compile: bool = False
+) -> TrainSettings:
     """Settings of the `base` stage (dense) or of the `replay` stage (gentler, with the replay rule)."""
     every = min(120.0, max(5.0, seconds / 20))
     common = TrainSettings(
-        seconds=seconds, batch=batch, seed=seed, device=device, evaluate_every=every, checkpoint_every=every
+        seconds=seconds,
+        batch=batch,
+        seed=seed,
+        device=device,
+        evaluate_every=every,
+        checkpoint_every=every,
+        compile=compile,
     )
     if stage == "base":
         return common
-    return replace(common, replay=True, muon_lr=7.5e-3, lr=1.5e-3, seed=seed + 1)
+    return replace(common, replay=True, muon_lr=1e-2, lr=2e-3, seed=seed + 1)
 
 
 def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,69 @@
+"""A picture of many generated videos with their captions, to look at.
+
+`python -m fastcar_cli.world.contact_sheet -o sheet.png` draws 48 videos of held-out captions, four
+frames each, and marks those that the analyser finds wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.config import load_config, parse_tau
+from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.world.analyser import analyse, judge, wanted_of
+from fastcar_cli.world.evaluate import generate_videos, held_out_captions
+
+
+def draw_sheet(
+    file: Path, videos: NDArray[np.uint8], captions: Sequence[str], wrong: Sequence[bool], columns: int = 4
+) -> None:
+    """Videos uint8 [count, T, H, W, 3] with a caption each; wrong ones have a red caption."""
+    import textwrap
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = -(-len(videos) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(4.1 * columns, 1.45 * rows), squeeze=False, layout="constrained"
+    )
+    frames = np.linspace(0, videos.shape[1] - 1, 4).round().astype(int)
+    for i, ax in enumerate(axes.flat):
+        ax.axis("off")
+        if i < len(videos):
+            strip = [np.pad(f, ((0, 0), (0, 2), (0, 0)), constant_values=255) for f in videos[i, frames]]
+            ax.imshow(np.concatenate(strip, 1))
+            ax.set_title(textwrap.fill(captions[i], 52), fontsize=7, color="crimson" if wrong[i] else "black")
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Generate and draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--tau", default="off")
+    parser.add_argument("--count", type=int, default=48)
+    parser.add_argument("--seed", type=int, default=77)
+    options = parser.parse_args(arguments)
+    pipe = TextToVideo.from_config(
+        load_config(None, [], {"model": options.model, "replay.tau": parse_tau(options.tau)})
+    )
+    chosen = held_out_captions(options.count, options.seed)
+    texts = [caption for _, caption in chosen]
+    videos, _ = generate_videos(pipe, texts, [options.seed * 1000 + i for i in range(len(texts))])
+    wrong = [not judge(analyse(v), wanted_of(s))["all"] for v, (s, _) in zip(videos, chosen, strict=True)]
+    draw_sheet(options.output, videos, texts, wrong)
+    print(f"{options.output}: {len(texts)} videos, {sum(wrong)} of them wrong")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What training for replay buys: fidelity and PSNR over the replay ratio, of two evaluations.
+
+`python -m fastcar_cli.world.replay_plot before.json after.json -o plot.png`, where both files are
+what `python -m fastcar_cli.world.evaluate --tau "off;..."` printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def draw_plot(file: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Draw both curves, a point a threshold."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for document, label, color in ((before, "before", "#ee6677"), (after, "after the replay stage", "#4477aa")):
+        rows = document["fidelity"]
+        ratio = [100 * r["replay"]["eligible_ratio"] for r in rows]
+        left.plot(ratio, [100 * r["right"]["all"] for r in rows], marker="o", color=color, label=label)
+        with_psnr = [(x, r) for x, r in zip(ratio, rows, strict=True) if r.get("psnr_db") is not None]
+        right.plot(
+            [x for x, _ in with_psnr], [r["psnr_db"] for _, r in with_psnr], marker="o", color=color, label=label
+        )
+        for x, r in zip(ratio, rows, strict=True):
+            left.annotate(r["tau"], (x, 100 * r["right"]["all"]), textcoords="offset points", xytext=(4, 5), fontsize=8)
+    left.set(xlabel="eligible MLPs replayed (%)", ylabel="videos all right (%)", ylim=(0, 100))
+    right.set(xlabel="eligible MLPs replayed (%)", ylabel="PSNR against the dense video (dB)")
+    left.legend(frameon=False, loc="lower left")
+    figure.suptitle("Fidelity and likeness to the dense video over replay; labels: tau")
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read, draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    draw_plot(options.output, *(json.loads(p.read_text(encoding="utf-8")) for p in (options.before, options.after)))
+
+
+if __name__ == "__main__":
+    main()
