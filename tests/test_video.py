@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.video import default_name, open_writer, read_frames, read_recipe
+from fastcar_cli.video import Writer, default_name, open_writer, read_frames, read_recipe
 
 RECIPE = {"prompt": 'a "red" ball & <ü>', "seed": 7, "settings": {"model": "mini"}}
 
@@ -38,6 +39,26 @@ def test_scale(tmp_path: Path) -> None:
     with open_writer(tmp_path / "a.mp4", fps=8, scale=4, recipe=RECIPE) as writer:
         writer.add(_frames(1)[0])
     assert read_frames(tmp_path / "a.mp4").shape == (1, 256, 256, 3)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.gif", "a"])
+def test_an_interrupt_within_a_write_waits_for_the_frame(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = _frames(2)
+    writer = open_writer(tmp_path / name, fps=8, recipe=RECIPE)
+    write = type(writer)._write
+
+    def interrupted(self: Writer, image: np.ndarray) -> None:
+        signal.raise_signal(signal.SIGINT)
+        write(self, image)
+
+    writer.add(frames[0])
+    monkeypatch.setattr(type(writer), "_write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.add(frames[1])
+    writer.close()
+    assert len(read_frames(tmp_path / name)) == 2
 
 
 def test_mp4_plays_in_a_browser(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +57,24 @@ def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str =
     return path
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until the block is done: a frame is written whole or not at all."""
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is None or threading.current_thread() is not threading.main_thread():
+        # Signals reach the main thread only, and only there a handler may be set.
+        yield
+        return
+    held = []
+    signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if held:
+        signal.raise_signal(held[0])
+
+
 class Writer:
     """Takes frames one by one and closes to a whole file, or to nothing.
 
@@ -73,9 +93,10 @@ class Writer:
             image = np.asarray(
                 Image.fromarray(image).resize((w * self.scale, h * self.scale), Image.Resampling.BICUBIC)
             )
-        with self._guard():
-            self._write(image)
-        self.frames += 1
+        with _uninterrupted():
+            with self._guard():
+                self._write(image)
+            self.frames += 1
 
     def close(self) -> None:
         """Finish the file and give it its name; without a single frame nothing is left."""
@@ -84,9 +105,10 @@ class Writer:
         if not self.frames:
             self.abort()
             return
-        with self._guard():
-            self._finish()
-        self._done = True
+        with _uninterrupted():
+            with self._guard():
+                self._finish()
+            self._done = True
 
     def abort(self) -> None:
         """Leave nothing behind."""
