@@ -167,14 +167,14 @@ class Decode:
         With `first` above 0 the positions before it are not decoded but made up, see `fast_forward`.
         """
         began = time.perf_counter()
-        hidden = self._prefill()
+        hidden = self.start()
         self.clock.prefill = time.perf_counter() - began
         if first:
             self.fast_forward(first - 1)
         for index in range(first, self.tokens):
             began = time.perf_counter()
             if index:
-                hidden = self._pass(index - 1)
+                hidden = self.token_pass(index - 1)
             codes, logits = self._codes(hidden, index, forced, keep_logits)
             self.codes[:, index] = codes
             self.clock.decode += time.perf_counter() - began
@@ -185,7 +185,8 @@ class Decode:
         i = torch.arange(self.padded, device=self.ids.device)[None] - (self.padded - self.lengths)[:, None]
         return torch.where(i >= 0, i, torch.ones_like(i))
 
-    def _prefill(self) -> Tensor:
+    @torch.inference_mode()
+    def start(self) -> Tensor:
         """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
         llm = self.model.llm
         settings = self.settings
@@ -218,7 +219,7 @@ class Decode:
             self._compiled = CompiledPass(self, cos, sin)
         return llm.norm(x[:, -1])
 
-    def _pass(self, t: int) -> Tensor:
+    def token_pass(self, t: int) -> Tensor:
         """One decode pass with visual token t as input; returns the hidden states [rows, width]."""
         llm, cache, replay = self.model.llm, self.cache, self.replay
         spec = llm.spec

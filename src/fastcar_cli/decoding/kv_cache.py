@@ -159,6 +159,10 @@ class FullCache:
                 layer[:, :, self._slot : end].normal_(generator=generator)
         self._slot = end
 
+    def rewind(self, tokens: int) -> None:
+        """Forget the last tokens, for measuring the same steps again."""
+        self._slot -= tokens
+
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""

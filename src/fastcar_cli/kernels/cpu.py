@@ -434,6 +434,38 @@ def _gate(scores: Any, tau: Any, pairs: Any, max_age: Any, ages: Any, slot: Any,
 
 
 @_jit
+def _mlp(a: Any, b: Any, c: Any, rows: Any, at: Any, like: Any, shape: Any, threads: Any) -> Any:
+    """The MLP of normalised inputs a [rows, width], in the order that meets weights, into b; a and c are lost."""
+    width, mlp = shape
+    pack, scaled = numbers_a_word(like), has_scales(like)
+    w_gate = _tensor(_pointer(at[GATE], like), (mlp, width // pack))
+    w_up = _tensor(_pointer(at[UP], like), (mlp, width // pack))
+    w_down = _tensor(_pointer(at[DOWN], like), (width, mlp // pack))
+    _multiply(threads, a, rows, w_gate, _tensor(_pointer(at[GS], F(0)), (mlp * scaled,)), b)
+    _multiply(threads, a, rows, w_up, _tensor(_pointer(at[US], F(0)), (mlp * scaled,)), c)
+    for n in range(rows):
+        _activate(b[n, :mlp], c[n, :mlp])
+        spread(c[n, :mlp], a[n], like)
+    _multiply(threads, a, rows, w_down, _tensor(_pointer(at[DS], F(0)), (width * scaled,)), b)
+
+
+@_jit
+def mlp_branches(x: Any, table: Any, like: Any, mlp: Any, eps: Any, threads: Any) -> Any:
+    """Only the norms and MLPs of all layers on x [rows, width], for timing their share; nothing is returned."""
+    rows, width = x.shape
+    largest = max(width, mlp)
+    a, b, c = np.empty((rows, largest), F), np.empty((rows, largest), F), np.empty((rows, largest), F)
+    line = np.empty(width, F)
+    for i in range(table.shape[0]):
+        at = table[i]
+        norm2 = _tensor(_pointer(at[NORM2], F(0)), (width,))
+        for r in range(rows):
+            _norm(x[r], norm2, eps, line)
+            spread(line, a[r], like)
+        _mlp(a, b, c, rows, at, like, (width, mlp), threads)
+
+
+@_jit
 def decode_pass(
     x: Any,
     table: Any,
@@ -452,6 +484,7 @@ def decode_pass(
     replayed: Any,
     ages: Any,
     kept: Any,
+    forced: Any,
     work: Any,
     threads: Any,
 ) -> Any:
@@ -462,8 +495,8 @@ def decode_pass(
     cache. cos, sin [rows or 1, head width]. mask [rows or 0, slots] and start [rows] as `_attention` has them.
     place: slot of this token, slots to attend to, slots of the aligned key and of this token among the aligned
     keys, slot in the replay cache, index of the token. gate: replay on, rows in pairs, most replays in a row
-    (-1: any). taus [layers], OFF where a layer never replays; replayed, kept [layers, rows, tokens] (kept may be
-    empty); ages [layers, rows, slots]. work [rows, heads, 2 d + 4 + slots] is overwritten.
+    (-1: any). taus [layers], OFF where a layer never replays; replayed, kept, forced [layers, rows, tokens] (kept
+    and forced may be empty); ages [layers, rows, slots]. work [rows, heads, 2 d + 4 + slots] is overwritten.
     """
     rows, width = x.shape
     heads, kv_heads, d, mlp, slots, ring, frame = shape
@@ -525,6 +558,9 @@ def decode_pass(
                     score += dot1(k_new, aligned[r, h // (heads // kv_heads), aligned_at])
                 scores[r] = score / (np.sqrt(F(d)) * F(heads))
             _gate(scores, taus[i], pairs, max_age, ages[i], replay_at, replayed[i], t)
+            if forced.shape[0]:
+                for r in range(rows):
+                    replayed[i, r, t] = forced[i, r, t]
             if kept.shape[0]:
                 for r in range(rows):
                     kept[i, r, t] = scores[r]
@@ -537,15 +573,7 @@ def decode_pass(
                 computing[count] = r
                 count += 1
         if count:
-            w_gate = _tensor(_pointer(at[GATE], like), (mlp, width // pack))
-            w_up = _tensor(_pointer(at[UP], like), (mlp, width // pack))
-            w_down = _tensor(_pointer(at[DOWN], like), (width, mlp // pack))
-            _multiply(threads, a, count, w_gate, _tensor(_pointer(at[GS], F(0)), (mlp * scaled,)), b)
-            _multiply(threads, a, count, w_up, _tensor(_pointer(at[US], F(0)), (mlp * scaled,)), c)
-            for n in range(count):
-                _activate(b[n, :mlp], c[n, :mlp])
-                spread(c[n, :mlp], a[n], like)
-            _multiply(threads, a, count, w_down, _tensor(_pointer(at[DS], F(0)), (width * scaled,)), b)
+            _mlp(a, b, c, count, at, like, (width, mlp), threads)
         if on:
             outputs = _tensor(_pointer(at[OUTPUTS], like_cache), (rows, frame, width // pack_cache))
             for n in range(count):
