@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.backends import MLPBackend, TorchBackend
+from fastcar_cli.decoding.controller import Controller, Target
 from fastcar_cli.decoding.kv_cache import FullCache, KVCache, WindowCache, prompt_mask
 from fastcar_cli.decoding.replay import ReplayCache, temporal_attention_score
 from fastcar_cli.decoding.sampling import SamplingSettings, guide, sample
@@ -29,7 +30,8 @@ class DecodeSettings:
 
     `taus` holds a threshold a layer (None: that layer is dense), None switches replay off. `tas` is
     the score's definition: `attention` (q and k rotated) or `released` (q before rotation, as the
-    published code does). `pairs` gates the two rows of a video together.
+    published code does). `pairs` gates the two rows of a video together. `target`, instead of `taus`,
+    names a replay ratio that a controller keeps.
     """
 
     frames: int
@@ -41,6 +43,7 @@ class DecodeSettings:
     window: int | None = None
     sinks: int = 4
     keep_tas: bool = False
+    target: Target | None = None
 
 
 @dataclass(frozen=True)
@@ -137,9 +140,23 @@ class Decode:
                 model.dtype,
             )
         self.replay: ReplayCache | None = None
-        if settings.taus is not None:
+        taus, controller = settings.taus, None
+        if settings.target is not None:
+            # The numbers stand for "every layer may replay"; the controller sets the thresholds.
+            taus = (0.0,) * spec.decoder.layers
+            controller = Controller(
+                settings.target,
+                layers=spec.decoder.layers,
+                rows=self.rows,
+                videos=self.videos,
+                tokens_per_frame=self.frame,
+                tokens=self.tokens,
+                max_age=settings.max_age,
+                device=device,
+            )
+        if taus is not None:
             self.replay = ReplayCache(
-                settings.taus,
+                taus,
                 rows=self.rows,
                 tokens_per_frame=self.frame,
                 tokens=self.tokens,
@@ -149,6 +166,7 @@ class Decode:
                 pairs=settings.pairs and self.guided,
                 max_age=settings.max_age,
                 keep_tas=settings.keep_tas,
+                controller=controller,
             )
         self.clock = Clock()
         self.passes = 0

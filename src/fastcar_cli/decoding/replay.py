@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastcar_cli.decoding.controller import Controller
+
 Compute = Callable[[Tensor, Sequence[int] | None], Tensor]
 """MLP branch of residual inputs [n, width] of these rows (None: all), [n, width]."""
 
@@ -46,7 +48,8 @@ class ReplayCache:
 
     taus: one threshold a layer, None for a layer that never replays. `pairs` [rows] names the video
     of each row and makes the rows of a video decide together on their mean TAS (`--gate pair`).
-    `max_age` bounds how often in a row one value may be replayed.
+    `max_age` bounds how often in a row one value may be replayed. A `controller` sets the thresholds
+    as it goes, instead of `taus`.
     """
 
     def __init__(
@@ -62,8 +65,10 @@ class ReplayCache:
         pairs: bool = False,
         max_age: int | None = None,
         keep_tas: bool = False,
+        controller: Controller | None = None,
     ) -> None:
         layers = len(taus)
+        self.controller = controller
         self.taus = tuple(taus)
         self.frame = tokens_per_frame
         self.pairs, self.max_age = pairs, max_age
@@ -82,12 +87,16 @@ class ReplayCache:
 
     def decide(self, layer: int, t: int, scores: Tensor) -> Tensor:
         """Which rows replay, bool [rows], from their TAS [rows]."""
-        tau = self.taus[layer]
+        tau: float | Tensor | None = self.taus[layer]
         assert tau is not None
+        if self.controller is not None:
+            tau = self.controller.thresholds(t, self.replayed, self._age)[layer]
         if self.tas is not None:
             self.tas[layer, :, t] = scores
         if self.pairs:
             scores = scores.view(2, -1).mean(0).repeat(2)
+        if self.controller is not None:
+            self.controller.observe(layer, t, scores)
         hit = scores > tau
         if self.max_age is not None:
             age = self._age[layer, :, t % self.frame]
