@@ -109,6 +109,16 @@ def test_videos_play_together_and_go_round(look: Open, report: Path) -> None:
     _wait(page, "[...document.querySelectorAll('video')].every(v => v.paused)")
 
 
+def test_another_threshold_goes_on_playing(look: Open, report: Path) -> None:
+    page = look(report)
+    page.locator("#play").click()
+    for _ in range(3):
+        for name in ("0", "−∞"):
+            page.locator("#pick").get_by_role("button", name=name, exact=True).click()
+    _wait(page, "[...document.querySelectorAll('video')].every(v => !v.paused && v.currentTime > 0.2)")
+    assert page.evaluate("PLAYER.cell.tau") == "-inf"
+
+
 def test_they_start_by_themselves_only_where_motion_is_welcome(look: Open, report: Path) -> None:
     still = look(report)
     still.locator("#play").scroll_into_view_if_needed()
@@ -312,6 +322,28 @@ def test_a_video_that_is_gone_is_named(look: Open, tmp_path: Path) -> None:
     assert "cells/c1.mp4 could not be read" in page.locator("#player").inner_text()
 
 
+def test_nothing_outside_the_folder_gets_into_the_page(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "out", PROMPTS[:1], taus=(None, -2.0))
+    (tmp_path / "secret.mp4").write_bytes(b"secret secret")
+    data = json.loads((folder / "results.json").read_text())
+    data["cells"][1]["video"] = "../secret.mp4"
+    (folder / "results.json").write_text(json.dumps(data))
+    assert "c2VjcmV0IHNlY3JldA" not in write_report(folder).read_text()
+
+
+def test_a_dense_run_belongs_to_every_curve(look: Open, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "out", PROMPTS[:1], gates=("pair",))
+    data = json.loads((folder / "results.json").read_text())
+    for x in data["cells"] + data["summary"]:
+        x["gate"] = "row" if x["tau"] is None else "pair"
+    (folder / "results.json").write_text(json.dumps(data))
+    page = look(write_report(folder))
+    assert page.locator("#trade polyline").count() == 1
+    points = page.locator("#trade polyline").get_attribute("points")
+    assert len(points.split()) == len(data["summary"])
+    assert page.locator("#trade-legend span").count() == 0
+
+
 @pytest.mark.parametrize("taus", [(None,), (None, -2.0), ()])
 def test_small_and_empty_sweeps_make_a_page(look: Open, tmp_path: Path, taus: tuple[Any, ...]) -> None:
     folder = write_folder(tmp_path / "out", PROMPTS[:1], taus=taus)
@@ -330,7 +362,16 @@ def test_small_and_empty_sweeps_make_a_page(look: Open, tmp_path: Path, taus: tu
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("{", "damaged"), ("[]", "no result of a sweep"), ('{"cells": []}', "needed keys")]
+    ("text", "says"),
+    [
+        ("{", "damaged"),
+        (
+            '{"cells": [{"id": "a"}], "summary": [], "plan": {}, "model": {}, "config": {}, "machine": {}}',
+            "cell 0 lacks",
+        ),
+        ("[]", "no result of a sweep"),
+        ('{"cells": []}', "needed keys"),
+    ],
 )
 def test_damaged_results_are_named(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "results.json").write_text(text)

@@ -78,6 +78,9 @@ def _read(file: Path) -> dict[str, Any]:
     needed = ("cells", "summary", "plan", "model", "config", "machine")
     if not isinstance(data, dict) or not all(key in data for key in needed):
         raise RequestError(f"{file} is no result of a sweep", hint=f"needed keys: {', '.join(needed)}")
+    for i, cell in enumerate(data["cells"]):
+        if not isinstance(cell, dict) or not {"id", "prompt", "seed", "tau", "replay"} <= cell.keys():
+            raise RequestError(f"{file} is damaged: cell {i} lacks one of id, prompt, seed, tau, replay")
     return data
 
 
@@ -113,6 +116,8 @@ def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str
             continue
         file = folder / name
         try:
+            if not file.resolve().is_relative_to(folder.resolve()):
+                raise OSError(f"{name} lies outside {folder}")
             size = file.stat().st_size
             if size > left:
                 continue

@@ -64,17 +64,17 @@ function drawTrade() {
   root.append(s("text", { class: "strong", x: 0, y: 14 }, `↑ ${yKind.label}${way(yKind)}`),
     s("text", { class: "strong", x: width - m.right, y: height - 8, "text-anchor": "end" }, `${xKind.label}${way(xKind)} →`));
   for (const p of dots) {
-    const series = SERIES.find((z) => z.key === seriesKey(p.c));
+    const series = SERIES.find((z) => z.key === seriesOf(p.c));
     if (series) root.append(s("circle", { cx: x.map(p.x), cy: y.map(p.y), r: 2.5, fill: series.color, opacity: 0.3 }));
   }
   const front = paretoFront(points, xKind, yKind), taken = points.map((p) => ({ x: x.map(p.x) - 8, y: y.map(p.y) - 8, w: 16, h: 16 }));
   const labels = s("g", { "aria-hidden": "true" });
   for (const series of SERIES) {
-    const line = points.filter((p) => seriesKey(p.row) === series.key).sort((a, b) => tauNumber(b.row.tau) - tauNumber(a.row.tau));
+    const line = points.filter((p) => (has(p.row.tau) ? seriesKey(p.row) === series.key : (p.row.window ?? null) === series.window && p.row.backend === series.backend)).sort((a, b) => tauNumber(b.row.tau) - tauNumber(a.row.tau));
     if (line.length > 1) root.append(s("polyline", { points: line.map((p) => `${x.map(p.x)},${y.map(p.y)}`).join(" "), fill: "none", stroke: series.color, "stroke-width": 1.5, opacity: 0.45 }));
   }
   for (const p of [...points].sort((a, b) => tauNumber(b.row.tau) - tauNumber(a.row.tau))) {
-    const series = SERIES.find((z) => z.key === seriesKey(p.row)), knee = KNEES.get(settingKey(p.row));
+    const series = SERIES.find((z) => z.key === seriesOf(p.row)), knee = KNEES.get(settingKey(p.row));
     const px = x.map(p.x), py = y.map(p.y), on = settingKey(p.row) === STATE.setting;
     const about = [[xKind.brief || xKind.label, xKind.show(p.x)], [yKind.brief || yKind.label, yKind.show(p.y)]];
     for (const kind of [...USED_COSTS, ...USED_METRICS]) {
@@ -124,7 +124,7 @@ function startTrade() {
   if (SERIES.length > 1) {
     at("trade-legend").append(...SERIES.map((x) => h("span", {}, s("svg", { width: 16, height: 16, style: "width:16px", "aria-hidden": "true" }, marker(x.shape, 8, 8, 5, { fill: x.color })), seriesText(x))));
   }
-  at("why").append(...(DATA.knee || []).map((k) => h("li", {}, h("b", {}, `Knee at ${settingText(k)}`), k.why ? `: ${k.why}` : "")));
+  at("why").append(...(DATA.knee || []).map((k) => h("li", {}, h("b", {}, `Knee at ${settingText(k)}`), k.why ? `: ${k.why}` : "")), ...(DATA.inert || []).map((k) => h("li", {}, h("strong", {}, "Inert threshold"), `: ${k.why}`)));
   new ResizeObserver(drawTrade).observe(at("trade"));
   LISTENERS.push(drawTrade);
   drawTrade();

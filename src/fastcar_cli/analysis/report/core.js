@@ -61,21 +61,32 @@ const metricOf = (cell, metric) =>
 const valueOf = (row, kind) => (has(row[kind.key]) ? row[kind.key] : !has(row.tau) && has(kind.ideal) ? kind.ideal : null);
 
 const CELLS = DATA.cells, SUMMARY = DATA.summary, PLAN = DATA.plan, MODEL = DATA.model;
+const ALL = "all settings";
 const BY_ID = new Map(CELLS.map((c) => [c.id, c]));
 const KNEES = new Map((DATA.knee || []).map((k) => [settingKey(k), k]));
-const SERIES = [...new Map(SUMMARY.map((r) => [seriesKey(r), { window: r.window ?? null, gate: r.gate, backend: r.backend }])).entries()].map(
+// A dense run has no gate of its own: it begins the curves of all gates.
+const CURVED = SUMMARY.some((r) => has(r.tau)) ? SUMMARY.filter((r) => has(r.tau)) : SUMMARY;
+const SERIES = [...new Map(CURVED.map((r) => [seriesKey(r), { window: r.window ?? null, gate: r.gate, backend: r.backend }])).entries()].map(
   ([key, value], i) => ({ key, ...value, color: `var(--s${i % 6})`, shape: ["circle", "square", "diamond", "triangle"][(i >= 6 ? i + 1 : i) % 4] }),
 );
-const varies = (name) => new Set(SUMMARY.map((r) => r[name] ?? null)).size > 1;
+const varies = (name) => new Set(CURVED.map((r) => r[name] ?? null)).size > 1;
+/** The key of the series that a cell or summary row is shown with. */
+function seriesOf(x) {
+  if (has(x.tau)) return seriesKey(x);
+  return (SERIES.find((z) => z.window === (x.window ?? null) && z.backend === x.backend) || { key: seriesKey(x) }).key;
+}
 /** What tells a series from the others, in words. */
-function seriesText(x) {
+function seriesText(x, dense = false) {
   const words = [];
   if (varies("window")) words.push(`window ${windowText(x.window)}`);
-  if (varies("gate")) words.push(`gate ${x.gate}`);
+  if (varies("gate") && !dense) words.push(`gate ${x.gate}`);
   if (varies("backend")) words.push(x.backend);
-  return words.join(", ") || "all settings";
+  return words.join(", ") || ALL;
 }
-const settingText = (x) => (SERIES.length > 1 ? `tau ${tauText(x.tau)}, ${seriesText(x)}` : `tau ${tauText(x.tau)}`);
+function settingText(x) {
+  const dense = !has(x.tau), more = seriesText(x, dense);
+  return (dense ? "dense" : `tau ${tauText(x.tau)}`) + (more === ALL ? "" : `, ${more}`);
+}
 const USED_METRICS = METRICS.filter((m) => SUMMARY.some((r) => has(r[m.key])));
 const USED_COSTS = COSTS.filter((m) => SUMMARY.some((r) => has(r[m.key])));
 

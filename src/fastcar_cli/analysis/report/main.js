@@ -29,13 +29,13 @@ function startTop() {
   if (row) {
     const parts = [`${percent(row.replay_ratio)} of its MLPs are replayed instead of computed`];
     if (has(row.ssim)) parts.push(`the videos keep an SSIM of ${fixed(3)(row.ssim)} with the dense ones`);
-    if (has(row.all_right)) parts.push(`${percent(row.all_right)} show all that the prompt asks for`);
+    if (has(row.all_right)) parts.push(`${percent(row.all_right)} show all that the prompt asks for${has(row.fidelity_drop) ? ` (dense: ${percent(row.all_right + row.fidelity_drop)})` : ""}`);
     at("lead").textContent = `${atKnee ? "At the knee of quality and speed, " : ""}${parts.slice(0, -1).join(", ")}${parts.length > 1 ? " and " : ""}${parts.at(-1)}.`;
     at("lead").textContent = at("lead").textContent.replace(/^./, (c) => c.toUpperCase());
     const tiles = [[times(row.speedup), "speed-up in decoding", "hot"], [percent(row.replay_ratio), "of MLPs replayed", "hot"]];
     if (has(row.ssim)) tiles.push([fixed(3)(row.ssim), "SSIM with dense"]);
     if (row.psnr_db !== undefined) tiles.push([has(row.psnr_db) ? `${fixed(1)(row.psnr_db)} dB` : "∞ dB", "PSNR with dense"]);
-    if (has(row.all_right)) tiles.push([percent(row.all_right), has(row.fidelity_drop) ? `all right by the prompt (dense: ${percent(row.all_right + row.fidelity_drop)})` : "all right by the prompt"]);
+    if (has(row.all_right)) tiles.push([percent(row.all_right), "all right by the prompt"]);
     at("tiles").append(...tiles.map(([value, text, hot]) => h("div", { class: `tile ${hot || ""}` }, h("b", {}, value), h("span", {}, text))));
   }
   const r = DATA.report, count = (n, word) => `${n.toLocaleString("en-US")} ${word}${n === 1 ? "" : "s"}`;

@@ -1,6 +1,6 @@
 /* Dense and replayed videos side by side: one clock, one scrubber, the replay map over the pixels. */
 const FPS = MODEL.fps || 8;
-const PLAYER = { playing: false, wanted: false, heat: true, opacity: 0.8, difference: false, rate: 1, frame: 0, cell: null, dense: null };
+const PLAYER = { playing: false, wanted: false, heat: true, opacity: 0.8, difference: false, rate: 1, frame: 0, cell: null, dense: null, run: 0 };
 const VIEW = {};
 
 const framesOf = (cell) => cell?.replay?.map?.length || cell?.replay?.by_frame?.length || MODEL.frames || 1;
@@ -25,20 +25,21 @@ function chooseCell(cell) {
 
 function drawPick() {
   const prompts = [...new Set(CELLS.map((c) => c.prompt))], seeds = seedsOf(STATE.prompt);
-  const cells = cellsOf(STATE.prompt, STATE.seed), series = JSON.parse(STATE.setting).slice(1);
+  const cells = cellsOf(STATE.prompt, STATE.seed), [tau, window_, gate, backend] = JSON.parse(STATE.setting);
+  const series = seriesOf({ tau, window: window_, gate, backend });
   const fields = [picker("Prompt", prompts.map((p, i) => [String(i), p]), String(prompts.indexOf(STATE.prompt)), (v) => {
     const prompt = prompts[Number(v)];
     select({ prompt, seed: seedsOf(prompt).includes(STATE.seed) ? STATE.seed : seedsOf(prompt)[0] });
   }, "field grow")];
   if (seeds.length > 1) fields.push(picker("Seed", seeds.map((x) => [String(x), String(x)]), String(STATE.seed), (v) => select({ seed: seeds.find((x) => String(x) === v) })));
   if (SERIES.length > 1) {
-    fields.push(picker("Setting", SERIES.map((x) => [x.key, seriesText(x)]), JSON.stringify(series), (key) => {
-      const tau = JSON.parse(STATE.setting)[0], same = cells.filter((c) => seriesKey(c) === key && has(c.tau));
+    fields.push(picker("Setting", SERIES.map((x) => [x.key, seriesText(x)]), series, (key) => {
+      const same = cells.filter((c) => seriesKey(c) === key && has(c.tau));
       const next = same.find((c) => c.tau === tau) || same[0] || cells.find((c) => seriesKey(c) === key);
       if (next) select({ setting: settingKey(next) });
     }));
   }
-  const offered = cells.filter((c) => has(c.tau) && seriesKey(c) === JSON.stringify(series)).sort((a, b) => tauNumber(b.tau) - tauNumber(a.tau));
+  const offered = cells.filter((c) => has(c.tau) && seriesKey(c) === series).sort((a, b) => tauNumber(b.tau) - tauNumber(a.tau));
   const chips = h("div", { class: "chips", role: "group", "aria-label": "tau" }, offered.map((c) => h("button", {
     type: "button", "aria-pressed": String(settingKey(c) === STATE.setting), class: KNEES.has(settingKey(c)) ? "knee" : null,
     title: KNEES.has(settingKey(c)) ? "the knee" : null, onclick: () => select({ setting: settingKey(c) }),
@@ -105,18 +106,20 @@ async function play() {
   if (videos.some((v) => v.readyState < 2)) return;
   if (PLAYER.frame >= framesOf(PLAYER.cell) - 1) seek(0);
   rates();
+  const run = ++PLAYER.run;
   PLAYER.playing = true;
   VIEW.play.textContent = "Pause";
   try {
     await Promise.all(videos.map((v) => v.play()));
     tick();
   } catch {
-    // The browser refused or a new video was chosen meanwhile.
-    if (videos.every((v) => v.paused)) pause();
+    // The browser refused; a promise that broke because another video was chosen meanwhile means nothing.
+    if (run === PLAYER.run) pause();
   }
 }
 function pause() {
   PLAYER.playing = PLAYER.wanted = false;
+  PLAYER.run++;
   VIEW.play.textContent = "Play";
   for (const v of shown()) v.pause();
 }
@@ -158,7 +161,7 @@ function load(view, cell) {
   view.id = null;
   view.video.removeAttribute("src");
   view.video.load();
-  view.absent.replaceChildren(...(!cell ? ["No such video"] : lost ? [`${cell.video} could not be read`] : ["Not embedded in this page. ", h("a", { href: cell.video }, "Open the file")]));
+  view.absent.replaceChildren(...(!cell ? ["No such video"] : lost ? [`${cell.video} could not be read`] : ["Not embedded in this page. ", h("a", { href: cell.video.split("/").map(encodeURIComponent).join("/") }, "Open the file")]));
 }
 
 function drawPlayer() {
@@ -170,7 +173,7 @@ function drawPlayer() {
   if (PLAYER.playing) pause();
   PLAYER.wanted = wanted;
   VIEW.scrub.max = framesOf(PLAYER.cell);
-  VIEW.b.caption.textContent = has(PLAYER.cell.tau) ? `Replayed, tau ${tauText(PLAYER.cell.tau)}` : "Dense again";
+  VIEW.b.caption.textContent = has(PLAYER.cell.tau) ? `Replayed, tau ${tauText(PLAYER.cell.tau)}` : "Dense, the reference itself";
   load(VIEW.a, PLAYER.dense);
   load(VIEW.b, PLAYER.cell);
   PLAYER.frame = Math.min(PLAYER.frame, framesOf(PLAYER.cell) - 1);
@@ -192,8 +195,8 @@ function drawSide() {
     if (v !== undefined) rows.push([metric.brief || metric.label, metric.key === "psnr_db" && v === null ? "∞, identical" : metric.show(v)]);
   }
   if (c.fpga) rows.push(["Emulated cycles", whole(c.fpga.cycles)], ["Emulated energy", `${short(c.fpga.energy_j)} J`]);
-  const names = ["background", "color", "shape", "motion", "size"];
-  const verdict = c.fidelity ? h("ul", { class: "verdict", "aria-label": "Is it what the prompt asks for?" }, names.filter((n) => has(c.fidelity[n])).map((n) => h("li", { class: c.fidelity[n] ? "yes" : "no" }, `${c.fidelity[n] ? "✓" : "✗"} ${n === "color" ? "colour" : n}`))) : null;
+  const names = ["background", "color", "shape", "motion", "size", "persists"], words = { color: "colour", persists: "one object" };
+  const verdict = c.fidelity ? h("ul", { class: "verdict", "aria-label": "Is it what the prompt asks for?" }, names.filter((n) => has(c.fidelity[n])).map((n) => h("li", { class: c.fidelity[n] ? "yes" : "no" }, `${c.fidelity[n] ? "✓" : "✗"} ${words[n] || n}`))) : null;
   VIEW.side.replaceChildren(...[h("blockquote", {}, c.prompt), h("dl", {}, rows.map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)])), verdict].filter(Boolean));
 }
 
