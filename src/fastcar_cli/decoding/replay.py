@@ -74,7 +74,7 @@ class ReplayCache:
         self.pairs, self.max_age = pairs, max_age
         self.outputs = torch.zeros(layers, rows, tokens_per_frame, width, dtype=dtype, device=device)
         self.replayed = torch.zeros(layers, rows, tokens - 1, dtype=torch.bool, device=device)
-        self._age = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
+        self.ages = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
         self.tas = (
             torch.full((layers, rows, tokens - 1), float("nan"), dtype=torch.float32, device=device)
             if keep_tas
@@ -90,16 +90,15 @@ class ReplayCache:
         tau: float | Tensor | None = self.taus[layer]
         assert tau is not None
         if self.controller is not None:
-            tau = self.controller.thresholds(t, self.replayed, self._age)[layer]
+            tau = self.controller.thresholds(t, self.replayed, self.ages)[layer]
         if self.tas is not None:
             self.tas[layer, :, t] = scores
-        if self.pairs:
-            scores = scores.view(2, -1).mean(0).repeat(2)
+        scores = self.gated(scores)
         if self.controller is not None:
             self.controller.observe(layer, t, scores)
         hit = scores > tau
         if self.max_age is not None:
-            age = self._age[layer, :, t % self.frame]
+            age = self.ages[layer, :, t % self.frame]
             young = age < self.max_age
             if self.pairs:
                 young = young.view(2, -1).all(0).repeat(2)
@@ -107,6 +106,10 @@ class ReplayCache:
             age.copy_(torch.where(hit, age + 1, torch.zeros_like(age)))
         self.replayed[layer, :, t] = hit
         return hit
+
+    def gated(self, scores: Tensor) -> Tensor:
+        """The scores [..., rows] that are compared with tau: each row's own, or the mean of its pair."""
+        return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2) if self.pairs else scores
 
     def apply(self, layer: int, t: int, x: Tensor, scores: Tensor | None, compute: Compute) -> Tensor:
         """The MLP branch of input token t, [rows, width]: replayed rows are read, the rest computed.
