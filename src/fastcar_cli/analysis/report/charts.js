@@ -60,9 +60,9 @@ function drawTrade() {
       s("text", { x: x.map(v), y: height - m.bottom + 20, "text-anchor": "middle" }, label(xKind, v, xTicks.digits)));
   }
   root.append(s("line", { class: "axis", x1: m.left, x2: width - m.right, y1: height - m.bottom, y2: height - m.bottom }));
-  const way = (kind) => (kind.higher ? "" : " (less is better, axis reversed)");
-  root.append(s("text", { class: "strong", x: 0, y: 14 }, `↑ ${yKind.label}${way(yKind)}`),
-    s("text", { class: "strong", x: width - m.right, y: height - 8, "text-anchor": "end" }, `${xKind.label}${way(xKind)} →`));
+  const way = (kind) => (kind.higher ? "" : " (less is better)"), name = (kind) => (small && kind.brief) || kind.label;
+  root.append(s("text", { class: "strong", x: 0, y: 14 }, `↑ ${name(yKind)}${way(yKind)}`),
+    s("text", { class: "strong", x: width - m.right, y: height - 8, "text-anchor": "end" }, `${name(xKind)}${way(xKind)} →`));
   for (const p of dots) {
     const series = SERIES.find((z) => z.key === seriesOf(p.c));
     if (series) root.append(s("circle", { cx: x.map(p.x), cy: y.map(p.y), r: 2.5, fill: series.color, opacity: 0.3 }));

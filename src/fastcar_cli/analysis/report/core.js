@@ -115,7 +115,7 @@ function hideTip() {
 
 /** A labelled select; `options` are [value, text]. */
 function picker(label, options, value, change, className = "field") {
-  const box = h("select", { onchange: (e) => change(e.target.value) }, options.map(([v, t]) => h("option", { value: v }, t)));
+  const box = h("select", { "aria-label": label, onchange: (e) => change(e.target.value) }, options.map(([v, t]) => h("option", { value: v }, t)));
   box.value = value;
   const field = h("label", { class: className }, label, box);
   field.box = box;
