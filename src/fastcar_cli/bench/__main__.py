@@ -75,9 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--threads", type=int, help="default 1 for mini, as generate has it, else all")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--compiled", action="store_true", help="also transformers under torch.compile (needs a C++ compiler)"
-    )
+    parser.add_argument("--compiled", action="store_true", help="also transformers under torch.compile (needs C++)")
     parser.add_argument("--generate", type=int, default=0, metavar="N", help="also time N whole commands")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

@@ -137,8 +137,8 @@ def measure(plan: Plan) -> dict[str, Any]:
     lines: dict[str, dict[str, Any]] = {}
     for name, values in times.items():
         model = found[name.partition("/")[0]]
-        dense = name.endswith(("dense", "eager", "compiled"))
-        moved = pass_bytes(model, plan.rows, plan.context) if dense else None
+        whole = name.endswith(("dense", "eager", "compiled"))
+        moved = pass_bytes(model, plan.rows, plan.context) if whole else None
         lines[name] = _line(values, moved, machine.bandwidth)
     for name, line in lines.items():
         kind, _, what = name.rpartition("/")

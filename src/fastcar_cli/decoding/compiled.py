@@ -53,16 +53,21 @@ class CompiledPass:
         self._work = np.empty((rows, spec.heads, 2 * spec.head_dim + 4 + slots), np.float32)
         self._released = decode.settings.tas == "released"
         self._gate, self._kept = (False, False, -1), _NOTHING
-        self._taus = np.full(layers, cpu.OFF, np.float32)
+        self._taus = np.full((layers, rows), cpu.OFF, np.float32)
         self._replayed = np.zeros((layers, rows, 1), np.bool_)
         self._ages = np.zeros((layers, rows, 1), np.int16)
         if replay is not None:
-            finite = float(cpu.OFF) / 2
-            self._taus[:] = [cpu.OFF if tau is None else min(max(tau, -finite), finite) for tau in replay.taus]
+            self._finite = finite = float(cpu.OFF) / 2
+            taus = [cpu.OFF if tau is None else min(max(tau, -finite), finite) for tau in replay.taus]
+            self._taus[:] = np.array(taus, np.float32)[:, None]
             self._gate = (True, replay.pairs, -1 if replay.max_age is None else replay.max_age)
             self._replayed, self._ages = replay.replayed.numpy(), replay.ages.numpy()
             if replay.tas is not None:
                 self._kept = replay.tas.numpy()
+            elif replay.controller is not None:
+                # The controller learns from the scores, so they are kept as if asked for.
+                self._kept = np.zeros(replay.replayed.shape, np.float32)
+        self._replay = replay
         self._forced = _NO_FLAGS
         if replay is not None and replay.forced is not None:
             self._forced = replay.forced.numpy()
@@ -72,6 +77,10 @@ class CompiledPass:
         """Run the blocks on the embeddings x [rows, width] of token t; returns the residual stream, float32."""
         residual = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         at, frame = self._cache.place(), self._shape[-1]
+        controller = None if self._replay is None or t < frame else self._replay.controller
+        if controller is not None and self._replay is not None:
+            taus = controller.thresholds(t, self._replay.replayed, self._replay.ages)
+            self._taus[:] = taus.clamp(-self._finite, self._finite).numpy()
         self._kernel(
             residual.numpy(),
             self._table,
@@ -93,6 +102,8 @@ class CompiledPass:
             self._work,
             self._threads,
         )
+        if controller is not None and self._replay is not None:
+            controller.observe(slice(None), t, self._replay.gated(torch.from_numpy(self._kept[:, :, t])))
         return residual
 
 
@@ -199,7 +210,7 @@ def prepare(model: VideoModel) -> None:
         (0, 1, 0, 0, 0, 0),
         False,
         (False, False, -1),
-        np.zeros(0, np.float32),
+        np.zeros((0, 1), np.float32),
         cube.astype(np.bool_),
         cube.astype(np.int16),
         cube,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastcar_cli.backends import MLPBackend, TorchBackend
 from fastcar_cli.decoding.compiled import CompiledPass
+from fastcar_cli.decoding.controller import Controller, Target
 from fastcar_cli.decoding.kv_cache import FullCache, KVCache, WindowCache, prompt_mask
 from fastcar_cli.decoding.replay import ReplayCache, temporal_attention_score
 from fastcar_cli.decoding.sampling import SamplingSettings, guide, sample
@@ -31,8 +32,9 @@ class DecodeSettings:
 
     `taus` holds a threshold a layer (None: that layer is dense), None switches replay off. `tas` is
     the score's definition: `attention` (q and k rotated) or `released` (q before rotation, as the
-    published code does). `pairs` gates the two rows of a video together. `kernels` is `torch` or `numba`
-    (compiled, CPU only; without watcher, marks and other backends).
+    published code does). `pairs` gates the two rows of a video together. `target`, instead of `taus`,
+    names a replay ratio that a controller keeps. `kernels` is `torch` or `numba` (compiled, CPU only;
+    without watcher, marks and other backends).
     """
 
     frames: int
@@ -44,6 +46,7 @@ class DecodeSettings:
     window: int | None = None
     sinks: int = 4
     keep_tas: bool = False
+    target: Target | None = None
     kernels: str = "torch"
 
 
@@ -141,9 +144,23 @@ class Decode:
                 model.dtype,
             )
         self.replay: ReplayCache | None = None
-        if settings.taus is not None:
+        taus, controller = settings.taus, None
+        if settings.target is not None:
+            # The numbers stand for "every layer may replay"; the controller sets the thresholds.
+            taus = (0.0,) * spec.decoder.layers
+            controller = Controller(
+                settings.target,
+                layers=spec.decoder.layers,
+                rows=self.rows,
+                videos=self.videos,
+                tokens_per_frame=self.frame,
+                tokens=self.tokens,
+                max_age=settings.max_age,
+                device=device,
+            )
+        if taus is not None:
             self.replay = ReplayCache(
-                settings.taus,
+                taus,
                 rows=self.rows,
                 tokens_per_frame=self.frame,
                 tokens=self.tokens,
@@ -153,6 +170,7 @@ class Decode:
                 pairs=settings.pairs and self.guided,
                 max_age=settings.max_age,
                 keep_tas=settings.keep_tas,
+                controller=controller,
             )
         self.clock = Clock()
         self.passes = 0

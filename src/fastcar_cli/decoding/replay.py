@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastcar_cli.decoding.controller import Controller
+
 Compute = Callable[[Tensor, Sequence[int] | None], Tensor]
 """MLP branch of residual inputs [n, width] of these rows (None: all), [n, width]."""
 
@@ -46,8 +48,9 @@ class ReplayCache:
 
     taus: one threshold a layer, None for a layer that never replays. `pairs` [rows] names the video
     of each row and makes the rows of a video decide together on their mean TAS (`--gate pair`).
-    `max_age` bounds how often in a row one value may be replayed. `forced`, where set, is what every
-    eligible pass does, bool [layers, rows, T*N - 1], whatever its TAS.
+    `max_age` bounds how often in a row one value may be replayed. A `controller` sets the thresholds
+    as it goes, instead of `taus`. `forced`, where set, is what every eligible pass does, bool [layers,
+    rows, T*N - 1], whatever its TAS.
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class ReplayCache:
         pairs: bool = False,
         max_age: int | None = None,
         keep_tas: bool = False,
+        controller: Controller | None = None,
     ) -> None:
         layers = len(taus)
+        self.controller = controller
         self.taus = tuple(taus)
         self.frame = tokens_per_frame
         self.pairs, self.max_age = pairs, max_age
@@ -84,12 +89,15 @@ class ReplayCache:
 
     def decide(self, layer: int, t: int, scores: Tensor) -> Tensor:
         """Which rows replay, bool [rows], from their TAS [rows]."""
-        tau = self.taus[layer]
+        tau: float | Tensor | None = self.taus[layer]
         assert tau is not None
+        if self.controller is not None:
+            tau = self.controller.thresholds(t, self.replayed, self.ages)[layer]
         if self.tas is not None:
             self.tas[layer, :, t] = scores
-        if self.pairs:
-            scores = scores.view(2, -1).mean(0).repeat(2)
+        scores = self.gated(scores)
+        if self.controller is not None:
+            self.controller.observe(layer, t, scores)
         hit = scores > tau
         if self.max_age is not None:
             age = self.ages[layer, :, t % self.frame]
@@ -102,6 +110,10 @@ class ReplayCache:
             hit = self.forced[layer, :, t]
         self.replayed[layer, :, t] = hit
         return hit
+
+    def gated(self, scores: Tensor) -> Tensor:
+        """The scores [..., rows] that are compared with tau: each row's own, or the mean of its pair."""
+        return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2) if self.pairs else scores
 
     def apply(self, layer: int, t: int, x: Tensor, scores: Tensor | None, compute: Compute) -> Tensor:
         """The MLP branch of input token t, [rows, width]: replayed rows are read, the rest computed.

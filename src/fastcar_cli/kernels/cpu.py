@@ -419,7 +419,7 @@ def _activate(gate: Any, up: Any) -> Any:
 
 @_jit
 def _gate(scores: Any, tau: Any, pairs: Any, max_age: Any, ages: Any, slot: Any, replayed: Any, t: Any) -> Any:
-    """Which rows replay, into replayed[:, t], and how often in a row, ages[:, slot], as `ReplayCache` has it."""
+    """Which rows replay by tau [rows]: replayed[:, t], and how often in a row, ages[:, slot], as in `ReplayCache`."""
     rows = scores.shape[0]
     for r in range(rows):
         other = (r + rows // 2) % rows if pairs else r
@@ -427,7 +427,7 @@ def _gate(scores: Any, tau: Any, pairs: Any, max_age: Any, ages: Any, slot: Any,
         if pairs:
             score = (scores[min(r, other)] + scores[max(r, other)]) / F(2)
         young = max_age < 0 or (ages[r, slot] < max_age and ages[other, slot] < max_age)
-        replayed[r, t] = score > tau and young
+        replayed[r, t] = score > tau[r] and young
     if max_age >= 0:
         for r in range(rows):
             ages[r, slot] = ages[r, slot] + 1 if replayed[r, t] else 0
@@ -495,8 +495,8 @@ def decode_pass(
     cache. cos, sin [rows or 1, head width]. mask [rows or 0, slots] and start [rows] as `_attention` has them.
     place: slot of this token, slots to attend to, slots of the aligned key and of this token among the aligned
     keys, slot in the replay cache, index of the token. gate: replay on, rows in pairs, most replays in a row
-    (-1: any). taus [layers], OFF where a layer never replays; replayed, kept, forced [layers, rows, tokens] (kept
-    and forced may be empty); ages [layers, rows, slots]. work [rows, heads, 2 d + 4 + slots] is overwritten.
+    (-1: any). taus [layers, rows], OFF where a layer never replays; replayed, kept, forced [layers, rows, tokens]
+    (kept and forced may be empty); ages [layers, rows, slots]. work [rows, heads, 2 d + 4 + slots] is overwritten.
     """
     rows, width = x.shape
     heads, kv_heads, d, mlp, slots, ring, frame = shape
@@ -549,7 +549,7 @@ def decode_pass(
             for k in range(width):
                 x[r, k] += b[r, k]
 
-        eligible = on and taus[i] < OFF and t >= frame
+        eligible = on and taus[i, 0] < OFF and t >= frame
         if eligible:
             for r in range(rows):
                 score = F(0)
