@@ -8,12 +8,33 @@ sequence: prompts are left-padded to one length, so every row writes the same sl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fastcar_cli.models.decoder import DecoderSpec
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors of a cache and where tokens lie in them, for steps that index on the device.
+
+    k, v [layers, rows, kv_heads, places, head_dim]; ring [layers, rows, kv_heads, frame + 1, head_dim]
+    holds the last keys where there is a window (slot s in place s % (frame + 1)), else None; pad
+    [rows] counts the padding before each prompt. Slot s lies in place s of a full cache (window 0), in
+    place sinks + s % window of the other.
+    """
+
+    k: Tensor
+    v: Tensor
+    ring: Tensor | None
+    pad: Tensor
+    padded: int
+    frame: int
+    window: int = 0
+    sinks: int = 0
 
 
 class KVCache(Protocol):
@@ -41,6 +62,10 @@ class KVCache(Protocol):
 
     def fill(self, tokens: int, generator: torch.Generator) -> None:
         """Go on by this many tokens with random keys and values, for measuring."""
+        ...
+
+    def layout(self) -> Layout:
+        """The tensors themselves, not copies."""
         ...
 
     @property
@@ -76,6 +101,7 @@ class FullCache:
         self._k = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self._v = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self._slot, self._frame = padded, frame
+        self._padded, self._pad = padded, padded - lengths
         slots = torch.arange(padded + tokens, device=lengths.device)
         padding = slots[None] < (padded - lengths)[:, None]
         self._mask = ~padding[:, None, None] if bool(padding.any()) else None
@@ -112,6 +138,10 @@ class FullCache:
             for layer in cache:
                 layer[:, :, self._slot : end].normal_(generator=generator)
         self._slot = end
+
+    def layout(self) -> Layout:
+        """See `KVCache.layout`."""
+        return Layout(self._k, self._v, None, self._pad, self._padded, self._frame)
 
     @property
     def nbytes(self) -> int:
@@ -194,6 +224,10 @@ class WindowCache:
         self._slot += tokens
         recent = torch.arange(max(self._slot - self._window, 0), self._slot, device=self._held.device)
         self._held[recent % self._window] = recent
+
+    def layout(self) -> Layout:
+        """See `KVCache.layout`."""
+        return Layout(self._k, self._v, self._aligned, self._pad, self._padded, self._frame, self._window, self._sinks)
 
     @property
     def nbytes(self) -> int:

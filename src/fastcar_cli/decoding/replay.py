@@ -69,7 +69,9 @@ class ReplayCache:
         self.pairs, self.max_age = pairs, max_age
         self.outputs = torch.zeros(layers, rows, tokens_per_frame, width, dtype=dtype, device=device)
         self.replayed = torch.zeros(layers, rows, tokens - 1, dtype=torch.bool, device=device)
-        self._age = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
+        self.ages = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
+        self.forced: Tensor | None = None
+        """Decisions bool [layers, rows, T*N - 1] to take instead of the gate's, for measuring at an exact ratio."""
         self.tas = (
             torch.full((layers, rows, tokens - 1), float("nan"), dtype=torch.float32, device=device)
             if keep_tas
@@ -88,9 +90,9 @@ class ReplayCache:
             self.tas[layer, :, t] = scores
         if self.pairs:
             scores = scores.view(2, -1).mean(0).repeat(2)
-        hit = scores > tau
+        hit = scores > tau if self.forced is None else self.forced[layer, :, t]
         if self.max_age is not None:
-            age = self._age[layer, :, t % self.frame]
+            age = self.ages[layer, :, t % self.frame]
             young = age < self.max_age
             if self.pairs:
                 young = young.view(2, -1).all(0).repeat(2)
