@@ -88,6 +88,13 @@ class Runtime(_Section):
         "auto", description="auto, float32, bfloat16, float16"
     )
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads")
+    graph: Literal["auto", "on", "off"] = Field("auto", description="a decode step as one CUDA graph: auto, on, off")
+
+    @field_validator("graph", mode="before")
+    @classmethod
+    def _graph(cls, value: Any) -> Any:
+        # YAML 1.1 reads bare `on` and `off` as booleans.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 class Video(_Section):

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from fastcar_cli.decoding.paths import Path
 from fastcar_cli.decoding.sampling import draw, guide
-from fastcar_cli.decoding.static_ops import Ops, TorchOps, TritonOps
+from fastcar_cli.decoding.static_ops import Ops, TorchOps
 from fastcar_cli.decoding.static_state import StaticState
+from fastcar_cli.errors import RequestError
+from fastcar_cli.kernels import installed
 
 if TYPE_CHECKING:
     from fastcar_cli.decoding.engine import Decode, Step
@@ -44,7 +46,7 @@ class StaticStep:
 
     def _codes(self, hidden: Tensor, at: Tensor) -> Tensor:
         """Codes [P, depth] of the position `at` [1], drawn one depth after another."""
-        s, depth = self.state, self._model.depth
+        s = self.state
         uniforms = s.uniforms.index_select(1, at)[:, 0]
         top_p: float | Tensor
         if s.top_ps is not None:
@@ -52,16 +54,27 @@ class StaticStep:
         else:
             assert s.top_p is not None
             top_p = s.top_p
-        x, past, total = hidden, None, None
+        x, total = hidden, None
         codes = []
-        for d in range(depth.spec.depth):
-            raw, past = depth.step(x, d, past)
+        for d in range(self._model.spec.depth.depth):
+            raw = self._ops.depth(x, d)
             code = draw(guide(raw, s.sampling.cfg), uniforms[:, d], s.sampling, top_p)
             codes.append(code)
             vector = self._books[d](code)
             total = vector if total is None else total + vector
             x = torch.cat([total, total]) if s.guided else total
         return torch.stack(codes, -1)
+
+
+def make_ops(decode: Decode, state: StaticState, path: Path) -> Ops:
+    """The parts that a path names. Raises RequestError where triton is missing."""
+    if path.ops == "torch":
+        return TorchOps(decode.model, state)
+    if not installed():
+        raise RequestError("triton is not installed", hint="CUDA builds of torch bring it; pip install triton")
+    from fastcar_cli.decoding.triton_ops import TritonOps
+
+    return TritonOps(decode.model, state)
 
 
 def captured(step: StaticStep) -> Callable[[], None]:
@@ -107,10 +120,10 @@ def static_steps(decode: Decode, hidden: Tensor, path: Path, first: int = 0) -> 
     began = time.perf_counter()
     start = max(first, 1)
     state = StaticState(decode, start - 1)
-    ops: Ops = TritonOps(decode.model, state) if path.ops == "triton" else TorchOps(decode.model, state)
-    step: Callable[[], None] = StaticStep(decode, state, ops)
+    static = StaticStep(decode, state, make_ops(decode, state, path))
+    step: Callable[[], None] = static
     if path.name == "graph":
-        step = captured(step)  # type: ignore[arg-type]
+        step = captured(static)
         torch.cuda.synchronize(decode.codes.device)
     decode.clock.capture = time.perf_counter() - began
     began = time.perf_counter()

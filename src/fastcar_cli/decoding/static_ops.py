@@ -30,16 +30,26 @@ class Ops(Protocol):
         """RMS norm of [rows, width]."""
         ...
 
+    def depth(self, x: Tensor, d: int) -> Tensor:
+        """Logits [rows, codes] of depth d; x and the depths before as in `DepthTransformer.step`."""
+        ...
+
 
 class TorchOps:
     """Plain torch operations on the whole of each cache."""
 
     def __init__(self, model: VideoModel, state: StaticState) -> None:
-        self._spec, self._state = model.spec.decoder, state
+        self._spec, self._state, self._depth = model.spec.decoder, state, model.depth
+        self._past: list[tuple[Tensor, Tensor]] | None = None
 
     def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """See `Ops.norm`."""
         return norm(x)
+
+    def depth(self, x: Tensor, d: int) -> Tensor:
+        """See `Ops.depth`."""
+        logits, self._past = self._depth.step(x, d, self._past if d else None)
+        return logits
 
     def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
         """See `Ops.block`."""
@@ -88,67 +98,3 @@ class TorchOps:
             hit = hit & (young.view(2, -1).all(0).repeat(2) if s.pairs else young)
             s.ages[layer].index_copy_(1, at, torch.where(hit, age + 1, torch.zeros_like(age))[:, None])
         s.flags[layer].index_copy_(1, s.t, hit.to(torch.uint8)[:, None])
-
-
-class TritonOps:
-    """Triton kernels; the MLP of a block in which every row replays reads no weight."""
-
-    def __init__(self, model: VideoModel, state: StaticState) -> None:
-        from fastcar_cli.kernels import attention, linear
-
-        self._attention, self._linear, self._state = attention, linear, state
-        spec, rows = model.spec.decoder, state.rows
-        self._spec = spec
-        like = state.hidden
-
-        def empty(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=like.device)
-
-        heads, d = spec.heads, spec.head_dim
-        self._normed = empty(rows, spec.width)
-        self._qkv = empty(rows, (heads + 2 * spec.kv_heads) * d)
-        self._query = empty(rows, heads, d)
-        self._attended = empty(rows, heads * d)
-        self._middle = empty(rows, spec.mlp_width)
-        chunks = attention.chunks_of(state.cache.k.shape[3])
-        self._scratch = (
-            empty(rows, heads, chunks, d, dtype=torch.float32),
-            empty(rows, heads, chunks, dtype=torch.float32),
-            empty(rows, heads, chunks, dtype=torch.float32),
-        )
-        cache = state.cache
-        self._places = attention.Places(cache.padded, cache.frame, cache.window, cache.sinks)
-
-    def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """See `Ops.norm`. The result is overwritten by the next norm."""
-        return self._linear.rms_norm(x, norm.weight, norm.eps, self._normed)
-
-    def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
-        """See `Ops.block`."""
-        s, cache, attn = self._state, self._state.cache, block.self_attn
-        score = gate = None
-        if s.taus is not None:
-            score = self._attention.Score(
-                tau=s.taus[layer],
-                flags=s.flags[layer],
-                forced=None if s.forced is None else s.forced[layer],
-                ages=s.ages[layer],
-                tas=None if s.tas is None else s.tas[layer],
-                max_age=s.max_age or 0,
-                released=s.released,
-                pairs=s.pairs,
-            )
-            gate = self._linear.Gate(s.flags[layer], s.t, s.outputs[layer])
-        h = self.norm(block.input_layernorm, x)
-        projections = (attn.q_proj, attn.k_proj, attn.v_proj)
-        self._linear.linear(h, [p.weight for p in projections], [p.bias for p in projections], self._qkv)
-        keys, values = cache.k[layer], cache.v[layer]
-        ring = None if cache.ring is None else cache.ring[layer]
-        self._attention.append(
-            self._qkv, self._query, keys, values, ring, s.cos, s.sin, s.t, self._places, s.videos, score
-        )
-        self._attention.attend(self._query, keys, values, cache.pad, s.t, self._places, self._scratch, self._attended)
-        self._linear.linear(self._attended, [attn.o_proj.weight], [attn.o_proj.bias], x, add=True)
-        h = self.norm(block.post_attention_layernorm, x)
-        m = block.mlp
-        return self._linear.mlp(h, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight, x, self._middle, gate)
