@@ -1,0 +1,107 @@
+"""Compile every kernel for an H100 at the shapes of VILA-U 7B, on a machine without one; prints JSON.
+
+Run by test_kernels.py in a process of its own: here triton must not interpret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.backends.nvidia
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from fastcar_cli.kernels.append import Places, Score, append
+from fastcar_cli.kernels.attend import attend, chunks_of
+from fastcar_cli.kernels.depth import attend_depths
+from fastcar_cli.kernels.linear import linear
+from fastcar_cli.kernels.mlp import Gate, mlp
+from fastcar_cli.kernels.norm import layer_norm, rms_norm
+
+ROWS, WIDTH, WIDE, HEADS, HEAD, FRAME, TOKENS, PLACES, DEPTH = 2, 4096, 11008, 32, 128, 256, 2047, 2112, 2560
+
+
+class Hopper:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+compiled: list[tuple[str, Any]] = []
+
+
+def _compile_only(self: JITFunction, grid: object) -> Callable[..., None]:
+    def call(*arguments: object, **options: object) -> None:
+        compiled.append((self.fn.__name__, self.run(*arguments, grid=grid, warmup=True, **options)))
+
+    return call
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def launch() -> None:
+    """Call every kernel once as a decode step does, with and without replay."""
+    x, h, t = empty(ROWS, WIDTH), empty(ROWS, WIDTH), torch.zeros(1, dtype=torch.int64)
+    square = empty(WIDTH, WIDTH)
+    flags, cache = torch.zeros(ROWS, TOKENS, dtype=torch.uint8), empty(ROWS, FRAME, WIDTH)
+    rms_norm(x, empty(WIDTH), 1e-5, h)
+    qkv = linear(h, [square] * 3, [None] * 3, empty(ROWS, 3 * WIDTH))
+    linear(h, [square], [None], x, add=True)
+    gate, down = empty(WIDE, WIDTH), empty(WIDTH, WIDE)
+    for replay in (Gate(flags, t, cache), None):
+        mlp(h, gate, gate, down, x, empty(ROWS, WIDE), replay)
+    keys = empty(ROWS, HEADS, PLACES, HEAD)
+    angles, query, places = empty(TOKENS + 1, ROWS, HEAD), empty(ROWS, HEADS, HEAD), Places(60, FRAME)
+    ages = torch.zeros(ROWS, FRAME, dtype=torch.int16)
+    for score in (Score(torch.zeros(1), flags, None, ages, None, 0, True, True), None):
+        append(qkv, query, keys, keys, None, angles, angles, t, places, 1, score)
+    chunks = chunks_of(PLACES)
+    scratch = [empty(ROWS, HEADS, chunks, *s, dtype=torch.float32) for s in ((HEAD,), (), ())]
+    attend(query, keys, keys, torch.zeros(ROWS, dtype=torch.int64), t, places, tuple(scratch), x)  # type: ignore[arg-type]
+    y = empty(ROWS, DEPTH)
+    layer_norm(y, empty(DEPTH), empty(DEPTH), 1e-5, y)
+    linear(y, [empty(4 * DEPTH, DEPTH)], [empty(4 * DEPTH)], empty(ROWS, 4 * DEPTH), gelu=True)
+    attend_depths(empty(4, ROWS, 3 * DEPTH), 40, 3, y)
+
+
+def spills(ptx: str) -> int:
+    """Bytes that the assembler spills, from its own report."""
+    ptxas = os.path.join(os.path.dirname(triton.backends.nvidia.__file__), "bin", "ptxas")
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [ptxas, "-v", "--gpu-name=sm_90a", file.name, "-o", os.devnull]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill", report)))
+
+
+if __name__ == "__main__":
+    driver.set_active(Hopper())
+    JITFunction.__getitem__ = _compile_only
+    launch()
+    print(
+        json.dumps(
+            [
+                {"name": name, "shared": k.metadata.shared, "spills": spills(k.asm["ptx"]), "ptx": k.asm["ptx"]}
+                for name, k in compiled
+            ]
+        )
+    )
