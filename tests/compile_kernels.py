@@ -82,15 +82,14 @@ def launch() -> None:
     attend_depths(empty(4, ROWS, 3 * DEPTH), 40, 3, y)
 
 
-def spills(ptx: str) -> int:
-    """Bytes that the assembler spills, from its own report."""
-    ptxas = os.path.join(os.path.dirname(triton.backends.nvidia.__file__), "bin", "ptxas")
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
+def stack_bytes(cubin: bytes) -> int:
+    """Bytes of stack of the machine code: where registers spill there are some."""
+    tool = os.path.join(os.path.dirname(triton.backends.nvidia.__file__), "bin", "cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
         file.flush()
-        command = [ptxas, "-v", "--gpu-name=sm_90a", file.name, "-o", os.devnull]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return sum(map(int, re.findall(r"(\d+) bytes spill", report)))
+        report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    return max(int(n) for n in re.findall(r"STACK:(\d+)", report.stdout))
 
 
 if __name__ == "__main__":
@@ -100,7 +99,7 @@ if __name__ == "__main__":
     print(
         json.dumps(
             [
-                {"name": name, "shared": k.metadata.shared, "spills": spills(k.asm["ptx"]), "ptx": k.asm["ptx"]}
+                {"name": name, "shared": k.metadata.shared, "stack": stack_bytes(k.asm["cubin"]), "ptx": k.asm["ptx"]}
                 for name, k in compiled
             ]
         )

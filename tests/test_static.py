@@ -193,6 +193,7 @@ def _fake_cuda(patch: pytest.MonkeyPatch) -> list[_FakeGraph]:
     patch.setattr(torch.cuda, "Stream", Stream)
     patch.setattr(torch.cuda, "current_stream", lambda *_: Stream())
     patch.setattr(torch.cuda, "stream", nothing)
+    patch.setattr(torch.cuda, "device", nothing)
     patch.setattr(torch.cuda, "CUDAGraph", make)
     patch.setattr(torch.cuda, "graph", record)
     patch.setattr(torch.cuda, "synchronize", lambda *_: None)

@@ -87,18 +87,19 @@ def captured(step: StaticStep) -> Callable[[], None]:
     state = step.state
     ages = None if state.taus is None else state.ages.clone()
     device = state.t.device
-    aside = torch.cuda.Stream(device)
-    aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):
-        for _ in range(2):
+    with torch.cuda.device(device):
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                step()
+                state.rewind()
+                if ages is not None:
+                    state.ages.copy_(ages)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             step()
-            state.rewind()
-            if ages is not None:
-                state.ages.copy_(ages)
-    torch.cuda.current_stream(device).wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
     return graph.replay
 
 

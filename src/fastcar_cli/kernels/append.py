@@ -98,7 +98,8 @@ def _append_row(
             before = ring + (group * (FRAME + 1) + (slot + 1) % (FRAME + 1)) * D + i
         else:
             before = keys + (group * PLACES + slot - FRAME) * D + i
-        there = here & (t >= FRAME)
+        # No frame before the first: no head is read.
+        there = (h < tl.where(t >= FRAME, H, 0)) & (i < D // 2)
         aa = tl.load(before, mask=there, other=0.0).to(tl.float32)
         ab = tl.load(before + D // 2, mask=there, other=0.0).to(tl.float32)
         if RELEASED:
@@ -125,7 +126,8 @@ def _decide(
         tl.store(at, tl.where(hit, tl.load(at) + 1, 0).to(ages.dtype.element_ty))
     tl.store(flags + row * TOKENS + t, hit.to(tl.uint8))
     if KEEP:
-        tl.store(tas + row * TOKENS + t, own, mask=(t >= FRAME) & (tl.load(tau) == tl.load(tau)))
+        wanted = (t >= FRAME) & (tl.load(tau) == tl.load(tau))
+        tl.store(tas + row * TOKENS + t, tl.where(wanted, own, float("nan")))
 
 
 @triton.jit

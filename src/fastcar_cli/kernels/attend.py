@@ -57,8 +57,8 @@ def _attend_kernel(
     peak = float("-inf")
     weight = 0.0
     total = tl.zeros((DP,), tl.float32)
-    for start in tl.range(chunk * CHUNK, end, BLOCK):
-        place = start + tl.arange(0, BLOCK)
+    for start in tl.range(0, CHUNK, BLOCK):
+        place = chunk * CHUNK + start + tl.arange(0, BLOCK)
         if WINDOW > 0:
             # The last slot so far that lies in this place of the ring; sinks are not counted again.
             held = slot - (slot - (place - SINKS) + WINDOW) % WINDOW
