@@ -23,6 +23,9 @@ from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.decoding.static_ops import TorchOps
 from fastcar_cli.decoding.static_state import StaticState
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import empty_network
+from fastcar_cli.models.dummy import full_spec
+from fastcar_cli.models.plan import parameter_bytes
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.pipeline import TextToVideo
 
@@ -273,3 +276,32 @@ def test_a_graph_on_a_cpu_is_refused(run: Run, tmp_path: File) -> None:
     assert done.returncode == 2
     assert "runtime.graph" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "x.mp4").exists()
+
+
+def test_computed_limits_on_the_gpu_page() -> None:
+    """The page's bytes and ceilings follow from the shapes."""
+    spec = full_spec()
+    net = empty_network(spec)
+
+    def gigabytes(part: str) -> float:
+        return parameter_bytes(net, 2, part) / 1e9
+
+    decoder = spec.decoder
+    mlp = sum(gigabytes(f".mlp.{name}_proj") for name in ("gate", "up", "down"))
+    depth = 4 * (gigabytes("depth.head_transformer.") + gigabytes("depth.classifier_mlp."))
+    depth += gigabytes("depth.in_mlp_2.") + 3 * gigabytes("depth.in_mlp_1.")
+    seen = 60 + 1024
+    read = {
+        "MLPs of the decoder": mlp,
+        "attention weights and norms": gigabytes("llm.layers.") - mlp,
+        "depth transformer, 4 depths": depth,
+        "projector": gigabytes("projector."),
+        "keys and values, mean": 2 * 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * 2 * seen / 1e9,
+    }
+    together = sum(read.values())
+    page = (File(__file__).parents[1] / "docs" / "gpu.md").read_text(encoding="utf-8")
+    for name, size in {**read, "together": together}.items():
+        assert f"| {name} | {size:.2f} |" in page
+    for ratio, name in ((0.0, "0"), (0.5, "0.5"), (0.8, "0.8"), (0.875, "0.875 (all but the first frame)")):
+        left = together - ratio * mlp
+        assert f"| {name} | {left:.2f} | {left / 3.35:.2f} | {together / left:.2f} |" in page

@@ -38,6 +38,16 @@ def guide(logits: Tensor, cfg: float) -> Tensor:
     return u + cfg * (c - u)
 
 
+def running_sum(probs: Tensor) -> Tensor:
+    """Sums along the codes of [P, K], in an order of additions that does not change from run to run.
+
+    On CUDA a single row goes to a scan whose order does; beside a second row it goes to one that is fixed.
+    """
+    if probs.is_cuda and len(probs) == 1:
+        return torch.cat([probs, probs]).cumsum(-1)[:1]
+    return probs.cumsum(-1)
+
+
 def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float | Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities after top-k and top-p in falling order, and the codes they belong to, each [P, K].
 
@@ -50,7 +60,7 @@ def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float | 
         values = values.masked_fill(values < values[..., top_k - 1 : top_k], float("-inf"))
     probs = values.softmax(-1)
     if isinstance(top_p, Tensor) or top_p < 1.0:
-        before = probs.cumsum(-1) - probs
+        before = running_sum(probs) - probs
         kept = probs.masked_fill(before >= top_p, 0.0)
         kept = kept / kept.sum(-1, keepdim=True)
         probs = torch.where(top_p < 1.0, kept, probs) if isinstance(top_p, Tensor) else kept
@@ -67,7 +77,7 @@ def draw(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: flo
     if settings.temperature == 0:
         return logits.argmax(-1)
     probs, order = distribution(logits, settings.temperature, settings.top_k, top_p)
-    cumulative = probs.cumsum(-1)
+    cumulative = running_sum(probs)
     # Rounding may leave the last sum below 1: a draw above it takes the last entry that can be drawn.
     last = (probs > 0).sum(-1, keepdim=True) - 1
     place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
