@@ -20,12 +20,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from fastcar_cli.kernels.append import Places, Score, append
-from fastcar_cli.kernels.attend import attend, chunks_of
-from fastcar_cli.kernels.depth import attend_depths
-from fastcar_cli.kernels.linear import linear
-from fastcar_cli.kernels.mlp import Gate, mlp
-from fastcar_cli.kernels.norm import layer_norm, rms_norm
+from fastcar_cli.kernels.gpu.append import Places, Score, append
+from fastcar_cli.kernels.gpu.attend import attend, chunks_of
+from fastcar_cli.kernels.gpu.depth import attend_depths
+from fastcar_cli.kernels.gpu.linear import linear
+from fastcar_cli.kernels.gpu.mlp import Gate, mlp
+from fastcar_cli.kernels.gpu.norm import layer_norm, rms_norm
 
 ROWS, WIDTH, WIDE, HEADS, HEAD, FRAME, TOKENS, PLACES, DEPTH = 2, 4096, 11008, 32, 128, 256, 2047, 2112, 2560
 
@@ -73,6 +73,7 @@ def launch() -> None:
     ages = torch.zeros(ROWS, FRAME, dtype=torch.int16)
     for score in (Score(torch.zeros(1), flags, None, ages, None, 0, True, True), None):
         append(qkv, query, keys, keys, None, angles, angles, t, places, 1, score)
+    variants(flags, ages, t)
     chunks = chunks_of(PLACES)
     scratch = [empty(ROWS, HEADS, chunks, *s, dtype=torch.float32) for s in ((HEAD,), (), ())]
     attend(query, keys, keys, torch.zeros(ROWS, dtype=torch.int64), t, places, tuple(scratch), x)  # type: ignore[arg-type]
@@ -80,6 +81,26 @@ def launch() -> None:
     layer_norm(y, empty(DEPTH), empty(DEPTH), 1e-5, y)
     linear(y, [empty(4 * DEPTH, DEPTH)], [empty(4 * DEPTH)], empty(ROWS, 4 * DEPTH), gelu=True)
     attend_depths(empty(4, ROWS, 3 * DEPTH), 40, 3, y)
+
+
+def variants(flags: torch.Tensor, ages: torch.Tensor, t: torch.Tensor) -> None:
+    """Ways of deciding that cover each option, for a window and a full cache, with and without guidance."""
+    window, tas = 700, torch.zeros(ROWS, TOKENS)
+    rolling = empty(ROWS, 8, FRAME + 1, HEAD)
+    for ring, videos, max_age, kept, forced, pairs in (
+        (None, 1, 3, tas, None, True),
+        (None, 2, 0, None, flags, False),
+        (rolling, 1, 3, None, flags, False),
+        (rolling, 2, 3, tas, None, False),
+        (rolling, 1, 0, tas, None, True),
+    ):
+        keys = empty(ROWS, 8, PLACES if ring is None else window + 4, HEAD)
+        places = Places(60, FRAME) if ring is None else Places(60, FRAME, window, 4)
+        query, angles = empty(ROWS, HEADS, HEAD), empty(TOKENS + 1, ROWS, HEAD)
+        score = Score(torch.zeros(1), flags, forced, ages, kept, max_age, False, pairs)
+        append(empty(ROWS, (HEADS + 16) * HEAD), query, keys, keys, ring, angles, angles, t, places, videos, score)
+    scratch = [empty(ROWS, HEADS, chunks_of(window + 4), *s, dtype=torch.float32) for s in ((HEAD,), (), ())]
+    attend(query, keys, keys, torch.zeros(ROWS, dtype=torch.int64), t, places, tuple(scratch), empty(ROWS, WIDTH))  # type: ignore[arg-type]
 
 
 def stack_bytes(cubin: bytes) -> int:

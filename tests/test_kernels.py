@@ -28,12 +28,12 @@ from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton (Linux)")
 
-from fastcar_cli.kernels import append as ka
-from fastcar_cli.kernels import attend as kt
-from fastcar_cli.kernels import depth as kd
-from fastcar_cli.kernels import linear as kl
-from fastcar_cli.kernels import mlp as km
-from fastcar_cli.kernels import norm as kn
+from fastcar_cli.kernels.gpu import append as ka
+from fastcar_cli.kernels.gpu import attend as kt
+from fastcar_cli.kernels.gpu import depth as kd
+from fastcar_cli.kernels.gpu import linear as kl
+from fastcar_cli.kernels.gpu import mlp as km
+from fastcar_cli.kernels.gpu import norm as kn
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Triton's interpreter cuts float32 off to bfloat16 where hardware rounds, so a result can be a step lower.

@@ -260,6 +260,9 @@ def test_rules_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_path(decode, None, False).name == "graph"
     assert choose_path(decode, None, True).why == "logits are kept"
     assert choose_path(decode, torch.zeros(2, 16, 3), False).why == "codes are given instead of drawn"
+    decode.settings = replace(decode.settings, kernels="numba")
+    assert choose_path(decode, None, False).why == "the kernels are numba"
+    decode.settings = replace(decode.settings, kernels="torch")
     decode.mark = lambda _: None
     assert choose_path(decode, None, False).why == "parts of a pass are timed"
     monkeypatch.setattr("fastcar_cli.decoding.paths.installed", lambda: False)

@@ -19,7 +19,7 @@ from fastcar_cli.decoding.sampling import draw, guide
 from fastcar_cli.decoding.static_ops import Ops, TorchOps
 from fastcar_cli.decoding.static_state import StaticState
 from fastcar_cli.errors import RequestError
-from fastcar_cli.kernels import installed
+from fastcar_cli.kernels.gpu import installed
 
 if TYPE_CHECKING:
     from fastcar_cli.decoding.engine import Decode, Step

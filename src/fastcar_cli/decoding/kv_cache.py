@@ -37,6 +37,33 @@ class Layout:
     sinks: int = 0
 
 
+@dataclass(frozen=True)
+class CacheView:
+    """What a compiled pass needs of a layer: all keys and values, and where aligned keys are kept.
+
+    keys, values, aligned [rows, kv_heads, slots, head_dim]; start [rows]: slots before it are padding.
+    """
+
+    keys: Tensor
+    values: Tensor
+    aligned: Tensor
+    start: Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the token that is about to be decoded goes: its slot among the keys, the slots to attend to (from
+    the row's start), the slots of its aligned key and of its own among the aligned keys, and which slots each
+    row may attend to, bool [rows, slots] (None: all).
+    """
+
+    slot: int
+    length: int
+    aligned_from: int
+    aligned_to: int
+    allowed: Tensor | None
+
+
 class KVCache(Protocol):
     """What the step loop asks of a cache. All tensors are [rows, kv_heads, slots, head_dim]."""
 
@@ -54,6 +81,14 @@ class KVCache(Protocol):
 
     def mask(self) -> Tensor | None:
         """Which keys of `step` each row may attend to, bool [rows, 1, 1, slots]; None for all."""
+        ...
+
+    def view(self, layer: int) -> CacheView:
+        """The memory of a layer, for a pass that appends by itself at `place`."""
+        ...
+
+    def place(self) -> Place:
+        """Where the next token goes, instead of `step`."""
         ...
 
     def advance(self) -> None:
@@ -101,7 +136,7 @@ class FullCache:
         self._k = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self._v = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self._slot, self._frame = padded, frame
-        self._padded, self._pad = padded, padded - lengths
+        self._padded, self._start = padded, padded - lengths
         slots = torch.arange(padded + tokens, device=lengths.device)
         padding = slots[None] < (padded - lengths)[:, None]
         self._mask = ~padding[:, None, None] if bool(padding.any()) else None
@@ -127,6 +162,15 @@ class FullCache:
         """See `KVCache.mask`."""
         return None if self._mask is None else self._mask[..., : self._slot + 1]
 
+    def view(self, layer: int) -> CacheView:
+        """See `KVCache.view`."""
+        return CacheView(self._k[layer], self._v[layer], self._k[layer], self._start)
+
+    def place(self) -> Place:
+        """See `KVCache.place`."""
+        s = self._slot
+        return Place(s, s + 1, max(s - self._frame, 0), s, None)
+
     def advance(self) -> None:
         """See `KVCache.advance`."""
         self._slot += 1
@@ -141,7 +185,7 @@ class FullCache:
 
     def layout(self) -> Layout:
         """See `KVCache.layout`."""
-        return Layout(self._k, self._v, None, self._pad, self._padded, self._frame)
+        return Layout(self._k, self._v, None, self._start, self._padded, self._frame)
 
     @property
     def nbytes(self) -> int:
@@ -197,8 +241,7 @@ class WindowCache:
         keys, values = self._k[layer], self._v[layer]
         keys[:, :, place : place + 1] = k
         values[:, :, place : place + 1] = v
-        at = self._slot % (self._frame + 1)
-        self._aligned[layer, :, :, at] = k[:, :, 0]
+        self._aligned[layer, :, :, self._slot % (self._frame + 1)] = k[:, :, 0]
         return keys, values
 
     def aligned(self, layer: int) -> Tensor:
@@ -212,6 +255,18 @@ class WindowCache:
         ring = held >= start
         sinks = torch.ones(len(self._pad), self._sinks, dtype=torch.bool, device=held.device)
         return torch.cat([sinks, ring], 1)[:, None, None]
+
+    def view(self, layer: int) -> CacheView:
+        """See `KVCache.view`."""
+        return CacheView(self._k[layer], self._v[layer], self._aligned[layer], torch.zeros_like(self._pad))
+
+    def place(self) -> Place:
+        """See `KVCache.place`."""
+        self._held[self._slot % self._window] = self._slot
+        slot, ring = self._sinks + self._slot % self._window, self._frame + 1
+        mask = self.mask()
+        assert mask is not None
+        return Place(slot, self._sinks + self._window, (self._slot + 1) % ring, self._slot % ring, mask[:, 0, 0])
 
     def advance(self) -> None:
         """See `KVCache.advance`."""

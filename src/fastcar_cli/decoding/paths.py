@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastcar_cli.backends import TorchBackend
 from fastcar_cli.errors import RequestError
-from fastcar_cli.kernels import installed
+from fastcar_cli.kernels.gpu import installed
 
 if TYPE_CHECKING:
     from fastcar_cli.decoding.engine import Decode
@@ -36,6 +36,7 @@ def obstacle(decode: Decode, forced: Tensor | None, keep_logits: bool) -> str | 
         (device != "cuda", f"the device is {device}, a graph needs cuda"),
         (not installed(), "triton is not installed"),
         (not isinstance(decode.backend, TorchBackend), f"the backend is {decode.backend.name}"),
+        (decode.settings.kernels != "torch", f"the kernels are {decode.settings.kernels}"),
         (forced is not None, "codes are given instead of drawn"),
         (keep_logits, "logits are kept"),
         (decode.watch is not None, "every block is watched"),

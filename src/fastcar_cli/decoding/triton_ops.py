@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.decoding.static_state import StaticState
-from fastcar_cli.kernels.append import Places, Score, append
-from fastcar_cli.kernels.attend import attend, chunks_of
-from fastcar_cli.kernels.depth import attend_depths
-from fastcar_cli.kernels.linear import linear
-from fastcar_cli.kernels.mlp import Gate, mlp
-from fastcar_cli.kernels.norm import layer_norm, rms_norm
+from fastcar_cli.kernels.gpu.append import Places, Score, append
+from fastcar_cli.kernels.gpu.attend import attend, chunks_of
+from fastcar_cli.kernels.gpu.depth import attend_depths
+from fastcar_cli.kernels.gpu.linear import linear
+from fastcar_cli.kernels.gpu.mlp import Gate, mlp
+from fastcar_cli.kernels.gpu.norm import layer_norm, rms_norm
 from fastcar_cli.models.decoder import Block, RMSNorm
 from fastcar_cli.models.video_model import VideoModel
 

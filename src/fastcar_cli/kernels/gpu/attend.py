@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcar_cli.kernels.append import Places
+from fastcar_cli.kernels.gpu.append import Places
 
 CHUNK = 128
 """Places of the cache that one program reads."""

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcar_cli.kernels import interpreted
+from fastcar_cli.kernels.gpu import interpreted
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcar_cli.kernels.linear import Tile, _inputs, _product, _weights, padded_rows, upcast
+from fastcar_cli.kernels.gpu.linear import Tile, _inputs, _product, _weights, padded_rows, upcast
 
 # Chosen by arithmetic (docs/gpu.md), not by measuring.
 GATE_UP = Tile(out=32, inner=128, stages=3)
