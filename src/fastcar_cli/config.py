@@ -104,6 +104,13 @@ class Runtime(_Section):
         "auto", description="decode step by torch or by compiled CPU kernels; auto is numba with int8, else torch"
     )
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads")
+    graph: Literal["auto", "on", "off"] = Field("auto", description="a decode step as one CUDA graph: auto, on, off")
+
+    @field_validator("graph", mode="before")
+    @classmethod
+    def _graph(cls, value: Any) -> Any:
+        # YAML 1.1 reads bare `on` and `off` as booleans.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 class Video(_Section):

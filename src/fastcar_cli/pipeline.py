@@ -121,7 +121,7 @@ class TextToVideo:
             sinks=config.attention.sinks,
             kernels=self._kernels(config),
         )
-        self._backend_name = config.backend.name
+        self._backend_name, self._graph = config.backend.name, config.runtime.graph
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
             from fastcar_cli.backends.fpga.preset import load_preset
@@ -293,7 +293,7 @@ class TextToVideo:
             from fastcar_cli.backends.fpga.executor import FpgaBackend
 
             backend = FpgaBackend(network.llm, self._preset, len(rows))
-        decode = Decode(network, rows, self.settings, noise, backend)
+        decode = Decode(network, rows, self.settings, noise, backend, self._graph)
         self._emulated = None
         decode.watch = watch
         self._decode, self._prompts, self._seeds = decode, list(prompts), list(seeds)
@@ -466,6 +466,7 @@ class TextToVideo:
             "timing": {
                 "load_s": self._load_seconds,
                 "prefill_s": clock.prefill,
+                "capture_s": clock.capture,
                 "decode_s": clock.decode,
                 "first_frame_s": self._first_frame,
                 "vision_s": self._vision,
@@ -473,6 +474,7 @@ class TextToVideo:
                 "tokens_per_s": tokens / clock.decode if clock.decode else 0.0,
                 "mlp_share": clock.mlp / clock.decode if clock.decode and network.device.type == "cpu" else None,
             },
+            "path": {"name": decode.path.name, "why": decode.path.why} if decode.path else None,
             "memory": {
                 "weights_bytes": weights,
                 "kv_cache_bytes": decode.cache.nbytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from fastcar_cli.backends import MLPBackend, TorchBackend
 from fastcar_cli.decoding.compiled import CompiledPass
 from fastcar_cli.decoding.controller import Controller, Target
 from fastcar_cli.decoding.kv_cache import FullCache, KVCache, WindowCache, prompt_mask
+from fastcar_cli.decoding.paths import Path, choose_path
 from fastcar_cli.decoding.replay import ReplayCache, temporal_attention_score
 from fastcar_cli.decoding.sampling import SamplingSettings, guide, sample
 from fastcar_cli.errors import RequestError
@@ -78,9 +79,14 @@ class Watcher(Protocol):
 
 @dataclass
 class Clock:
-    """Wall seconds of the phases of a decode; `mlp` is the part of `decode` spent in MLP branches."""
+    """Wall seconds of the phases of a decode; `mlp` is the part of `decode` spent in MLP branches.
+
+    `capture` is what building the CUDA graph took, compiling its kernels included. With a graph
+    `decode` grows by whole frames and `mlp` stays 0.
+    """
 
     prefill: float = 0.0
+    capture: float = 0.0
     decode: float = 0.0
     mlp: float = 0.0
 
@@ -104,6 +110,9 @@ class Decode:
         settings: what to do.
         uniforms: [P, T*N, depth] numbers in [0, 1) that fix the draws.
         backend: executes the MLPs; torch by default.
+        graph: whether a step is one CUDA graph: `auto` where the rules of `decoding/paths.py` allow it,
+            `on` to raise RequestError where they do not, `off` for the eager loop. `path` tells what
+            was chosen once decoding has begun; set before, it decides.
 
     """
 
@@ -114,6 +123,7 @@ class Decode:
         settings: DecodeSettings,
         uniforms: Tensor,
         backend: MLPBackend | None = None,
+        graph: Literal["auto", "on", "off"] = "auto",
     ) -> None:
         spec, device = model.spec, model.device
         self.model, self.settings = model, settings
@@ -172,6 +182,8 @@ class Decode:
                 keep_tas=settings.keep_tas,
                 controller=controller,
             )
+        self.graph = graph
+        self.path: Path | None = None
         self.clock = Clock()
         self.passes = 0
         self.watch: Watcher | None = None
@@ -184,11 +196,17 @@ class Decode:
 
         With `first` above 0 the positions before it are not decoded but made up, see `fast_forward`.
         """
+        self.path = choose_path(self, forced, keep_logits)
         began = time.perf_counter()
         hidden = self.start()
         self.clock.prefill = time.perf_counter() - began
         if first:
             self.fast_forward(first - 1)
+        if self.path.name != "eager":
+            from fastcar_cli.decoding.graph import static_steps
+
+            yield from static_steps(self, hidden, self.path, first)
+            return
         for index in range(first, self.tokens):
             began = time.perf_counter()
             if index:
@@ -341,6 +359,10 @@ class Decode:
             if self.mark is not None:
                 self.mark("sampling")
         return torch.stack(codes, -1), torch.stack(kept) if kept else None
+
+    def draw(self, hidden: Tensor, index: int) -> Tensor:
+        """Codes [P, depth] of position `index`, drawn from hidden states [rows, width]."""
+        return self._codes(hidden, index, None, False)[0]
 
     def rows_of(self, video: int) -> list[int]:
         """The batch rows of a video."""

@@ -49,8 +49,7 @@ class ReplayCache:
     taus: one threshold a layer, None for a layer that never replays. `pairs` [rows] names the video
     of each row and makes the rows of a video decide together on their mean TAS (`--gate pair`).
     `max_age` bounds how often in a row one value may be replayed. A `controller` sets the thresholds
-    as it goes, instead of `taus`. `forced`, where set, is what every eligible pass does, bool [layers,
-    rows, T*N - 1], whatever its TAS.
+    as it goes, instead of `taus`.
     """
 
     def __init__(
@@ -75,8 +74,9 @@ class ReplayCache:
         self.pairs, self.max_age = pairs, max_age
         self.outputs = torch.zeros(layers, rows, tokens_per_frame, width, dtype=dtype, device=device)
         self.replayed = torch.zeros(layers, rows, tokens - 1, dtype=torch.bool, device=device)
-        self.forced: Tensor | None = None
         self.ages = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
+        self.forced: Tensor | None = None
+        """Decisions bool [layers, rows, T*N - 1] to take instead of the gate's, for measuring at an exact ratio."""
         self.tas = (
             torch.full((layers, rows, tokens - 1), float("nan"), dtype=torch.float32, device=device)
             if keep_tas
@@ -98,7 +98,7 @@ class ReplayCache:
         scores = self.gated(scores)
         if self.controller is not None:
             self.controller.observe(layer, t, scores)
-        hit = scores > tau
+        hit = scores > tau if self.forced is None else self.forced[layer, :, t]
         if self.max_age is not None:
             age = self.ages[layer, :, t % self.frame]
             young = age < self.max_age
@@ -106,8 +106,6 @@ class ReplayCache:
                 young = young.view(2, -1).all(0).repeat(2)
             hit = hit & young
             age.copy_(torch.where(hit, age + 1, torch.zeros_like(age)))
-        if self.forced is not None:
-            hit = self.forced[layer, :, t]
         self.replayed[layer, :, t] = hit
         return hit
 

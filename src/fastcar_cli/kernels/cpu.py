@@ -418,8 +418,13 @@ def _activate(gate: Any, up: Any) -> Any:
 
 
 @_jit
-def _gate(scores: Any, tau: Any, pairs: Any, max_age: Any, ages: Any, slot: Any, replayed: Any, t: Any) -> Any:
-    """Which rows replay by tau [rows]: replayed[:, t], and how often in a row, ages[:, slot], as in `ReplayCache`."""
+def _gate(
+    scores: Any, tau: Any, pairs: Any, max_age: Any, ages: Any, slot: Any, replayed: Any, forced: Any, t: Any
+) -> Any:
+    """Which rows replay: replayed[:, t], and how often in a row, ages[:, slot], as in `ReplayCache`.
+
+    By tau [rows], or as forced [rows or 0, tokens] says.
+    """
     rows = scores.shape[0]
     for r in range(rows):
         other = (r + rows // 2) % rows if pairs else r
@@ -427,7 +432,7 @@ def _gate(scores: Any, tau: Any, pairs: Any, max_age: Any, ages: Any, slot: Any,
         if pairs:
             score = (scores[min(r, other)] + scores[max(r, other)]) / F(2)
         young = max_age < 0 or (ages[r, slot] < max_age and ages[other, slot] < max_age)
-        replayed[r, t] = score > tau[r] and young
+        replayed[r, t] = (forced[r, t] if forced.shape[0] else score > tau[r]) and young
     if max_age >= 0:
         for r in range(rows):
             ages[r, slot] = ages[r, slot] + 1 if replayed[r, t] else 0
@@ -508,6 +513,7 @@ def decode_pass(
     q_raw, q, attended = np.empty((rows, heads, d), F), np.empty((rows, heads, d), F), np.empty((rows, heads, d), F)
     k_new, line = np.empty(d, F), np.empty(width, F)
     scores, computing = np.empty(rows, F), np.empty(rows, np.int64)
+    no_flags = np.zeros((0, 0), np.bool_)
     for i in range(table.shape[0]):
         at = table[i]
         norm1 = _tensor(_pointer(at[NORM1], F(0)), (width,))
@@ -557,10 +563,8 @@ def decode_pass(
                     spread(q_raw[r, h] if released else q[r, h], k_new, like_cache)
                     score += dot1(k_new, aligned[r, h // (heads // kv_heads), aligned_at])
                 scores[r] = score / (np.sqrt(F(d)) * F(heads))
-            _gate(scores, taus[i], pairs, max_age, ages[i], replay_at, replayed[i], t)
-            if forced.shape[0]:
-                for r in range(rows):
-                    replayed[i, r, t] = forced[i, r, t]
+            flags = forced[i] if forced.shape[0] else no_flags
+            _gate(scores, taus[i], pairs, max_age, ages[i], replay_at, replayed[i], flags, t)
             if kept.shape[0]:
                 for r in range(rows):
                     kept[i, r, t] = scores[r]
