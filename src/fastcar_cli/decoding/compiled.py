@@ -45,7 +45,7 @@ class CompiledPass:
             for name, tensor in memory.items():
                 self._table[i, cpu.COLUMNS.index(name)] = tensor.data_ptr()
                 self._held.append(tensor)
-        self._numbers = (_NUMBERS[decode.blocks[0].mlp.gate_proj.weight.dtype], _NUMBERS[model.dtype])
+        self._numbers = (NUMBERS[decode.blocks[0].mlp.gate_proj.weight.dtype], NUMBERS[model.dtype])
         slots, ring = view.keys.shape[2], view.aligned.shape[2]
         self._shape = (spec.heads, spec.kv_heads, spec.head_dim, spec.mlp_width, slots, ring, decode.frame)
         self._eps = np.float32(spec.rms_eps)
@@ -107,7 +107,7 @@ class CompiledPass:
         return residual
 
 
-_NUMBERS: dict[torch.dtype, Any] = {
+NUMBERS: dict[torch.dtype, Any] = {
     torch.float32: np.float32(0),
     torch.bfloat16: np.uint32(0),
     torch.int8: np.int8(0),
@@ -157,7 +157,7 @@ class CompiledMLPs:
         spec = model.spec.decoder
         self._kernel = _kernels().mlp_branches
         self._table, self._held = _addresses(model)
-        number = _NUMBERS[model.llm.blocks[0].mlp.gate_proj.weight.dtype]
+        number = NUMBERS[model.llm.blocks[0].mlp.gate_proj.weight.dtype]
         self._rest = (number, spec.mlp_width, np.float32(spec.rms_eps), set_threads())
 
     def __call__(self, x: Tensor) -> None:
@@ -194,7 +194,7 @@ def prepare(model: VideoModel) -> None:
     check_compiled(model)
     set_threads()
     line, cube = np.zeros((1, 2), np.float32), np.zeros((0, 1, 1), np.float32)
-    formats = (_NUMBERS[model.llm.blocks[0].mlp.gate_proj.weight.dtype], _NUMBERS[model.dtype])
+    formats = (NUMBERS[model.llm.blocks[0].mlp.gate_proj.weight.dtype], NUMBERS[model.dtype])
     cpu = _kernels()
     # A table without layers: everything is typed and compiled, nothing runs.
     cpu.decode_pass(
@@ -218,6 +218,11 @@ def prepare(model: VideoModel) -> None:
         np.zeros((1, 1, 9), np.float32),
         1,
     )
+    from fastcar_cli.decoding.compiled_depth import CompiledDepth
+
+    spec = model.depth.spec
+    depth = CompiledDepth(model.depth, 1)
+    depth(torch.zeros(1, spec.hidden), 0)
 
 
 def set_threads() -> int:

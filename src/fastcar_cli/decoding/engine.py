@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastcar_cli.backends import MLPBackend, TorchBackend
 from fastcar_cli.decoding.compiled import CompiledPass
+from fastcar_cli.decoding.compiled_depth import CompiledDepth
 from fastcar_cli.decoding.controller import Controller, Target
 from fastcar_cli.decoding.kv_cache import FullCache, KVCache, WindowCache, prompt_mask
 from fastcar_cli.decoding.paths import Path, choose_path
@@ -188,7 +189,9 @@ class Decode:
         self.passes = 0
         self.watch: Watcher | None = None
         self.mark: Callable[[str], None] | None = None
+        self._places: Tensor | None = None
         self._compiled: CompiledPass | None = None
+        self._compiled_depth: CompiledDepth | None = None
 
     @torch.inference_mode()
     def steps(self, forced: Tensor | None = None, keep_logits: bool = False, first: int = 0) -> Iterator[Step]:
@@ -246,6 +249,8 @@ class Decode:
         later = lengths[None] + torch.arange(self.tokens, device=x.device)[:, None]
         cos, sin = llm.rotary(later, x.dtype)
         self._cos, self._sin = cos[:, :, None, None], sin[:, :, None, None]
+        places = self.model.places
+        self._places = None if places is None else places(torch.arange(self.tokens, device=x.device))
         if self.settings.kernels == "numba":
             if self.watch is not None or self.mark is not None or self.backend.name != "torch":
                 raise RequestError(
@@ -253,6 +258,7 @@ class Decode:
                     hint="allowed: --kernels torch",
                 )
             self._compiled = CompiledPass(self, cos, sin)
+            self._compiled_depth = CompiledDepth(self.model.depth, self.rows)
         return llm.norm(x[:, -1])
 
     def token_pass(self, t: int) -> Tensor:
@@ -260,8 +266,8 @@ class Decode:
         llm, cache, replay = self.model.llm, self.cache, self.replay
         spec = llm.spec
         rows = self.rows
-        index = torch.full((self.videos,), t, device=self.codes.device)
-        x = self.model.feedback(self.codes[:, t], index)
+        x = self.model.feedback_latent(self.model.rqvae.embed(self.codes[:, t]))
+        x = x if self._places is None else x + self._places[t]
         x = torch.cat([x, x]) if self.guided else x
         mark = self.mark
         if mark is not None:
@@ -342,12 +348,15 @@ class Decode:
         x, past, total = hidden, None, None
         codes, kept = [], []
         for d in range(depth.spec.depth):
-            raw, past = depth.step(x, d, past)
+            if self._compiled_depth is not None:
+                raw = self._compiled_depth(x, d)
+            else:
+                raw, past = depth.step(x, d, past)
             if self.mark is not None:
                 self.mark("depth_transformer")
             logits = guide(raw, sampling.cfg)
             if keep_logits:
-                kept.append(logits)
+                kept.append(logits.clone())
             if forced is not None:
                 code = forced[:, index, d].to(logits.device)
             else:

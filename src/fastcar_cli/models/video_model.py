@@ -110,10 +110,10 @@ class VideoModel(nn.Module):
         """Decoder input [..., width] of visual tokens with codes [..., depth] and indices [...] in the video."""
         return self.feedback_latent(self.rqvae.embed(codes), index)
 
-    def feedback_latent(self, latent: Tensor, index: Tensor) -> Tensor:
-        """As `feedback`, from summed code vectors [..., code_width]."""
+    def feedback_latent(self, latent: Tensor, index: Tensor | None = None) -> Tensor:
+        """As `feedback`, from summed code vectors [..., code_width]; without an index nothing is added for places."""
         x = self.projector(latent)
-        return x if self.places is None else x + self.places(index)
+        return x if self.places is None or index is None else x + self.places(index)
 
     def parameter_count(self) -> int:
         """Number of weights."""

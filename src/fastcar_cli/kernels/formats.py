@@ -1,0 +1,326 @@
+"""Number formats of the compiled CPU kernels, and products that stream a weight matrix once.
+
+Formats of a weight or cache tensor: float32; bfloat16, seen as uint32 with two neighbours a word;
+int8 with a scale an output. Vectors that meet bfloat16 are kept "split": even places first, then odd
+ones, so that both halves of a word meet contiguous numbers.
+
+numba notices a changed kernel by its own file only: after a change here, delete `__pycache__`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba as nb
+import numpy as np
+from numba import types
+from numba.extending import intrinsic, overload
+
+F = np.float32
+U = np.uint32
+jit = nb.njit(cache=True, fastmath=True, error_model="numpy")
+inline = nb.njit(fastmath=True, inline="always", error_model="numpy")
+parallel = nb.njit(cache=True, fastmath=True, parallel=True, error_model="numpy")
+
+
+def _make_pointer(typing: Any, address: Any, like: Any) -> Any:
+    """The pointer of an integer address, to elements of the type of `like`."""
+    pointer = types.CPointer(like)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+    return pointer(address, like), generate
+
+
+pointer: Any = intrinsic(_make_pointer)
+tensor: Any = nb.__dict__["carray"]
+
+
+@inline
+def _low(word: Any) -> Any:
+    return U(word << U(16)).view(F)
+
+
+@inline
+def _high(word: Any) -> Any:
+    return U(word & U(0xFFFF0000)).view(F)
+
+
+@inline
+def _word(low: Any, high: Any) -> Any:
+    """Two float32 rounded to bfloat16 (to nearest, ties to even) in one word, the first one low."""
+    a, b = F(low).view(U), F(high).view(U)
+    a = U(a + U(0x7FFF) + U(U(a >> U(16)) & U(1)))
+    b = U(b + U(0x7FFF) + U(U(b >> U(16)) & U(1)))
+    return U(U(a >> U(16)) | U(b & U(0xFFFF0000)))
+
+
+def _packed(array: Any) -> bool:
+    return array.dtype == types.uint32
+
+
+def dot4x2(x: Any, y: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Products of two vectors with four weight rows."""
+
+
+def dot4(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Products of a vector with four weight rows."""
+
+
+def dot1(x: Any, a: Any) -> Any:
+    """Product of a vector with a weight row."""
+
+
+def add4(out: Any, p: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Out += p[0] a + p[1] b + p[2] c + p[3] d."""
+
+
+def spread(x: Any, out: Any, like: Any) -> Any:
+    """Copy a vector into the order that meets rows of the type of `like`."""
+
+
+def load(row: Any, out: Any) -> Any:
+    """A stored row as float32 in natural order."""
+
+
+def store(x: Any, row: Any) -> Any:
+    """A float32 vector in natural order into a stored row."""
+
+
+def gather(x: Any, out: Any, like: Any) -> Any:
+    """The reverse of `spread`."""
+
+
+def numbers_a_word(like: Any) -> Any:
+    """Numbers that an element holds."""
+
+
+def has_scales(like: Any) -> Any:
+    """1 for the format with a scale an output, else 0."""
+
+
+@overload(numbers_a_word, inline="always")
+def _numbers_a_word(like: Any) -> Any:
+    def one(like: Any) -> Any:
+        return 1
+
+    def two(like: Any) -> Any:
+        return 2
+
+    return two if like == types.uint32 else one
+
+
+@overload(has_scales, inline="always")
+def _has_scales(like: Any) -> Any:
+    def no(like: Any) -> Any:
+        return 0
+
+    def yes(like: Any) -> Any:
+        return 1
+
+    return yes if like == types.int8 else no
+
+
+@overload(gather, inline="always")
+def _gather(x: Any, out: Any, like: Any) -> Any:
+    def plain(x: Any, out: Any, like: Any) -> Any:
+        for k in range(x.shape[0]):
+            out[k] = x[k]
+
+    def packed(x: Any, out: Any, like: Any) -> Any:
+        n = x.shape[0] // 2
+        for k in range(n):
+            out[2 * k] = x[k]
+            out[2 * k + 1] = x[n + k]
+
+    return packed if like == types.uint32 else plain
+
+
+@overload(dot4x2, inline="always")
+def _dot4x2(x: Any, y: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    def plain(x: Any, y: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        x0 = x1 = x2 = x3 = y0 = y1 = y2 = y3 = F(0)
+        for k in range(a.shape[0]):
+            u, v = x[k], y[k]
+            p, q, r, s = F(a[k]), F(b[k]), F(c[k]), F(d[k])
+            x0 += u * p
+            x1 += u * q
+            x2 += u * r
+            x3 += u * s
+            y0 += v * p
+            y1 += v * q
+            y2 += v * r
+            y3 += v * s
+        return x0, x1, x2, x3, y0, y1, y2, y3
+
+    def packed(x: Any, y: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        n = a.shape[0]
+        xe, xo, ye, yo = x[:n], x[n : 2 * n], y[:n], y[n : 2 * n]
+        x0 = x1 = x2 = x3 = y0 = y1 = y2 = y3 = F(0)
+        for k in range(n):
+            u, v, w, z = xe[k], xo[k], ye[k], yo[k]
+            p, q, r, s = a[k], b[k], c[k], d[k]
+            x0 += u * _low(p) + v * _high(p)
+            x1 += u * _low(q) + v * _high(q)
+            x2 += u * _low(r) + v * _high(r)
+            x3 += u * _low(s) + v * _high(s)
+            y0 += w * _low(p) + z * _high(p)
+            y1 += w * _low(q) + z * _high(q)
+            y2 += w * _low(r) + z * _high(r)
+            y3 += w * _low(s) + z * _high(s)
+        return x0, x1, x2, x3, y0, y1, y2, y3
+
+    return packed if _packed(a) else plain
+
+
+@overload(dot4, inline="always")
+def _dot4(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    def plain(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        x0 = x1 = x2 = x3 = F(0)
+        for k in range(a.shape[0]):
+            u = x[k]
+            x0 += u * F(a[k])
+            x1 += u * F(b[k])
+            x2 += u * F(c[k])
+            x3 += u * F(d[k])
+        return x0, x1, x2, x3
+
+    def packed(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        n = a.shape[0]
+        xe, xo = x[:n], x[n : 2 * n]
+        x0 = x1 = x2 = x3 = F(0)
+        for k in range(n):
+            u, v = xe[k], xo[k]
+            x0 += u * _low(a[k]) + v * _high(a[k])
+            x1 += u * _low(b[k]) + v * _high(b[k])
+            x2 += u * _low(c[k]) + v * _high(c[k])
+            x3 += u * _low(d[k]) + v * _high(d[k])
+        return x0, x1, x2, x3
+
+    return packed if _packed(a) else plain
+
+
+@overload(dot1, inline="always")
+def _dot1(x: Any, a: Any) -> Any:
+    def plain(x: Any, a: Any) -> Any:
+        total = F(0)
+        for k in range(a.shape[0]):
+            total += x[k] * F(a[k])
+        return total
+
+    def packed(x: Any, a: Any) -> Any:
+        n = a.shape[0]
+        total = F(0)
+        for k in range(n):
+            total += x[k] * _low(a[k]) + x[n + k] * _high(a[k])
+        return total
+
+    return packed if _packed(a) else plain
+
+
+@overload(add4, inline="always")
+def _add4(out: Any, p: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    def plain(out: Any, p: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        for k in range(a.shape[0]):
+            out[k] += p[0] * F(a[k]) + p[1] * F(b[k]) + p[2] * F(c[k]) + p[3] * F(d[k])
+
+    def packed(out: Any, p: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        n = a.shape[0]
+        even, odd = out[:n], out[n : 2 * n]
+        for k in range(n):
+            even[k] += p[0] * _low(a[k]) + p[1] * _low(b[k]) + p[2] * _low(c[k]) + p[3] * _low(d[k])
+            odd[k] += p[0] * _high(a[k]) + p[1] * _high(b[k]) + p[2] * _high(c[k]) + p[3] * _high(d[k])
+
+    return packed if _packed(a) else plain
+
+
+@overload(spread, inline="always")
+def _spread(x: Any, out: Any, like: Any) -> Any:
+    def plain(x: Any, out: Any, like: Any) -> Any:
+        for k in range(x.shape[0]):
+            out[k] = x[k]
+
+    def packed(x: Any, out: Any, like: Any) -> Any:
+        n = x.shape[0] // 2
+        for k in range(n):
+            out[k] = x[2 * k]
+            out[n + k] = x[2 * k + 1]
+
+    return packed if like == types.uint32 else plain
+
+
+@overload(load, inline="always")
+def _load(row: Any, out: Any) -> Any:
+    def plain(row: Any, out: Any) -> Any:
+        for k in range(row.shape[0]):
+            out[k] = row[k]
+
+    def packed(row: Any, out: Any) -> Any:
+        for k in range(row.shape[0]):
+            out[2 * k] = _low(row[k])
+            out[2 * k + 1] = _high(row[k])
+
+    return packed if _packed(row) else plain
+
+
+@overload(store, inline="always")
+def _store(x: Any, row: Any) -> Any:
+    def plain(x: Any, row: Any) -> Any:
+        for k in range(row.shape[0]):
+            row[k] = x[k]
+
+    def packed(x: Any, row: Any) -> Any:
+        for k in range(row.shape[0]):
+            row[k] = _word(x[2 * k], x[2 * k + 1])
+
+    return packed if _packed(row) else plain
+
+
+@inline
+def exp(x: Any) -> Any:
+    """e^x in float32 by range reduction and a polynomial of degree 5 (Cephes), which vectorises; x <= 88."""
+    x = max(x, F(-87.0))
+    z = np.floor(x * F(1.44269504) + F(0.5))
+    r = x - z * F(0.693359375) + z * F(2.12194440e-4)
+    p = F(1.9875691500e-4)
+    p = p * r + F(1.3981999507e-3)
+    p = p * r + F(8.3334519073e-3)
+    p = p * r + F(4.1665795894e-2)
+    p = p * r + F(1.6666665459e-1)
+    p = p * r + F(5.0000001201e-1)
+    p = p * r * r + r + F(1)
+    return p * np.int32((np.int32(z) + np.int32(127)) << np.int32(23)).view(F)
+
+
+def _product(x: Any, rows: Any, w: Any, y: Any) -> Any:
+    """Y[r] = w x[r] for the first rows; w [out >= 4, in], x in the order that meets w."""
+    outputs = w.shape[0]
+    for block in nb.prange((outputs + 3) // 4):
+        # The last block may overlap the one before; it writes the same numbers.
+        o = min(block * 4, outputs - 4)
+        a, b, c, d = w[o], w[o + 1], w[o + 2], w[o + 3]
+        for r in range(0, rows - 1, 2):
+            x0, x1, x2, x3, y0, y1, y2, y3 = dot4x2(x[r], x[r + 1], a, b, c, d)
+            y[r, o], y[r, o + 1], y[r, o + 2], y[r, o + 3] = x0, x1, x2, x3
+            y[r + 1, o], y[r + 1, o + 1], y[r + 1, o + 2], y[r + 1, o + 3] = y0, y1, y2, y3
+        if rows % 2:
+            r = rows - 1
+            x0, x1, x2, x3 = dot4(x[r], a, b, c, d)
+            y[r, o], y[r, o + 1], y[r, o + 2], y[r, o + 3] = x0, x1, x2, x3
+
+
+product_serial, product_parallel = jit(_product), parallel(_product)
+
+
+@inline
+def multiply(threads: Any, x: Any, rows: Any, w: Any, scale: Any, y: Any) -> Any:
+    """Y[r] = w x[r] * scale for the first rows; scale [out], or empty for none."""
+    if threads > 1:
+        product_parallel(x, rows, w, y)
+    else:
+        product_serial(x, rows, w, y)
+    if scale.shape[0]:
+        for r in range(rows):
+            for o in range(scale.shape[0]):
+                y[r, o] *= scale[o]
