@@ -51,7 +51,9 @@ def sweep(
     ] = None,
     gate: Annotated[str | None, typer.Option(help="Gates with commas between them: row, pair.")] = None,
     backend: Annotated[str | None, typer.Option(help="Backends with commas between them: torch, fpga-sim.")] = None,
-    repeats: Annotated[int, typer.Option(help="Timed decodes a cell.", min=1, max=1000)] = 3,
+    repeats: Annotated[
+        int | None, typer.Option(help="Timed decodes a cell. [default: 3, with --find 1]", min=1, max=1000)
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(help="Of psnr, ssim, ms-ssim, temporal, fidelity, lpips. [default: all that need no weights]"),
@@ -110,7 +112,7 @@ def sweep(
         windows=None if window is None else parse.parse_windows(window),
         gates=None if gate is None else parse.parse_names("--gate", gate, parse.GATES),
         backends=None if backend is None else parse.parse_names("--backend", backend, parse.BACKENDS),
-        repeats=repeats,
+        repeats=repeats or (3 if find is None else 1),
         metrics=parse_metrics(metrics, lpips_weights),
         lpips=lpips_weights,
         vbench=names == "vbench",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 _COLUMNS = {
-    "psnr_db": ("PSNR dB", ".1f"),
+    "psnr_db": ("PSNR", ".1f"),
     "ssim": ("SSIM", ".3f"),
     "ms_ssim": ("MS-SSIM", ".3f"),
     "temporal": ("temporal", ".2f"),
@@ -33,9 +34,9 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
     accelerated = any(x["cycles"] is not None for x in summary)
     judged = any(x["all_right"] is not None for x in summary)
     columns: dict[str, list[str]] = {"tau": [], "window": [], "gate": [], "backend": [], "videos": []}
-    columns |= {"replayed": [], "decode s": [], "speed-up": []}
+    columns |= {"replayed": [], "time s": [], "speed-up": []}
     columns |= {_COLUMNS[k][0]: [] for k in results["metrics"]}
-    columns |= {"all right": []} if judged else {}
+    columns |= {"right": []} if judged else {}
     columns |= {"cycles": [], "J": []} if accelerated else {}
     for x in summary:
         dense = x["tau"] is None
@@ -49,14 +50,14 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
         for column, value in zip(columns.values(), row, strict=True):
             column.append(value)
     # An axis with one value says nothing in a table.
-    single = [k for k in ("window", "gate", "backend") if len({*columns[k]} - {"-"}) <= 1]
-    table = Table()
+    single = [k for k in ("window", "gate", "backend", "videos") if len({*columns[k]} - {"-"}) <= 1]
+    table = Table(box=SIMPLE, pad_edge=False)
     for name in columns:
         if name not in single:
             table.add_column(name, justify="left" if name in ("tau", "window", "gate", "backend") else "right")
     shown = [values for name, values in columns.items() if name not in single]
-    for line in zip(*shown, strict=True):
-        table.add_row(*line, style="bold" if line[0].endswith("*") else None)
+    for cells in zip(*shown, strict=True):
+        table.add_row(*cells, style="bold" if cells[0].endswith("*") else None)
     terminal.print(table)
     for knee in results["knee"]:
         terminal.print(f"* knee at tau {_tau(knee['tau'])}: {escape(knee['why'])}")

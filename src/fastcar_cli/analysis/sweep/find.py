@@ -67,6 +67,11 @@ class Target:
         found = line[self.key]
         if found is not None:
             return float(found)
+        return self.ideal
+
+    @property
+    def ideal(self) -> float:
+        """The value of a dense run."""
         return {"psnr_db": math.inf, "ssim": 1.0, "ms_ssim": 1.0}.get(self.key, 0.0)
 
     def meets(self, line: dict[str, Any]) -> bool:
@@ -293,11 +298,13 @@ def _point(line: dict[str, Any], target: Target) -> dict[str, Any]:
 
 
 def cliffs(lines: dict[float, dict[str, Any]], target: Target, spread: float) -> list[dict[str, Any]]:
-    """Neighbouring thresholds, at most a tenth of the TAS's range apart, between which a quarter of all that the
-    target's value changes over the thresholds tried is lost at once.
+    """Neighbouring thresholds, at most a tenth of the TAS's range apart, between which the target's value changes by
+    a quarter of all it can: from dense to tau -inf (PSNR, infinite when dense: from its best to its worst).
     """
     points = [(t, target.value(lines[t])) for t in sorted(lines) if math.isfinite(t)]
-    values = [v for _, v in points if math.isfinite(v)]
+    values = [v for t in lines if math.isfinite(v := target.value(lines[t]))]
+    if target.key != "psnr_db":
+        values.append(target.ideal)
     whole = max(values) - min(values) if values else 0.0
     found = []
     for (t0, v0), (t1, v1) in itertools.pairwise(points):
