@@ -7,11 +7,12 @@ The package brings its calibrated linear layers; the backbone's ImageNet weights
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import io
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,16 +24,26 @@ _FIRST = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
 """Shape of the first convolution and the network it belongs to."""
 
 
+def _package() -> Any:
+    """The `lpips` package. Raises RequestError where it or its torchvision is missing or broken."""
+    try:
+        return importlib.import_module("lpips")
+    except ImportError as e:
+        raise RequestError(f"--metrics lpips: {e}", hint='pip install "fastcar[lpips]"') from None
+    except RuntimeError as e:
+        # A torchvision built for another torch fails like this when it is imported.
+        raise RequestError(
+            f"--metrics lpips: torchvision does not fit this torch ({str(e).splitlines()[0]})",
+            hint="install the torchvision build of your torch (CPU or CUDA)",
+        ) from None
+
+
 def load_lpips(file: Path) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]], list[float]]:
     """A function of two videos uint8 [T, H, W, 3] that gives LPIPS by frame.
 
     Raises RequestError where the extra or the file is missing, or the file holds something else.
     """
-    absent = [name for name in ("lpips", "torchvision") if importlib.util.find_spec(name) is None]
-    if absent:
-        raise RequestError(
-            f"--metrics lpips: the package {absent[0]} is not installed", hint='pip install "fastcar[lpips]"'
-        )
+    package = _package()
     if not file.is_file():
         raise RequestError(
             f"--lpips-weights {file}: there is no such file",
@@ -51,9 +62,7 @@ def load_lpips(file: Path) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]], l
         )
     # The package announces itself on standard output, where only results may be.
     with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
-        import lpips
-
-        network = lpips.LPIPS(net=kind, pretrained=True, pnet_rand=True, verbose=False).eval()
+        network = package.LPIPS(net=kind, pretrained=True, pnet_rand=True, verbose=False).eval()
     backbone = network.net.state_dict()
     try:
         # slice3.6.weight of the package is features.6.weight of torchvision.
