@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,19 +23,34 @@ from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.video import read_frames, read_recipe
 
 
-@pytest.fixture
-def ask(tmp_path: Path) -> list[object]:
-    """Arguments of a sweep of 2 prompts x 2 seeds x 4 thresholds with their dense cells."""
-    folder = tiny_folder(tmp_path / "model")
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("model"))
+
+
+def _ask(model: Path) -> list[object]:
     return [BALL, STAR, "--seeds", "0-1", "--tau", "off,0.5,0,-0.5,-inf", "--gate", "row", "--metrics", TINY_METRICS,
-            "--model", folder, "--repeats", "1"]  # fmt: skip
+            "--model", model, "--repeats", "1"]  # fmt: skip
 
 
 @pytest.fixture
-def whole(ask: list[object], tmp_path: Path) -> Path:
-    """The folder of an undisturbed sweep."""
-    done = sweep(*ask, "-o", tmp_path / "whole")
+def ask(model: Path) -> list[object]:
+    """Arguments of a sweep of 2 prompts x 2 seeds x 4 thresholds with their dense cells."""
+    return _ask(model)
+
+
+@pytest.fixture(scope="module")
+def _undisturbed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep") / "whole"
+    done = sweep(*_ask(model), "-o", folder)
     assert done.exit_code == 0, done.exception
+    return folder
+
+
+@pytest.fixture
+def whole(_undisturbed: Path, tmp_path: Path) -> Path:
+    """The folder of an undisturbed sweep, a copy to work on."""
+    shutil.copytree(_undisturbed, tmp_path / "whole")
     return tmp_path / "whole"
 
 
@@ -219,7 +235,7 @@ def test_shards_are_the_whole(ask: list[object], whole: Path, tmp_path: Path, to
 
 
 def test_a_full_disk_leaves_whole_cells_only(ask: list[object], whole: Path, tmp_path: Path) -> None:
-    """A limit on file sizes stands for the disk: the 20th cell's table is too long for it, cells are not."""
+    """A limit on file sizes stands for the disk: the largest file of the sweep's cells is too long for it."""
     folder = tmp_path / "full"
     largest = max(p.stat().st_size for p in (whole / "cells").iterdir())
     room = largest - 1

@@ -7,6 +7,8 @@ to the folder, so workers need no shared disk. Ray does a lost worker's task aga
 from __future__ import annotations
 
 import contextlib
+import re
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,20 @@ def work(
     return list(_workers[key].work(task))
 
 
+def _knock(address: str) -> None:
+    """Refuse an address where nothing listens; Ray itself would try for minutes and then end the process."""
+    match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
+    if match is None:
+        # "auto" and the like, which Ray looks up by itself.
+        return
+    try:
+        socket.create_connection((match[1], int(match[2])), timeout=10).close()
+    except (OSError, OverflowError) as e:
+        raise RequestError(
+            f"--address {address}: no cluster answers there: {e}", hint="ray start --head tells its address"
+        ) from None
+
+
 class RayEngine:
     """Tasks in flight on a cluster: a running one at `address`, else one of this machine's cores.
 
@@ -53,6 +69,7 @@ class RayEngine:
         if self._mine:
             options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False, "logging_level": "ERROR"}
             if address is not None:
+                _knock(address)
                 options = {"log_to_driver": False, "logging_level": "ERROR", "address": address}
             elif workers is not None and not on_gpu:
                 options["num_cpus"] = workers * threads
