@@ -52,8 +52,8 @@ def sweep(
     gate: Annotated[str | None, typer.Option(help="Gates with commas between them: row, pair.")] = None,
     backend: Annotated[str | None, typer.Option(help="Backends with commas between them: torch, fpga-sim.")] = None,
     repeats: Annotated[
-        int | None, typer.Option(help="Timed decodes a cell. [default: 3, with --find 1]", min=1, max=1000)
-    ] = None,
+        int, typer.Option(help="Timed decodes a cell; a search times what it tries once.", min=1, max=1000)
+    ] = 3,
     metrics: Annotated[
         str | None,
         typer.Option(help="Of psnr, ssim, ms-ssim, temporal, fidelity, lpips. [default: all that need no weights]"),
@@ -112,7 +112,7 @@ def sweep(
         windows=None if window is None else parse.parse_windows(window),
         gates=None if gate is None else parse.parse_names("--gate", gate, parse.GATES),
         backends=None if backend is None else parse.parse_names("--backend", backend, parse.BACKENDS),
-        repeats=repeats or (3 if find is None else 1),
+        repeats=repeats,
         metrics=parse_metrics(metrics, lpips_weights),
         lpips=lpips_weights,
         vbench=names == "vbench",
@@ -149,12 +149,13 @@ def _work(session: Session, store: Store, target: Any, terminal: Any) -> tuple[d
     from fastcar_cli.analysis.sweep.find import find_threshold
     from fastcar_cli.cli.render import progress
 
-    left = session.left(store)
     try:
         with session.engine() as engine, progress(terminal, "decodes") as bar:
-            task = bar.add_task("sweep", total=left)
+            task = bar.add_task("sweep", total=None)
             session.on_done = lambda cell: bar.advance(task)
-            session.run(store, engine)
+            first = session if target is None else session.with_plan(repeats=1)
+            bar.update(task, total=first.left(store))
+            first.run(store, engine)
             found = None
             if target is not None:
 

@@ -168,7 +168,7 @@ def evaluate(
     session: Session, store: Store, engine: Engine, tau: float, tell: Callable[[str, int], None]
 ) -> dict[str, Any]:
     """Decode what a threshold needs, and its line of the summary over exactly this session's prompts and seeds."""
-    part = session.with_plan(taus=(tau,))
+    part = session.with_plan(taus=(tau,), repeats=1)
     store.claim(part.fingerprint(), part.plan)
     tell(f"tau {told_tau(tau)}", part.left(store))
     part.run(store, engine)
@@ -224,6 +224,10 @@ def find_threshold(
         "config": None,
     }
     if reached and best is not None:
+        # Decodes of a search lie far apart; what it ends with is timed side by side with the dense runs.
+        timed = session.with_plan(taus=(best,))
+        on_evaluate("timing", timed.left(store))
+        timed.run(store, engine)
         document["config"] = str(write_config(session, store.folder, best))
         document["validation"] = _validate(session, store, engine, target, best, on_evaluate)
     return document
@@ -332,7 +336,7 @@ def _validate(
     plan = session.plan
     count = max(len(plan.seeds), math.ceil(_LEAST_HELD_OUT / len(plan.prompts)))
     seeds = tuple(range(max(plan.seeds) + 1, max(plan.seeds) + 1 + count))
-    held_out = session.with_plan(seeds=seeds, taus=(tau,), repeats=1)
+    held_out = session.with_plan(seeds=seeds, taus=(tau,))
     apart = Store.make(store.folder / "held-out")
     apart.claim(held_out.fingerprint(), held_out.plan)
     apart.read()

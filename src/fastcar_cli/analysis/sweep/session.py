@@ -221,6 +221,10 @@ def _plain(request: Request) -> RunConfig:
     data = request.config.to_dict()
     if data["generation"]["samples"] != 1:
         raise RequestError("generation.samples: a sweep takes its videos from --seeds", hint="--seeds 0-3")
+    if data["replay"].get("ratio") is not None:
+        raise RequestError(
+            "replay.ratio: a sweep compares thresholds", hint=f"--find replay={data['replay']['ratio']} finds one"
+        )
     if request.vbench and data["video"]["fps"] is None:
         data["video"]["fps"] = VBENCH_FPS
     data["generation"]["seed"] = None
