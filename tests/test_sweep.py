@@ -234,6 +234,12 @@ def test_shards_are_the_whole(ask: list[object], whole: Path, tmp_path: Path, to
     assert timeless(merged) == timeless(whole)
 
 
+def test_a_shard_without_work_says_so(ask: list[object], tmp_path: Path) -> None:
+    done = sweep(*ask, "--shard", "5/6", "-o", tmp_path / "d")
+    assert done.exit_code == 0 and "nothing to do" in done.output
+    assert results(tmp_path / "d")["cells"] == []
+
+
 def test_a_full_disk_leaves_whole_cells_only(ask: list[object], whole: Path, tmp_path: Path) -> None:
     """A limit on file sizes stands for the disk: the largest file of the sweep's cells is too long for it."""
     folder = tmp_path / "full"

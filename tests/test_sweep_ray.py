@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeping import BALL, STAR, TINY_METRICS, results, sweep, timeless, tiny_folder
+from sweeping import BALL, STAR, TINY_METRICS, results, started, sweep, timeless, tiny_folder
 
 from fastcar_cli.errors import RequestError
 
@@ -49,6 +50,15 @@ def test_a_killed_node_changes_nothing(cluster: Any, tmp_path: Path) -> None:
     assert sweep(*ask, "-o", tmp_path / "local").exit_code == 0
     assert len(results(folder)["cells"]) == 320
     assert timeless(folder) == timeless(tmp_path / "local")
+
+
+def test_ray_here_prints_nothing_but_the_results(tmp_path: Path) -> None:
+    model = tiny_folder(tmp_path / "model")
+    ask = [BALL, STAR, "--tau", "off,0", "--metrics", TINY_METRICS, "--model", model, "-o", tmp_path / "d"]
+    process = started(*ask, "--engine", "ray", "--workers", "2", "--json")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert json.loads(out) == results(tmp_path / "d") and len(results(tmp_path / "d")["cells"]) == 4
 
 
 def test_errors_of_workers_and_clusters_are_told(tmp_path: Path) -> None:

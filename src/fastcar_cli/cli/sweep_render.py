@@ -34,7 +34,7 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
     accelerated = any(x["cycles"] is not None for x in summary)
     judged = any(x["all_right"] is not None for x in summary)
     columns: dict[str, list[str]] = {"tau": [], "window": [], "gate": [], "backend": [], "videos": []}
-    columns |= {"replayed": [], "time s": [], "speed-up": []}
+    columns |= {"replayed": [], "time s": [], "speed": []}
     columns |= {_COLUMNS[k][0]: [] for k in results["metrics"]}
     columns |= {"right": []} if judged else {}
     columns |= {"cycles": [], "J": []} if accelerated else {}

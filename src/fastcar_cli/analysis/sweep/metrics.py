@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.analysis.sweep.plan import parse_names
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import RequestError, RunError
 
 Images = NDArray[np.uint8]
 """Frames [T, H, W, 3]."""
@@ -161,6 +161,8 @@ class Scorer:
                 values = self._values(name, video, reference)
                 known = [x for x in values if x is not None]
                 means[KEYS[name]] = float(np.mean(known)) if known else None
+            if not all(x is None or math.isfinite(x) for x in values):
+                raise RunError(f"--metrics {name}: gives values that are not finite", hint="are its weights damaged?")
             frames[KEYS[name]] = list(values)
         return means, frames
 

@@ -104,7 +104,13 @@ class Session:
             # Refuses an accelerator that is unknown or too small before any work is done.
             pipe.with_config(_with_backend(config, backend))
         worker = Worker(config, scorer, "fidelity" in request.metrics, pipe)
-        return cls(request, worker, plan, shard_of(plan.groups(), request.shard), notices)
+        groups = shard_of(plan.groups(), request.shard)
+        if not groups:
+            notices.append(
+                f"shard {request.shard} has nothing to do: the plan has {len(plan.groups())} groups of a dense cell "
+                "and what is compared with it"
+            )
+        return cls(request, worker, plan, groups, notices)
 
     @property
     def shard(self) -> tuple[int, int] | None:
@@ -197,7 +203,7 @@ class Session:
             write_tables(store.folder, results)
             if self.request.vbench:
                 told.append(f"videos by VBench's names are in {link_names(store, self.plan)}")
-            told += write_report(store.folder)
+            told += write_report(store.folder) if results["cells"] else []
         return results, told
 
 

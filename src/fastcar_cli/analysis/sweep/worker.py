@@ -19,6 +19,7 @@ from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import CellRecord
 from fastcar_cli.config import RunConfig
+from fastcar_cli.errors import RunError
 from fastcar_cli.pipeline import TextToVideo
 
 
@@ -81,9 +82,16 @@ class Worker:
 
     def decode(self, cell: Cell) -> tuple[TextToVideo, NDArray[np.uint8]]:
         """Decode a cell; its pipeline with the report, and the frames uint8 [T, H, W, 3]."""
-        self.warm_up(cell)
-        pipe = self.pipe(cell)
-        return pipe, np.stack([frame.image for frame in pipe.stream([cell.prompt], [cell.seed])])
+        try:
+            self.warm_up(cell)
+            pipe = self.pipe(cell)
+            return pipe, np.stack([frame.image for frame in pipe.stream([cell.prompt], [cell.seed])])
+        except (MemoryError, RuntimeError) as e:
+            if isinstance(e, MemoryError) or "alloc" in str(e) or "out of memory" in str(e).lower():
+                raise RunError(
+                    f"out of memory: {e}", hint="fewer --frames need less; finished cells are kept"
+                ) from None
+            raise
 
     def work(self, task: Task) -> Iterator[Finding]:
         """Each cell of a task in turn, as soon as it is done."""
