@@ -84,8 +84,11 @@ class Runtime(_Section):
     """Where and in what precision."""
 
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto, float32, bfloat16, float16"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
+        "auto", description="auto, float32, bfloat16, float16, int8 (block matrices in int8, CPU)"
+    )
+    kernels: Literal["auto", "torch", "numba"] = Field(
+        "auto", description="decode step by torch or by compiled CPU kernels; auto is numba with int8, else torch"
     )
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads")
 

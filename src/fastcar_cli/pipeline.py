@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from fastcar_cli import __version__
 from fastcar_cli.config import RunConfig
+from fastcar_cli.decoding.compiled import prepare
 from fastcar_cli.decoding.engine import Decode, DecodeSettings, Watcher
 from fastcar_cli.decoding.replay import ReplayStats
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models import vila_u
 from fastcar_cli.models.checkpoint import (
     BUNDLED,
-    DTYPES,
+    FORMATS,
     LoadedModel,
     default_guidance,
     folder_of,
@@ -115,6 +117,7 @@ class TextToVideo:
             max_age=config.replay.max_age,
             window=config.attention.window,
             sinks=config.attention.sinks,
+            kernels=self._kernels(config),
         )
         self._backend_name = config.backend.name
         self._preset: Preset | None = None
@@ -192,8 +195,9 @@ class TextToVideo:
                 taus=taus,
                 window=config.attention.window,
                 sinks=config.attention.sinks,
+                bundled=not vila_u.is_checkpoint(folder),
             )
-            for name in DTYPES
+            for name in FORMATS
         }
 
     def _effective(self, config: RunConfig) -> dict[str, Any]:
@@ -210,8 +214,26 @@ class TextToVideo:
         }
         data["replay"]["tas"] = s.tas
         data["replay"]["gate"] = "pair" if s.pairs else "row"
+        data["runtime"]["kernels"] = s.kernels
         data["video"]["fps"] = self.fps
         return data
+
+    def _kernels(self, config: RunConfig) -> str:
+        """Which kernels decode. Raises RequestError where the ones asked for can't."""
+        network, asked = self._model.network, config.runtime.kernels
+        if network.weight_format == "int8" and config.backend.name != "torch":
+            raise RequestError(
+                f"--dtype int8 does not go with --backend {config.backend.name}, which has number formats of its own",
+                hint="allowed: --dtype float32, or --fpga u280-int8",
+            )
+        chosen = ("numba" if network.weight_format == "int8" else "torch") if asked == "auto" else asked
+        if chosen == "numba":
+            if config.backend.name != "torch":
+                raise RequestError(
+                    f"--kernels numba does not go with --backend {config.backend.name}", hint="allowed: --kernels torch"
+                )
+            prepare(network)
+        return chosen
 
     def notices(self, prompts: Sequence[str]) -> list[str]:
         """What a user should know before the run, such as words that the model does not know.
@@ -373,7 +395,7 @@ class TextToVideo:
         clock = decode.clock
         done = decode.passes + 1
         tokens = done * decode.videos
-        weights = sum(p.nbytes for p in network.parameters())
+        weights = network.weights_bytes()
         emulated = self.emulated()
         return {
             "version": __version__,
@@ -390,7 +412,7 @@ class TextToVideo:
                 "layers": self.layers,
                 "tokens_per_frame": spec.tokens_per_frame,
                 "depth": spec.depth.depth,
-                "dtype": str(network.dtype).removeprefix("torch."),
+                "dtype": network.weight_format,
                 "device": str(network.device),
             },
             "tau": self._tau(),

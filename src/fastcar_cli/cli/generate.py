@@ -60,7 +60,11 @@ def generate(
         Path | None, typer.Option("--trace", help="File (.npz) for the replay decisions, for `fastcar fpga`.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(help="auto, torch or numba: decode through compiled CPU kernels (once 10 to 60 s to compile)."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     fps: Annotated[int | None, typer.Option(help="Frames a second of the file.")] = None,
     scale: Annotated[int | None, typer.Option(help="Enlargement of the written frames, 1 to 16.")] = None,
@@ -97,6 +101,7 @@ def generate(
         "backend.preset": fpga,
         "runtime.device": device,
         "runtime.dtype": dtype,
+        "runtime.kernels": kernels,
         "runtime.threads": threads,
         "video.fps": fps,
         "video.scale": scale,

@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.backends import MLPBackend, TorchBackend
+from fastcar_cli.decoding.compiled import CompiledPass
 from fastcar_cli.decoding.kv_cache import FullCache, KVCache, WindowCache, prompt_mask
 from fastcar_cli.decoding.replay import ReplayCache, temporal_attention_score
 from fastcar_cli.decoding.sampling import SamplingSettings, guide, sample
+from fastcar_cli.errors import RequestError
 from fastcar_cli.models.decoder import rotate
 from fastcar_cli.models.video_model import VideoModel
 
@@ -29,7 +31,8 @@ class DecodeSettings:
 
     `taus` holds a threshold a layer (None: that layer is dense), None switches replay off. `tas` is
     the score's definition: `attention` (q and k rotated) or `released` (q before rotation, as the
-    published code does). `pairs` gates the two rows of a video together.
+    published code does). `pairs` gates the two rows of a video together. `kernels` is `torch` or `numba`
+    (compiled, CPU only; without watcher, marks and other backends).
     """
 
     frames: int
@@ -41,6 +44,7 @@ class DecodeSettings:
     window: int | None = None
     sinks: int = 4
     keep_tas: bool = False
+    kernels: str = "torch"
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,7 @@ class Decode:
         self.passes = 0
         self.watch: Watcher | None = None
         self.mark: Callable[[str], None] | None = None
+        self._compiled: CompiledPass | None = None
 
     @torch.inference_mode()
     def steps(self, forced: Tensor | None = None, keep_logits: bool = False, first: int = 0) -> Iterator[Step]:
@@ -204,6 +209,13 @@ class Decode:
         later = lengths[None] + torch.arange(self.tokens, device=x.device)[:, None]
         cos, sin = llm.rotary(later, x.dtype)
         self._cos, self._sin = cos[:, :, None, None], sin[:, :, None, None]
+        if self.settings.kernels == "numba":
+            if self.watch is not None or self.mark is not None or self.backend.name != "torch":
+                raise RequestError(
+                    "--kernels numba: compiled kernels can't be watched, profiled or combined with another backend",
+                    hint="allowed: --kernels torch",
+                )
+            self._compiled = CompiledPass(self, cos, sin)
         return llm.norm(x[:, -1])
 
     def _pass(self, t: int) -> Tensor:
@@ -217,6 +229,11 @@ class Decode:
         mark = self.mark
         if mark is not None:
             mark("embedding")
+        if self._compiled is not None:
+            x = self._compiled(x, t).to(x.dtype)
+            cache.advance()
+            self.passes = t + 1
+            return llm.norm(x)
         cos, sin = self._cos[t], self._sin[t]
         mask = None
         for i, block in enumerate(self.blocks):

@@ -8,12 +8,40 @@ sequence: prompts are left-padded to one length, so every row writes the same sl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fastcar_cli.models.decoder import DecoderSpec
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """What a compiled pass needs of a layer: all keys and values, and where aligned keys are kept.
+
+    keys, values, aligned [rows, kv_heads, slots, head_dim]; start [rows]: slots before it are padding.
+    """
+
+    keys: Tensor
+    values: Tensor
+    aligned: Tensor
+    start: Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the token that is about to be decoded goes: its slot among the keys, the slots to attend to (from
+    the row's start), the slots of its aligned key and of its own among the aligned keys, and which slots each
+    row may attend to, bool [rows, slots] (None: all).
+    """
+
+    slot: int
+    length: int
+    aligned_from: int
+    aligned_to: int
+    allowed: Tensor | None
 
 
 class KVCache(Protocol):
@@ -33,6 +61,14 @@ class KVCache(Protocol):
 
     def mask(self) -> Tensor | None:
         """Which keys of `step` each row may attend to, bool [rows, 1, 1, slots]; None for all."""
+        ...
+
+    def view(self, layer: int) -> CacheView:
+        """The memory of a layer, for a pass that appends by itself at `place`."""
+        ...
+
+    def place(self) -> Place:
+        """Where the next token goes, instead of `step`."""
         ...
 
     def advance(self) -> None:
@@ -76,6 +112,7 @@ class FullCache:
         self._k = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self._v = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self._slot, self._frame = padded, frame
+        self._start = padded - lengths
         slots = torch.arange(padded + tokens, device=lengths.device)
         padding = slots[None] < (padded - lengths)[:, None]
         self._mask = ~padding[:, None, None] if bool(padding.any()) else None
@@ -100,6 +137,15 @@ class FullCache:
     def mask(self) -> Tensor | None:
         """See `KVCache.mask`."""
         return None if self._mask is None else self._mask[..., : self._slot + 1]
+
+    def view(self, layer: int) -> CacheView:
+        """See `KVCache.view`."""
+        return CacheView(self._k[layer], self._v[layer], self._k[layer], self._start)
+
+    def place(self) -> Place:
+        """See `KVCache.place`."""
+        s = self._slot
+        return Place(s, s + 1, max(s - self._frame, 0), s, None)
 
     def advance(self) -> None:
         """See `KVCache.advance`."""
@@ -167,8 +213,7 @@ class WindowCache:
         keys, values = self._k[layer], self._v[layer]
         keys[:, :, place : place + 1] = k
         values[:, :, place : place + 1] = v
-        at = self._slot % (self._frame + 1)
-        self._aligned[layer, :, :, at] = k[:, :, 0]
+        self._aligned[layer, :, :, self._slot % (self._frame + 1)] = k[:, :, 0]
         return keys, values
 
     def aligned(self, layer: int) -> Tensor:
@@ -182,6 +227,18 @@ class WindowCache:
         ring = held >= start
         sinks = torch.ones(len(self._pad), self._sinks, dtype=torch.bool, device=held.device)
         return torch.cat([sinks, ring], 1)[:, None, None]
+
+    def view(self, layer: int) -> CacheView:
+        """See `KVCache.view`."""
+        return CacheView(self._k[layer], self._v[layer], self._aligned[layer], torch.zeros_like(self._pad))
+
+    def place(self) -> Place:
+        """See `KVCache.place`."""
+        self._held[self._slot % self._window] = self._slot
+        slot, ring = self._sinks + self._slot % self._window, self._frame + 1
+        mask = self.mask()
+        assert mask is not None
+        return Place(slot, self._sinks + self._window, (self._slot + 1) % ring, self._slot % ring, mask[:, 0, 0])
 
     def advance(self) -> None:
         """See `KVCache.advance`."""

@@ -69,7 +69,7 @@ class ReplayCache:
         self.pairs, self.max_age = pairs, max_age
         self.outputs = torch.zeros(layers, rows, tokens_per_frame, width, dtype=dtype, device=device)
         self.replayed = torch.zeros(layers, rows, tokens - 1, dtype=torch.bool, device=device)
-        self._age = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
+        self.ages = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
         self.tas = (
             torch.full((layers, rows, tokens - 1), float("nan"), dtype=torch.float32, device=device)
             if keep_tas
@@ -90,7 +90,7 @@ class ReplayCache:
             scores = scores.view(2, -1).mean(0).repeat(2)
         hit = scores > tau
         if self.max_age is not None:
-            age = self._age[layer, :, t % self.frame]
+            age = self.ages[layer, :, t % self.frame]
             young = age < self.max_age
             if self.pairs:
                 young = young.view(2, -1).all(0).repeat(2)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.hub import REPOSITORIES, fetch, repository_of
+from fastcar_cli.models.int8 import quantized, use_int8
 from fastcar_cli.models.text import PhraseTokenizer, TextTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
@@ -25,6 +26,15 @@ BUNDLED = ("mini",)
 """Names of the models that come with the package."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FORMATS = (*DTYPES, "int8")
+"""Weight formats a model can be loaded in; int8 keeps the decoder blocks in int8 and the rest in a float dtype."""
+
+
+def float_dtype(name: str, bundled: bool) -> torch.dtype:
+    """The float dtype of a weight format: what int8 leaves as floats is float32 in our own models, else bfloat16."""
+    if name == "int8":
+        return torch.float32 if bundled else torch.bfloat16
+    return DTYPES[name]
 
 
 @dataclass(frozen=True)
@@ -166,16 +176,21 @@ def load(
     """
     from fastcar_cli.models import vila_u
 
-    if dtype not in DTYPES:
-        raise RequestError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    if dtype not in FORMATS:
+        raise RequestError(f"dtype is {dtype!r}, allowed: {', '.join(FORMATS)}")
     folder = folder_of(model)
-    place = torch.device(device)
+    place, int8 = torch.device(device), dtype == "int8"
+    if int8 and place.type != "cpu":
+        raise RequestError(f"--dtype int8 runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
     if vila_u.is_checkpoint(folder):
         name = model if repository_of(model) else None
-        return vila_u.load_checkpoint(folder, DTYPES[dtype], place, name, progress)
+        return vila_u.load_checkpoint(folder, float_dtype(dtype, False), place, name, progress, int8)
     spec, defaults, tokenizer = _own(folder)
     network = empty_network(spec)
-    weights = read_weights(folder / "model.safetensors", network.state_dict(), DTYPES[dtype], place)
+    weights = read_weights(folder / "model.safetensors", network.state_dict(), float_dtype(dtype, True), place)
+    if int8:
+        weights = {k: v for name, tensor in weights.items() for k, v in quantized(name, tensor).items()}
+        use_int8(network)
     network.load_state_dict(weights, assign=True)
     network.llm.rotary.to(place)
     return LoadedModel(spec.name, network.eval().requires_grad_(False), tokenizer, defaults)

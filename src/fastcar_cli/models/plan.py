@@ -11,7 +11,8 @@ import psutil
 import torch
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import DTYPES, empty_network
+from fastcar_cli.models.checkpoint import empty_network, float_dtype
+from fastcar_cli.models.int8 import is_matrix
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
 BASE = 400 * 2**20
@@ -110,19 +111,22 @@ def make_plan(
     taus: Sequence[float | None] | None,
     window: int | None = None,
     sinks: int = 4,
+    bundled: bool = False,
 ) -> Plan:
-    """The plan of one batch of `rows` rows."""
+    """The plan of one batch of `rows` rows; `bundled` as `float_dtype` has it."""
     network = empty_network(spec)
-    size = DTYPES[dtype].itemsize
+    size = float_dtype(dtype, bundled).itemsize
+    matrix = 1 if dtype == "int8" else size
     decoder, n = spec.decoder, spec.tokens_per_frame
-    weights = parameter_bytes(network, size)
+    inside = sum(p.numel() for name, p in network.named_parameters() if is_matrix(name))
+    weights = parameter_bytes(network, size) - inside * (size - matrix)
     tokens = frames * n
     slot = decoder.layers * rows * decoder.kv_heads * decoder.head_dim * size
     slots = 2 * (prompt_tokens + tokens - 1) if window is None else 2 * (window + sinks) + n + 1
     replaying = decoder.layers if taus is None else sum(t is not None for t in taus)
     replay = 0 if taus is None else decoder.layers * rows * n * decoder.width * size
-    mlp = parameter_bytes(network, size, ".mlp.gate_proj") * 3
-    blocks = parameter_bytes(network, size, "llm.layers.")
+    mlp = parameter_bytes(network, matrix, ".mlp.gate_proj") * 3
+    blocks = parameter_bytes(network, matrix, "llm.layers.")
     depth = parameter_bytes(network, size, "depth.") * spec.depth.depth
     seen = min(window or tokens, prompt_tokens + tokens // 2)
     step = blocks + depth + 2 * slot * seen
@@ -155,10 +159,12 @@ def choose_dtype(asked: str, device: str, plans: dict[str, Plan]) -> str:
         chosen = "bfloat16"
     plan = plans[chosen]
     if not plan.fits:
-        smaller = plans["bfloat16"]
+        fitting = [
+            name for name in ("bfloat16", "int8") if plans[name].fits and not (name == "int8" and device != "cpu")
+        ]
         hint = (
-            f"--dtype bfloat16 needs {gib(smaller.needed)}"
-            if smaller.fits
+            f"--dtype {fitting[0]} needs {gib(plans[fitting[0]].needed)}"
+            if fitting
             else "fewer --frames, fewer prompts at once, --window, or a larger machine"
         )
         raise RequestError(

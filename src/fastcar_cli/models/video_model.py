@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder, DecoderSpec, table
 from fastcar_cli.models.depth import DepthSpec, DepthTransformer
+from fastcar_cli.models.int8 import Int8Linear
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 
 
@@ -116,7 +117,20 @@ class VideoModel(nn.Module):
 
     def parameter_count(self) -> int:
         """Number of weights."""
-        return sum(p.numel() for p in self.parameters())
+        return sum(p.numel() for p in self.parameters()) + sum(
+            m.weight.numel() for m in self.modules() if isinstance(m, Int8Linear)
+        )
+
+    def weights_bytes(self) -> int:
+        """Bytes of all weights and scales."""
+        return sum(p.nbytes for p in self.parameters()) + sum(
+            m.weight.nbytes + m.scale.nbytes for m in self.modules() if isinstance(m, Int8Linear)
+        )
+
+    @property
+    def weight_format(self) -> str:
+        """What the matrices of the decoder blocks are stored as: a dtype's name, or int8."""
+        return str(self.llm.blocks[0].mlp.gate_proj.weight.dtype).removeprefix("torch.")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -16,6 +16,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.int8 import quantized, use_int8
 from fastcar_cli.models.llama_text import LlamaTokenizer
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
@@ -262,9 +263,16 @@ def components(root: Path, network: VideoModel) -> list[Component]:
 
 
 def load_checkpoint(
-    folder: Path, dtype: torch.dtype, device: torch.device, name: str | None = None, progress: Progress | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str | None = None,
+    progress: Progress | None = None,
+    int8: bool = False,
 ) -> LoadedModel:
     """Load an official checkpoint; only what generation needs is read, without a second copy in memory.
+
+    With `int8` the matrices of the decoder blocks are kept in that format and the rest in `dtype`.
 
     Raises RequestError for a wrong folder, file, key, shape or model type.
     """
@@ -275,7 +283,9 @@ def load_checkpoint(
     tokenizer = LlamaTokenizer(root / "llm", spec.decoder.vocab, spec.decoder.max_positions - spec.tokens_per_frame)
     network = empty_network(spec)
     wanted = network.state_dict()
-    weights = fill(components(root, network), wanted, dtype, device, progress)
+    weights = fill(components(root, network), wanted, dtype, device, progress, quantized if int8 else None)
+    if int8:
+        use_int8(network)
     if spec.rqvae.shared_codebook:
         first = weights["rqvae.quantizer.codebooks.0.weight"]
         for d in range(1, spec.rqvae.depth):

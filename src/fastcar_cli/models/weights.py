@@ -28,6 +28,7 @@ STEMS = ("model", "pytorch_model")
 SUFFIXES = (".safetensors", ".bin")
 
 Progress = Callable[[int], None]
+Store = Callable[[str, Tensor], Mapping[str, Tensor]]
 
 
 def _damaged(file: Path, error: Exception) -> RequestError:
@@ -152,11 +153,13 @@ def fill(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
+    store: Store | None = None,
 ) -> dict[str, Tensor]:
     """Tensors of `dtype` on `device` for the parameter names of the components, checked against `wanted`'s shapes.
 
-    `progress` is told the bytes read so far. Raises RequestError that names file and key for a
-    missing, damaged or truncated file and a missing, unexpected or misshapen tensor.
+    `progress` is told the bytes read so far; `store` says what a tensor is kept as, one after another.
+    Raises RequestError that names file and key for a missing, damaged or truncated file and a missing,
+    unexpected or misshapen tensor.
     """
     result: dict[str, Tensor] = {}
     done = 0
@@ -190,7 +193,7 @@ def fill(
                         mapped = 0
                         if progress is not None:
                             progress(done)
-                result[name] = target
+                result |= {name: target} if store is None else store(name, target)
         for key, name in component.names.items():
             if name not in result:
                 raise RequestError(

@@ -59,7 +59,7 @@ def fingerprint(
         "torch": torch.__version__.split("+")[0],
         "model": pipe.name,
         "runtime.device": network.device.type,
-        "runtime.dtype": str(network.dtype).removeprefix("torch."),
+        "runtime.dtype": network.weight_format,
         "metrics": ",".join(metrics),
     }
     found |= {f"model file {name}": value for name, value in model_identity(model).items()}

@@ -1,0 +1,188 @@
+"""The decode pass through compiled kernels: what `Decode._pass` does, in one call a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.decoder import Block
+from fastcar_cli.models.int8 import Int8Linear
+from fastcar_cli.models.video_model import VideoModel
+
+if TYPE_CHECKING:
+    from fastcar_cli.decoding.engine import Decode
+
+
+_EVERYWHERE = np.zeros((0, 0), np.bool_)
+_NOTHING = np.zeros((0, 0, 0), np.float32)
+
+
+class CompiledPass:
+    """Hands the tensors of a decode to `kernels.cpu.decode_pass`; weights and caches are not copied.
+
+    Raises RequestError for what the kernels can't do.
+    """
+
+    def __init__(self, decode: Decode, cos: Tensor, sin: Tensor) -> None:
+        model, spec = decode.model, decode.model.spec.decoder
+        check_compiled(model)
+        cpu = _kernels()
+        self._kernel, self._cache = cpu.decode_pass, decode.cache
+        self._cos, self._sin = (a.float().numpy().reshape(len(a), -1, spec.head_dim) for a in (cos, sin))
+        rows, layers, replay = decode.rows, spec.layers, decode.replay
+        self._table = np.zeros((layers, len(cpu.COLUMNS)), np.int64)
+        # What an address points to must live as long as this object.
+        self._held: list[Tensor] = []
+        for i, block in enumerate(decode.blocks):
+            view = decode.cache.view(i)
+            tensors = {
+                "norm1": block.input_layernorm.weight.float(),
+                "norm2": block.post_attention_layernorm.weight.float(),
+                "keys": view.keys,
+                "values": view.values,
+                "aligned": view.aligned,
+            }
+            for name, linear in _linears(block).items():
+                tensors[name] = linear.weight
+                if isinstance(linear, Int8Linear):
+                    tensors[f"{name}_scale"] = linear.scale
+            if replay is not None:
+                tensors["outputs"] = replay.outputs[i]
+            for name, tensor in tensors.items():
+                if not tensor.is_contiguous():
+                    raise ValueError(f"layer {i}: {name} is not contiguous")
+                self._table[i, cpu.COLUMNS.index(name)] = tensor.data_ptr()
+                self._held.append(tensor)
+        self._numbers = (_NUMBERS[decode.blocks[0].mlp.gate_proj.weight.dtype], _NUMBERS[model.dtype])
+        slots, ring = view.keys.shape[2], view.aligned.shape[2]
+        self._shape = (spec.heads, spec.kv_heads, spec.head_dim, spec.mlp_width, slots, ring, decode.frame)
+        self._eps = np.float32(spec.rms_eps)
+        self._start = view.start.numpy()
+        self._work = np.empty((rows, spec.heads, 2 * spec.head_dim + 4 + slots), np.float32)
+        self._released = decode.settings.tas == "released"
+        self._gate, self._kept = (False, False, -1), _NOTHING
+        self._taus = np.full(layers, cpu.OFF, np.float32)
+        self._replayed = np.zeros((layers, rows, 1), np.bool_)
+        self._ages = np.zeros((layers, rows, 1), np.int16)
+        if replay is not None:
+            finite = float(cpu.OFF) / 2
+            self._taus[:] = [cpu.OFF if tau is None else min(max(tau, -finite), finite) for tau in replay.taus]
+            self._gate = (True, replay.pairs, -1 if replay.max_age is None else replay.max_age)
+            self._replayed, self._ages = replay.replayed.numpy(), replay.ages.numpy()
+            if replay.tas is not None:
+                self._kept = replay.tas.numpy()
+        self._threads = set_threads()
+
+    def __call__(self, x: Tensor, t: int) -> Tensor:
+        """Run the blocks on the embeddings x [rows, width] of token t; returns the residual stream, float32."""
+        residual = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        at, frame = self._cache.place(), self._shape[-1]
+        self._kernel(
+            residual.numpy(),
+            self._table,
+            *self._numbers,
+            self._shape,
+            self._eps,
+            self._cos[t],
+            self._sin[t],
+            _EVERYWHERE if at.allowed is None else np.ascontiguousarray(at.allowed.numpy()),
+            self._start,
+            (at.slot, at.length, at.aligned_from, at.aligned_to, t % frame, t),
+            self._released,
+            self._gate,
+            self._taus,
+            self._replayed,
+            self._ages,
+            self._kept,
+            self._work,
+            self._threads,
+        )
+        return residual
+
+
+_NUMBERS: dict[torch.dtype, Any] = {
+    torch.float32: np.float32(0),
+    torch.bfloat16: np.uint32(0),
+    torch.int8: np.int8(0),
+}
+
+
+def _linears(block: Block) -> dict[str, nn.Linear | Int8Linear]:
+    attention, mlp = block.self_attn, block.mlp
+    return {
+        "q": attention.q_proj,
+        "k": attention.k_proj,
+        "v": attention.v_proj,
+        "o": attention.o_proj,
+        "gate": mlp.gate_proj,
+        "up": mlp.up_proj,
+        "down": mlp.down_proj,
+    }
+
+
+def _kernels() -> Any:
+    try:
+        from fastcar_cli.kernels import cpu
+    except ImportError as e:
+        raise RequestError(
+            f"--kernels numba: numba can't be imported ({e})", hint="pip install numba, or --kernels torch"
+        ) from None
+    return cpu
+
+
+def check_compiled(model: VideoModel) -> None:
+    """Raise RequestError where the compiled pass can't run this model."""
+    hint = "allowed: --kernels torch"
+    if model.device.type != "cpu":
+        raise RequestError(f"--kernels numba: they are for the CPU, the model is on {model.device}", hint=hint)
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        raise RequestError(f"--kernels numba: dtype {str(model.dtype).removeprefix('torch.')}", hint=hint)
+    if model.spec.decoder.attention_bias:
+        raise RequestError(f"--kernels numba: the model {model.spec.name!r} has attention biases", hint=hint)
+
+
+def prepare(model: VideoModel) -> None:
+    """Compile the kernels for this model's formats, or load them from numba's cache on disk.
+
+    The first time on a machine takes 10 s to a minute. Raises RequestError as `check_compiled` does.
+    """
+    check_compiled(model)
+    set_threads()
+    line, cube = np.zeros((1, 2), np.float32), np.zeros((0, 1, 1), np.float32)
+    formats = (_NUMBERS[model.llm.blocks[0].mlp.gate_proj.weight.dtype], _NUMBERS[model.dtype])
+    cpu = _kernels()
+    # A table without layers: everything is typed and compiled, nothing runs.
+    cpu.decode_pass(
+        line.copy(),
+        np.zeros((0, len(cpu.COLUMNS)), np.int64),
+        *formats,
+        (1, 1, 2, 4, 1, 1, 1),
+        np.float32(1e-6),
+        line,
+        line,
+        _EVERYWHERE,
+        np.zeros(1, np.int64),
+        (0, 1, 0, 0, 0, 0),
+        False,
+        (False, False, -1),
+        np.zeros(0, np.float32),
+        cube.astype(np.bool_),
+        cube.astype(np.int16),
+        cube,
+        np.zeros((1, 1, 9), np.float32),
+        1,
+    )
+
+
+def set_threads() -> int:
+    """Let numba use as many threads as torch does; returns how many."""
+    import numba
+
+    most: Any = numba.config
+    threads = min(torch.get_num_threads(), int(most.NUMBA_NUM_THREADS))
+    numba.set_num_threads(threads)
+    return threads

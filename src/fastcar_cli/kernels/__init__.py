@@ -1,0 +1,1 @@
+"""Compiled kernels of the decode step, asked for by `--kernels`."""
