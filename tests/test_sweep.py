@@ -326,6 +326,16 @@ def test_vbench_score_is_a_command_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("fastcar_cli.analysis.vbench")
     done = sweep("vbench-score", tmp_path / "nowhere")
     assert isinstance(done.exception, (RequestError, RunError)) and "nowhere" in str(done.exception)
+    (tmp_path / "a_eval_results.json").write_text(json.dumps({"dynamic_degree": [0.5, []]}))
+    done = sweep("vbench-score", tmp_path, "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["total"] is None
+    done = sweep("vbench-score", tmp_path)
+    assert done.exit_code == 0 and "dynamic_degree" in done.output and "missing" in done.output
+
+
+def test_a_sweep_ends_with_its_report(whole: Path) -> None:
+    pytest.importorskip("fastcar_cli.analysis.report")
+    assert (whole / "report.html").stat().st_size > 1000
 
 
 def test_errors_end_a_run(ask: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

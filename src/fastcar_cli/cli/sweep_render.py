@@ -128,20 +128,15 @@ def duration(seconds: float) -> str:
 
 
 def show_scores(scores: dict[str, Any]) -> None:
-    """VBench's numbers, nested ones below their name."""
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-
-    def add(data: dict[str, Any], indent: str) -> None:
-        for key, value in data.items():
-            if isinstance(value, dict):
-                table.add_row(indent + str(key), "")
-                add(value, indent + "  ")
-            elif isinstance(value, (list, tuple)):
-                table.add_row(indent + str(key), escape(", ".join(map(str, value))) or "-")
-            else:
-                table.add_row(indent + str(key), f"{value:.4f}" if isinstance(value, float) else escape(str(value)))
-
-    add(scores, "")
-    Console(stderr=True).print(table)
+    """VBench's dimensions, its two parts and the total."""
+    terminal = Console(stderr=True)
+    table = Table("dimension", "part", "score", "in its range", box=SIMPLE, pad_edge=False)
+    for name, entry in scores["dimensions"].items():
+        table.add_row(name, entry["part"], f"{entry['score']:.4f}", f"{entry['normalised']:.4f}")
+    for name in ("quality", "semantic", "total"):
+        table.add_row(name, "", "", _told(scores[name], ".4f", "dimensions are missing"), style="bold")
+    terminal.print(table)
+    if scores["missing"]:
+        terminal.print(f"[yellow]missing:[/] {escape(', '.join(scores['missing']))}", soft_wrap=True)
+    if scores["unknown"]:
+        terminal.print(f"[yellow]no dimension of VBench:[/] {escape(', '.join(scores['unknown']))}", soft_wrap=True)
