@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+# Kernels run through Triton's interpreter where there is no GPU; triton reads it when it is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.rqvae import RQVAESpec

@@ -34,6 +34,7 @@ def _run(model, prompts, codes, **changes):  # type: ignore[no-untyped-def]
     return decode, torch.stack([h for h, _ in steps]), torch.stack([x for _, x in steps])
 
 
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize(
     "changes",
@@ -52,11 +53,11 @@ def _run(model, prompts, codes, **changes):  # type: ignore[no-untyped-def]
         {"window": 50, "sinks": 2},
     ],
 )
-def test_engine_equals_plain_loop(kv_heads: int, changes: dict) -> None:
+def test_engine_equals_plain_loop(kernels: str, kv_heads: int, changes: dict) -> None:
     model = tiny_model(kv_heads=kv_heads)
     codes = _codes(2, 4)
     want = reference(copy.deepcopy(model), PROMPTS, codes, cfg=2.0, **changes)
-    decode, hidden, logits = _run(model, PROMPTS, codes, **changes)
+    decode, hidden, logits = _run(model, PROMPTS, codes, kernels=kernels, **changes)
     assert float((torch.stack(want.hidden) - hidden).abs().max()) < 1e-5
     expected = torch.stack(want.logits).permute(0, 2, 1, 3)
     assert float((expected - logits).abs().max()) < 1e-5 * float(expected.abs().max())

@@ -34,7 +34,7 @@ def golden() -> tuple[dict[str, Any], dict[str, torch.Tensor], LoadedModel]:
 
 
 @cache
-def traced(name: str, unreachable: bool = False) -> tuple[dict[str, Any], Trace]:
+def traced(name: str, unreachable: bool = False, kernels: str = "torch") -> tuple[dict[str, Any], Trace]:
     data, tensors, model = golden()
     case = next(c for c in data["cases"] if c["name"] == name)
     prompts = [data["prompts"][i] for i in case["prompt_indices"]]
@@ -43,7 +43,8 @@ def traced(name: str, unreachable: bool = False) -> tuple[dict[str, Any], Trace]
     if all(t is None for t in tau):
         tau = float("inf") if unreachable else None
     steps = sorted({*case["hidden_steps"], *case["logit_steps"], *data["layer_out_steps"]})
-    return case, trace(model, prompts, codes, tau=tau, cfg=case["cfg"], steps=steps, mlp_tokens=case["mlp_positions"])
+    tokens = case["mlp_positions"] if kernels == "torch" else ()
+    return case, trace(model, prompts, codes, tau=tau, cfg=case["cfg"], steps=steps, mlp_tokens=tokens, kernels=kernels)
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor, limit: float) -> None:
@@ -70,17 +71,19 @@ def test_prompt_ids_and_positions(group: str) -> None:
     assert torch.equal(later, tensors[f"{group}/decode_position_ids"].long())
 
 
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
 @pytest.mark.parametrize("name", CASES)
-def test_hidden_states_and_logits(name: str) -> None:
-    case, run = traced(name)
+def test_hidden_states_and_logits(name: str, kernels: str) -> None:
+    case, run = traced(name, kernels=kernels)
     tensors = golden()[1]
     close(run.hidden[at(run, case["hidden_steps"])], tensors[f"{name}/hidden"], 2e-4)
     close(run.logits[at(run, case["logit_steps"])], tensors[f"{name}/logits"], 1e-3)
 
 
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
 @pytest.mark.parametrize("name", CASES)
-def test_scores_and_decisions(name: str) -> None:
-    case, run = traced(name, unreachable=True)
+def test_scores_and_decisions(name: str, kernels: str) -> None:
+    case, run = traced(name, unreachable=True, kernels=kernels)
     data, tensors, _ = golden()
     first = data["first_eligible_input_token"]
     wanted = tensors[f"{name}/tas"].permute(0, 2, 1)

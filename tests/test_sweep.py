@@ -323,7 +323,6 @@ def test_help_and_errors_of_the_program(run: Run) -> None:
 
 
 def test_vbench_score_is_a_command_of_its_own(tmp_path: Path) -> None:
-    pytest.importorskip("fastcar_cli.analysis.vbench")
     done = sweep("vbench-score", tmp_path / "nowhere")
     assert isinstance(done.exception, (RequestError, RunError)) and "nowhere" in str(done.exception)
     (tmp_path / "a_eval_results.json").write_text(json.dumps({"dynamic_degree": [0.5, []]}))
@@ -334,7 +333,6 @@ def test_vbench_score_is_a_command_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_sweep_ends_with_its_report(whole: Path) -> None:
-    pytest.importorskip("fastcar_cli.analysis.report")
     assert (whole / "report.html").stat().st_size > 1000
 
 

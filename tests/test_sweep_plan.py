@@ -117,6 +117,7 @@ def test_bad_prompt_files_are_refused(tmp_path: Path, name: str, content: str, s
         ([BALL, "--tau", "1", "--workers", "2"], "needs --engine ray"),
         ([BALL, "--tau", "1", "--metrics", "lpips"], "nothing is downloaded"),
         ([BALL, "--tau", "1", "--set", "generation.samples=2"], "--seeds"),
+        ([BALL, "--tau", "1", "--set", "replay.ratio=0.5"], "replay.ratio"),
         ([BALL, "--tau", "1", "--prompts", "nowhere.txt"], "no such file"),
         (["gobbledygook", "--tau", "1"], "knows none of the words"),
         ([BALL, "--tau", "1", "--find", "ssim=0.9"], "is no target"),

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from fastcar_cli.errors import RequestError
 
@@ -46,6 +46,12 @@ class Replay(_Section):
     """When an MLP is replayed."""
 
     tau: Tau = Field("off", description="'off', a number, or a list with a number or 'off' a layer")
+    ratio: float | None = Field(
+        None, gt=0, lt=1, allow_inf_nan=False, description="replay ratio that a controller keeps, instead of tau"
+    )
+    controller: Literal["global", "layer"] = Field(
+        "layer", description="what keeps the ratio: each layer, or all layers with one tau"
+    )
     tas: Literal["attention", "released"] | None = Field(None, description="definition of the score")
     gate: Literal["row", "pair"] | None = Field(None, description="who decides: each row, or a guided pair")
     max_age: int | None = Field(None, ge=1, description="times in a row one value may be replayed")
@@ -59,6 +65,13 @@ class Replay(_Section):
             return ["off" if v is None or v is False else _threshold(v) for v in value]
         # YAML 1.1 reads a bare `off` as false.
         return "off" if value is None or value is False else _threshold(value)
+
+    @field_validator("ratio", mode="after")
+    @classmethod
+    def _one_of_both(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("tau", "off") != "off":
+            raise ValueError(f"none beside 'replay.tau' {info.data['tau']}; a ratio is kept by moving tau")
+        return value
 
 
 class Attention(_Section):
@@ -91,6 +104,13 @@ class Runtime(_Section):
         "auto", description="decode step by torch or by compiled CPU kernels; auto is numba with int8, else torch"
     )
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads")
+    graph: Literal["auto", "on", "off"] = Field("auto", description="a decode step as one CUDA graph: auto, on, off")
+
+    @field_validator("graph", mode="before")
+    @classmethod
+    def _graph(cls, value: Any) -> Any:
+        # YAML 1.1 reads bare `on` and `off` as booleans.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 class Video(_Section):
@@ -275,6 +295,21 @@ def _known(key: str, source: str) -> None:
         )
 
 
+def later_wins(data: dict[str, Any], keys: Iterable[str]) -> None:
+    """Drop from `data` (nested or dotted) what a later layer with these dotted keys replaces.
+
+    `replay.tau` and `replay.ratio` exclude each other: a layer that gives one takes away the other of
+    the layers before.
+    """
+    given = set(keys)
+    for key, other in (("replay.tau", "ratio"), ("replay.ratio", "tau")):
+        if key in given and f"replay.{other}" not in given:
+            data.pop(f"replay.{other}", None)
+            section = data.get("replay")
+            if isinstance(section, dict):
+                section.pop(other, None)
+
+
 def load_config(
     name: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None
 ) -> RunConfig:
@@ -284,6 +319,7 @@ def load_config(
         data, source = read_yaml(name)
         RunConfig.from_dict(data, source)
         data = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
+    later_wins(data, [o.partition("=")[0].strip() for o in overrides])
     for override in overrides:
         key, equals, text = override.partition("=")
         source = f"--set {override}"
@@ -296,6 +332,7 @@ def load_config(
             raise RequestError(f"{source}: {text!r} is not valid YAML") from None
         _put(data, key.strip(), value, source)
         RunConfig.from_dict(data, source)
+    later_wins(data, flags or {})
     for key, value in (flags or {}).items():
         before = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
         _put(before, key, value, key)
@@ -304,7 +341,14 @@ def load_config(
     return RunConfig.from_dict(data)
 
 
+FLAGS = {
+    "replay.ratio": "replay-ratio",
+    "replay.max_age": "max-replay-age",
+    "backend.name": "backend",
+    "backend.preset": "fpga",
+}
+"""Flags that are not called like the last part of their key."""
+
+
 def _flag(key: str) -> str:
-    return {"replay.max_age": "max-replay-age", "backend.name": "backend", "backend.preset": "fpga"}.get(
-        key, key.split(".")[-1].replace("_", "-")
-    )
+    return FLAGS.get(key, key.split(".")[-1].replace("_", "-"))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fastcar_cli import __version__
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.compiled import prepare
+from fastcar_cli.decoding.controller import Target, max_ratio
 from fastcar_cli.decoding.engine import Decode, DecodeSettings, Watcher
 from fastcar_cli.decoding.replay import ReplayStats
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
@@ -115,11 +116,12 @@ class TextToVideo:
             tas=choose(config.replay.tas, own.tas),
             pairs=choose(config.replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
             max_age=config.replay.max_age,
+            target=self._target(config, spec.tokens_per_frame),
             window=config.attention.window,
             sinks=config.attention.sinks,
             kernels=self._kernels(config),
         )
-        self._backend_name = config.backend.name
+        self._backend_name, self._graph = config.backend.name, config.runtime.graph
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
             from fastcar_cli.backends.fpga.preset import load_preset
@@ -136,6 +138,21 @@ class TextToVideo:
         self._seeds: list[int] = []
         self._readings: list[Reading] = []
         self._total = 0.0
+
+    def _target(self, config: RunConfig, tokens_per_frame: int) -> Target | None:
+        """The replay ratio to keep. Raises RequestError for one that this many frames can't reach."""
+        asked = config.replay
+        if asked.ratio is None:
+            return None
+        most = max_ratio(self.frames, tokens_per_frame, asked.max_age)
+        if asked.ratio > most:
+            age = "" if asked.max_age is None else f" and --max-replay-age {asked.max_age}"
+            raise RequestError(
+                f"--replay-ratio {asked.ratio:g}: {self.frames} frames{age} allow at most {most:.4f}, because the "
+                "first frame is always computed",
+                hint=f"allowed: above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
+            )
+        return Target(asked.ratio, asked.controller)
 
     @classmethod
     def from_config(
@@ -181,7 +198,8 @@ class TextToVideo:
         spec = read_spec(folder)
         frames = config.generation.frames or spec.frames
         guided = default_guidance(folder) if config.sampling.cfg is None else config.sampling.cfg
-        taus: list[float | None] | None = None if config.replay.tau == "off" else [0.0] * spec.decoder.layers
+        dense = config.replay.tau == "off" and config.replay.ratio is None
+        taus: list[float | None] | None = None if dense else [0.0] * spec.decoder.layers
         if isinstance(config.replay.tau, list):
             taus = [None if t in (None, "off") else 0.0 for t in config.replay.tau]
         return {
@@ -275,7 +293,7 @@ class TextToVideo:
             from fastcar_cli.backends.fpga.executor import FpgaBackend
 
             backend = FpgaBackend(network.llm, self._preset, len(rows))
-        decode = Decode(network, rows, self.settings, noise, backend)
+        decode = Decode(network, rows, self.settings, noise, backend, self._graph)
         self._emulated = None
         decode.watch = watch
         self._decode, self._prompts, self._seeds = decode, list(prompts), list(seeds)
@@ -352,7 +370,13 @@ class TextToVideo:
             frames=frames,
             window=self.settings.window,
             sinks=self.settings.sinks,
-            note={"prompts": self._prompts, "seeds": self._seeds, "tau": self._tau(), "tas": self.settings.tas},
+            note={
+                "prompts": self._prompts,
+                "seeds": self._seeds,
+                "tau": self._tau(),
+                "target": None if self.settings.target is None else self.settings.target.ratio,
+                "tas": self.settings.tas,
+            },
         )
 
     def emulated(self) -> Comparison | None:
@@ -383,6 +407,17 @@ class TextToVideo:
             return None
         tau = taus[0] if len(set(taus)) == 1 else list(taus)
         return "-inf" if tau == float("-inf") else tau
+
+    def _controlled(self, video: int) -> dict[str, Any]:
+        """Report keys of the controller; all None where tau is given."""
+        target, decode = self.settings.target, self._decode
+        if target is None or decode is None or decode.replay is None or decode.replay.controller is None:
+            return {"controller": None, "target": None, "taus": None}
+        return {
+            "controller": target.scope,
+            "target": target.ratio,
+            "taus": decode.replay.controller.taus(video),
+        }
 
     def report(self, video: int) -> dict[str, Any]:
         """The JSON document of one video (design: `generate --json`), without `video.path`."""
@@ -431,10 +466,12 @@ class TextToVideo:
                 "by_frame": stats.by_frame,
                 "tas": self.settings.tas,
                 "gate": "pair" if self.settings.pairs else "row",
+                **self._controlled(video),
             },
             "timing": {
                 "load_s": self._load_seconds,
                 "prefill_s": clock.prefill,
+                "capture_s": clock.capture,
                 "decode_s": clock.decode,
                 "first_frame_s": self._first_frame,
                 "vision_s": self._vision,
@@ -442,6 +479,7 @@ class TextToVideo:
                 "tokens_per_s": tokens / clock.decode if clock.decode else 0.0,
                 "mlp_share": clock.mlp / clock.decode if clock.decode and network.device.type == "cpu" else None,
             },
+            "path": {"name": decode.path.name, "why": decode.path.why} if decode.path else None,
             "memory": {
                 "weights_bytes": weights,
                 "kv_cache_bytes": decode.cache.nbytes,
@@ -456,7 +494,14 @@ class TextToVideo:
         return TextToVideo(self._model, config)
 
     def with_settings(self, **changes: Any) -> TextToVideo:
-        """The same loaded model with other decode settings (fields of `DecodeSettings`)."""
+        """The same loaded model with other decode settings (fields of `DecodeSettings`).
+
+        `taus` replace a target ratio, and a `target` replaces thresholds.
+        """
+        if "taus" in changes:
+            changes.setdefault("target", None)
+        elif changes.get("target") is not None:
+            changes["taus"] = None
         other = object.__new__(TextToVideo)
         other.__dict__.update(self.__dict__)
         other.settings = replace(self.settings, **changes)

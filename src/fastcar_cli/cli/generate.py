@@ -38,6 +38,9 @@ def generate(
     tau: Annotated[
         str | None, typer.Option(help="Replay threshold: a number, 'off', or a comma-separated list, one a layer.")
     ] = None,
+    replay_ratio: Annotated[
+        float | None, typer.Option(help="Replay ratio to keep by moving the threshold, such as 0.8; instead of --tau.")
+    ] = None,
     tas: Annotated[str | None, typer.Option(help="Definition of the score: attention or released.")] = None,
     gate: Annotated[str | None, typer.Option(help="Who decides on a replay: row or pair.")] = None,
     max_replay_age: Annotated[int | None, typer.Option(help="Times in a row one value may be replayed.")] = None,
@@ -79,9 +82,13 @@ def generate(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Make videos from prompts."""
-    from fastcar_cli.config import RunConfig, load_config, parse_tau
+    from fastcar_cli.config import RunConfig, later_wins, load_config, parse_tau
     from fastcar_cli.video import check_target, default_name, read_recipe
 
+    if tau is not None and replay_ratio is not None:
+        raise RequestError(
+            f"--tau {tau} and --replay-ratio {replay_ratio:g} exclude each other", hint="a ratio is kept by moving tau"
+        )
     flags: dict[str, Any] = {
         "model": model,
         "generation.frames": frames,
@@ -92,6 +99,7 @@ def generate(
         "sampling.top_k": top_k,
         "sampling.top_p": top_p,
         "replay.tau": None if tau is None else parse_tau(tau),
+        "replay.ratio": replay_ratio,
         "replay.tas": tas,
         "replay.gate": gate,
         "replay.max_age": max_replay_age,
@@ -114,7 +122,9 @@ def generate(
             raise RequestError("--from and --config exclude each other", hint="change single keys with flags or --set")
         recipe = read_recipe(from_)
         base = RunConfig.from_dict(recipe["settings"], f"--from {from_}")
-        flags = {**_flat(base.to_dict()), **{"generation.seed": recipe["seed"]}, **flags}
+        earlier = {**_flat(base.to_dict()), "generation.seed": recipe["seed"]}
+        later_wins(earlier, flags)
+        flags = {**earlier, **flags}
         texts = texts or [recipe["prompt"]]
         if recipe.get("version") != __version__:
             notes.append(

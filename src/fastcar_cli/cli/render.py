@@ -67,6 +67,10 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     if report["reading"]["drawn"]:
         table.add_row("left open", f"{', '.join(report['reading']['drawn'])} (drawn from the seed)")
     tau = "off" if report["tau"] is None else report["tau"]
+    if replay["target"] is not None:
+        last = sorted({f"{t:.3g}" for t in replay["taus"] if t is not None}, key=float) or ["none yet"]
+        tau = f"{last[0]} to {last[-1]}" if len(last) > 1 else last[0]
+        tau = f"{tau} at the end, moved to keep {replay['target']:.1%} ({replay['controller']})"
     table.add_row("tau", f"{tau} (TAS: {replay['tas']}, gate: {replay['gate']})")
     table.add_row("replayed", f"{replay['ratio']:.1%} of all MLPs, {replay['eligible_ratio']:.1%} of eligible ones")
     if verbose:

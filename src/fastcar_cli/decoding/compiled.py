@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _EVERYWHERE = np.zeros((0, 0), np.bool_)
+_NO_FLAGS = np.zeros((0, 0, 0), np.bool_)
 _NOTHING = np.zeros((0, 0, 0), np.float32)
 
 
@@ -34,27 +36,13 @@ class CompiledPass:
         self._kernel, self._cache = cpu.decode_pass, decode.cache
         self._cos, self._sin = (a.float().numpy().reshape(len(a), -1, spec.head_dim) for a in (cos, sin))
         rows, layers, replay = decode.rows, spec.layers, decode.replay
-        self._table = np.zeros((layers, len(cpu.COLUMNS)), np.int64)
-        # What an address points to must live as long as this object.
-        self._held: list[Tensor] = []
-        for i, block in enumerate(decode.blocks):
+        self._table, self._held = _addresses(model)
+        for i in range(layers):
             view = decode.cache.view(i)
-            tensors = {
-                "norm1": block.input_layernorm.weight.float(),
-                "norm2": block.post_attention_layernorm.weight.float(),
-                "keys": view.keys,
-                "values": view.values,
-                "aligned": view.aligned,
-            }
-            for name, linear in _linears(block).items():
-                tensors[name] = linear.weight
-                if isinstance(linear, Int8Linear):
-                    tensors[f"{name}_scale"] = linear.scale
+            memory = {"keys": view.keys, "values": view.values, "aligned": view.aligned}
             if replay is not None:
-                tensors["outputs"] = replay.outputs[i]
-            for name, tensor in tensors.items():
-                if not tensor.is_contiguous():
-                    raise ValueError(f"layer {i}: {name} is not contiguous")
+                memory["outputs"] = replay.outputs[i]
+            for name, tensor in memory.items():
                 self._table[i, cpu.COLUMNS.index(name)] = tensor.data_ptr()
                 self._held.append(tensor)
         self._numbers = (_NUMBERS[decode.blocks[0].mlp.gate_proj.weight.dtype], _NUMBERS[model.dtype])
@@ -65,22 +53,34 @@ class CompiledPass:
         self._work = np.empty((rows, spec.heads, 2 * spec.head_dim + 4 + slots), np.float32)
         self._released = decode.settings.tas == "released"
         self._gate, self._kept = (False, False, -1), _NOTHING
-        self._taus = np.full(layers, cpu.OFF, np.float32)
+        self._taus = np.full((layers, rows), cpu.OFF, np.float32)
         self._replayed = np.zeros((layers, rows, 1), np.bool_)
         self._ages = np.zeros((layers, rows, 1), np.int16)
         if replay is not None:
-            finite = float(cpu.OFF) / 2
-            self._taus[:] = [cpu.OFF if tau is None else min(max(tau, -finite), finite) for tau in replay.taus]
+            self._finite = finite = float(cpu.OFF) / 2
+            taus = [cpu.OFF if tau is None else min(max(tau, -finite), finite) for tau in replay.taus]
+            self._taus[:] = np.array(taus, np.float32)[:, None]
             self._gate = (True, replay.pairs, -1 if replay.max_age is None else replay.max_age)
             self._replayed, self._ages = replay.replayed.numpy(), replay.ages.numpy()
             if replay.tas is not None:
                 self._kept = replay.tas.numpy()
+            elif replay.controller is not None:
+                # The controller learns from the scores, so they are kept as if asked for.
+                self._kept = np.zeros(replay.replayed.shape, np.float32)
+        self._replay = replay
+        self._forced = _NO_FLAGS
+        if replay is not None and replay.forced is not None:
+            self._forced = replay.forced.numpy()
         self._threads = set_threads()
 
     def __call__(self, x: Tensor, t: int) -> Tensor:
         """Run the blocks on the embeddings x [rows, width] of token t; returns the residual stream, float32."""
         residual = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         at, frame = self._cache.place(), self._shape[-1]
+        controller = None if self._replay is None or t < frame else self._replay.controller
+        if controller is not None and self._replay is not None:
+            taus = controller.thresholds(t, self._replay.replayed, self._replay.ages)
+            self._taus[:] = taus.clamp(-self._finite, self._finite).numpy()
         self._kernel(
             residual.numpy(),
             self._table,
@@ -98,9 +98,12 @@ class CompiledPass:
             self._replayed,
             self._ages,
             self._kept,
+            self._forced,
             self._work,
             self._threads,
         )
+        if controller is not None and self._replay is not None:
+            controller.observe(slice(None), t, self._replay.gated(torch.from_numpy(self._kept[:, :, t])))
         return residual
 
 
@@ -122,6 +125,44 @@ def _linears(block: Block) -> dict[str, nn.Linear | Int8Linear]:
         "up": mlp.up_proj,
         "down": mlp.down_proj,
     }
+
+
+def _addresses(model: VideoModel) -> tuple[NDArray[np.int64], list[Tensor]]:
+    """The kernels' table with the weights filled in, and the tensors that must live as long as it."""
+    cpu = _kernels()
+    table = np.zeros((len(model.llm.blocks), len(cpu.COLUMNS)), np.int64)
+    held = []
+    for i, block in enumerate(model.llm.blocks):
+        tensors = {
+            "norm1": block.input_layernorm.weight.float(),
+            "norm2": block.post_attention_layernorm.weight.float(),
+        }
+        for name, linear in _linears(block).items():
+            tensors[name] = linear.weight
+            if isinstance(linear, Int8Linear):
+                tensors[f"{name}_scale"] = linear.scale
+        for name, tensor in tensors.items():
+            if not tensor.is_contiguous():
+                raise ValueError(f"layer {i}: {name} is not contiguous")
+            table[i, cpu.COLUMNS.index(name)] = tensor.data_ptr()
+            held.append(tensor)
+    return table, held
+
+
+class CompiledMLPs:
+    """Only the MLP branches of every layer, for timing their share of a pass."""
+
+    def __init__(self, model: VideoModel) -> None:
+        check_compiled(model)
+        spec = model.spec.decoder
+        self._kernel = _kernels().mlp_branches
+        self._table, self._held = _addresses(model)
+        number = _NUMBERS[model.llm.blocks[0].mlp.gate_proj.weight.dtype]
+        self._rest = (number, spec.mlp_width, np.float32(spec.rms_eps), set_threads())
+
+    def __call__(self, x: Tensor) -> None:
+        """Run them on x [rows, width], each layer on the same numbers."""
+        self._kernel(x.float().numpy(), self._table, *self._rest)
 
 
 def _kernels() -> Any:
@@ -169,10 +210,11 @@ def prepare(model: VideoModel) -> None:
         (0, 1, 0, 0, 0, 0),
         False,
         (False, False, -1),
-        np.zeros(0, np.float32),
+        np.zeros((0, 1), np.float32),
         cube.astype(np.bool_),
         cube.astype(np.int16),
         cube,
+        cube.astype(np.bool_),
         np.zeros((1, 1, 9), np.float32),
         1,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from fastcar_cli.backends import MLPBackend, TorchBackend
 from fastcar_cli.decoding.compiled import CompiledPass
+from fastcar_cli.decoding.controller import Controller, Target
 from fastcar_cli.decoding.kv_cache import FullCache, KVCache, WindowCache, prompt_mask
+from fastcar_cli.decoding.paths import Path, choose_path
 from fastcar_cli.decoding.replay import ReplayCache, temporal_attention_score
 from fastcar_cli.decoding.sampling import SamplingSettings, guide, sample
 from fastcar_cli.errors import RequestError
@@ -31,8 +33,9 @@ class DecodeSettings:
 
     `taus` holds a threshold a layer (None: that layer is dense), None switches replay off. `tas` is
     the score's definition: `attention` (q and k rotated) or `released` (q before rotation, as the
-    published code does). `pairs` gates the two rows of a video together. `kernels` is `torch` or `numba`
-    (compiled, CPU only; without watcher, marks and other backends).
+    published code does). `pairs` gates the two rows of a video together. `target`, instead of `taus`,
+    names a replay ratio that a controller keeps. `kernels` is `torch` or `numba` (compiled, CPU only;
+    without watcher, marks and other backends).
     """
 
     frames: int
@@ -44,6 +47,7 @@ class DecodeSettings:
     window: int | None = None
     sinks: int = 4
     keep_tas: bool = False
+    target: Target | None = None
     kernels: str = "torch"
 
 
@@ -75,9 +79,14 @@ class Watcher(Protocol):
 
 @dataclass
 class Clock:
-    """Wall seconds of the phases of a decode; `mlp` is the part of `decode` spent in MLP branches."""
+    """Wall seconds of the phases of a decode; `mlp` is the part of `decode` spent in MLP branches.
+
+    `capture` is what building the CUDA graph took, compiling its kernels included. With a graph
+    `decode` grows by whole frames and `mlp` stays 0.
+    """
 
     prefill: float = 0.0
+    capture: float = 0.0
     decode: float = 0.0
     mlp: float = 0.0
 
@@ -101,6 +110,9 @@ class Decode:
         settings: what to do.
         uniforms: [P, T*N, depth] numbers in [0, 1) that fix the draws.
         backend: executes the MLPs; torch by default.
+        graph: whether a step is one CUDA graph: `auto` where the rules of `decoding/paths.py` allow it,
+            `on` to raise RequestError where they do not, `off` for the eager loop. `path` tells what
+            was chosen once decoding has begun; set before, it decides.
 
     """
 
@@ -111,6 +123,7 @@ class Decode:
         settings: DecodeSettings,
         uniforms: Tensor,
         backend: MLPBackend | None = None,
+        graph: Literal["auto", "on", "off"] = "auto",
     ) -> None:
         spec, device = model.spec, model.device
         self.model, self.settings = model, settings
@@ -141,9 +154,23 @@ class Decode:
                 model.dtype,
             )
         self.replay: ReplayCache | None = None
-        if settings.taus is not None:
+        taus, controller = settings.taus, None
+        if settings.target is not None:
+            # The numbers stand for "every layer may replay"; the controller sets the thresholds.
+            taus = (0.0,) * spec.decoder.layers
+            controller = Controller(
+                settings.target,
+                layers=spec.decoder.layers,
+                rows=self.rows,
+                videos=self.videos,
+                tokens_per_frame=self.frame,
+                tokens=self.tokens,
+                max_age=settings.max_age,
+                device=device,
+            )
+        if taus is not None:
             self.replay = ReplayCache(
-                settings.taus,
+                taus,
                 rows=self.rows,
                 tokens_per_frame=self.frame,
                 tokens=self.tokens,
@@ -153,7 +180,10 @@ class Decode:
                 pairs=settings.pairs and self.guided,
                 max_age=settings.max_age,
                 keep_tas=settings.keep_tas,
+                controller=controller,
             )
+        self.graph = graph
+        self.path: Path | None = None
         self.clock = Clock()
         self.passes = 0
         self.watch: Watcher | None = None
@@ -166,15 +196,21 @@ class Decode:
 
         With `first` above 0 the positions before it are not decoded but made up, see `fast_forward`.
         """
+        self.path = choose_path(self, forced, keep_logits)
         began = time.perf_counter()
-        hidden = self._prefill()
+        hidden = self.start()
         self.clock.prefill = time.perf_counter() - began
         if first:
             self.fast_forward(first - 1)
+        if self.path.name != "eager":
+            from fastcar_cli.decoding.graph import static_steps
+
+            yield from static_steps(self, hidden, self.path, first)
+            return
         for index in range(first, self.tokens):
             began = time.perf_counter()
             if index:
-                hidden = self._pass(index - 1)
+                hidden = self.token_pass(index - 1)
             codes, logits = self._codes(hidden, index, forced, keep_logits)
             self.codes[:, index] = codes
             self.clock.decode += time.perf_counter() - began
@@ -185,7 +221,8 @@ class Decode:
         i = torch.arange(self.padded, device=self.ids.device)[None] - (self.padded - self.lengths)[:, None]
         return torch.where(i >= 0, i, torch.ones_like(i))
 
-    def _prefill(self) -> Tensor:
+    @torch.inference_mode()
+    def start(self) -> Tensor:
         """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
         llm = self.model.llm
         settings = self.settings
@@ -218,7 +255,7 @@ class Decode:
             self._compiled = CompiledPass(self, cos, sin)
         return llm.norm(x[:, -1])
 
-    def _pass(self, t: int) -> Tensor:
+    def token_pass(self, t: int) -> Tensor:
         """One decode pass with visual token t as input; returns the hidden states [rows, width]."""
         llm, cache, replay = self.model.llm, self.cache, self.replay
         spec = llm.spec
@@ -322,6 +359,10 @@ class Decode:
             if self.mark is not None:
                 self.mark("sampling")
         return torch.stack(codes, -1), torch.stack(kept) if kept else None
+
+    def draw(self, hidden: Tensor, index: int) -> Tensor:
+        """Codes [P, depth] of position `index`, drawn from hidden states [rows, width]."""
+        return self._codes(hidden, index, None, False)[0]
 
     def rows_of(self, video: int) -> list[int]:
         """The batch rows of a video."""

@@ -18,6 +18,26 @@ from fastcar_cli.models.decoder import DecoderSpec
 
 
 @dataclass(frozen=True)
+class Layout:
+    """The tensors of a cache and where tokens lie in them, for steps that index on the device.
+
+    k, v [layers, rows, kv_heads, places, head_dim]; ring [layers, rows, kv_heads, frame + 1, head_dim]
+    holds the last keys where there is a window (slot s in place s % (frame + 1)), else None; pad
+    [rows] counts the padding before each prompt. Slot s lies in place s of a full cache (window 0), in
+    place sinks + s % window of the other.
+    """
+
+    k: Tensor
+    v: Tensor
+    ring: Tensor | None
+    pad: Tensor
+    padded: int
+    frame: int
+    window: int = 0
+    sinks: int = 0
+
+
+@dataclass(frozen=True)
 class CacheView:
     """What a compiled pass needs of a layer: all keys and values, and where aligned keys are kept.
 
@@ -79,6 +99,10 @@ class KVCache(Protocol):
         """Go on by this many tokens with random keys and values, for measuring."""
         ...
 
+    def layout(self) -> Layout:
+        """The tensors themselves, not copies."""
+        ...
+
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
@@ -112,7 +136,7 @@ class FullCache:
         self._k = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self._v = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self._slot, self._frame = padded, frame
-        self._start = padded - lengths
+        self._padded, self._start = padded, padded - lengths
         slots = torch.arange(padded + tokens, device=lengths.device)
         padding = slots[None] < (padded - lengths)[:, None]
         self._mask = ~padding[:, None, None] if bool(padding.any()) else None
@@ -158,6 +182,14 @@ class FullCache:
             for layer in cache:
                 layer[:, :, self._slot : end].normal_(generator=generator)
         self._slot = end
+
+    def rewind(self, tokens: int) -> None:
+        """Forget the last tokens, for measuring the same steps again."""
+        self._slot -= tokens
+
+    def layout(self) -> Layout:
+        """See `KVCache.layout`."""
+        return Layout(self._k, self._v, None, self._start, self._padded, self._frame)
 
     @property
     def nbytes(self) -> int:
@@ -251,6 +283,10 @@ class WindowCache:
         self._slot += tokens
         recent = torch.arange(max(self._slot - self._window, 0), self._slot, device=self._held.device)
         self._held[recent % self._window] = recent
+
+    def layout(self) -> Layout:
+        """See `KVCache.layout`."""
+        return Layout(self._k, self._v, self._aligned, self._pad, self._padded, self._frame, self._window, self._sinks)
 
     @property
     def nbytes(self) -> int:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastcar_cli.decoding.controller import Controller
+
 Compute = Callable[[Tensor, Sequence[int] | None], Tensor]
 """MLP branch of residual inputs [n, width] of these rows (None: all), [n, width]."""
 
@@ -46,7 +48,8 @@ class ReplayCache:
 
     taus: one threshold a layer, None for a layer that never replays. `pairs` [rows] names the video
     of each row and makes the rows of a video decide together on their mean TAS (`--gate pair`).
-    `max_age` bounds how often in a row one value may be replayed.
+    `max_age` bounds how often in a row one value may be replayed. A `controller` sets the thresholds
+    as it goes, instead of `taus`.
     """
 
     def __init__(
@@ -62,14 +65,18 @@ class ReplayCache:
         pairs: bool = False,
         max_age: int | None = None,
         keep_tas: bool = False,
+        controller: Controller | None = None,
     ) -> None:
         layers = len(taus)
+        self.controller = controller
         self.taus = tuple(taus)
         self.frame = tokens_per_frame
         self.pairs, self.max_age = pairs, max_age
         self.outputs = torch.zeros(layers, rows, tokens_per_frame, width, dtype=dtype, device=device)
         self.replayed = torch.zeros(layers, rows, tokens - 1, dtype=torch.bool, device=device)
         self.ages = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
+        self.forced: Tensor | None = None
+        """Decisions bool [layers, rows, T*N - 1] to take instead of the gate's, for measuring at an exact ratio."""
         self.tas = (
             torch.full((layers, rows, tokens - 1), float("nan"), dtype=torch.float32, device=device)
             if keep_tas
@@ -82,13 +89,16 @@ class ReplayCache:
 
     def decide(self, layer: int, t: int, scores: Tensor) -> Tensor:
         """Which rows replay, bool [rows], from their TAS [rows]."""
-        tau = self.taus[layer]
+        tau: float | Tensor | None = self.taus[layer]
         assert tau is not None
+        if self.controller is not None:
+            tau = self.controller.thresholds(t, self.replayed, self.ages)[layer]
         if self.tas is not None:
             self.tas[layer, :, t] = scores
-        if self.pairs:
-            scores = scores.view(2, -1).mean(0).repeat(2)
-        hit = scores > tau
+        scores = self.gated(scores)
+        if self.controller is not None:
+            self.controller.observe(layer, t, scores)
+        hit = scores > tau if self.forced is None else self.forced[layer, :, t]
         if self.max_age is not None:
             age = self.ages[layer, :, t % self.frame]
             young = age < self.max_age
@@ -98,6 +108,10 @@ class ReplayCache:
             age.copy_(torch.where(hit, age + 1, torch.zeros_like(age)))
         self.replayed[layer, :, t] = hit
         return hit
+
+    def gated(self, scores: Tensor) -> Tensor:
+        """The scores [..., rows] that are compared with tau: each row's own, or the mean of its pair."""
+        return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2) if self.pairs else scores
 
     def apply(self, layer: int, t: int, x: Tensor, scores: Tensor | None, compute: Compute) -> Tensor:
         """The MLP branch of input token t, [rows, width]: replayed rows are read, the rest computed.

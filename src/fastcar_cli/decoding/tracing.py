@@ -91,6 +91,7 @@ def trace(
     steps: Sequence[int] | None = None,
     mlp_tokens: Sequence[int] = (),
     gate: str = "row",
+    kernels: str = "torch",
 ) -> Trace:
     """Decode with the given codes instead of sampled ones and keep what the engine computed.
 
@@ -104,6 +105,7 @@ def trace(
         steps: predicted tokens for which logits and hidden states are kept; None keeps all.
         mlp_tokens: input tokens for which MLP outputs are kept.
         gate: who decides on a replay, `row` or `pair`.
+        kernels: `torch`, or `numba` for the compiled pass, which keeps neither MLP nor block outputs.
 
     Raises:
         RequestError: a prompt the model can't take, codes, thresholds or indices that do not fit.
@@ -117,6 +119,10 @@ def trace(
         raise RequestError(f"tas is {tas!r}, allowed: 'attention', 'released'")
     if gate not in ("row", "pair"):
         raise RequestError(f"gate is {gate!r}, allowed: 'row', 'pair'")
+    if kernels not in ("torch", "numba"):
+        raise RequestError(f"kernels is {kernels!r}, allowed: 'torch', 'numba'")
+    if kernels == "numba" and mlp_tokens:
+        raise RequestError("mlp_tokens: the compiled pass keeps no MLP outputs", hint="allowed: kernels='torch'")
     layers = spec.decoder.layers
     taus: tuple[float | None, ...] | None
     if tau is None:
@@ -136,11 +142,18 @@ def trace(
     if cfg != 1.0:
         rows += [list(model.tokenizer.blank()) for _ in prompts]
     settings = DecodeSettings(
-        frames=frames, sampling=SamplingSettings(cfg=cfg), taus=taus, tas=tas, pairs=gate == "pair", keep_tas=True
+        frames=frames,
+        sampling=SamplingSettings(cfg=cfg),
+        taus=taus,
+        tas=tas,
+        pairs=gate == "pair",
+        keep_tas=True,
+        kernels=kernels,
     )
     decode = Decode(network, rows, settings, torch.zeros(len(prompts), 0, spec.depth.depth))
-    watcher = _Keep(layers, kept, mlp_tokens, len(rows), spec.decoder.width)
-    decode.watch = watcher
+    watcher = _Keep(layers, kept if kernels == "torch" else [], mlp_tokens, len(rows), spec.decoder.width)
+    if kernels == "torch":
+        decode.watch = watcher
     place = {s: i for i, s in enumerate(kept)}
     logits = torch.zeros(len(kept), spec.depth.depth, len(prompts), spec.depth.codes)
     hidden = torch.zeros(len(kept), len(rows), spec.decoder.width)

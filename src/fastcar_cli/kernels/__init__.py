@@ -1,1 +1,1 @@
-"""Compiled kernels of the decode step, asked for by `--kernels`."""
+"""Compiled kernels of the decode step: `cpu` for `--kernels numba`, `gpu` for the CUDA graph."""

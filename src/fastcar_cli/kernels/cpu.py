@@ -418,8 +418,13 @@ def _activate(gate: Any, up: Any) -> Any:
 
 
 @_jit
-def _gate(scores: Any, tau: Any, pairs: Any, max_age: Any, ages: Any, slot: Any, replayed: Any, t: Any) -> Any:
-    """Which rows replay, into replayed[:, t], and how often in a row, ages[:, slot], as `ReplayCache` has it."""
+def _gate(
+    scores: Any, tau: Any, pairs: Any, max_age: Any, ages: Any, slot: Any, replayed: Any, forced: Any, t: Any
+) -> Any:
+    """Which rows replay: replayed[:, t], and how often in a row, ages[:, slot], as in `ReplayCache`.
+
+    By tau [rows], or as forced [rows or 0, tokens] says.
+    """
     rows = scores.shape[0]
     for r in range(rows):
         other = (r + rows // 2) % rows if pairs else r
@@ -427,10 +432,42 @@ def _gate(scores: Any, tau: Any, pairs: Any, max_age: Any, ages: Any, slot: Any,
         if pairs:
             score = (scores[min(r, other)] + scores[max(r, other)]) / F(2)
         young = max_age < 0 or (ages[r, slot] < max_age and ages[other, slot] < max_age)
-        replayed[r, t] = score > tau and young
+        replayed[r, t] = (forced[r, t] if forced.shape[0] else score > tau[r]) and young
     if max_age >= 0:
         for r in range(rows):
             ages[r, slot] = ages[r, slot] + 1 if replayed[r, t] else 0
+
+
+@_jit
+def _mlp(a: Any, b: Any, c: Any, rows: Any, at: Any, like: Any, shape: Any, threads: Any) -> Any:
+    """The MLP of normalised inputs a [rows, width], in the order that meets weights, into b; a and c are lost."""
+    width, mlp = shape
+    pack, scaled = numbers_a_word(like), has_scales(like)
+    w_gate = _tensor(_pointer(at[GATE], like), (mlp, width // pack))
+    w_up = _tensor(_pointer(at[UP], like), (mlp, width // pack))
+    w_down = _tensor(_pointer(at[DOWN], like), (width, mlp // pack))
+    _multiply(threads, a, rows, w_gate, _tensor(_pointer(at[GS], F(0)), (mlp * scaled,)), b)
+    _multiply(threads, a, rows, w_up, _tensor(_pointer(at[US], F(0)), (mlp * scaled,)), c)
+    for n in range(rows):
+        _activate(b[n, :mlp], c[n, :mlp])
+        spread(c[n, :mlp], a[n], like)
+    _multiply(threads, a, rows, w_down, _tensor(_pointer(at[DS], F(0)), (width * scaled,)), b)
+
+
+@_jit
+def mlp_branches(x: Any, table: Any, like: Any, mlp: Any, eps: Any, threads: Any) -> Any:
+    """Only the norms and MLPs of all layers on x [rows, width], for timing their share; nothing is returned."""
+    rows, width = x.shape
+    largest = max(width, mlp)
+    a, b, c = np.empty((rows, largest), F), np.empty((rows, largest), F), np.empty((rows, largest), F)
+    line = np.empty(width, F)
+    for i in range(table.shape[0]):
+        at = table[i]
+        norm2 = _tensor(_pointer(at[NORM2], F(0)), (width,))
+        for r in range(rows):
+            _norm(x[r], norm2, eps, line)
+            spread(line, a[r], like)
+        _mlp(a, b, c, rows, at, like, (width, mlp), threads)
 
 
 @_jit
@@ -452,6 +489,7 @@ def decode_pass(
     replayed: Any,
     ages: Any,
     kept: Any,
+    forced: Any,
     work: Any,
     threads: Any,
 ) -> Any:
@@ -462,8 +500,8 @@ def decode_pass(
     cache. cos, sin [rows or 1, head width]. mask [rows or 0, slots] and start [rows] as `_attention` has them.
     place: slot of this token, slots to attend to, slots of the aligned key and of this token among the aligned
     keys, slot in the replay cache, index of the token. gate: replay on, rows in pairs, most replays in a row
-    (-1: any). taus [layers], OFF where a layer never replays; replayed, kept [layers, rows, tokens] (kept may be
-    empty); ages [layers, rows, slots]. work [rows, heads, 2 d + 4 + slots] is overwritten.
+    (-1: any). taus [layers, rows], OFF where a layer never replays; replayed, kept, forced [layers, rows, tokens]
+    (kept and forced may be empty); ages [layers, rows, slots]. work [rows, heads, 2 d + 4 + slots] is overwritten.
     """
     rows, width = x.shape
     heads, kv_heads, d, mlp, slots, ring, frame = shape
@@ -475,6 +513,7 @@ def decode_pass(
     q_raw, q, attended = np.empty((rows, heads, d), F), np.empty((rows, heads, d), F), np.empty((rows, heads, d), F)
     k_new, line = np.empty(d, F), np.empty(width, F)
     scores, computing = np.empty(rows, F), np.empty(rows, np.int64)
+    no_flags = np.zeros((0, 0), np.bool_)
     for i in range(table.shape[0]):
         at = table[i]
         norm1 = _tensor(_pointer(at[NORM1], F(0)), (width,))
@@ -516,7 +555,7 @@ def decode_pass(
             for k in range(width):
                 x[r, k] += b[r, k]
 
-        eligible = on and taus[i] < OFF and t >= frame
+        eligible = on and taus[i, 0] < OFF and t >= frame
         if eligible:
             for r in range(rows):
                 score = F(0)
@@ -524,7 +563,8 @@ def decode_pass(
                     spread(q_raw[r, h] if released else q[r, h], k_new, like_cache)
                     score += dot1(k_new, aligned[r, h // (heads // kv_heads), aligned_at])
                 scores[r] = score / (np.sqrt(F(d)) * F(heads))
-            _gate(scores, taus[i], pairs, max_age, ages[i], replay_at, replayed[i], t)
+            flags = forced[i] if forced.shape[0] else no_flags
+            _gate(scores, taus[i], pairs, max_age, ages[i], replay_at, replayed[i], flags, t)
             if kept.shape[0]:
                 for r in range(rows):
                     kept[i, r, t] = scores[r]
@@ -537,15 +577,7 @@ def decode_pass(
                 computing[count] = r
                 count += 1
         if count:
-            w_gate = _tensor(_pointer(at[GATE], like), (mlp, width // pack))
-            w_up = _tensor(_pointer(at[UP], like), (mlp, width // pack))
-            w_down = _tensor(_pointer(at[DOWN], like), (width, mlp // pack))
-            _multiply(threads, a, count, w_gate, _tensor(_pointer(at[GS], F(0)), (mlp * scaled,)), b)
-            _multiply(threads, a, count, w_up, _tensor(_pointer(at[US], F(0)), (mlp * scaled,)), c)
-            for n in range(count):
-                _activate(b[n, :mlp], c[n, :mlp])
-                spread(c[n, :mlp], a[n], like)
-            _multiply(threads, a, count, w_down, _tensor(_pointer(at[DS], F(0)), (width * scaled,)), b)
+            _mlp(a, b, c, count, at, like, (width, mlp), threads)
         if on:
             outputs = _tensor(_pointer(at[OUTPUTS], like_cache), (rows, frame, width // pack_cache))
             for n in range(count):

@@ -7,6 +7,7 @@ projected running sum of the code vectors chosen so far; it predicts the code of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -103,6 +104,11 @@ class DepthTransformer(nn.Module):
         self.pos_emb_d = nn.Parameter(torch.zeros(1, spec.depth, spec.width))
         self.head_transformer = HeadTransformer(spec)
         self.classifier_mlp = Classifier(spec)
+
+    @property
+    def blocks(self) -> list[DepthBlock]:
+        """The blocks, first to last."""
+        return [cast(DepthBlock, b) for b in self.head_transformer.blocks]
 
     def forward(self, hidden: Tensor, partial: Tensor) -> Tensor:
         """Logits of every depth with the codes known (teacher forcing).

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -203,17 +201,11 @@ class Session:
             write_tables(store.folder, results)
             if self.request.vbench:
                 told.append(f"videos by VBench's names are in {link_names(store, self.plan)}")
-            told += write_report(store.folder) if results["cells"] else []
+            if results["cells"]:
+                from fastcar_cli.analysis.report import write_report
+
+                told.append(f"report: {write_report(store.folder)}")
         return results, told
-
-
-def write_report(folder: Path) -> list[str]:
-    """Write report.html; what to tell the user."""
-    name = "fastcar_cli.analysis.report"
-    if importlib.util.find_spec(name) is None:
-        return []
-    file: Path = importlib.import_module(name).write_report(folder)
-    return [f"report: {file}"]
 
 
 def _with_backend(config: RunConfig, backend: str) -> RunConfig:
@@ -227,7 +219,7 @@ def _plain(request: Request) -> RunConfig:
     data = request.config.to_dict()
     if data["generation"]["samples"] != 1:
         raise RequestError("generation.samples: a sweep takes its videos from --seeds", hint="--seeds 0-3")
-    if data["replay"].get("ratio") is not None:
+    if data["replay"]["ratio"] is not None:
         raise RequestError(
             "replay.ratio: a sweep compares thresholds", hint=f"--find replay={data['replay']['ratio']} finds one"
         )
@@ -283,6 +275,6 @@ def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
 
 def vbench_total(folder: Path) -> dict[str, Any]:
     """VBench's total of a folder of its result files. Raises RequestError or RunError."""
-    module = importlib.import_module("fastcar_cli.analysis.vbench")
-    scores: dict[str, Any] = module.score(folder)
-    return scores
+    from fastcar_cli.analysis.vbench import score
+
+    return score(folder)

@@ -1,0 +1,171 @@
+"""Puts a sweep's results and videos into one page that needs nothing else.
+
+The page is `page.html` with the style, the scripts and two blocks of JSON filled in: the results, and
+the videos as base64. All text of the results reaches the page through `textContent`, and JSON is written
+without `<`, so no prompt can become markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fastcar_cli.errors import RequestError, RunError
+
+SCRIPTS = ("core.js", "charts.js", "heat.js", "player.js", "tables.js", "main.js")
+VIDEO_LIMIT = 32 * 2**20
+"""Bytes of MP4 files that are embedded at most; base64 makes four of three."""
+
+
+def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
+    """Write `report.html` beside the `results.json` of a sweep's folder; returns its path.
+
+    The file replaces an earlier one when it is whole. Videos are embedded up to `video_limit` bytes, in the
+    order of `_by_interest`; the page names how many there are and links the others.
+
+    Raises:
+        RequestError: no results in the folder, or damaged ones.
+        RunError: the page could not be written.
+
+    """
+    results = _read(folder / "results.json")
+    videos, missing = _videos(folder, results, video_limit)
+    results["report"] = {
+        "embedded": len(videos),
+        "embedded_bytes": sum(len(v) for v in videos.values()),
+        "limit_bytes": video_limit,
+        "missing": missing,
+    }
+    encoded = {cell: base64.b64encode(data).decode("ascii") for cell, data in videos.items()}
+    page = _fill(results, encoded)
+    path = folder / "report.html"
+    try:
+        handle, name = tempfile.mkstemp(prefix=".report-", suffix=".html", dir=folder)
+    except OSError as e:
+        raise RunError(f"{path} could not be written: {e.strerror}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as f:
+            f.write(page)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)
+        Path(name).replace(path)
+    except BaseException as e:
+        Path(name).unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            raise RunError(f"{path} could not be written: {e.strerror}") from None
+        raise
+    return path
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RequestError(
+            f"{file}: there is no such file", hint="run `fastcar sweep` into this folder first"
+        ) from None
+    except (OSError, ValueError) as e:
+        raise RequestError(f"{file} is damaged: {e}", hint="run the sweep again; finished cells are kept") from None
+    needed = ("cells", "summary", "plan", "model", "config", "machine")
+    if not isinstance(data, dict) or not all(key in data for key in needed):
+        raise RequestError(f"{file} is no result of a sweep", hint=f"needed keys: {', '.join(needed)}")
+    for i, cell in enumerate(data["cells"]):
+        if not isinstance(cell, dict) or not {"id", "prompt", "seed", "tau", "replay"} <= cell.keys():
+            raise RequestError(f"{file} is damaged: cell {i} lacks one of id, prompt, seed, tau, replay")
+    return data
+
+
+def _by_interest(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Cells in the order in which their videos are embedded.
+
+    One seed of every prompt after the other; in it the dense video, then those at a knee, then the rest.
+    """
+    plan = results["plan"]
+    seeds = {seed: i for i, seed in enumerate(plan.get("seeds", []))}
+    prompts = {prompt: i for i, prompt in enumerate(plan.get("prompts", []))}
+    knees = {_setting(k) for k in results.get("knee") or []}
+
+    def key(cell: dict[str, Any]) -> tuple[int, int, int]:
+        rank = 0 if cell.get("tau") is None else 1 if _setting(cell) in knees else 2
+        return seeds.get(cell["seed"], len(seeds)), prompts.get(cell["prompt"], len(prompts)), rank
+
+    return sorted(results["cells"], key=key)
+
+
+def _setting(of: dict[str, Any]) -> tuple[Any, ...]:
+    return of.get("tau"), of.get("window"), of.get("gate"), of.get("backend")
+
+
+def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str, bytes], list[str]]:
+    """MP4 files by cell id while they fit, and the names of files that can't be read."""
+    found: dict[str, bytes] = {}
+    missing: list[str] = []
+    left = limit
+    for cell in _by_interest(results):
+        name = cell.get("video")
+        if not name:
+            continue
+        file = folder / name
+        try:
+            if not file.resolve().is_relative_to(folder.resolve()):
+                raise OSError(f"{name} lies outside {folder}")
+            size = file.stat().st_size
+            if size > left:
+                continue
+            found[cell["id"]] = file.read_bytes()
+        except OSError:
+            missing.append(name)
+            continue
+        left -= size
+    return found, missing
+
+
+def _json(data: Any) -> str:
+    """JSON that may stand in a script element: no `<`, no number that browsers refuse."""
+    text = json.dumps(_finite(data), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def _finite(data: Any) -> Any:
+    """The same data with NaN and infinities as None, and floats at six digits."""
+    if isinstance(data, float):
+        return float(f"{data:.6g}") if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {str(k): _finite(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(v) for v in data]
+    return data
+
+
+def _asset(name: str) -> str:
+    return (resources.files("fastcar_cli.analysis.report") / name).read_text(encoding="utf-8")
+
+
+def _fill(results: dict[str, Any], videos: dict[str, str], scripts: Sequence[str] = SCRIPTS) -> str:
+    name = str(results["model"].get("name", "model"))
+    video_json = _json(videos)
+    parts = {
+        "title": html.escape(f"fastcar sweep: {name}"),
+        "style": _asset("style.css"),
+        "script": "\n".join(_asset(s) for s in scripts),
+        "videos": video_json,
+    }
+    # The page's own size is told in it; the digits of that number do not matter to it.
+    size = sum(map(len, parts.values())) + len(_json(results)) + len(_asset("page.html"))
+    results["report"]["file_bytes"] = size
+    parts["data"] = _json(results)
+    pieces = _asset("page.html").split("{{")
+    filled = [pieces[0]]
+    for piece in pieces[1:]:
+        key, rest = piece.split("}}", 1)
+        filled += [parts[key.strip()], rest]
+    return "".join(filled)

@@ -1,0 +1,184 @@
+"""Who is timed: our decode pass in its variants, transformers' LlamaModel, and a compute-then-select loop.
+
+All of them run the same decoder blocks with the same weights on one token of every row at the same
+context length. A contestant is a function that makes a number of passes and starts over.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.kv_cache import FullCache
+from fastcar_cli.decoding.replay import Compute, ReplayCache
+from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.models.video_model import VideoModel
+
+Passes = Callable[[int], None]
+PROMPT_TOKENS = 12
+
+
+class ComputeThenSelect(ReplayCache):
+    """What the released FastCar code does: every MLP is computed, then rows are selected."""
+
+    def apply(self, layer: int, t: int, x: Tensor, scores: Tensor | None, compute: Compute) -> Tensor:
+        """See `ReplayCache.apply`; the result is the same, the saving is not."""
+        slot = self.outputs[layer, :, t % self.frame]
+        y = compute(x, None)
+        if scores is not None:
+            y = torch.where(self.decide(layer, t, scores)[:, None], slot, y)
+        slot.copy_(y)
+        return slot
+
+
+def pattern(ratio: float, layers: int, rows: int, passes: int, joint: bool) -> Tensor:
+    """Forced decisions, bool [layers, rows, passes]: exactly this share of them, rounded, spread at random.
+
+    Jointly all rows of a (layer, pass) replay or none; else each row has a draw of its own.
+    """
+    generator = torch.Generator().manual_seed(0)
+    lines = []
+    for _ in range(1 if joint else rows):
+        flags = torch.zeros(layers * passes, dtype=torch.bool)
+        flags[torch.randperm(len(flags), generator=generator)[: round(ratio * len(flags))]] = True
+        lines.append(flags.view(layers, passes))
+    return torch.stack(lines * rows if joint else lines, 1)
+
+
+def engine(
+    model: VideoModel,
+    *,
+    rows: int,
+    context: int,
+    passes: int,
+    kernels: str,
+    ratio: float | None = None,
+    joint: bool = True,
+    select: bool = False,
+) -> Passes:
+    """Our decode pass at a context length; with a ratio the decisions are forced and TAS is still computed."""
+    n, layers = model.spec.tokens_per_frame, model.spec.decoder.layers
+    first = context - PROMPT_TOKENS
+    frames = -(-(first + passes + 1) // n)
+    guided = rows % 2 == 0
+    settings = DecodeSettings(
+        frames=frames,
+        sampling=SamplingSettings(cfg=2.0 if guided else 1.0),
+        taus=None if ratio is None else (float("-inf"),) * layers,
+        kernels=kernels,
+    )
+    videos = rows // 2 if guided else rows
+    noise = torch.zeros(videos, frames * n, model.spec.depth.depth)
+    decode = Decode(model, [[1] * PROMPT_TOKENS] * rows, settings, noise)
+    if decode.replay is not None:
+        assert ratio is not None
+        if select:
+            decode.replay.__class__ = ComputeThenSelect
+        forced = torch.zeros_like(decode.replay.replayed)
+        forced[:, :, first : first + passes] = pattern(ratio, layers, rows, passes, joint)
+        decode.replay.forced = forced
+    cache = decode.cache
+    assert isinstance(cache, FullCache)
+    decode.start()
+    decode.fast_forward(first)
+
+    @torch.inference_mode()
+    def run(count: int) -> None:
+        for t in range(first, first + count):
+            decode.token_pass(t)
+        cache.rewind(count)
+
+    return run
+
+
+@torch.inference_mode()
+def mlp_only(model: VideoModel, *, rows: int, kernels: str) -> Passes:
+    """Only the MLP branches of all layers, for their share of a pass."""
+    x = torch.randn(rows, model.spec.decoder.width, generator=torch.Generator().manual_seed(0)).to(model.dtype)
+    if kernels == "numba":
+        from fastcar_cli.decoding.compiled import CompiledMLPs
+
+        branches = CompiledMLPs(model)
+
+        def compiled(count: int) -> None:
+            for _ in range(count):
+                branches(x)
+
+        return compiled
+    blocks = model.llm.blocks
+
+    @torch.inference_mode()
+    def run(count: int) -> None:
+        for _ in range(count):
+            for block in blocks:
+                block.mlp_branch(x)
+
+    return run
+
+
+def llama(model: VideoModel, *, rows: int, context: int, passes: int, compiled: bool) -> Passes:
+    """Transformers' LlamaModel with a static cache: the same weights, embeddings given."""
+    from transformers import LlamaConfig, LlamaModel, StaticCache
+
+    spec = model.spec.decoder
+    # One token more than is used, so that both attend to about as many slots.
+    slots = context + passes + 1
+    options: dict[str, Any] = {
+        "hidden_size": spec.width,
+        "intermediate_size": spec.mlp_width,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "vocab_size": spec.vocab,
+        "rms_norm_eps": spec.rms_eps,
+        "max_position_embeddings": max(slots, spec.max_positions),
+        "rope_theta": spec.rope_theta,
+        "attn_implementation": "sdpa",
+    }
+    config = LlamaConfig(**options)
+    with torch.device("meta"):
+        twin = LlamaModel(config)
+    weights = {k: v for k, v in model.llm.state_dict().items() if "inv_freq" not in k}
+    twin.load_state_dict(weights, strict=False, assign=True)
+    twin.rotary_emb = type(twin.rotary_emb)(config)
+    twin.eval().requires_grad_(False)
+    accepted = inspect.signature(StaticCache.__init__).parameters
+    sizes: dict[str, Any] = {"config": config, "max_cache_len": slots}
+    if "max_batch_size" in accepted:
+        sizes |= {"max_batch_size": rows, "device": model.device, "dtype": model.dtype}
+    cache = StaticCache(**sizes)
+    forward: Any = torch.compile(twin) if compiled else twin
+    x = torch.randn(rows, 1, spec.width).to(model.device, model.dtype)
+    takes_position = "cache_position" in inspect.signature(LlamaModel.forward).parameters
+
+    def one(position: int) -> None:
+        at = torch.tensor([position], device=model.device)
+        more = {"cache_position": at} if takes_position else {}
+        forward(inputs_embeds=x, past_key_values=cache, position_ids=at[None].expand(rows, 1), use_cache=True, **more)
+
+    def seek(position: int) -> None:
+        # transformers 5 counts in the cache, 4 is told the position.
+        for layer in getattr(cache, "layers", []):
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length.fill_(position)
+
+    with torch.inference_mode():
+        twin(
+            inputs_embeds=x, past_key_values=cache, position_ids=torch.zeros(rows, 1, dtype=torch.int64), use_cache=True
+        )
+        for layer in getattr(cache, "layers", []):
+            layer.keys.normal_()
+            layer.values.normal_()
+
+    @torch.inference_mode()
+    def run(count: int) -> None:
+        seek(context)
+        for position in range(context, context + count):
+            one(position)
+
+    return run

@@ -1,0 +1,189 @@
+"""Times contestants interleaved in one run and turns the times into ratios."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fastcar_cli.analysis.machine import Machine, measure_machine
+from fastcar_cli.analysis.profiler import random_shape
+from fastcar_cli.bench.contestants import Passes, engine, llama, mlp_only
+from fastcar_cli.decoding.compiled import prepare
+from fastcar_cli.models import load
+from fastcar_cli.models.dummy import full_spec
+from fastcar_cli.models.int8 import Int8Linear, quantized, use_int8
+from fastcar_cli.models.video_model import VideoModel
+
+RATIOS = (0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to time: shape (`mini` or `vila-u-7b`), layers of the latter, context, rows, passes a turn, turns."""
+
+    shape: str
+    layers: int
+    context: int
+    rows: int
+    passes: int
+    turns: int
+    compiled: bool
+    device: str = "cpu"
+
+
+def models(plan: Plan) -> dict[str, VideoModel]:
+    """The same weights in the formats that are compared, by format; the first is what transformers runs."""
+    if plan.shape == "mini":
+        plain, int8 = load("mini", "float32", plan.device).network, None
+        if plan.device == "cpu":
+            int8 = load("mini", "int8").network
+        return {"float32": plain} | ({} if int8 is None else {"int8": int8})
+    spec = full_spec()
+    spec = replace(spec, decoder=replace(spec.decoder, layers=plan.layers))
+    spec = replace(spec, decoder=replace(spec.decoder, max_positions=max(plan.context + 2 * plan.passes, 4096)))
+    network = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context).network
+    found = {"bfloat16": network}
+    if plan.device == "cpu":
+        twin = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context).network
+        weights = {k: v for name, tensor in twin.state_dict().items() for k, v in quantized(name, tensor).items()}
+        use_int8(twin)
+        twin.load_state_dict(weights, assign=True)
+        found["int8"] = twin.eval().requires_grad_(False)
+    return found
+
+
+def pass_bytes(model: VideoModel, rows: int, context: int) -> int:
+    """Bytes a dense pass must read: the weights of the blocks once, and every row's keys and values."""
+    spec = model.spec.decoder
+    weights = sum(p.nbytes for p in model.llm.layers.parameters()) + sum(
+        m.weight.nbytes + m.scale.nbytes for m in model.llm.modules() if isinstance(m, Int8Linear)
+    )
+    slot = 2 * spec.layers * spec.kv_heads * spec.head_dim * model.dtype.itemsize
+    return weights + rows * context * slot
+
+
+def contestants(plan: Plan, found: Mapping[str, VideoModel]) -> dict[str, Passes]:
+    """Everything that is timed, by name."""
+    first = next(iter(found))
+    common: dict[str, Any] = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}
+    made: dict[str, Passes] = {}
+    for name, model in found.items():
+        kinds = ["numba"] if name == "int8" else ["torch", "numba"]
+        if plan.device != "cpu":
+            kinds = ["torch"]
+        for kernels in kinds:
+            if kernels == "numba":
+                prepare(model)
+            label = f"{name}/{kernels}"
+            made[f"{label}/dense"] = engine(model, kernels=kernels, **common)
+            made[f"{label}/mlp"] = mlp_only(model, rows=plan.rows, kernels=kernels)
+            for ratio in RATIOS:
+                made[f"{label}/joint {ratio:g}"] = engine(model, kernels=kernels, ratio=ratio, **common)
+                if plan.rows > 1 and 0 < ratio < 1:
+                    made[f"{label}/alone {ratio:g}"] = engine(
+                        model, kernels=kernels, ratio=ratio, joint=False, **common
+                    )
+    made[f"{first}/compute-then-select 1"] = engine(found[first], kernels="torch", ratio=1.0, select=True, **common)
+    made[f"{first}/transformers eager"] = llama(found[first], compiled=False, **common)
+    if plan.compiled:
+        made[f"{first}/transformers compiled"] = llama(found[first], compiled=True, **common)
+    return made
+
+
+def time_all(made: Mapping[str, Passes], passes: int, turns: int, device: torch.device) -> dict[str, list[float]]:
+    """Seconds a pass of every contestant, one number a turn; in each turn every contestant has its go."""
+    seconds: dict[str, list[float]] = {name: [] for name in made}
+    for turn in range(turns + 1):
+        for name, run in made.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            began = time.perf_counter()
+            run(passes)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if turn:
+                seconds[name].append((time.perf_counter() - began) / passes)
+    return seconds
+
+
+def _line(times: Sequence[float], moved: int | None, bandwidth: float) -> dict[str, Any]:
+    median = statistics.median(times)
+    line: dict[str, Any] = {
+        "ms": median * 1e3,
+        "spread_ms": [min(times) * 1e3, max(times) * 1e3],
+        "tokens_per_s": 1 / median,
+    }
+    if moved is not None:
+        line |= {"gb_s": moved / median / 1e9, "of_bandwidth": moved / median / 1e9 / bandwidth}
+    return line
+
+
+def measure(plan: Plan) -> dict[str, Any]:
+    """Run the benchmark of one shape at one context length.
+
+    Returns machine, plan, a line a contestant, for each of our variants the speed-up against the Amdahl
+    ceiling 1 / (1 - m r) (m: time of the MLPs alone over the dense pass, r: ratio), and `ratios`.
+    """
+    device = torch.device(plan.device)
+    found = models(plan)
+    machine: Machine = measure_machine(device, next(iter(found.values())).dtype)
+    made = contestants(plan, found)
+    times = time_all(made, plan.passes, plan.turns, device)
+    lines: dict[str, dict[str, Any]] = {}
+    for name, values in times.items():
+        model = found[name.partition("/")[0]]
+        whole = name.endswith(("dense", "eager", "compiled"))
+        moved = pass_bytes(model, plan.rows, plan.context) if whole else None
+        lines[name] = _line(values, moved, machine.bandwidth)
+    for name, line in lines.items():
+        kind, _, what = name.rpartition("/")
+        if what.startswith(("joint", "alone")):
+            ratio = float(what.split()[1])
+            dense, mlps = times[f"{kind}/dense"], times[f"{kind}/mlp"]
+            share = statistics.median(m / d for m, d in zip(mlps, dense, strict=True))
+            speedup = statistics.median(d / r for d, r in zip(dense, times[name], strict=True))
+            ceiling = 1 / (1 - share * ratio)
+            line |= {"ratio": ratio, "speedup": speedup, "mlp_share": share, "amdahl_ceiling": ceiling}
+            line["of_ceiling"] = speedup / ceiling
+    return {
+        "machine": machine.to_dict(),
+        "shape": plan.shape,
+        "layers": next(iter(found.values())).spec.decoder.layers,
+        "context": plan.context,
+        "rows": plan.rows,
+        "passes": plan.passes,
+        "turns": plan.turns,
+        "lines": lines,
+        "ratios": _ratios(times, lines, next(iter(found))),
+    }
+
+
+def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], first: str) -> dict[str, float]:
+    """The comparisons that bars are set on; a ratio of two is the median over turns."""
+
+    def faster(ours: str, theirs: str) -> float:
+        return statistics.median(b / a for a, b in zip(times[ours], times[theirs], strict=True))
+
+    kernels = "numba" if f"{first}/numba/dense" in times else "torch"
+    best, eager = f"{first}/{kernels}", f"{first}/transformers eager"
+    ratios = {
+        "dense_vs_transformers": faster(f"{best}/dense", eager),
+        "torch_dense_vs_transformers": faster(f"{first}/torch/dense", eager),
+        "dense_of_bandwidth": lines[f"{best}/dense"]["of_bandwidth"],
+        "replay_vs_amdahl": min(v["of_ceiling"] for k, v in lines.items() if k.startswith(f"{best}/joint")),
+        "replay_vs_compute_then_select": faster(f"{best}/joint 1", f"{first}/compute-then-select 1"),
+    }
+    if f"{first}/transformers compiled" in times:
+        ratios["dense_vs_transformers_compiled"] = faster(f"{best}/dense", f"{first}/transformers compiled")
+    if "int8/numba/dense" in times:
+        ratios |= {
+            "int8_vs_transformers": faster("int8/numba/dense", eager),
+            "int8_of_bandwidth": lines["int8/numba/dense"]["of_bandwidth"],
+            "int8_replay_vs_amdahl": min(v["of_ceiling"] for k, v in lines.items() if k.startswith("int8/numba/joint")),
+        }
+    return ratios

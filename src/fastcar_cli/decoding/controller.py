@@ -1,0 +1,170 @@
+"""Keeping a replay ratio without knowing tau: an online controller that moves the threshold.
+
+Sixteen times a frame the controller sets tau so that the share f of the scores of the last frame lies
+above it, where f is what is still missing to the target over the decisions still to come:
+
+    f = (target - replayed so far) / replays still possible          (both counted in MLPs)
+
+Possible is every decision left; under `max_age` what the ages of the cached values leave, and then
+only scores of places that may replay again are ranked.
+
+The last frame holds the score of every position once, so neither the raster order nor where the
+object stands biases the estimate, and no scale of TAS is assumed. f starts at the target's share of
+the eligible passes and moves little while much is to come; towards the end it goes to 0 or 1 as
+needed. Therefore, whatever the scores are, the ratio misses its target by at most the decisions
+between two settings, (N // 16) / (T*N - 1): 0.8 % for 8 frames.
+
+Each layer keeps the ratio by itself (scope `layer`) or all layers share one tau (`global`). Layers
+differ in the scale of their TAS, so a shared tau chooses between layers as much as between tokens.
+
+Where several scores are equal to the threshold, or f falls between two ranks, an additive recurrence
+with the golden ratio decides whether they are taken. There are no random numbers: the scores, hence
+the video's seed, fix everything. Every video of a batch has its own state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0.6180339887498949
+SETTINGS_A_FRAME = 16
+
+
+def most_replays(visits: int, max_age: int | None) -> int:
+    """How often a place visited `visits` times can replay where one value may do so `max_age` times in a row."""
+    return visits if max_age is None else visits - visits // (max_age + 1)
+
+
+def max_ratio(frames: int, tokens_per_frame: int, max_age: int | None = None) -> float:
+    """The largest replay ratio that T*N - 1 passes allow: the first frame is always computed."""
+    passes = frames * tokens_per_frame - 1
+    if passes < 1 or frames < 2:
+        return 0.0
+    # The last place's last token is never fed back, so that place is visited once less.
+    often, last = most_replays(frames - 1, max_age), most_replays(frames - 2, max_age)
+    return (often * (tokens_per_frame - 1) + last) / passes
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to keep: the ratio over all passes, and whether each layer keeps it (`layer`) or all together (`global`)."""
+
+    ratio: float
+    scope: str = "layer"
+
+
+class Controller:
+    """Thresholds of one batch of videos, for `ReplayCache`.
+
+    Args:
+        target: ratio and scope.
+        layers, rows, videos: of the batch; row r belongs to video r % videos.
+        tokens_per_frame: N.
+        tokens: T*N.
+        max_age: as the gate has it; it bounds what can replay.
+        device: where the scores are. Nothing is read back from it while decoding.
+
+    Raises:
+        ValueError: a ratio that can't be reached.
+
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        layers: int,
+        rows: int,
+        videos: int,
+        tokens_per_frame: int,
+        tokens: int,
+        max_age: int | None,
+        device: torch.device,
+    ) -> None:
+        self.target, self.frame, self.passes = target, tokens_per_frame, tokens - 1
+        self._layers, self._videos, self._per_video = layers, videos, rows // videos
+        groups = layers if target.scope == "layer" else 1
+        # MLPs decided in one step by what shares a threshold.
+        self._members = layers * self._per_video // groups
+        self._max_age = max_age
+        self._most = max_ratio(tokens // self.frame, self.frame, max_age)
+        if not 0 < target.ratio <= self._most:
+            raise ValueError(f"a replay ratio of {target.ratio:g}: allowed above 0, at most {self._most:.4f}")
+        self._wanted = target.ratio * self.passes * self._members
+        self._done = torch.zeros(videos, groups, device=device)
+        self._scores = torch.zeros(layers, rows, tokens_per_frame, device=device)
+        self._tau = torch.full((layers, rows), float("inf"), device=device)
+        self._every = max(1, tokens_per_frame // SETTINGS_A_FRAME)
+        self._at = tokens_per_frame - self._every
+        self._seen = 0
+
+    def thresholds(self, t: int, replayed: Tensor, age: Tensor) -> Tensor:
+        """Tau of every layer and row at input token t >= N, float32 [layers, rows].
+
+        replayed bool [layers, rows, T*N - 1] holds the decisions up to t - 1; age [layers, rows, N] how
+        often in a row the value at each place was replayed.
+        """
+        if t < self._at + self._every:
+            return self._tau
+        self._done += self._by_group(replayed[:, :, self._at : t]).sum(-1)
+        self._at = t
+        self._seen = min(t - self.frame, self.frame)
+        if not self._seen:
+            return self._tau
+        missing, young = self._wanted - self._done, None
+        if self._max_age is None:
+            share = missing / (self._members * (self.passes - t))
+        else:
+            possible = self._by_group(self._possible(t, age)).sum(-1)
+            share = torch.where(missing > 0, missing / possible.clamp(min=0.5), 0.0)
+            young = self._by_group(age[..., : self._seen] < self._max_age)
+        tau = self._quantile(share, (t * GOLDEN) % 1.0, young)
+        self._tau.copy_(tau.T.expand(self._layers, -1).repeat(1, self._per_video))
+        return self._tau
+
+    def _possible(self, t: int, age: Tensor) -> Tensor:
+        """Replays that each place can still have from input token t on, [layers, rows, N]."""
+        assert self._max_age is not None
+        place = torch.arange(self.frame, device=age.device)
+        visits = (self.passes - 1 - t - (place - t) % self.frame).div(self.frame, rounding_mode="floor") + 1
+        return visits - (visits + age).div(self._max_age + 1, rounding_mode="floor")
+
+    def _by_group(self, values: Tensor) -> Tensor:
+        """[layers, rows, n] to [videos, groups, members * n]."""
+        split = values.unflatten(1, (self._per_video, self._videos))
+        return split.permute(2, 0, 1, 3).reshape(*self._done.shape, -1)
+
+    def observe(self, layer: int | slice, t: int, scores: Tensor) -> None:
+        """Remember the scores [rows] on which a layer decides at input token t; of layers [layers, rows]."""
+        self._scores[layer, :, t % self.frame] = scores
+
+    def _quantile(self, share: Tensor, dither: float, among: Tensor | None = None) -> Tensor:
+        """The threshold that `share` [videos, groups] of the remembered scores exceed, [videos, groups].
+
+        `among` [videos, groups, scores] leaves some of them out.
+        """
+        kept = self._by_group(self._scores[..., : self._seen])
+        wanted = share * kept.shape[-1]
+        if among is not None:
+            kept = kept.masked_fill(~among, float("-inf"))
+            wanted = share * among.sum(-1)
+        place = wanted.long().clamp(0, kept.shape[-1] - 1)[..., None]
+        value = kept.sort(dim=-1, descending=True).values.gather(-1, place)
+        above, equal = (kept > value).sum(-1), (kept == value).sum(-1)
+        value = value[..., 0]
+        below = torch.nextafter(value, torch.full_like(value, float("-inf")))
+        tau = torch.where(dither * equal < wanted - above, below, value)
+        return tau.masked_fill(share <= 0, float("inf")).masked_fill(share >= 1, float("-inf"))
+
+    def taus(self, video: int) -> list[float | None]:
+        """By layer, the threshold that the target's share of the last frame's scores exceeds; None before there is one.
+
+        What `--tau` would have to be for frames like the last one.
+        """
+        if not self._seen:
+            return [None] * self._layers
+        tau = self._quantile(torch.full_like(self._done, self.target.ratio / self._most), 0.5)[video]
+        return [float(v) for v in tau.expand(self._layers)]

@@ -1,0 +1,105 @@
+"""The parts of a static step as Triton kernels. Imports triton."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.decoding.static_state import StaticState
+from fastcar_cli.kernels.gpu.append import Places, Score, append
+from fastcar_cli.kernels.gpu.attend import attend, chunks_of
+from fastcar_cli.kernels.gpu.depth import attend_depths
+from fastcar_cli.kernels.gpu.linear import linear
+from fastcar_cli.kernels.gpu.mlp import Gate, mlp
+from fastcar_cli.kernels.gpu.norm import layer_norm, rms_norm
+from fastcar_cli.models.decoder import Block, RMSNorm
+from fastcar_cli.models.video_model import VideoModel
+
+
+class TritonOps:
+    """Triton kernels; the MLP of a block in which every row replays reads no weight."""
+
+    def __init__(self, model: VideoModel, state: StaticState) -> None:
+        self._state = state
+        spec, rows = model.spec.decoder, state.rows
+        self._spec = spec
+        like = state.hidden
+
+        def empty(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=like.device)
+
+        heads, d = spec.heads, spec.head_dim
+        self._normed = empty(rows, spec.width)
+        self._qkv = empty(rows, (heads + 2 * spec.kv_heads) * d)
+        self._query = empty(rows, heads, d)
+        self._attended = empty(rows, heads * d)
+        self._middle = empty(rows, spec.mlp_width)
+        chunks = chunks_of(state.cache.k.shape[3])
+        self._scratch = (
+            empty(rows, heads, chunks, d, dtype=torch.float32),
+            empty(rows, heads, chunks, dtype=torch.float32),
+            empty(rows, heads, chunks, dtype=torch.float32),
+        )
+        self._depth, d_spec = model.depth, model.depth.spec
+        self._wide = empty(rows, d_spec.width)
+        self._wide_normed, self._wide_attended = empty(rows, d_spec.width), empty(rows, d_spec.width)
+        self._wide_middle = empty(rows, 4 * d_spec.width)
+        self._past = empty(d_spec.blocks, d_spec.depth, rows, 3 * d_spec.width)
+        self._logits = empty(rows, d_spec.codes)
+        cache = state.cache
+        self._places = Places(cache.padded, cache.frame, cache.window, cache.sinks)
+
+    def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """See `Ops.norm`. The result is overwritten by the next norm."""
+        return rms_norm(x, norm.weight, norm.eps, self._normed)
+
+    def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
+        """See `Ops.block`."""
+        s, cache, attn = self._state, self._state.cache, block.self_attn
+        score = gate = None
+        if s.taus is not None:
+            score = Score(
+                tau=s.taus[layer],
+                flags=s.flags[layer],
+                forced=None if s.forced is None else s.forced[layer],
+                ages=s.ages[layer],
+                tas=None if s.tas is None else s.tas[layer],
+                max_age=s.max_age or 0,
+                released=s.released,
+                pairs=s.pairs,
+            )
+            gate = Gate(s.flags[layer], s.t, s.outputs[layer])
+        h = self.norm(block.input_layernorm, x)
+        projections = (attn.q_proj, attn.k_proj, attn.v_proj)
+        linear(h, [p.weight for p in projections], [p.bias for p in projections], self._qkv)
+        keys, values = cache.k[layer], cache.v[layer]
+        ring = None if cache.ring is None else cache.ring[layer]
+        append(self._qkv, self._query, keys, values, ring, s.cos, s.sin, s.t, self._places, s.videos, score)
+        attend(self._query, keys, values, cache.pad, s.t, self._places, self._scratch, self._attended)
+        linear(self._attended, [attn.o_proj.weight], [attn.o_proj.bias], x, add=True)
+        h = self.norm(block.post_attention_layernorm, x)
+        m = block.mlp
+        return mlp(h, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight, x, self._middle, gate)
+
+    def depth(self, x: Tensor, d: int) -> Tensor:
+        """See `Ops.depth`. The result is overwritten by the next call."""
+        net, h, normed = self._depth, self._wide, self._wide_normed
+
+        def norm(layer: nn.LayerNorm) -> Tensor:
+            return layer_norm(h, layer.weight, layer.bias, layer.eps, normed)
+
+        h.copy_(net.pos_emb_d[0, d].expand_as(h))
+        entry = net.in_mlp_1 if d else net.in_mlp_2
+        linear(x, [entry.weight], [entry.bias], h, add=True)
+        for past, block in zip(self._past, net.blocks, strict=True):
+            attn, first, second = block.attn, cast(nn.Linear, block.mlp[0]), cast(nn.Linear, block.mlp[2])
+            parts = (attn.query, attn.key, attn.value)
+            linear(norm(block.ln1), [p.weight for p in parts], [p.bias for p in parts], past[d])
+            attended = attend_depths(past, attn.heads, d + 1, self._wide_attended)
+            linear(attended, [attn.proj.weight], [attn.proj.bias], h, add=True)
+            wide = linear(norm(block.ln2), [first.weight], [first.bias], self._wide_middle, gelu=True)
+            linear(wide, [second.weight], [second.bias], h, add=True)
+        last = net.classifier_mlp
+        return linear(norm(last.layer_norm), [last.linear.weight], [last.linear.bias], self._logits)

@@ -1,0 +1,158 @@
+"""Attention of one query a head over a cache whose length is counted on the device.
+
+The cache is read in chunks, each by its own program, whose softmax sums are put together in a fixed
+order; chunks past the last token read nothing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastcar_cli.kernels.gpu.append import Places
+
+CHUNK = 128
+"""Places of the cache that one program reads."""
+
+
+@triton.jit
+def _attend_kernel(
+    query,
+    keys,
+    values,
+    pad,
+    token,
+    sums,
+    peaks,
+    weights,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    PLACES: tl.constexpr,
+    PADDED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DP: tl.constexpr,
+):
+    """One chunk of places for one head of one row: softmax sum, its peak and its weight, float32.
+
+    A chunk past the last token has weight 0 and reads no keys.
+    """
+    head = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    row = head // H
+    group = row * KV + (head % H) // (H // KV)
+    slot = PADDED + tl.load(token).to(tl.int32)
+    first = tl.load(pad + row).to(tl.int32)
+    end = slot + 1
+    if WINDOW > 0:
+        end = SINKS + WINDOW
+    end = tl.minimum(end, (chunk + 1) * CHUNK)
+    i = tl.arange(0, DP)
+    q = tl.load(query + head * D + i, mask=i < D, other=0.0).to(tl.float32) / tl.sqrt(D * 1.0)
+    peak = float("-inf")
+    weight = 0.0
+    total = tl.zeros((DP,), tl.float32)
+    for start in tl.range(0, CHUNK, BLOCK):
+        place = chunk * CHUNK + start + tl.arange(0, BLOCK)
+        if WINDOW > 0:
+            # The last slot so far that lies in this place of the ring; sinks are not counted again.
+            held = slot - (slot - (place - SINKS) + WINDOW) % WINDOW
+            seen = (place < end) & ((place < SINKS) | (held >= first + SINKS))
+        else:
+            seen = (place < end) & (place >= first)
+        at = (group * PLACES + place)[:, None] * D + i[None, :]
+        inside = seen[:, None] & (i[None, :] < D)
+        k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
+        score = tl.where(seen, tl.sum(k * q[None, :], 1), float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 0))
+        # Nothing seen yet: any finite number will do, all weights are zero.
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp(score - level)
+        fade = tl.exp(peak - level)
+        weight = weight * fade + tl.sum(p, 0)
+        total = total * fade + tl.sum(p[:, None] * v, 0)
+        peak = higher
+    at = head * CHUNKS + chunk
+    tl.store(sums + at * D + i, total, mask=i < D)
+    tl.store(peaks + at, peak)
+    tl.store(weights + at, weight)
+
+
+@triton.jit
+def _combine_kernel(
+    sums, peaks, weights, out, D: tl.constexpr, CHUNKS: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr
+):
+    """All chunks of one head of one row, in their order."""
+    head = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, CP)
+    i = tl.arange(0, DP)
+    at = head * CHUNKS + c
+    peak = tl.load(peaks + at, mask=c < CHUNKS, other=float("-inf"))
+    share = tl.exp(peak - tl.max(peak, 0))
+    weight = tl.sum(share * tl.load(weights + at, mask=c < CHUNKS, other=0.0), 0)
+    inside = (c[:, None] < CHUNKS) & (i[None, :] < D)
+    part = tl.load(sums + at[:, None] * D + i[None, :], mask=inside, other=0.0)
+    total = tl.sum(share[:, None] * part, 0) / weight
+    tl.store(out + head * D + i, total.to(out.dtype.element_ty), mask=i < D)
+
+
+def chunks_of(places: int, chunk: int = CHUNK) -> int:
+    """Chunks that `attend` divides a cache into."""
+    return int(triton.cdiv(places, chunk))
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    pad: Tensor,
+    token: Tensor,
+    places: Places,
+    scratch: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    *,
+    chunk: int = CHUNK,
+    block: int = 64,
+) -> Tensor:
+    """Attention of query [rows, heads, head_dim] over the cache up to the input token, into out [rows, heads head_dim].
+
+    pad int64 [rows] counts the padding before each prompt. Only places that hold a token so far are
+    read. scratch: float32 [rows, heads, chunks, head_dim] and twice [rows, heads, chunks].
+    """
+    rows, heads, d = query.shape
+    size = keys.shape[2]
+    chunks = chunks_of(size, chunk)
+    sums, peaks, weights = scratch
+    wide = triton.next_power_of_2(d)
+    _attend_kernel[(rows * heads, chunks)](
+        query,
+        keys,
+        values,
+        pad,
+        token,
+        sums,
+        peaks,
+        weights,
+        H=heads,
+        KV=keys.shape[1],
+        D=d,
+        PLACES=size,
+        PADDED=places.padded,
+        WINDOW=places.window,
+        SINKS=places.sinks,
+        CHUNKS=chunks,
+        CHUNK=chunk,
+        BLOCK=block,
+        DP=wide,
+        num_warps=4,
+    )
+    _combine_kernel[(rows * heads,)](
+        sums, peaks, weights, out, D=d, CHUNKS=chunks, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4
+    )
+    return out

@@ -1,0 +1,182 @@
+"""The gated SwiGLU MLP of few rows: a row that replays takes its output from the cache.
+
+Each program reads the flags of its rows on the device and leaves the weights alone where every row
+replays, so what is skipped is decided without the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastcar_cli.kernels.gpu.linear import Tile, _inputs, _product, _weights, padded_rows, upcast
+
+# Chosen by arithmetic (docs/gpu.md), not by measuring.
+GATE_UP = Tile(out=32, inner=128, stages=3)
+DOWN = Tile(out=32, inner=256, stages=4)
+
+
+@triton.jit
+def _replays(flags, t, r, ROWS: tl.constexpr, TOKENS: tl.constexpr):
+    """Replay flag of each row at token t, int32 [RP]; rows that do not exist replay."""
+    at = flags + r.to(tl.int64) * TOKENS + tl.load(t)
+    return tl.load(at, mask=r < ROWS, other=1).to(tl.int32)
+
+
+@triton.jit
+def _gate_up_kernel(
+    x,
+    gate,
+    up,
+    out,
+    flags,
+    t,
+    ROWS: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    RP: tl.constexpr,
+    STAGES: tl.constexpr,
+    REPLAY: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """A tile of silu(gate x) * (up x). Returns before any weight is read where every row replays."""
+    r = tl.arange(0, RP)
+    if REPLAY:
+        if tl.min(_replays(flags, t, r, ROWS, TOKENS), 0) == 1:
+            return
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    g = tl.zeros((BN, RP), tl.float32)
+    u = tl.zeros((BN, RP), tl.float32)
+    for k0 in tl.range(0, K, BK, num_stages=STAGES):
+        k = k0 + tl.arange(0, BK)
+        inputs = _inputs(x, r, k, ROWS, K, UPCAST)
+        even: tl.constexpr = N % BN == 0 and K % BK == 0
+        g = tl.dot(_weights(gate, n, k, N, K, even, UPCAST), inputs, g, input_precision="ieee")
+        u = tl.dot(_weights(up, n, k, N, K, even, UPCAST), inputs, u, input_precision="ieee")
+    kind = out.dtype.element_ty
+    g = g.to(kind).to(tl.float32)
+    g = (g / (1.0 + tl.exp(-g))).to(kind).to(tl.float32)
+    y = g * u.to(kind).to(tl.float32)
+    tl.store(out + r[None, :] * N + n[:, None], y.to(kind), mask=(n[:, None] < N) & (r[None, :] < ROWS))
+
+
+@triton.jit
+def _down_kernel(
+    h,
+    down,
+    x,
+    cache,
+    flags,
+    t,
+    ROWS: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOKENS: tl.constexpr,
+    FRAME: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    RP: tl.constexpr,
+    STAGES: tl.constexpr,
+    REPLAY: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """A tile of down h, into the replay cache where the row computes, and added to x for all rows.
+
+    Where every row replays no weight is read: the cached output is added and that is all.
+    """
+    r = tl.arange(0, RP)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    inside = (n[:, None] < N) & (r[None, :] < ROWS)
+    at = x + r[None, :] * N + n[:, None]
+    kind = x.dtype.element_ty
+    if REPLAY:
+        replays = _replays(flags, t, r, ROWS, TOKENS)
+        place = (r.to(tl.int64) * FRAME + tl.load(t) % FRAME) * N
+        slot = cache + place[None, :] + n[:, None]
+        kept = inside & (replays[None, :] == 1)
+        y = tl.load(slot, mask=kept, other=0.0).to(tl.float32)
+        if tl.min(replays, 0) == 0:
+            new = _product(h, down, n, r, ROWS, N, K, BN, BK, RP, STAGES, UPCAST).to(kind)
+            tl.store(slot, new, mask=inside & (replays[None, :] == 0))
+            y = tl.where(replays[None, :] == 1, y, new.to(tl.float32))
+    else:
+        y = _product(h, down, n, r, ROWS, N, K, BN, BK, RP, STAGES, UPCAST).to(kind).to(tl.float32)
+    residual = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(at, (residual + y).to(kind), mask=inside)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the MLP kernels read of a layer's replay state.
+
+    flags: uint8 [rows, tokens], 1 where the row replays at that token; t: int64 [1], the input
+    token; cache: MLP outputs [rows, frame, width].
+    """
+
+    flags: Tensor
+    t: Tensor
+    cache: Tensor
+
+
+def mlp(
+    h: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    x: Tensor,
+    middle: Tensor,
+    replay: Gate | None,
+    *,
+    tiles: tuple[Tile, Tile] = (GATE_UP, DOWN),
+) -> Tensor:
+    """Add the MLP of normalised inputs h [rows, width] to x [rows, width], in place; returns x.
+
+    gate, up [mlp_width, width] and down [width, mlp_width] are the weights, middle [rows, mlp_width]
+    is scratch. With `replay`, a row whose flag is set takes its output from the cache and the others
+    leave theirs there; where every row replays, no program touches a weight.
+    """
+    rows, width = h.shape
+    wide = len(gate)
+    first, second = tiles[0].of(wide, width), tiles[1].of(width, wide)
+    flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.cache)
+    shared = {"ROWS": rows, "TOKENS": flags.shape[1], "RP": padded_rows(rows), "UPCAST": upcast(h)}
+    _gate_up_kernel[(triton.cdiv(wide, first.out),)](
+        h,
+        gate,
+        up,
+        middle,
+        flags,
+        t,
+        N=wide,
+        K=width,
+        BN=first.out,
+        BK=first.inner,
+        STAGES=first.stages,
+        REPLAY=replay is not None,
+        num_warps=first.warps,
+        **shared,
+    )
+    _down_kernel[(triton.cdiv(width, second.out),)](
+        middle,
+        down,
+        x,
+        cache,
+        flags,
+        t,
+        N=width,
+        K=wide,
+        FRAME=cache.shape[1],
+        BN=second.out,
+        BK=second.inner,
+        STAGES=second.stages,
+        REPLAY=replay is not None,
+        num_warps=second.warps,
+        **shared,
+    )
+    return x
