@@ -44,7 +44,7 @@ TOLERANCE = 0.005
 """A ratio this near its target is taken."""
 HELD_OUT = 0.03
 """Farthest that a ratio may be from its target on held-out seeds, and on the ones searched."""
-STEPS = 12
+STEPS = 16
 """Most thresholds tried after tau -inf."""
 _LEAST_HELD_OUT = 8
 _TAS_VIDEOS = 8
@@ -145,8 +145,9 @@ class _Ranks:
         if rank <= 0:
             return -math.inf
         span = max(self.high - self.low, 1e-3)
-        grid = [0.0, _EDGE, *np.linspace(0.05, 0.95, 19), 1 - _EDGE, 1.0]
-        at = [self.low - span, *np.quantile(self._tas, grid[1:-1]), self.high + span]
+        inner = [_EDGE, *np.linspace(0.05, 0.95, 19), 1 - _EDGE]
+        grid = [0.0, _EDGE / 2, *inner, 1 - _EDGE / 2, 1.0]
+        at = [self.low - span, self.low, *np.quantile(self._tas, inner), self.high, self.high + span]
         return round(float(np.interp(rank, grid, at)), 3) + 0.0
 
 
@@ -234,29 +235,26 @@ def find_threshold(
 
 
 def _match(search: _Search, ranks: _Ranks, target: Target) -> None:
-    """Narrow the ranks around a ratio: false position, with a halving where an end does not move."""
+    """Narrow the ranks around a ratio by false position (Illinois: an end that stays counts half each time)."""
     most = target.value(search.line(-math.inf))
     if target.wanted >= most - TOLERANCE:
         return
-    low, high, f_low, f_high, stuck = 0.0, 1.0, most, 0.0, 0
+    low, high, over, under, last = 0.0, 1.0, most - target.wanted, -target.wanted, 0
     for _ in range(STEPS):
-        rank = (
-            (low + high) / 2 if stuck >= 2 else low + (high - low) * (f_low - target.wanted) / max(f_low - f_high, 1e-9)
-        )
-        rank = min(max(rank, low + 0.02 * (high - low)), high - 0.02 * (high - low))
+        rank = low + (high - low) * over / (over - under)
+        rank = min(max(rank, low + 0.05 * (high - low)), high - 0.05 * (high - low))
         tau = ranks.tau(rank)
         if tau in (ranks.tau(low), ranks.tau(high)):
             return
-        value = target.value(search.line(tau))
-        if abs(value - target.wanted) <= TOLERANCE:
+        off = target.value(search.line(tau)) - target.wanted
+        if abs(off) <= TOLERANCE:
             return
-        if value > target.wanted:
-            stuck = stuck + 1 if stuck > 0 else 1
-            low, f_low = rank, value
+        side = 1 if off > 0 else -1
+        if side > 0:
+            low, over, under = rank, off, under / 2 if last == side else under
         else:
-            stuck = stuck - 1 if stuck < 0 else -1
-            high, f_high = rank, value
-        stuck = 2 if stuck <= -2 else stuck
+            high, under, over = rank, off, over / 2 if last == side else over
+        last = side
 
 
 def _bisect(search: _Search, ranks: _Ranks, target: Target) -> None:
