@@ -48,6 +48,8 @@ STEPS = 16
 """Most thresholds tried after tau -inf."""
 _LEAST_HELD_OUT = 8
 _TAS_VIDEOS = 8
+_NEAR = 0.005
+"""Of the spread of the TAS: thresholds nearer to one another are not told apart in a search for a quality."""
 _EDGE = 0.02
 """Ranks nearer to an end than this lie outside the TAS seen, up to its whole range beyond it."""
 
@@ -275,6 +277,9 @@ def _bisect(search: _Search, ranks: _Ranks, target: Target) -> None:
         else:
             low, below = rank, line
         if above is not None and below["replay_ratio"] - above["replay_ratio"] <= 2 * TOLERANCE:
+            return
+        if ranks.tau(high) - ranks.tau(low) < _NEAR * ranks.spread:
+            # Between thresholds this near lies a cliff, which no step finer makes less steep.
             return
 
 
