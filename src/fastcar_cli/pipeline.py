@@ -316,6 +316,11 @@ class TextToVideo:
                 yield Frame(video, frame, image)
 
     @property
+    def model(self) -> LoadedModel:
+        """The loaded model, shared by every pipeline made from this one."""
+        return self._model
+
+    @property
     def decode(self) -> Decode | None:
         """The engine's state of the last run."""
         return self._decode
@@ -483,6 +488,10 @@ class TextToVideo:
             },
             "backend": {"name": self._backend_name} if emulated is None else emulated.to_dict(),
         }
+
+    def with_config(self, config: RunConfig) -> TextToVideo:
+        """The same loaded model in another run; model, device and dtype of `config` are not looked at."""
+        return TextToVideo(self._model, config)
 
     def with_settings(self, **changes: Any) -> TextToVideo:
         """The same loaded model with other decode settings (fields of `DecodeSettings`).

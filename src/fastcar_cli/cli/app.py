@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fastcar_cli import __version__
-from fastcar_cli.cli import config_cmd, fpga_cmd, generate, profile_cmd, train_cmd
+from fastcar_cli.cli import config_cmd, fpga_cmd, generate, profile_cmd, sweep_cmd, train_cmd
 from fastcar_cli.errors import FastcarError
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def root(
 
 app.command("generate")(generate.generate)
 app.command("profile")(profile_cmd.profile)
+app.add_typer(sweep_cmd.app, name="sweep", help="Speed against quality over thresholds, prompts and seeds.")
 app.command("fpga")(fpga_cmd.fpga)
 app.command("config")(config_cmd.config)
 app.command("train")(train_cmd.train)

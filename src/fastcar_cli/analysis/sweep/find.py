@@ -1,0 +1,355 @@
+"""From a target to a threshold: `replay=0.8`, `ssim>=0.9`, `fidelity-drop<=0.02`.
+
+The search goes over ranks of the TAS that dense runs show, not over thresholds themselves, because replay changes
+evenly with the rank. Rank 0 is tau -inf (all that can replays), rank 1 is dense. Every threshold tried is a cell of
+the sweep, so a search that was stopped goes on as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.analysis.sweep.files import write_whole
+from fastcar_cli.analysis.sweep.metrics import KEYS
+from fastcar_cli.analysis.sweep.plan import plain_tau, told_tau
+from fastcar_cli.analysis.sweep.results import cells_of, inert, summarise
+from fastcar_cli.analysis.sweep.runner import Engine
+from fastcar_cli.analysis.sweep.session import Request, Session
+from fastcar_cli.analysis.sweep.store import Store
+from fastcar_cli.config import RunConfig
+from fastcar_cli.errors import RequestError, RunError
+
+TARGETS = {
+    "replay": ("=", "replay_ratio"),
+    "eligible": ("=", "eligible_ratio"),
+    "psnr": (">=", "psnr_db"),
+    "ssim": (">=", "ssim"),
+    "ms-ssim": (">=", "ms_ssim"),
+    "temporal": ("<=", "temporal"),
+    "lpips": ("<=", "lpips"),
+    "fidelity-drop": ("<=", "fidelity_drop"),
+}
+"""Names of a target, how they are compared, and their key in a summary line."""
+
+TOLERANCE = 0.005
+"""A ratio this near its target is taken."""
+HELD_OUT = 0.03
+"""Farthest that a ratio may be from its target on held-out seeds, and on the ones searched."""
+STEPS = 16
+"""Most thresholds tried after tau -inf."""
+_LEAST_HELD_OUT = 8
+_TAS_VIDEOS = 8
+_NEAR = 0.005
+"""Of the spread of the TAS: thresholds nearer to one another are not told apart in a search for a quality."""
+_EDGE = 0.02
+"""Ranks nearer to an end than this lie outside the TAS seen, up to its whole range beyond it."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parsed `--find`. `sign` is =, >= or <=; `key` that of a summary line."""
+
+    text: str
+    name: str
+    sign: str
+    key: str
+    wanted: float
+
+    def value(self, line: dict[str, Any]) -> float:
+        """What a summary line says of it; identical videos have an infinite PSNR, and a dense line is ideal."""
+        found = line[self.key]
+        if found is not None:
+            return float(found)
+        return self.ideal
+
+    @property
+    def ideal(self) -> float:
+        """The value of a dense run."""
+        return {"psnr_db": math.inf, "ssim": 1.0, "ms_ssim": 1.0}.get(self.key, 0.0)
+
+    def meets(self, line: dict[str, Any]) -> bool:
+        """Whether a line satisfies it."""
+        value = self.value(line)
+        if self.sign == "=":
+            return abs(value - self.wanted) <= HELD_OUT
+        return value >= self.wanted if self.sign == ">=" else value <= self.wanted
+
+    def verdict(self, found: dict[str, Any]) -> None:
+        """End as the search ended. Raises RunError where the target is out of reach, or missed on held-out seeds."""
+        best = found["best"]
+        if not found["reached"]:
+            if best is None:
+                raise RunError(f"--find {self.text}: can't be reached: no threshold replays anything")
+            value = "identical" if best["value"] is None else f"{best['value']:.4g}"
+            raise RunError(
+                f"--find {self.text}: can't be reached; the best found is {self.name} {value} at tau "
+                f"{told_tau(best['tau'])}, with {best['replay_ratio']:.1%} replayed",
+                hint="results.json has every threshold that was tried",
+            )
+        check = found["validation"]
+        if self.sign == "=" and not check["met"]:
+            raise RunError(
+                f"--find {self.text}: tau {told_tau(best['tau'])} gives {best['value']:.4g} on the seeds searched but "
+                f"{check['value']:.4g} on held-out ones, more than {HELD_OUT} away",
+                hint="search with more prompts and seeds",
+            )
+
+
+def parse_target(text: str, request: Request) -> Target:
+    """A target that this request can be searched for. Raises RequestError."""
+    told = ", ".join(f"{name}{sign}X" for name, (sign, _) in TARGETS.items())
+    match = re.fullmatch(r"\s*([a-z-]+)\s*(<=|>=|=)\s*(-?[0-9.]+(?:e-?\d+)?)\s*", text)
+    try:
+        name, sign, wanted = (match[1], match[2], float(match[3])) if match else ("", "", 0.0)
+    except ValueError:
+        name, sign, wanted = "", "", 0.0
+    if name not in TARGETS or TARGETS[name][0] != sign:
+        raise RequestError(f"--find {text}: is no target", hint=f"allowed: {told}")
+    if sign == "=" and not 0 < wanted < 1:
+        raise RequestError(f"--find {text}: a ratio lies between 0 and 1", hint="allowed: replay=0.8")
+    metric = "fidelity" if name == "fidelity-drop" else name
+    if metric in (*KEYS, "fidelity") and metric not in request.metrics:
+        hint = "--lpips-weights PATH" if metric == "lpips" else f"--metrics with {metric}"
+        raise RequestError(f"--find {text}: {metric} is not among the metrics", hint=hint)
+    for option, axis in (("--window", request.windows), ("--gate", request.gates), ("--backend", request.backends)):
+        if axis is not None and len(axis) > 1:
+            raise RequestError(
+                f"--find {text}: searches one setting, {option} names {len(axis)}", hint=f"name one {option}"
+            )
+    if request.shard is not None:
+        raise RequestError("--find and --shard exclude each other", hint="--engine ray searches on many machines")
+    return Target(text, name, sign, TARGETS[name][1], wanted)
+
+
+class _Ranks:
+    """Thresholds by rank of the TAS of dense runs."""
+
+    def __init__(self, tas: NDArray[np.float32]) -> None:
+        self._tas = np.sort(tas)
+        self.low, self.high = float(self._tas[0]), float(self._tas[-1])
+
+    @property
+    def spread(self) -> float:
+        """Range of the TAS between its 2nd and 98th percentile."""
+        return float(np.quantile(self._tas, 1 - _EDGE) - np.quantile(self._tas, _EDGE))
+
+    def tau(self, rank: float) -> float:
+        """The threshold at a rank, to three decimals so that it can be told and typed."""
+        if rank <= 0:
+            return -math.inf
+        span = max(self.high - self.low, 1e-3)
+        inner = [_EDGE, *np.linspace(0.05, 0.95, 19), 1 - _EDGE]
+        grid = [0.0, _EDGE / 2, *inner, 1 - _EDGE / 2, 1.0]
+        at = [self.low - span, self.low, *np.quantile(self._tas, inner), self.high, self.high + span]
+        return round(float(np.interp(rank, grid, at)), 3) + 0.0
+
+
+class _Search:
+    """Lines of the summary by threshold, each decoded when it is first asked for."""
+
+    def __init__(self, session: Session, store: Store, engine: Engine, on_evaluate: Callable[[str, int], None]) -> None:
+        self._session, self._store, self._engine, self._tell = session, store, engine, on_evaluate
+        self.lines: dict[float, dict[str, Any]] = {}
+
+    def line(self, tau: float) -> dict[str, Any]:
+        """The summary of one threshold over the videos searched."""
+        if tau not in self.lines:
+            self.lines[tau] = evaluate(self._session, self._store, self._engine, tau, self._tell)
+        return self.lines[tau]
+
+
+def evaluate(
+    session: Session, store: Store, engine: Engine, tau: float, tell: Callable[[str, int], None]
+) -> dict[str, Any]:
+    """Decode what a threshold needs, and its line of the summary over exactly this session's prompts and seeds."""
+    part = session.with_plan(taus=(tau,), repeats=1)
+    store.claim(part.fingerprint(), part.plan)
+    tell(f"tau {told_tau(tau)}", part.left(store))
+    part.run(store, engine)
+    documents = [store.cells[c.id] for c in part.plan.cells()]
+    lines = summarise(cells_of(documents), session.worker.scorer.keys)
+    return next(x for x in lines if x["tau"] is not None)
+
+
+def tas_of(session: Session) -> NDArray[np.float32]:
+    """TAS of every eligible pass of dense runs of some of the videos, flat."""
+    plan, found = session.plan, []
+    pairs = [(p, s) for s in plan.seeds for p in plan.prompts][:_TAS_VIDEOS]
+    pipe = session.worker.pipe(next(plan.cells())).with_settings(
+        taus=(math.inf,) * session.worker.base.layers, keep_tas=True
+    )
+    for prompt, seed in pairs:
+        for _ in pipe.stream([prompt], [seed]):
+            pass
+        decode = pipe.decode
+        if decode is not None and decode.replay is not None and decode.replay.tas is not None:
+            found.append(decode.replay.tas[:, :, decode.frame :].flatten().cpu().numpy())
+    tas = np.concatenate(found) if found else np.zeros(0, np.float32)
+    tas = tas[np.isfinite(tas)]
+    if not tas.size:
+        raise RequestError("--find: a video of one frame has nothing to replay", hint="--frames 2 or more")
+    return tas
+
+
+def find_threshold(
+    session: Session, store: Store, engine: Engine, target: Target, on_evaluate: Callable[[str, int], None]
+) -> dict[str, Any]:
+    """Search, write found.yaml, and check the threshold on held-out seeds; the `find` part of results.
+
+    The best threshold of a quality target is the one that replays most of those tried that meet it.
+    """
+    ranks = _Ranks(tas_of(session))
+    search = _Search(session, store, engine, on_evaluate)
+    for tau in session.plan.taus:
+        if tau is not None:
+            search.line(tau)
+    (_match if target.sign == "=" else _bisect)(search, ranks, target)
+    best, reached = choose(search.lines, target)
+    document: dict[str, Any] = {
+        "target": target.text,
+        "metric": target.name,
+        "reached": reached,
+        "best": None if best is None else _point(search.lines[best], target),
+        "evaluated": [_point(search.lines[t], target) for t in sorted(search.lines, reverse=True)],
+        "cliffs": cliffs(search.lines, target, ranks.spread),
+        "inert": inert([search.lines[t] for t in sorted(search.lines, reverse=True)]),
+        "tas": {"low": ranks.low, "high": ranks.high},
+        "validation": None,
+        "config": None,
+    }
+    if reached and best is not None:
+        # Decodes of a search lie far apart; what it ends with is timed side by side with the dense runs.
+        timed = session.with_plan(taus=(best,))
+        on_evaluate("timing", timed.left(store))
+        timed.run(store, engine)
+        document["config"] = str(write_config(session, store.folder, best))
+        document["validation"] = _validate(session, store, engine, target, best, on_evaluate)
+    return document
+
+
+def _match(search: _Search, ranks: _Ranks, target: Target) -> None:
+    """Narrow the ranks around a ratio by false position (Illinois: an end that stays counts half each time)."""
+    most = target.value(search.line(-math.inf))
+    if target.wanted >= most - TOLERANCE:
+        return
+    low, high, over, under, last = 0.0, 1.0, most - target.wanted, -target.wanted, 0
+    for _ in range(STEPS):
+        rank = low + (high - low) * over / (over - under)
+        rank = min(max(rank, low + 0.05 * (high - low)), high - 0.05 * (high - low))
+        tau = ranks.tau(rank)
+        if tau in (ranks.tau(low), ranks.tau(high)):
+            return
+        off = target.value(search.line(tau)) - target.wanted
+        if abs(off) <= TOLERANCE:
+            return
+        side = 1 if off > 0 else -1
+        if side > 0:
+            low, over, under = rank, off, under / 2 if last == side else under
+        else:
+            high, under, over = rank, off, over / 2 if last == side else over
+        last = side
+
+
+def _bisect(search: _Search, ranks: _Ranks, target: Target) -> None:
+    """Halve the ranks between a threshold that misses a quality and one that keeps it."""
+    if target.meets(search.line(-math.inf)):
+        return
+    low, high = 0.0, 1.0
+    below: dict[str, Any] = search.line(-math.inf)
+    above: dict[str, Any] | None = None
+    for _ in range(STEPS):
+        rank = (low + high) / 2
+        tau = ranks.tau(rank)
+        if tau in (ranks.tau(low), ranks.tau(high)):
+            return
+        line = search.line(tau)
+        if target.meets(line):
+            high, above = rank, line
+        else:
+            low, below = rank, line
+        if above is not None and below["replay_ratio"] - above["replay_ratio"] <= 2 * TOLERANCE:
+            return
+        if ranks.tau(high) - ranks.tau(low) < _NEAR * ranks.spread:
+            # Between thresholds this near lies a cliff, which no step finer makes less steep.
+            return
+
+
+def choose(lines: dict[float, dict[str, Any]], target: Target) -> tuple[float | None, bool]:
+    """The best threshold tried and whether it reaches the target; thresholds that replay nothing don't count."""
+    useful = {t: x for t, x in lines.items() if x["replay_ratio"] > 0}
+    if not useful:
+        return None, False
+    if target.sign == "=":
+        best = min(useful, key=lambda t: (abs(target.value(useful[t]) - target.wanted), -t))
+        return best, target.meets(useful[best])
+    good = {t: x for t, x in useful.items() if target.meets(x)}
+    if good:
+        return max(good, key=lambda t: (good[t]["replay_ratio"], t)), True
+    sign = 1 if target.sign == ">=" else -1
+    return max(useful, key=lambda t: (sign * target.value(useful[t]), useful[t]["replay_ratio"])), False
+
+
+def _point(line: dict[str, Any], target: Target) -> dict[str, Any]:
+    value = target.value(line)
+    keys = ("tau", "replay_ratio", "eligible_ratio")
+    return {**{k: line[k] for k in keys}, "value": value if math.isfinite(value) else None}
+
+
+def cliffs(lines: dict[float, dict[str, Any]], target: Target, spread: float) -> list[dict[str, Any]]:
+    """Neighbouring thresholds, at most a tenth of the TAS's range apart, between which the target's value changes by
+    a quarter of all it can: from dense to tau -inf (PSNR, infinite when dense: from its best to its worst).
+    """
+    points = [(t, target.value(lines[t])) for t in sorted(lines) if math.isfinite(t)]
+    values = [v for t in lines if math.isfinite(v := target.value(lines[t]))]
+    if target.key != "psnr_db":
+        values.append(target.ideal)
+    whole = max(values) - min(values) if values else 0.0
+    found = []
+    for (t0, v0), (t1, v1) in itertools.pairwise(points):
+        if whole > 0 and t1 - t0 <= 0.1 * spread and abs(v1 - v0) >= 0.25 * whole and math.isfinite(v1 - v0):
+            why = f"between tau {t0:g} and {t1:g} {target.name} goes from {v0:.4g} to {v1:.4g}"
+            found.append({"from": t0, "to": t1, "why": why})
+    return found
+
+
+def write_config(session: Session, folder: Path, tau: float) -> Path:
+    """DIR/found.yaml: the configuration of the search with the threshold found, for `generate --config`."""
+    cell = next(session.plan.cells())
+    data = session.worker.config.to_dict()
+    data["replay"] |= {"tau": tau, "gate": session.plan.gates[0]}
+    data["attention"]["window"], data["backend"]["name"] = cell.window, cell.backend
+    file = folder / "found.yaml"
+    write_whole(file, RunConfig.from_dict(data).to_yaml())
+    return file
+
+
+def _validate(
+    session: Session, store: Store, engine: Engine, target: Target, tau: float, tell: Callable[[str, int], None]
+) -> dict[str, Any]:
+    """The threshold on seeds behind the ones searched, in a sweep folder of its own (DIR/held-out)."""
+    plan = session.plan
+    count = max(len(plan.seeds), math.ceil(_LEAST_HELD_OUT / len(plan.prompts)))
+    seeds = tuple(range(max(plan.seeds) + 1, max(plan.seeds) + 1 + count))
+    held_out = session.with_plan(seeds=seeds, taus=(tau,))
+    apart = Store.make(store.folder / "held-out")
+    apart.claim(held_out.fingerprint(), held_out.plan)
+    apart.read()
+    line = evaluate(held_out, apart, engine, tau, tell)
+    value = target.value(line)
+    return {
+        "seeds": list(seeds),
+        "videos": line["videos"],
+        "tau": plain_tau(tau),
+        "value": value if math.isfinite(value) else None,
+        "replay_ratio": line["replay_ratio"],
+        "met": target.meets(line),
+    }

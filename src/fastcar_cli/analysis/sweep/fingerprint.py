@@ -1,0 +1,92 @@
+"""What decides the results of a sweep besides its axes, so that a folder never mixes two configurations."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastcar_cli import __version__
+from fastcar_cli.analysis.sweep.files import sha256_of
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import folder_of
+from fastcar_cli.pipeline import TextToVideo
+
+SWEPT = (
+    "generation.seed",
+    "generation.samples",
+    "replay.tau",
+    "replay.gate",
+    "attention.window",
+    "backend.name",
+    "backend.preset",
+)
+"""Keys that the plan decides, or (`backend.preset`) that matter for some of its cells only."""
+
+
+def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def model_identity(model: str) -> dict[str, str]:
+    """Hash of every file of weights and configuration of a model, by name. Raises RequestError."""
+    folder = folder_of(model)
+    suffixes = {".safetensors", ".bin", ".json", ".model"}
+    files = sorted(f for f in folder.rglob("*") if f.is_file() and f.suffix in suffixes)
+    try:
+        return {str(f.relative_to(folder)): sha256_of(f) for f in files if f.name != "encoder.safetensors"}
+    except OSError as e:
+        raise RequestError(f"--model {model}: {e.filename} can't be read: {e.strerror}") from None
+
+
+def fingerprint(
+    pipe: TextToVideo, model: str, metrics: tuple[str, ...], lpips: Path | None, backends: tuple[str, ...]
+) -> dict[str, Any]:
+    """Everything that changes a cell apart from its own parameters, as flat keys."""
+    found = {k: v for k, v in flat(pipe.effective).items() if k not in SWEPT}
+    network = pipe.model.network
+    found |= {
+        "fastcar": __version__,
+        "torch": torch.__version__.split("+")[0],
+        "model": pipe.name,
+        "runtime.device": network.device.type,
+        "runtime.dtype": network.weight_format,
+        "metrics": ",".join(metrics),
+    }
+    found |= {f"model file {name}": value for name, value in model_identity(model).items()}
+    if lpips is not None and "lpips" in metrics:
+        found["lpips weights"] = sha256_of(lpips)
+    if "fpga-sim" in backends:
+        found |= _accelerator(pipe.effective["backend"]["preset"])
+    return found
+
+
+def _accelerator(preset: str) -> dict[str, str]:
+    from fastcar_cli.backends.fpga.preset import load_preset
+
+    return {"backend.preset": hashlib.sha256(repr(load_preset(preset)).encode()).hexdigest()}
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """The first thing in which two configurations differ, in words; None where they agree.
+
+    An accelerator named by one of them only is no difference: a sweep may add `--backend fpga-sim` later.
+    """
+    for key in sorted({*before, *now}):
+        if key == "backend.preset" and not (key in before and key in now):
+            continue
+        was, is_ = before.get(key, "absent"), now.get(key, "absent")
+        if was != is_:
+            if key.startswith("model file") or key in ("lpips weights", "backend.preset"):
+                return f"{key} has other contents"
+            return f"{key} was {was!r} there and is {is_!r} now"
+    return None

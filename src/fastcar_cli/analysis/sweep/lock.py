@@ -1,0 +1,91 @@
+"""One sweep a folder: a lock of the operating system, which ends with its process however that ends.
+
+Shards of the same division may share a folder, each with a lock of its own; a whole sweep, or a shard of another
+division, may not run beside them because both would do the same cells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fastcar_cli.errors import RequestError, RunError
+
+PREFIX = ".lock-"
+_MASTER = ".lock"
+
+
+def _name(shard: tuple[int, int] | None) -> str:
+    return f"{PREFIX}whole" if shard is None else f"{PREFIX}{shard[0]}-of-{shard[1]}"
+
+
+def _holder(folder: Path, name: str) -> str:
+    """Who holds a lock, as far as its note tells."""
+    try:
+        note = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        return f"process {note['process']} on {note['host']}, since {note['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+@contextlib.contextmanager
+def master(folder: Path) -> Iterator[None]:
+    """Short turns of the shards of a folder at what they share (plan, tables). Raises RunError."""
+    lock = FileLock(folder / _MASTER)
+    try:
+        lock.acquire(timeout=120)
+    except Timeout:
+        raise RunError(f"{folder / _MASTER} has been held for two minutes", hint="is another sweep stuck?") from None
+    except (OSError, NotImplementedError) as e:
+        raise RequestError(f"-o {folder}: can't be locked: {e}", hint="choose a folder on a local disk") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _held(path: Path) -> bool:
+    probe = FileLock(path)
+    try:
+        probe.acquire(timeout=0)
+    except Timeout:
+        return True
+    probe.release()
+    return False
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[None]:
+    """Hold a sweep folder, or one shard of it. Raises RequestError where another sweep has it."""
+    name = _name(shard)
+    mine = FileLock(folder / name)
+    with master(folder):
+        for other in sorted(folder.glob(f"{PREFIX}*")):
+            match = re.fullmatch(rf"{re.escape(PREFIX)}(?:whole|(\d+)-of-(\d+))", other.name)
+            if match is None:
+                continue
+            compatible = shard is not None and match[2] == str(shard[1]) and other.name != name
+            if not compatible and _held(other):
+                part = f" (shard {match[1]}/{match[2]})" if match[2] else ""
+                raise RequestError(
+                    f"-o {folder}: another sweep{part} is at work there: {_holder(folder, other.name)}",
+                    hint="wait for it, or name another folder",
+                )
+        mine.acquire(timeout=0)
+    note = {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    with contextlib.suppress(OSError):
+        (folder / f"{name}.json").write_text(json.dumps(note), encoding="utf-8")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / f"{name}.json").unlink(missing_ok=True)
+        mine.release()

@@ -1,0 +1,65 @@
+"""Videos by the names that VBench reads: `{prompt}-{index}.mp4` at 8 frames a second, one folder a setting."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from fastcar_cli.analysis.sweep.plan import Plan, told_tau
+from fastcar_cli.analysis.sweep.store import Store
+from fastcar_cli.errors import RequestError, RunError
+
+VBENCH_FPS = 8
+SAMPLES = 5
+"""Videos a prompt that VBench takes for most of its dimensions."""
+_LONGEST = 255
+"""Bytes of a file name on common file systems."""
+
+
+def check_names(plan: Plan, fps: int) -> list[str]:
+    """Refuse prompts that can't be file names, and another frame rate; notices. Raises RequestError."""
+    if fps != VBENCH_FPS:
+        raise RequestError(f"--names vbench: needs {VBENCH_FPS} fps, the videos have {fps}", hint="leave out video.fps")
+    for prompt in plan.prompts:
+        name = f"{prompt}-{len(plan.seeds) - 1}.mp4"
+        if "/" in prompt or "\0" in prompt or (os.name == "nt" and set(prompt) & set('\\:*?"<>|')):
+            raise RequestError(f"--names vbench: the prompt {prompt!r} can't be a file name")
+        if len(os.fsencode(name)) > _LONGEST:
+            raise RequestError(
+                f"--names vbench: a file name has at most {_LONGEST} bytes, the prompt {prompt[:60]!r}... is longer"
+            )
+    if len(plan.seeds) < SAMPLES:
+        return [f"VBench takes {SAMPLES} videos a prompt for most dimensions; --seeds 0-4 makes them"]
+    return []
+
+
+def link_names(store: Store, plan: Plan) -> Path:
+    """Give every finished video of the plan its VBench name; the folder that holds one folder a setting.
+
+    The index is the seed's place among the plan's. Links where the file system has them, copies elsewhere.
+    """
+    top = store.folder / "vbench"
+    for cell in plan.cells():
+        if cell.id not in store.cells:
+            continue
+        parts = ["dense" if cell.dense else f"tau{told_tau(cell.tau)}"]
+        parts += [] if cell.window is None else [f"window{cell.window}"]
+        parts += [] if cell.dense else [cell.gate]
+        folder = top / "_".join([*parts, cell.backend])
+        target = folder / f"{cell.prompt}-{plan.seeds.index(cell.seed)}.mp4"
+        source = store.place / f"{cell.id}.mp4"
+        temporary = folder / f".{cell.id}.mp4"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)
+            try:
+                os.link(source, temporary)
+            except OSError:
+                shutil.copyfile(source, temporary)
+            os.replace(temporary, target)
+            # Renaming a link onto another link of the same file leaves both.
+            temporary.unlink(missing_ok=True)
+        except OSError as e:
+            raise RunError(f"{target} could not be written: {e.strerror}") from None
+    return top

@@ -1,0 +1,302 @@
+"""Which cells a sweep has: parsing what the user asked for, and the cross product with its dense references."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fastcar_cli.errors import RequestError
+
+GATES = ("row", "pair")
+BACKENDS = ("torch", "fpga-sim")
+MAX_CELLS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One video of a sweep. tau None is dense; window None attends to everything."""
+
+    prompt: str
+    seed: int
+    tau: float | None
+    window: int | None
+    gate: str
+    backend: str
+
+    @property
+    def reference(self) -> Cell:
+        """The dense cell that this one is compared with (itself where it is dense).
+
+        A gate decides nothing in a dense run, so all gates share one dense cell; its gate is called `row`.
+        """
+        return replace(self, tau=None, gate="row")
+
+    @property
+    def dense(self) -> bool:
+        """Whether this is a reference."""
+        return self.tau is None
+
+    @property
+    def id(self) -> str:
+        """Name of its files: readable, and unique by a hash over its parameters."""
+        slug = re.sub(r"[^a-z0-9]+", "-", self.prompt.lower()).strip("-")[:40].strip("-") or "video"
+        tau = "dense" if self.tau is None else f"tau{self.tau:g}".replace(".", "p")
+        window = "" if self.window is None else f"-w{self.window}"
+        gate = "" if self.dense else f"-{self.gate}"
+        digest = hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:10]
+        return f"{slug}-s{self.seed}-{tau}{window}{gate}-{self.backend}-{digest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its parameters for JSON; tau -inf is the string "-inf"."""
+        return {
+            "prompt": self.prompt,
+            "seed": self.seed,
+            "tau": plain_tau(self.tau),
+            "window": self.window,
+            "gate": self.gate,
+            "backend": self.backend,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Cell:
+        """What `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        tau = data["tau"]
+        return cls(
+            str(data["prompt"]),
+            int(data["seed"]),
+            None if tau is None else float(tau),
+            None if data["window"] is None else int(data["window"]),
+            str(data["gate"]),
+            str(data["backend"]),
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """A dense cell and the cells that are compared with it: the unit that one worker does."""
+
+    reference: Cell
+    cells: tuple[Cell, ...]
+
+    @property
+    def all(self) -> tuple[Cell, ...]:
+        """The dense cell first."""
+        return (self.reference, *self.cells)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The axes of a sweep. The dense cell of each prompt, seed, window and backend always belongs to it."""
+
+    prompts: tuple[str, ...]
+    seeds: tuple[int, ...]
+    taus: tuple[float | None, ...]
+    windows: tuple[int | None, ...] = (None,)
+    gates: tuple[str, ...] = ("row",)
+    backends: tuple[str, ...] = ("torch",)
+    repeats: int = 1
+
+    def groups(self) -> list[Group]:
+        """Every group, in the order they are worked on."""
+        thresholds = [t for t in self.taus if t is not None]
+        found = []
+        for prompt in self.prompts:
+            for seed in self.seeds:
+                for window in self.windows:
+                    for backend in self.backends:
+                        dense = Cell(prompt, seed, None, window, "row", backend)
+                        cells = tuple(replace(dense, tau=t, gate=g) for g in self.gates for t in thresholds)
+                        found.append(Group(dense, cells))
+        return found
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell of every group."""
+        for group in self.groups():
+            yield from group.all
+
+    def __len__(self) -> int:
+        """Number of cells."""
+        groups = len(self.prompts) * len(self.seeds) * len(self.windows) * len(self.backends)
+        return groups * (1 + len(self.gates) * sum(t is not None for t in self.taus))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, as results.json has it; the dense runs make "off" (null) part of every plan."""
+        return {
+            "prompts": list(self.prompts),
+            "seeds": list(self.seeds),
+            "tau": [None, *(plain_tau(t) for t in self.taus if t is not None)],
+            "window": list(self.windows),
+            "gate": list(self.gates),
+            "backend": list(self.backends),
+            "repeats": self.repeats,
+        }
+
+
+def plain_tau(tau: float | None) -> float | str | None:
+    """A threshold for JSON."""
+    return "-inf" if tau == -math.inf else tau
+
+
+def told_tau(tau: float | str | None) -> str:
+    """A threshold for people."""
+    return "off" if tau is None else tau if isinstance(tau, str) else f"{tau:g}"
+
+
+def shard_of(groups: Sequence[Group], text: str | None) -> list[Group]:
+    """The groups of shard "k/n": every n-th, so that the shards together are the whole and share no cell."""
+    if text is None:
+        return list(groups)
+    k, n = parse_shard(text)
+    return [g for i, g in enumerate(groups) if i % n == k - 1]
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """(3, 8) of "3/8". Raises RequestError."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise RequestError(
+            f"--shard {text}: not a part of a whole", hint="allowed: k/n with k from 1 to n, such as 3/8"
+        )
+    return int(match[1]), int(match[2])
+
+
+def _parts(option: str, text: str) -> list[str]:
+    parts = [p.strip() for p in text.split(",")]
+    if not all(parts):
+        raise RequestError(f"{option} {text!r}: holds an empty entry", hint="entries have one comma between them")
+    return parts
+
+
+def _once(option: str, text: str, values: Sequence[Any], told: Sequence[str]) -> None:
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            raise RequestError(f"{option} {text}: {told[i]} stands twice")
+
+
+def parse_taus(text: str) -> tuple[float | None, ...]:
+    """Thresholds of "off,0,-0.5,-inf". Raises RequestError."""
+    found: list[float | None] = []
+    parts = _parts("--tau", text)
+    for part in parts:
+        try:
+            value = None if part.lower() == "off" else float(part)
+        except ValueError:
+            value = math.nan
+        if value is not None and (math.isnan(value) or value == math.inf):
+            raise RequestError(
+                f"--tau {text}: {part!r} is no threshold",
+                hint="allowed: 'off', numbers and -inf, with commas between them",
+            )
+        # -0.0 and 0.0 are one threshold and shall be one cell.
+        found.append(None if value is None else value + 0.0)
+    _once("--tau", text, found, parts)
+    return tuple(found)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds of "0-3", "0,5,7" or both mixed. Raises RequestError."""
+    found: list[int] = []
+    for part in _parts("--seeds", text):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if last < first or last >= 2**63 or last - first >= MAX_CELLS:
+            raise RequestError(
+                f"--seeds {text}: {part!r} is neither a seed nor a range", hint="allowed: 0-3, 0,5,7 or 0-3,7"
+            )
+        found += range(first, last + 1)
+    if len(set(found)) < len(found):
+        twice = next(s for i, s in enumerate(found) if s in found[:i])
+        raise RequestError(f"--seeds {text}: {twice} stands twice")
+    return tuple(found)
+
+
+def parse_windows(text: str) -> tuple[int | None, ...]:
+    """Windows of "off,256". Raises RequestError."""
+    parts = _parts("--window", text)
+    found: list[int | None] = []
+    for part in parts:
+        if part.lower() != "off" and not (part.isdecimal() and int(part) >= 1):
+            raise RequestError(f"--window {text}: {part!r} is no window", hint="allowed: 'off' and numbers of tokens")
+        found.append(None if part.lower() == "off" else int(part))
+    _once("--window", text, found, parts)
+    return tuple(found)
+
+
+def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    """Comma-separated words out of `allowed`. Raises RequestError with the allowed ones."""
+    parts = _parts(option, text)
+    for part in parts:
+        if part not in allowed:
+            raise RequestError(f"{option} {text}: {part!r} is unknown", hint=f"allowed: {', '.join(allowed)}")
+    _once(option, text, parts, parts)
+    return tuple(parts)
+
+
+def read_prompts(file: Path) -> tuple[list[str], list[str]]:
+    """Prompts of a text file, one a line, or of a .json file in VBench's form, and notices.
+
+    VBench's list holds objects with "prompt_en"; a plain list of strings will do as well. Its lists name a prompt
+    once for each dimension it serves, so there a prompt that comes again is merged and told of; in a text file it
+    is refused. Raises RequestError.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise RequestError(f"--prompts {file}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"--prompts {file} can't be read: {e}") from None
+    if file.suffix.lower() != ".json":
+        lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+        if not lines:
+            raise RequestError(f"--prompts {file}: holds no prompt", hint="one prompt a line")
+        first: dict[str, int] = {}
+        for number, line in lines:
+            if line in first:
+                raise RequestError(
+                    f"--prompts {file}: line {number} repeats line {first[line]}: {line!r}",
+                    hint="more videos of a prompt come from more --seeds",
+                )
+            first[line] = number
+        return list(first), []
+    try:
+        data = json.loads(text)
+    except ValueError as e:
+        raise RequestError(f"--prompts {file} is not valid JSON: {e}") from None
+    if not isinstance(data, list):
+        raise RequestError(f"--prompts {file}: the top level is a {type(data).__name__}, needed: a list")
+    found = []
+    for i, entry in enumerate(data):
+        value = entry.get("prompt_en") if isinstance(entry, dict) else entry
+        if not isinstance(value, str) or not value.strip():
+            raise RequestError(f"--prompts {file}: entry {i} has no text under 'prompt_en'")
+        found.append(value.strip())
+    if not found:
+        raise RequestError(f"--prompts {file}: holds no prompt", hint='needed: [{"prompt_en": "..."}, ...]')
+    single = list(dict.fromkeys(found))
+    notices = [f"{file}: {len(found) - len(single)} entries repeat a prompt and share its video"]
+    return single, notices if len(single) < len(found) else []
+
+
+def join_prompts(given: Sequence[str], file: Path | None) -> tuple[list[str], list[str]]:
+    """Prompts of the command line and of a file together, and notices. Raises RequestError."""
+    texts = [t.strip() for t in given]
+    notices: list[str] = []
+    if any(not t for t in texts):
+        raise RequestError("the prompt is empty", hint="describe the video in a few words")
+    if file is not None:
+        more, notices = read_prompts(file)
+        texts += more
+    for i, text in enumerate(texts):
+        if text in texts[:i]:
+            raise RequestError(
+                f"the prompt {text!r} stands twice", hint="more videos of a prompt come from more --seeds"
+            )
+    if not texts:
+        raise RequestError("no prompt given", hint='fastcar sweep "a red ball rolling" --tau off,-2 -o DIR')
+    return texts, notices

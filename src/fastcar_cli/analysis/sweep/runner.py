@@ -1,0 +1,72 @@
+"""Goes through a plan: what is missing is decoded, every finding is on disk before the next one.
+
+Timings repeat in rounds over the whole plan: in a round each group decodes its dense cell and then its others, so
+dense and replayed runs interleave and a slow minute of the machine meets all of them. After the first round every
+cell is finished; later ones only add timings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from fastcar_cli.analysis.sweep.plan import Cell, Group
+from fastcar_cli.analysis.sweep.store import CellRecord, Store
+from fastcar_cli.analysis.sweep.worker import Finding, Task, Worker
+
+
+class Engine(Protocol):
+    """Where tasks are worked on."""
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Finding]:
+        """Findings of every task, in any order of tasks, as they come."""
+        ...
+
+
+class LocalEngine:
+    """One worker in this process."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Finding]:
+        """One task after another."""
+        for task in tasks:
+            yield from self._worker.work(task)
+
+
+def task_of(group: Group, repeats: int, store: Store) -> Task | None:
+    """What a group still needs to have every cell timed `repeats` times, one run a cell; None where nothing."""
+    cells = tuple(c for c in group.all if store.runs(c) < repeats)
+    if not cells:
+        return None
+    known = frozenset(c for c in cells if store.runs(c))
+    alone = group.reference not in cells and len(known) < len(cells)
+    return Task(cells, known, store.frames(group.reference) if alone else None)
+
+
+def outstanding(groups: Sequence[Group], repeats: int, store: Store) -> int:
+    """Decodes that are left."""
+    return sum(max(0, repeats - store.runs(c)) for g in groups for c in g.all)
+
+
+def run_groups(
+    groups: Sequence[Group],
+    repeats: int,
+    store: Store,
+    engine: Engine,
+    on_done: Callable[[Cell], None] | None = None,
+) -> None:
+    """Decode what is missing. `on_done` is told of each decode that is on disk.
+
+    Raises what a decode or the disk raises; everything found before stays.
+    """
+    for done in range(1, repeats + 1):
+        tasks = (t for g in groups if (t := task_of(g, done, store)) is not None)
+        for finding in engine.run(tasks):
+            if isinstance(finding, CellRecord):
+                store.put(finding)
+            else:
+                store.add_run(finding.cell, finding.run)
+            if on_done is not None:
+                on_done(finding.cell)

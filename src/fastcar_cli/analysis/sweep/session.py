@@ -1,0 +1,280 @@
+"""One sweep from a request to its tables: what the command line calls."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fastcar_cli.analysis.sweep.fingerprint import fingerprint
+from fastcar_cli.analysis.sweep.lock import lock_folder, master
+from fastcar_cli.analysis.sweep.metrics import Scorer
+from fastcar_cli.analysis.sweep.names import VBENCH_FPS, check_names, link_names
+from fastcar_cli.analysis.sweep.plan import MAX_CELLS, Cell, Group, Plan, parse_shard, shard_of
+from fastcar_cli.analysis.sweep.results import build
+from fastcar_cli.analysis.sweep.runner import Engine, LocalEngine, outstanding, run_groups
+from fastcar_cli.analysis.sweep.store import Store
+from fastcar_cli.analysis.sweep.table import write_tables
+from fastcar_cli.analysis.sweep.worker import Worker
+from fastcar_cli.config import RunConfig
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.hub import repository_of
+from fastcar_cli.pipeline import TextToVideo
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, parsed but not yet checked against a model. None: the configuration's own value."""
+
+    config: RunConfig
+    prompts: tuple[str, ...]
+    seeds: tuple[int, ...]
+    taus: tuple[float | None, ...] | None
+    windows: tuple[int | None, ...] | None = None
+    gates: tuple[str, ...] | None = None
+    backends: tuple[str, ...] | None = None
+    repeats: int = 3
+    metrics: tuple[str, ...] = ()
+    lpips: Path | None = None
+    vbench: bool = False
+    shard: str | None = None
+    engine: str = "local"
+    address: str | None = None
+    workers: int | None = None
+    searches: bool = False
+
+
+@dataclass
+class Session:
+    """A request with its model loaded and its plan made.
+
+    Notices are for the user; `on_done`, where set, is told of each decode that is on disk.
+    """
+
+    request: Request
+    worker: Worker
+    plan: Plan
+    groups: list[Group]
+    notices: list[str] = field(default_factory=list)
+    on_done: Callable[[Cell], None] | None = None
+
+    @classmethod
+    def open(cls, request: Request) -> Session:
+        """Load the model and refuse what can't be done. Raises RequestError."""
+        config = _plain(request)
+        pipe = TextToVideo.from_config(config)
+        effective = pipe.effective
+        taus = request.taus
+        if taus is None:
+            tau = request.config.replay.tau
+            if (tau == "off" and not request.searches) or isinstance(tau, list):
+                raise RequestError("no thresholds given", hint="--tau off,0,-1,-2,-4 or --find replay=0.8")
+            taus = () if tau == "off" else (float(tau),)
+        plan = Plan(
+            prompts=request.prompts,
+            seeds=request.seeds,
+            taus=taus,
+            windows=(config.attention.window,) if request.windows is None else request.windows,
+            gates=(request.config.replay.gate or effective["replay"]["gate"],)
+            if request.gates is None
+            else request.gates,
+            backends=(config.backend.name,) if request.backends is None else request.backends,
+            repeats=request.repeats,
+        )
+        if len(plan) > MAX_CELLS:
+            raise RequestError(
+                f"the plan has {len(plan)} cells, allowed: {MAX_CELLS}", hint="--seeds or --tau with less"
+            )
+        scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
+        scorer.check(pipe.height, pipe.width)
+        notices = pipe.notices(plan.prompts)
+        if "pair" in plan.gates and pipe.settings.sampling.cfg == 1.0:
+            notices.append(
+                "gate pair: without guidance (cfg 1) a video is one row, so it decides as row does; "
+                "--set sampling.cfg=2 makes pairs"
+            )
+        if request.vbench:
+            notices += check_names(plan, pipe.fps)
+        for backend in plan.backends:
+            # Refuses an accelerator that is unknown or too small before any work is done.
+            pipe.with_config(_with_backend(config, backend))
+        worker = Worker(config, scorer, "fidelity" in request.metrics, pipe)
+        groups = shard_of(plan.groups(), request.shard)
+        if not groups:
+            notices.append(
+                f"shard {request.shard} has nothing to do: the plan has {len(plan.groups())} groups of a dense cell "
+                "and what is compared with it"
+            )
+        return cls(request, worker, plan, groups, notices)
+
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """(k, n) of `--shard`."""
+        return None if self.request.shard is None else parse_shard(self.request.shard)
+
+    @property
+    def repeats(self) -> int:
+        """Timed decodes a cell."""
+        return self.plan.repeats
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the results depend on besides the axes."""
+        request = self.request
+        return fingerprint(self.worker.base, request.config.model, request.metrics, request.lpips, self.plan.backends)
+
+    @contextlib.contextmanager
+    def opened(self, folder: Path) -> Iterator[Store]:
+        """The store of a folder, locked, claimed for this configuration and read. Raises RequestError."""
+        store = Store.make(folder)
+        with lock_folder(folder, self.shard):
+            store.claim(self.fingerprint(), self.plan)
+            if self.shard is None:
+                store.clean()
+            store.read()
+            yield store
+
+    def left(self, store: Store | None) -> int:
+        """Decodes that are not on disk."""
+        if store is None:
+            return sum(len(g.all) for g in self.groups) * self.repeats
+        return outstanding(self.groups, self.repeats, store)
+
+    def expected_seconds(self, store: Store | None) -> dict[str, float]:
+        """Seconds that are left by backend: the wall time of one short dense decode for each video left.
+
+        An upper bound where cells replay; metrics are not in it.
+        """
+        found: dict[str, float] = {}
+        for backend in self.plan.backends:
+            groups = [g for g in self.groups if g.reference.backend == backend]
+            if store is None:
+                decodes = sum(len(g.all) for g in groups) * self.repeats
+            else:
+                decodes = outstanding(groups, self.repeats, store)
+            cell = Cell(self.plan.prompts[0], self.plan.seeds[0], None, self.plan.windows[0], "row", backend)
+            self.worker.warm_up(cell)
+            pipe = self.worker.pipe(cell)
+            short = pipe.with_settings(frames=min(2, pipe.frames))
+            began = time.perf_counter()
+            for _ in short.stream([cell.prompt], [cell.seed]):
+                pass
+            found[backend] = (time.perf_counter() - began) / short.frames * pipe.frames * decodes
+        return found
+
+    @contextlib.contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """Where this sweep's cells are decoded. Raises RequestError where Ray is asked for and missing."""
+        if self.request.engine == "local":
+            yield LocalEngine(self.worker)
+            return
+        from fastcar_cli.analysis.sweep.ray_engine import RayEngine
+
+        ray = RayEngine(self.worker, address=self.request.address, workers=self.request.workers)
+        try:
+            yield ray
+        finally:
+            ray.close()
+
+    def run(self, store: Store, engine: Engine) -> None:
+        """Decode what is missing of the plan."""
+        run_groups(self.groups, self.repeats, store, engine, self.on_done)
+
+    def with_plan(self, **axes: Any) -> Session:
+        """The same loaded model on other axes."""
+        plan = replace(self.plan, **axes)
+        return replace(self, plan=plan, groups=shard_of(plan.groups(), self.request.shard))
+
+    def finish(self, store: Store, find: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[str]]:
+        """Write the tables, the names of `--names` and the report; the results, and what to tell the user."""
+        told: list[str] = []
+        with master(store.folder):
+            if self.shard is not None:
+                store.read()
+                store.claimed()
+            config = self.worker.base.effective
+            results = build(store, self.worker.base, config, self.worker.scorer.keys)
+            if find is not None:
+                results["find"] = find
+            write_tables(store.folder, results)
+            if self.request.vbench:
+                told.append(f"videos by VBench's names are in {link_names(store, self.plan)}")
+            if results["cells"]:
+                from fastcar_cli.analysis.report import write_report
+
+                told.append(f"report: {write_report(store.folder)}")
+        return results, told
+
+
+def _with_backend(config: RunConfig, backend: str) -> RunConfig:
+    data = config.to_dict()
+    data["backend"]["name"] = backend
+    return RunConfig.from_dict(data)
+
+
+def _plain(request: Request) -> RunConfig:
+    """The configuration without what the plan decides. Raises RequestError for keys that contradict a sweep."""
+    data = request.config.to_dict()
+    if data["generation"]["samples"] != 1:
+        raise RequestError("generation.samples: a sweep takes its videos from --seeds", hint="--seeds 0-3")
+    if data["replay"]["ratio"] is not None:
+        raise RequestError(
+            "replay.ratio: a sweep compares thresholds", hint=f"--find replay={data['replay']['ratio']} finds one"
+        )
+    if request.vbench and data["video"]["fps"] is None:
+        data["video"]["fps"] = VBENCH_FPS
+    data["generation"]["seed"] = None
+    data["replay"] |= {"tau": "off", "gate": None}
+    return RunConfig.from_dict(data)
+
+
+def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
+    """What `--dry-run` tells: the plan, what of it is finished in the folder, and seconds expected by backend.
+
+    The weights of a model on the hub are not fetched for it, so there nothing is measured and no default of the
+    model is known. Raises RequestError as the sweep would.
+    """
+    if repository_of(request.config.model) is not None:
+        if request.taus is None or request.gates is None:
+            raise RequestError(
+                "--dry-run of a model on the hub loads nothing, so it needs --tau and --gate", hint="--gate row"
+            )
+        plan = Plan(
+            request.prompts,
+            request.seeds,
+            request.taus,
+            request.windows or (request.config.attention.window,),
+            request.gates,
+            request.backends or (request.config.backend.name,),
+            request.repeats,
+        )
+        groups, notes, seconds, left = shard_of(plan.groups(), request.shard), [], None, None
+    else:
+        session = Session.open(request)
+        plan, groups, notes = session.plan, session.groups, session.notices
+        store = None
+        if folder is not None and (folder / "sweep.json").exists():
+            store = Store(folder)
+            store.compare(session.fingerprint())
+            store.read(c for g in groups for c in g.all)
+            notes = [*notes, *(f"damaged cell, it would be made again: {d}" for d in store.damaged)]
+        left, seconds = session.left(store), session.expected_seconds(store)
+    cells = sum(len(g.all) for g in groups)
+    return {
+        "plan": plan.to_dict(),
+        "shard": request.shard,
+        "cells": cells,
+        "decodes": cells * plan.repeats,
+        "left": cells * plan.repeats if left is None else left,
+        "expected_s": seconds,
+        "notes": notes,
+    }
+
+
+def vbench_total(folder: Path) -> dict[str, Any]:
+    """VBench's total of a folder of its result files. Raises RequestError or RunError."""
+    from fastcar_cli.analysis.vbench import score
+
+    return score(folder)

@@ -1,0 +1,215 @@
+"""A sweep's folder: each finished cell on disk at once and whole, damaged ones found.
+
+DIR/sweep.json          what decides the results (fingerprint), and the axes asked for so far
+DIR/cells/<id>.mp4      the video
+DIR/cells/<id>.npz      decoded frames of a dense cell, which the others are compared with
+DIR/cells/<id>.json     everything measured, with hashes of the files above; written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.analysis.sweep.files import sha256_of, write_whole
+from fastcar_cli.analysis.sweep.fingerprint import difference
+from fastcar_cli.analysis.sweep.lock import master
+from fastcar_cli.analysis.sweep.plan import Cell, Plan
+from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.video import open_writer
+
+FORMAT = "fastcar-sweep-1"
+
+
+@dataclass
+class CellRecord:
+    """A decoded cell: its document, its frames uint8 [T, H, W, 3], and what its file carries.
+
+    The document holds `metrics`, `frames`, `fidelity`, `replay`, `fpga`, `digest` (of the frames) and
+    `runs`, a list of {"decode_s", "tokens_per_s"}.
+    """
+
+    cell: Cell
+    document: dict[str, Any]
+    images: NDArray[np.uint8]
+    fps: int
+    scale: int
+    recipe: dict[str, Any]
+
+
+@dataclass
+class Store:
+    """What is on disk of a sweep. `cells` holds the documents of finished cells by id."""
+
+    folder: Path
+    cells: dict[str, dict[str, Any]] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+    axes: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, folder: Path) -> Store:
+        """A store in a folder, made if missing. Raises RequestError where it can't be written to."""
+        try:
+            (folder / "cells").mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise RequestError(f"-o {folder}: can't be made: {e.strerror}") from None
+        for place in (folder, folder / "cells"):
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise RequestError(f"-o {folder}: {place} is not writable")
+        known = (folder / "sweep.json").exists()
+        strangers = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name != "cells"]
+        if not known and strangers and not any((folder / "cells").iterdir()):
+            (folder / "cells").rmdir()
+            raise RequestError(
+                f"-o {folder}: is no sweep and not empty ({sorted(strangers)[0]})", hint="name a new folder"
+            )
+        return cls(folder)
+
+    @property
+    def place(self) -> Path:
+        """The folder of the cells."""
+        return self.folder / "cells"
+
+    def claim(self, fingerprint: dict[str, Any], plan: Plan) -> None:
+        """Join a plan to the folder's, which must have been made with the same configuration.
+
+        Raises RequestError that names the difference.
+        """
+        file = self.folder / "sweep.json"
+        with master(self.folder):
+            axes = plan.to_dict()
+            if file.exists():
+                before, old = self.compare(fingerprint)
+                fingerprint = {**before, **fingerprint}
+                axes = merged(old, axes)
+            self.axes = axes
+            document = {"format": FORMAT, "fingerprint": fingerprint, "plan": axes}
+            text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+            if not file.exists() or file.read_text(encoding="utf-8") != text:
+                write_whole(file, text)
+
+    def compare(self, fingerprint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Fingerprint and axes of the folder. Raises RequestError where it holds another configuration."""
+        file = self.folder / "sweep.json"
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            if data["format"] != FORMAT:
+                raise ValueError(f"key 'format' is {data['format']!r}, allowed: {FORMAT!r}")
+            before, old = dict(data["fingerprint"]), dict(data["plan"])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise RequestError(f"{file} is damaged: {e}", hint="restore it, or sweep into a new folder") from None
+        found = difference(before, fingerprint)
+        if found is not None:
+            raise RequestError(
+                f"-o {self.folder}: holds a sweep of another configuration: {found}",
+                hint="name a new folder, or ask for what was asked for there",
+            )
+        return before, old
+
+    def claimed(self) -> None:
+        """Read the axes again, which another shard may have joined to."""
+        try:
+            self.axes = json.loads((self.folder / "sweep.json").read_text(encoding="utf-8"))["plan"]
+        except (OSError, ValueError, KeyError) as e:
+            raise RunError(f"{self.folder / 'sweep.json'} can't be read: {e}") from None
+
+    def clean(self) -> None:
+        """Remove what a killed sweep left half-written. Only for who holds the whole folder."""
+        for path in (*self.place.glob(".*"), *self.folder.glob(".results*"), *self.folder.glob(".sweep.json-*")):
+            if path.is_file():
+                path.unlink(missing_ok=True)
+
+    def read(self, wanted: Iterable[Cell] | None = None) -> None:
+        """Load and check finished cells (all of the folder where none are named); damaged ones go to `damaged`."""
+        self.cells, self.damaged = {}, []
+        if wanted is None:
+            names = sorted(p.name.removesuffix(".json") for p in self.place.glob("[!.]*.json"))
+        else:
+            names = [c.id for c in wanted]
+        for name in names:
+            try:
+                document = self._load(name)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, KeyError, TypeError) as e:
+                self.damaged.append(f"{self.place / name}.json: {e}")
+                continue
+            self.cells[name] = document
+
+    def _load(self, name: str) -> dict[str, Any]:
+        text = (self.place / f"{name}.json").read_text(encoding="utf-8")
+        document = json.loads(text)
+        if document["id"] != name or Cell.from_dict(document).id != name:
+            raise ValueError("belongs to another cell")
+        if not document["runs"]:
+            raise ValueError("holds no run")
+        for suffix, digest in document["files"].items():
+            try:
+                if sha256_of(self.place / f"{name}{suffix}") != digest:
+                    raise ValueError(f"{name}{suffix} is not the file that was written")
+            except FileNotFoundError:
+                raise ValueError(f"{name}{suffix} is missing") from None
+        return document
+
+    def runs(self, cell: Cell) -> int:
+        """How often a cell was timed; 0 where it is not finished."""
+        return len(self.cells[cell.id]["runs"]) if cell.id in self.cells else 0
+
+    def put(self, record: CellRecord) -> None:
+        """Write a new cell. Raises RunError, leaving nothing half-written under a final name."""
+        name = record.cell.id
+        video = self.place / f"{name}.mp4"
+        with open_writer(video, fps=record.fps, scale=record.scale, recipe=record.recipe) as writer:
+            for image in record.images:
+                writer.add(image)
+        try:
+            files = {".mp4": sha256_of(video)}
+        except OSError as e:
+            raise RunError(f"{video} can't be read: {e.strerror}") from None
+        if record.cell.dense:
+            packed = io.BytesIO()
+            np.savez_compressed(packed, frames=record.images)
+            write_whole(self.place / f"{name}.npz", packed.getvalue())
+            files[".npz"] = hashlib.sha256(packed.getvalue()).hexdigest()
+        document = {"id": name, **record.cell.to_dict(), **record.document, "files": files}
+        self._save(document)
+
+    def add_run(self, cell: Cell, run: dict[str, float]) -> None:
+        """Add one more timing to a finished cell."""
+        document = dict(self.cells[cell.id])
+        document["runs"] = [*document["runs"], run]
+        self._save(document)
+
+    def _save(self, document: dict[str, Any]) -> None:
+        text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        write_whole(self.place / f"{document['id']}.json", text)
+        self.cells[document["id"]] = document
+
+    def frames(self, reference: Cell) -> NDArray[np.uint8]:
+        """Decoded frames of a finished dense cell. Raises RunError."""
+        file = self.place / f"{reference.id}.npz"
+        try:
+            with np.load(file) as data:
+                return np.asarray(data["frames"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as e:
+            raise RunError(f"{file} can't be read: {e}", hint="the same command makes it again") from None
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Axes of both plans: what is new goes behind, seeds in order, thresholds from off downwards."""
+    both: dict[str, Any] = {"repeats": max(old["repeats"], new["repeats"])}
+    for key in ("prompts", "seeds", "tau", "window", "gate", "backend"):
+        both[key] = [*old[key], *(v for v in new[key] if v not in old[key])]
+    both["seeds"] = sorted(both["seeds"])
+    both["tau"] = sorted(both["tau"], key=lambda t: (t is not None, 0.0 if t is None else -float(t)))
+    return both

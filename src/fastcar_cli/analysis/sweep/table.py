@@ -1,0 +1,70 @@
+"""results.json, and one tidy row a cell as results.csv and results.parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastcar_cli.analysis.sweep.files import write_whole
+
+_FIDELITY = ("background", "color", "shape", "motion", "size", "persists", "all_right")
+
+
+def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """One flat row a cell. `tau` is a number (-inf possible), empty for a dense cell, which `dense` names."""
+    table = []
+    for c in results["cells"]:
+        decode = c["speed"]["decode_s"]
+        row: dict[str, Any] = {k: c[k] for k in ("id", "prompt", "seed")}
+        row |= {"dense": c["tau"] is None, "tau": None if c["tau"] is None else float(c["tau"])}
+        row |= {k: c[k] for k in ("window", "gate", "backend", "reference", "video")}
+        row |= {k: c["replay"][k] for k in ("ratio", "eligible_ratio")}
+        row |= {f"decode_s_{k}": decode[k] for k in ("median", "min", "max")}
+        row |= {"runs": len(decode["runs"]), **{k: c["speed"][k] for k in ("tokens_per_s", "speedup")}}
+        row |= {key: None if c["metrics"] is None else c["metrics"][key] for key in results["metrics"]}
+        row |= {f"right_{k.removesuffix('_right')}": (c["fidelity"] or {}).get(k) for k in _FIDELITY}
+        row |= {f"fpga_{k}": (c["fpga"] or {}).get(k) for k in ("cycles", "latency_s", "energy_j")}
+        table.append(row)
+    return table
+
+
+def _csv(table: Sequence[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(table[0]) if table else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: str(v).lower() if isinstance(v, bool) else v for k, v in row.items()} for row in table)
+    return out.getvalue()
+
+
+def _parquet(table: Sequence[dict[str, Any]]) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    whole, flags = (
+        {"seed", "window", "runs", "fpga_cycles"},
+        {"dense", *(k for k in table[0] if k.startswith("right_"))},
+    )
+    words = {"id", "prompt", "gate", "backend", "reference", "video"}
+
+    def kind(name: str) -> pyarrow.DataType:
+        if name in words:
+            return pyarrow.string()
+        return pyarrow.int64() if name in whole else pyarrow.bool_() if name in flags else pyarrow.float64()
+
+    schema = pyarrow.schema([(name, kind(name)) for name in table[0]])
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(table), schema=schema), out)
+    return out.getvalue()
+
+
+def write_tables(folder: Path, results: dict[str, Any]) -> None:
+    """Write the three files, each whole. Raises RunError."""
+    table = rows(results)
+    if table:
+        write_whole(folder / "results.csv", _csv(table))
+        write_whole(folder / "results.parquet", _parquet(table))
+    write_whole(folder / "results.json", json.dumps(results, ensure_ascii=False, allow_nan=False) + "\n")

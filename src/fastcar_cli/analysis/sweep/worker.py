@@ -1,0 +1,155 @@
+"""Decodes cells and measures them. A worker holds one loaded model on one device.
+
+Only decoding is timed, by the engine's own clock and with nothing else inside; metrics come afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli import __version__
+from fastcar_cli.analysis.sweep.fidelity import draws_the_world, fidelity_of
+from fastcar_cli.analysis.sweep.metrics import Scorer
+from fastcar_cli.analysis.sweep.plan import Cell
+from fastcar_cli.analysis.sweep.store import CellRecord
+from fastcar_cli.config import RunConfig
+from fastcar_cli.errors import RunError
+from fastcar_cli.pipeline import TextToVideo
+
+
+@dataclass(frozen=True)
+class Task:
+    """Cells of one group to decode once each, the dense one first.
+
+    `known` are cells that were measured before and are only timed again. `reference` are the dense cell's frames
+    where it is among neither.
+    """
+
+    cells: tuple[Cell, ...]
+    known: frozenset[Cell]
+    reference: NDArray[np.uint8] | None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One more timed decode of a cell that was measured before."""
+
+    cell: Cell
+    run: dict[str, float]
+
+
+Finding = CellRecord | Timing
+
+
+class Worker:
+    """A loaded model that decodes cells of any setting."""
+
+    def __init__(self, config: RunConfig, scorer: Scorer, fidelity: bool, pipe: TextToVideo | None = None) -> None:
+        """Load the model of `config` unless a pipeline that has it is given.
+
+        `fidelity` asks for the world's analyser; it stays silent for models of other worlds.
+        """
+        self.config, self.scorer = config, scorer
+        self.base = pipe or TextToVideo.from_config(config)
+        world = draws_the_world(self.base.model.tokenizer, self.base.height, self.base.width)
+        self.fidelity = fidelity and world
+        self._warm: set[str] = set()
+
+    def pipe(self, cell: Cell) -> TextToVideo:
+        """The pipeline of a cell, sharing the model."""
+        data = self.config.to_dict()
+        data["replay"] |= {"tau": "off" if cell.tau is None else cell.tau, "gate": cell.gate}
+        data["attention"]["window"] = cell.window
+        data["backend"]["name"] = cell.backend
+        return self.base.with_config(RunConfig.from_dict(data))
+
+    def warm_up(self, cell: Cell) -> None:
+        """Decode up to two frames with and without replay, so that no timing holds what only a first run does."""
+        if cell.backend in self._warm:
+            return
+        pipe = self.pipe(cell)
+        for taus in (None, (-np.inf,) * pipe.layers):
+            short = pipe.with_settings(taus=taus, frames=min(2, pipe.frames) if taus else 1)
+            for _ in short.stream([cell.prompt], [cell.seed]):
+                pass
+        self._warm.add(cell.backend)
+
+    def decode(self, cell: Cell) -> tuple[TextToVideo, NDArray[np.uint8]]:
+        """Decode a cell; its pipeline with the report, and the frames uint8 [T, H, W, 3]."""
+        try:
+            self.warm_up(cell)
+            pipe = self.pipe(cell)
+            return pipe, np.stack([frame.image for frame in pipe.stream([cell.prompt], [cell.seed])])
+        except (MemoryError, RuntimeError) as e:
+            if isinstance(e, MemoryError) or "alloc" in str(e) or "out of memory" in str(e).lower():
+                raise RunError(
+                    f"out of memory: {e}", hint="fewer --frames need less; finished cells are kept"
+                ) from None
+            raise
+
+    def work(self, task: Task) -> Iterator[Finding]:
+        """Each cell of a task in turn, as soon as it is done."""
+        reference = task.reference
+        for cell in task.cells:
+            pipe, images = self.decode(cell)
+            run = {k: pipe.report(0)["timing"][k] for k in ("decode_s", "tokens_per_s")}
+            if cell.dense:
+                reference = images
+            if cell in task.known:
+                yield Timing(cell, run)
+                continue
+            yield self._measure(cell, pipe, images, None if cell.dense else reference, run)
+
+    def _measure(
+        self,
+        cell: Cell,
+        pipe: TextToVideo,
+        images: NDArray[np.uint8],
+        reference: NDArray[np.uint8] | None,
+        run: dict[str, float],
+    ) -> CellRecord:
+        report = pipe.report(0)
+        replay = report["replay"]
+        means, frames = (None, None) if reference is None else self.scorer.score(images, reference)
+        accelerator = report["backend"]
+        document: dict[str, Any] = {
+            "metrics": means,
+            "frames": frames,
+            "fidelity": fidelity_of(images, report["reading"]["tokens"]) if self.fidelity else None,
+            "replay": {
+                **{k: replay[k] for k in ("ratio", "eligible_ratio", "by_layer", "by_frame")},
+                "map": replay_map(pipe),
+            },
+            "fpga": {k: accelerator[k] for k in ("cycles", "latency_s", "energy_j")}
+            if accelerator["name"] == "fpga-sim"
+            else None,
+            "digest": hashlib.sha256(images.tobytes()).hexdigest(),
+            "runs": [run],
+        }
+        # Threads and samples of this process say nothing about the video, and shards may differ in them.
+        settings = {**pipe.effective, "generation": {**pipe.effective["generation"], "seed": cell.seed, "samples": 1}}
+        recipe = {
+            "prompt": cell.prompt,
+            "seed": cell.seed,
+            "settings": settings,
+            "model": pipe.name,
+            "version": __version__,
+        }
+        return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe)
+
+
+def replay_map(pipe: TextToVideo) -> list[list[list[float]]]:
+    """Share of layers and rows that replayed at each position, [T, h, w]; the last token is never fed back: 0."""
+    decode = pipe.decode
+    h, w = pipe.grid
+    places = np.zeros(pipe.frames * h * w)
+    if decode is not None and decode.replay is not None:
+        shares = decode.replay.replayed.float().mean((0, 1)).cpu().numpy()
+        places[: len(shares)] = shares
+    return np.round(places, 4).reshape(pipe.frames, h, w).tolist()

@@ -1,0 +1,207 @@
+"""`fastcar sweep`: speed against quality over thresholds, prompts and seeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fastcar_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from fastcar_cli.analysis.sweep.session import Request, Session
+    from fastcar_cli.analysis.sweep.store import Store
+
+
+class _Group(TyperGroup):
+    """`sweep PROMPT... [options]` is the sweep itself; only a first word that names a subcommand is one."""
+
+    _sweep = "sweep"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in self.commands:
+            args = [self._sweep, *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return ("" if name == self._sweep else name), command, rest
+
+
+app = typer.Typer(cls=_Group, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command("sweep")
+def sweep(
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What the videos show.")] = None,
+    prompts_file: Annotated[
+        Path | None, typer.Option("--prompts", help="File with one prompt a line, or VBench's JSON list.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the sweep.")] = None,
+    tau: Annotated[
+        str | None,
+        typer.Option(help="Thresholds with commas between them: 'off', numbers, -inf. [default: the configuration's]"),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")] = "0",
+    window: Annotated[
+        str | None, typer.Option(help="Windows with commas between them: 'off' and numbers of tokens.")
+    ] = None,
+    gate: Annotated[str | None, typer.Option(help="Gates with commas between them: row, pair.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Backends with commas between them: torch, fpga-sim.")] = None,
+    repeats: Annotated[
+        int, typer.Option(help="Timed decodes a cell; a search times what it tries once.", min=1, max=1000)
+    ] = 3,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Of psnr, ssim, ms-ssim, temporal, fidelity, lpips. [default: all that need no weights]"),
+    ] = None,
+    lpips_weights: Annotated[
+        Path | None, typer.Option(help="State dict of torchvision's AlexNet or VGG16, for lpips.")
+    ] = None,
+    find: Annotated[
+        str | None,
+        typer.Option(
+            help="Search the threshold of a target, such as 'replay=0.8', 'ssim>=0.9', 'fidelity-drop<=0.02'."
+        ),
+    ] = None,
+    names: Annotated[str | None, typer.Option(help="vbench: also name videos {prompt}-{index}.mp4.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Do part k/n of the plan only, such as 3/8.")] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray: the same plan on a Ray cluster.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers on Ray at once.", min=1)] = None,
+    model: Annotated[str | None, typer.Option(help="mini, vila-u-7b, or the path of a model folder.")] = None,
+    frames: Annotated[int | None, typer.Option(help="Frames of the videos.")] = None,
+    config: Annotated[str | None, typer.Option(help="Preset name or YAML file.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Tell the plan and the expected time; write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print results.json on standard output.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Speed against quality over thresholds, prompts and seeds; started again it goes on.
+
+    Every cell is compared with the dense video of its prompt and seed. `fastcar sweep vbench-score DIR` is another
+    command: VBench's total from its result files.
+    """
+    from fastcar_cli.analysis.sweep import plan as parse
+    from fastcar_cli.analysis.sweep.find import parse_target
+    from fastcar_cli.analysis.sweep.metrics import parse_metrics
+    from fastcar_cli.analysis.sweep.session import Request, Session
+    from fastcar_cli.cli.render import console
+    from fastcar_cli.config import load_config
+
+    texts, notes = parse.join_prompts(prompts or [], prompts_file)
+    for option, value, allowed in (("--engine", engine, ("local", "ray")), ("--names", names, ("vbench",))):
+        if value is not None and value not in allowed:
+            raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
+    if engine == "local" and (address is not None or workers is not None):
+        raise RequestError(f"{'--address' if address is not None else '--workers'} needs --engine ray")
+    if shard is not None:
+        parse.parse_shard(shard)
+    if output is None and not dry:
+        raise RequestError("-o is missing: a sweep needs a folder", hint="-o DIR")
+    flags = {"model": model, "generation.frames": frames}
+    request = Request(
+        config=load_config(config, set_ or [], {k: v for k, v in flags.items() if v is not None}),
+        prompts=tuple(texts),
+        seeds=parse.parse_seeds(seeds),
+        taus=None if tau is None else parse.parse_taus(tau),
+        windows=None if window is None else parse.parse_windows(window),
+        gates=None if gate is None else parse.parse_names("--gate", gate, parse.GATES),
+        backends=None if backend is None else parse.parse_names("--backend", backend, parse.BACKENDS),
+        repeats=repeats,
+        metrics=parse_metrics(metrics, lpips_weights),
+        lpips=lpips_weights,
+        vbench=names == "vbench",
+        shard=shard,
+        engine=engine,
+        address=address,
+        workers=workers,
+        searches=find is not None,
+    )
+    target = None if find is None else parse_target(find, request)
+    terminal = console(quiet or as_json)
+    if dry:
+        _dry_run(request, output, as_json, terminal, notes)
+        return
+    session = Session.open(request)
+    for note in [*notes, *session.notices]:
+        terminal.print(f"[yellow]note:[/] {_escape(note)}")
+    assert output is not None
+    with session.opened(output) as store:
+        for note in store.damaged:
+            terminal.print(f"[yellow]damaged cell, made again where the plan has it:[/] {_escape(note)}")
+        results, told = _work(session, store, target, terminal)
+    if as_json:
+        typer.echo(json.dumps(results, ensure_ascii=False))
+    from fastcar_cli.cli.sweep_render import show
+
+    show(terminal, results, output, told)
+    if target is not None:
+        target.verdict(results["find"])
+
+
+def _work(session: Session, store: Store, target: Any, terminal: Any) -> tuple[dict[str, Any], list[str]]:
+    """Decode what is left under a bar, and write the tables; Ctrl-C keeps what is finished."""
+    from fastcar_cli.analysis.sweep.find import find_threshold
+    from fastcar_cli.cli.render import progress
+
+    try:
+        with session.engine() as engine, progress(terminal, "decodes") as bar:
+            task = bar.add_task("sweep", total=None)
+            session.on_done = lambda cell: bar.advance(task)
+            first = session if target is None else session.with_plan(repeats=1)
+            bar.update(task, total=first.left(store))
+            first.run(store, engine)
+            found = None
+            if target is not None:
+
+                def on_evaluate(label: str, decodes: int) -> None:
+                    bar.update(task, description=label, total=(bar.tasks[0].total or 0) + decodes)
+
+                found = find_threshold(session, store, engine, target, on_evaluate)
+    except KeyboardInterrupt:
+        rest = session.left(store)
+        terminal.print(
+            f"[yellow]stopped:[/] {len(store.cells)} cells are kept; the same command does the {rest} decodes left"
+        )
+        raise typer.Exit(130) from None
+    return session.finish(store, found)
+
+
+def _dry_run(request: Request, output: Path | None, as_json: bool, terminal: Any, notes: list[str]) -> None:
+    from fastcar_cli.analysis.sweep.session import plan_document
+    from fastcar_cli.cli.sweep_render import show_plan
+
+    document = plan_document(request, output)
+    document["notes"] = [*notes, *document["notes"]]
+    if as_json:
+        typer.echo(json.dumps(document, ensure_ascii=False))
+    else:
+        show_plan(terminal, document)
+
+
+@app.command("vbench-score")
+def vbench_score(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of VBench's *_eval_results.json.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """VBench's published total from its result files, without vbench installed."""
+    from fastcar_cli.analysis.sweep.session import vbench_total
+    from fastcar_cli.cli.sweep_render import show_scores
+
+    scores = vbench_total(folder)
+    if as_json:
+        typer.echo(json.dumps(scores))
+    else:
+        show_scores(scores)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,142 @@
+"""Tables of a sweep that people read, on standard error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_COLUMNS = {
+    "psnr_db": ("PSNR", ".1f"),
+    "ssim": ("SSIM", ".3f"),
+    "ms_ssim": ("MS-SSIM", ".3f"),
+    "temporal": ("temporal", ".2f"),
+    "lpips": ("LPIPS", ".3f"),
+}
+
+
+def _told(value: Any, form: str, none: str = "-") -> str:
+    return none if value is None else format(value, form)
+
+
+def _tau(value: float | str | None) -> str:
+    return "off" if value is None else value if isinstance(value, str) else f"{value:g}"
+
+
+def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[str]) -> None:
+    """The summary with its knees, what was found, and where everything is."""
+    knees = {(k["window"], k["gate"], k["backend"], k["tau"]) for k in results["knee"]}
+    summary = results["summary"]
+    accelerated = any(x["cycles"] is not None for x in summary)
+    judged = any(x["all_right"] is not None for x in summary)
+    columns: dict[str, list[str]] = {"tau": [], "window": [], "gate": [], "backend": [], "videos": []}
+    columns |= {"replayed": [], "time s": [], "speed": []}
+    columns |= {_COLUMNS[k][0]: [] for k in results["metrics"]}
+    columns |= {"right": []} if judged else {}
+    columns |= {"cycles": [], "J": []} if accelerated else {}
+    for x in summary:
+        dense = x["tau"] is None
+        setting = (x["window"], x["gate"], x["backend"], x["tau"])
+        row = [_tau(x["tau"]) + (" *" if setting in knees else ""), _told(x["window"], "d", "off")]
+        row += ["-" if dense else x["gate"], x["backend"], str(x["videos"])]
+        row += [f"{x['replay_ratio']:.1%}", f"{x['decode_s']:.2f}", _told(x["speedup"], ".2f")]
+        row += ["" if dense else _told(x[k], _COLUMNS[k][1], "same") for k in results["metrics"]]
+        row += [_told(x["all_right"], ".0%")] if judged else []
+        row += [_told(x["cycles"], ",.0f"), _told(x["energy_j"], ".3g")] if accelerated else []
+        for column, value in zip(columns.values(), row, strict=True):
+            column.append(value)
+    # An axis with one value says nothing in a table.
+    single = [k for k in ("window", "gate", "backend", "videos") if len({*columns[k]} - {"-"}) <= 1]
+    table = Table(box=SIMPLE, pad_edge=False)
+    for name in columns:
+        if name not in single:
+            table.add_column(name, justify="left" if name in ("tau", "window", "gate", "backend") else "right")
+    shown = [values for name, values in columns.items() if name not in single]
+    for cells in zip(*shown, strict=True):
+        table.add_row(*cells, style="bold" if cells[0].endswith("*") else None)
+    terminal.print(table)
+    for knee in results["knee"]:
+        terminal.print(f"* knee at tau {_tau(knee['tau'])}: {escape(knee['why'])}")
+    for note in results["inert"]:
+        terminal.print(f"[yellow]inert:[/] {escape(note['why'])}")
+    if "find" in results:
+        _found(terminal, results["find"])
+    terminal.print(
+        f"{len(results['cells'])} cells in {folder}: results.csv, results.parquet, results.json", soft_wrap=True
+    )
+    for line in told:
+        terminal.print(escape(line), soft_wrap=True)
+
+
+def _found(terminal: Console, found: dict[str, Any]) -> None:
+    best = found["best"]
+    if best is not None:
+        tau, value = _tau(best["tau"]), _told(best["value"], ".4g", "same")
+        which = f"tau {tau}" if found["reached"] else f"not reached; the best is tau {tau}, which"
+        terminal.print(
+            f"[bold]{escape(found['target'])}[/]: {which} gives {found['metric']} {value} with "
+            f"{best['replay_ratio']:.1%} replayed ({len(found['evaluated'])} thresholds tried)"
+        )
+    for line in found["cliffs"]:
+        terminal.print(f"[yellow]cliff:[/] {escape(line['why'])}")
+    for line in found["inert"]:
+        terminal.print(f"[yellow]inert:[/] {escape(line['why'])}")
+    check = found["validation"]
+    if check is not None:
+        met = "met" if check["met"] else "[red]missed[/]"
+        terminal.print(
+            f"held-out seeds {check['seeds'][0]} to {check['seeds'][-1]} ({check['videos']} videos): {met}, "
+            f"{found['metric']} {_told(check['value'], '.4g', 'same')} with {check['replay_ratio']:.1%} replayed"
+        )
+    if found["config"] is not None:
+        terminal.print(f"configuration: {found['config']} (fastcar generate --config)", soft_wrap=True)
+
+
+def show_plan(terminal: Console, document: dict[str, Any]) -> None:
+    """What a sweep would do."""
+    table = Table(title="nothing was written", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    plan = document["plan"]
+    for key in ("prompts", "seeds"):
+        table.add_row(key, str(len(plan[key])))
+    table.add_row("tau", ", ".join(map(_tau, plan["tau"])))
+    table.add_row("window", ", ".join("off" if w is None else str(w) for w in plan["window"]))
+    table.add_row("gate", ", ".join(plan["gate"]))
+    table.add_row("backend", ", ".join(plan["backend"]))
+    table.add_row("cells", f"{document['cells']}" + (f" (shard {document['shard']})" if document["shard"] else ""))
+    table.add_row("decodes", f"{document['decodes']} at {plan['repeats']} a cell, {document['left']} of them left")
+    seconds = document["expected_s"]
+    told = "not measured" if seconds is None else duration(sum(seconds.values()))
+    table.add_row(
+        "expected", told + (" at most, metrics not counted (one short dense decode was measured)" if seconds else "")
+    )
+    terminal.print(table)
+    for note in document["notes"]:
+        terminal.print(f"[yellow]note:[/] {escape(note)}")
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever reads best."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def show_scores(scores: dict[str, Any]) -> None:
+    """VBench's dimensions, its two parts and the total."""
+    terminal = Console(stderr=True)
+    table = Table("dimension", "part", "score", "in its range", box=SIMPLE, pad_edge=False)
+    for name, entry in scores["dimensions"].items():
+        table.add_row(name, entry["part"], f"{entry['score']:.4f}", f"{entry['normalised']:.4f}")
+    for name in ("quality", "semantic", "total"):
+        table.add_row(name, "", "", _told(scores[name], ".4f", "dimensions are missing"), style="bold")
+    terminal.print(table)
+    if scores["missing"]:
+        terminal.print(f"[yellow]missing:[/] {escape(', '.join(scores['missing']))}", soft_wrap=True)
+    if scores["unknown"]:
+        terminal.print(f"[yellow]no dimension of VBench:[/] {escape(', '.join(scores['unknown']))}", soft_wrap=True)

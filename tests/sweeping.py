@@ -1,0 +1,71 @@
+"""What the tests of sweeps share: a tiny model on disk, the command in this process or another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import tiny_spec
+from typer.testing import CliRunner, Result
+
+from fastcar_cli.cli.app import app
+from fastcar_cli.models.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.world.export import text_section
+from fastcar_cli.world.lexicon import VOCABULARY
+
+BALL, STAR = "a red ball rolling to the right on the grass", "a big yellow star bouncing at night"
+TINY_METRICS = "psnr,temporal"
+"""Of frames of 4 x 4 pixels."""
+
+
+def tiny_folder(folder: Path, seed: int = 0) -> Path:
+    spec = tiny_spec()
+    torch.manual_seed(seed)
+    model = VideoModel(replace(spec, decoder=replace(spec.decoder, vocab=len(VOCABULARY)))).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.normal_(0.0, 1.5 * p.shape[-1] ** -0.5)
+    save(folder, model, text_section(), GenerationDefaults(cfg=2.5), torch.float32)
+    return folder
+
+
+def sweep(*arguments: object) -> Result:
+    """The command in this process; an error is `result.exception`."""
+    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+
+
+def started(*arguments: object, **kwargs: Any) -> subprocess.Popen[str]:
+    """The command as a process that may be killed."""
+    env = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fastcar_cli", "sweep", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **kwargs,
+    )  # fmt: skip
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def timeless(folder: Path) -> dict[str, Any]:
+    """results.json without what the clock and the machine decide."""
+    data = results(folder)
+    del data["machine"]
+    for cell in data["cells"]:
+        del cell["speed"]
+    for line in data["summary"]:
+        del line["decode_s"], line["speedup"]
+    return data
+
+
+def cell_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file of cells with its inode and time of change: equal where nothing was written again."""
+    return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in sorted((folder / "cells").iterdir())}
