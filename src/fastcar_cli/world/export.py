@@ -41,4 +41,5 @@ def export(
     save(folder, network, text_section(), defaults, torch.float16)
     encoder = {k: v.half().contiguous() for k, v in tokenizer.encoder.state_dict().items()}
     save_file(encoder, str(folder / ENCODER_FILE))
+    (folder / ENCODER_FILE).chmod(0o644)
     return network
