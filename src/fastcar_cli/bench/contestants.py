@@ -85,12 +85,14 @@ def engine(
     cache = decode.cache
     assert isinstance(cache, FullCache)
     decode.start()
+    # transformers is given embeddings, so ours need not look up codes either.
+    latent = torch.zeros(videos, model.spec.rqvae.code_width, device=model.device, dtype=model.dtype)
     decode.fast_forward(first)
 
     @torch.inference_mode()
     def run(count: int) -> None:
         for t in range(first, first + count):
-            decode.token_pass(t)
+            decode.token_pass(t, latent)
         cache.rewind(count)
 
     return run

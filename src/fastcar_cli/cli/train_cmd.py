@@ -21,7 +21,7 @@ def train(
     ] = None,
     tokenizer_minutes: Annotated[float, typer.Option(help="Wall time for the tokenizer.", min=0.01)] = 15.0,
     base_minutes: Annotated[float, typer.Option(help="Wall time for the base stage.", min=0.01)] = 70.0,
-    replay_minutes: Annotated[float, typer.Option(help="Wall time for the replay stage.", min=0.01)] = 75.0,
+    replay_minutes: Annotated[float, typer.Option(help="Wall time for the replay stage.", min=0.01)] = 110.0,
     batch: Annotated[int, typer.Option(help="Videos a step.", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",

@@ -48,6 +48,7 @@ class CompiledPass:
         self._numbers = (NUMBERS[decode.blocks[0].mlp.gate_proj.weight.dtype], NUMBERS[model.dtype])
         slots, ring = view.keys.shape[2], view.aligned.shape[2]
         self._shape = (spec.heads, spec.kv_heads, spec.head_dim, spec.mlp_width, slots, ring, decode.frame)
+        self._last_norm = model.llm.norm.weight.float().numpy()
         self._eps = np.float32(spec.rms_eps)
         self._start = view.start.numpy()
         self._work = np.empty((rows, spec.heads, 2 * spec.head_dim + 4 + slots), np.float32)
@@ -74,7 +75,7 @@ class CompiledPass:
         self._threads = set_threads()
 
     def __call__(self, x: Tensor, t: int) -> Tensor:
-        """Run the blocks on the embeddings x [rows, width] of token t; returns the residual stream, float32."""
+        """Run the blocks on the embeddings x [rows, width] of token t; returns the normed hidden states, float32."""
         residual = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         at, frame = self._cache.place(), self._shape[-1]
         controller = None if self._replay is None or t < frame else self._replay.controller
@@ -86,6 +87,7 @@ class CompiledPass:
             self._table,
             *self._numbers,
             self._shape,
+            self._last_norm,
             self._eps,
             self._cos[t],
             self._sin[t],
@@ -202,6 +204,7 @@ def prepare(model: VideoModel) -> None:
         np.zeros((0, len(cpu.COLUMNS)), np.int64),
         *formats,
         (1, 1, 2, 4, 1, 1, 1),
+        np.ones(2, np.float32),
         np.float32(1e-6),
         line,
         line,

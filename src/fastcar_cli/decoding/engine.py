@@ -190,6 +190,7 @@ class Decode:
         self.watch: Watcher | None = None
         self.mark: Callable[[str], None] | None = None
         self._places: Tensor | None = None
+        self._latent: Tensor | None = None
         self._compiled: CompiledPass | None = None
         self._compiled_depth: CompiledDepth | None = None
 
@@ -213,7 +214,7 @@ class Decode:
         for index in range(first, self.tokens):
             began = time.perf_counter()
             if index:
-                hidden = self.token_pass(index - 1)
+                hidden = self.token_pass(index - 1, self._latent)
             codes, logits = self._codes(hidden, index, forced, keep_logits)
             self.codes[:, index] = codes
             self.clock.decode += time.perf_counter() - began
@@ -261,22 +262,25 @@ class Decode:
             self._compiled_depth = CompiledDepth(self.model.depth, self.rows)
         return llm.norm(x[:, -1])
 
-    def token_pass(self, t: int) -> Tensor:
-        """One decode pass with visual token t as input; returns the hidden states [rows, width]."""
+    def token_pass(self, t: int, latent: Tensor | None = None) -> Tensor:
+        """One decode pass with visual token t as input; returns the hidden states [rows, width].
+
+        `latent` [P, code_width] is the sum of the token's code vectors, looked up where it is not given.
+        """
         llm, cache, replay = self.model.llm, self.cache, self.replay
         spec = llm.spec
         rows = self.rows
-        x = self.model.feedback_latent(self.model.rqvae.embed(self.codes[:, t]))
+        x = self.model.feedback_latent(self.model.rqvae.embed(self.codes[:, t]) if latent is None else latent)
         x = x if self._places is None else x + self._places[t]
         x = torch.cat([x, x]) if self.guided else x
         mark = self.mark
         if mark is not None:
             mark("embedding")
         if self._compiled is not None:
-            x = self._compiled(x, t).to(x.dtype)
+            hidden = self._compiled(x, t).to(x.dtype)
             cache.advance()
             self.passes = t + 1
-            return llm.norm(x)
+            return hidden
         cos, sin = self._cos[t], self._sin[t]
         mask = None
         for i, block in enumerate(self.blocks):
@@ -367,6 +371,7 @@ class Decode:
             x = torch.cat([total, total]) if self.guided else total
             if self.mark is not None:
                 self.mark("sampling")
+        self._latent = total
         return torch.stack(codes, -1), torch.stack(kept) if kept else None
 
     def draw(self, hidden: Tensor, index: int) -> Tensor:

@@ -184,6 +184,7 @@ def decode_pass(
     like: Any,
     like_cache: Any,
     shape: Any,
+    last_norm: Any,
     eps: Any,
     cos: Any,
     sin: Any,
@@ -200,7 +201,7 @@ def decode_pass(
     work: Any,
     threads: Any,
 ) -> Any:
-    """All blocks on one token of every row, in place of x [rows, width] float32.
+    """All blocks and the last norm (weight `last_norm`) on one token of every row, in place of x [rows, width] float32.
 
     table: addresses [layers, len(COLUMNS)]; like, like_cache: a number of the weights' and the caches' type.
     shape: heads, kv heads, head width, MLP width, and slots of the KV cache, of the aligned keys, of the replay
@@ -297,3 +298,7 @@ def decode_pass(
             for r in range(rows):
                 for k in range(width):
                     x[r, k] += b[r, k]
+    for r in range(rows):
+        _norm(x[r], last_norm, eps, line)
+        for k in range(width):
+            x[r, k] = line[k]
