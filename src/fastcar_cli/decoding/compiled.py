@@ -48,6 +48,14 @@ class CompiledPass:
         self._numbers = (NUMBERS[decode.blocks[0].mlp.gate_proj.weight.dtype], NUMBERS[model.dtype])
         slots, ring = view.keys.shape[2], view.aligned.shape[2]
         self._shape = (spec.heads, spec.kv_heads, spec.head_dim, spec.mlp_width, slots, ring, decode.frame)
+        self._model, self._places, self._embed = model, decode.places, cpu.embed
+        self._projection = None
+        layer = model.projector.layers
+        if isinstance(layer, nn.Linear):
+            # One linear map: bias and place vectors are added up once.
+            self._projection = layer.weight.float().numpy()
+            bias = layer.bias.float()[None]
+            self._offsets = (bias if decode.places is None else bias + decode.places.float()).numpy()
         self._last_norm = model.llm.norm.weight.float().numpy()
         self._eps = np.float32(spec.rms_eps)
         self._start = view.start.numpy()
@@ -74,9 +82,19 @@ class CompiledPass:
             self._forced = replay.forced.numpy()
         self._threads = set_threads()
 
-    def __call__(self, x: Tensor, t: int) -> Tensor:
-        """Run the blocks on the embeddings x [rows, width] of token t; returns the normed hidden states, float32."""
-        residual = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    def __call__(self, latent: Tensor, t: int) -> Tensor:
+        """Run the blocks on token t, whose code vectors sum to latent [P, code_width].
+
+        Returns the hidden states [rows, width] after the last norm, float32.
+        """
+        if self._projection is None:
+            x = self._model.projector(latent)
+            x = x if self._places is None else x + self._places[t]
+            residual = x.float().repeat(len(self._start) // len(x), 1)
+        else:
+            residual = torch.empty(len(self._start), self._last_norm.shape[0])
+            offset = self._offsets[t % len(self._offsets)]
+            self._embed(latent.float().numpy(), self._projection, offset, residual.numpy())
         at, frame = self._cache.place(), self._shape[-1]
         controller = None if self._replay is None or t < frame else self._replay.controller
         if controller is not None and self._replay is not None:

@@ -189,7 +189,7 @@ class Decode:
         self.passes = 0
         self.watch: Watcher | None = None
         self.mark: Callable[[str], None] | None = None
-        self._places: Tensor | None = None
+        self.places: Tensor | None = None
         self._latent: Tensor | None = None
         self._compiled: CompiledPass | None = None
         self._compiled_depth: CompiledDepth | None = None
@@ -251,7 +251,7 @@ class Decode:
         cos, sin = llm.rotary(later, x.dtype)
         self._cos, self._sin = cos[:, :, None, None], sin[:, :, None, None]
         places = self.model.places
-        self._places = None if places is None else places(torch.arange(self.tokens, device=x.device))
+        self.places = None if places is None else places(torch.arange(self.tokens, device=x.device))
         if self.settings.kernels == "numba":
             if self.watch is not None or self.mark is not None or self.backend.name != "torch":
                 raise RequestError(
@@ -270,17 +270,18 @@ class Decode:
         llm, cache, replay = self.model.llm, self.cache, self.replay
         spec = llm.spec
         rows = self.rows
-        x = self.model.feedback_latent(self.model.rqvae.embed(self.codes[:, t]) if latent is None else latent)
-        x = x if self._places is None else x + self._places[t]
+        latent = self.model.rqvae.embed(self.codes[:, t]) if latent is None else latent
+        if self._compiled is not None:
+            hidden = self._compiled(latent, t).to(self.model.dtype)
+            cache.advance()
+            self.passes = t + 1
+            return hidden
+        x = self.model.feedback_latent(latent)
+        x = x if self.places is None else x + self.places[t]
         x = torch.cat([x, x]) if self.guided else x
         mark = self.mark
         if mark is not None:
             mark("embedding")
-        if self._compiled is not None:
-            hidden = self._compiled(x, t).to(x.dtype)
-            cache.advance()
-            self.passes = t + 1
-            return hidden
         cos, sin = self._cos[t], self._sin[t]
         mask = None
         for i, block in enumerate(self.blocks):

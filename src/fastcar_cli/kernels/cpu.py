@@ -162,6 +162,15 @@ def _mlp(a: Any, b: Any, c: Any, rows: Any, at: Any, like: Any, shape: Any, thre
 
 
 @jit
+def embed(latent: Any, weight: Any, offset: Any, x: Any) -> Any:
+    """X[r] = weight latent[v] + offset for the rows r = v, v + videos, ... of x [rows, width]; weight [width, in]."""
+    for r in range(x.shape[0]):
+        v = r % latent.shape[0]
+        for o in range(x.shape[1]):
+            x[r, o] = dot1(latent[v], weight[o]) + offset[o]
+
+
+@jit
 def mlp_branches(x: Any, table: Any, like: Any, mlp: Any, eps: Any, threads: Any) -> Any:
     """Only the norms and MLPs of all layers on x [rows, width], for timing their share; nothing is returned."""
     rows, width = x.shape
