@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastcar_cli.decoding.engine import Decode, DecodeSettings
 from fastcar_cli.decoding.kv_cache import FullCache
@@ -86,7 +86,9 @@ def engine(
     assert isinstance(cache, FullCache)
     decode.start()
     # transformers is given embeddings, so ours need not look up codes either.
-    latent = torch.zeros(videos, model.spec.rqvae.code_width, device=model.device, dtype=model.dtype)
+    identity = isinstance(model.projector.layers, nn.Identity)
+    inputs = model.spec.decoder.width if identity else model.spec.rqvae.code_width
+    latent = torch.zeros(videos, inputs, device=model.device, dtype=model.dtype)
     decode.fast_forward(first)
 
     @torch.inference_mode()

@@ -17,7 +17,7 @@ from fastcar_cli.decoding.compiled import prepare
 from fastcar_cli.models import load
 from fastcar_cli.models.dummy import full_spec
 from fastcar_cli.models.int8 import Int8Linear, quantized, use_int8
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.video_model import Projector, VideoModel
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 
@@ -47,10 +47,14 @@ def models(plan: Plan) -> dict[str, VideoModel]:
     spec = replace(spec, decoder=replace(spec.decoder, layers=plan.layers))
     spec = replace(spec, decoder=replace(spec.decoder, max_positions=max(plan.context + 2 * plan.passes, 4096)))
     network = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context).network
+    # transformers is given embeddings; a projector of 4096 x 4096 would weigh much beside one or two layers.
+    network.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
     found = {"bfloat16": network}
     if plan.device == "cpu":
         twin = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context).network
         weights = {k: v for name, tensor in twin.state_dict().items() for k, v in quantized(name, tensor).items()}
+        twin.projector = network.projector
+        weights = {k: v for k, v in weights.items() if not k.startswith("projector.")}
         use_int8(twin)
         twin.load_state_dict(weights, assign=True)
         found["int8"] = twin.eval().requires_grad_(False)
