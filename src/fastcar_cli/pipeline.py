@@ -477,7 +477,10 @@ class TextToVideo:
                 "vision_s": self._vision,
                 "total_s": self._total,
                 "tokens_per_s": tokens / clock.decode if clock.decode else 0.0,
-                "mlp_share": clock.mlp / clock.decode if clock.decode and network.device.type == "cpu" else None,
+                # Compiled passes and GPUs do not time their MLPs apart.
+                "mlp_share": clock.mlp / clock.decode
+                if clock.decode and network.device.type == "cpu" and self.settings.kernels == "torch"
+                else None,
             },
             "path": {"name": decode.path.name, "why": decode.path.why} if decode.path else None,
             "memory": {
