@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from sweeping import BALL, results, sweep
 
@@ -20,6 +23,7 @@ from fastcar_cli.analysis.sweep.metrics import Scorer, scales_of
 from fastcar_cli.analysis.sweep.results import inert, knees
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import folder_of
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.render import render
 from fastcar_cli.world.scene import Scene
@@ -90,14 +94,31 @@ def test_small_frames_are_refused_for_what_needs_more() -> None:
         ALL.check(8, 64)
 
 
+def _shaken(folder: Path) -> Path:
+    """The bundled model with noise on its MLPs, so that it has not learned to replay without loss."""
+    shutil.copytree(folder_of("mini"), folder)
+    weights = load_file(str(folder / "model.safetensors"))
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in weights.items():
+        if ".mlp." in name and name.startswith("llm."):
+            noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std()
+            weights[name] = (tensor.float() + 3 * noise).to(tensor.dtype)
+    save_file(weights, str(folder / "model.safetensors"))
+    return folder
+
+
 def test_a_sweep_measures_decoded_frames(tmp_path: Path) -> None:
     """The figures of a cell are those of frames decoded apart from any sweep, by scikit-image."""
-    done = sweep(BALL, "--tau", "-inf", "--frames", 3, "--seeds", 4, "--repeats", 1, "-o", tmp_path / "d")
+    model = str(_shaken(tmp_path / "model"))
+    common = (BALL, "--model", model, "--frames", 3, "--seeds", 4, "--repeats", 1)
+    done = sweep(*common, "--tau", "-inf", "-o", tmp_path / "d")
     assert done.exit_code == 0, done.output
     dense, cell = results(tmp_path / "d")["cells"]
     videos = []
     for tau in ("off", -math.inf):
-        pipe = TextToVideo.from_config(load_config(None, (), {"replay.tau": tau, "generation.frames": 3}))
+        pipe = TextToVideo.from_config(
+            load_config(None, (), {"model": model, "replay.tau": tau, "generation.frames": 3})
+        )
         videos.append(np.stack([f.image for f in pipe.stream([BALL], [4])]))
     psnr = peak_signal_noise_ratio(videos[0], videos[1], data_range=255)
     assert cell["metrics"]["psnr_db"] == pytest.approx(psnr, abs=1e-4)
@@ -180,6 +201,7 @@ torch.save(network.state_dict(), file)
 
 from fastcar_cli.analysis.sweep.lpips_metric import load_lpips
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import folder_of
 compare = load_lpips(file)
 a = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3)).astype(np.uint8)
 b = a.copy()
