@@ -250,6 +250,17 @@ def presets() -> list[str]:
     return sorted(p.stem for p in preset_folder().glob("*.yaml"))
 
 
+def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
 def read_yaml(name: str) -> tuple[dict[str, Any], str]:
     """The mapping in a preset or a file, and what to call it. Raises RequestError with one sentence."""
     path = Path(name)

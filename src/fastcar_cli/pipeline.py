@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastcar_cli import __version__
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.compiled import prepare
 from fastcar_cli.decoding.controller import Target, max_ratio
@@ -32,7 +30,7 @@ from fastcar_cli.models.checkpoint import (
     read_spec,
 )
 from fastcar_cli.models.plan import Plan, choose_dtype, make_plan
-from fastcar_cli.models.text import Reading
+from fastcar_cli.run_report import Run
 
 if TYPE_CHECKING:
     from fastcar_cli.backends.fpga.decisions import Decisions
@@ -121,7 +119,7 @@ class TextToVideo:
             sinks=config.attention.sinks,
             kernels=self._kernels(config),
         )
-        self._backend_name, self._graph = config.backend.name, config.runtime.graph
+        self._graph = config.runtime.graph
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
             from fastcar_cli.backends.fpga.preset import load_preset
@@ -130,14 +128,7 @@ class TextToVideo:
             self._preset = load_preset(config.backend.preset)
             check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
         self.effective = self._effective(config)
-        self._decode: Decode | None = None
-        self._emulated: Comparison | None = None
-        self._vision = 0.0
-        self._first_frame: float | None = None
-        self._prompts: list[str] = []
-        self._seeds: list[int] = []
-        self._readings: list[Reading] = []
-        self._total = 0.0
+        self._run: Run | None = None
 
     def _target(self, config: RunConfig, tokens_per_frame: int) -> Target | None:
         """The replay ratio to keep. Raises RequestError for one that this many frames can't reach."""
@@ -281,8 +272,8 @@ class TextToVideo:
             raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
         self.notices(prompts)
         tokenizer, network = self._model.tokenizer, self._model.network
-        self._readings = [tokenizer.complete(tokenizer.read(p), s) for p, s in zip(prompts, seeds, strict=True)]
-        rows = [list(r.ids) for r in self._readings]
+        readings = [tokenizer.complete(tokenizer.read(p), s) for p, s in zip(prompts, seeds, strict=True)]
+        rows = [list(r.ids) for r in readings]
         if self.settings.sampling.cfg != 1.0:
             rows += [list(tokenizer.blank()) for _ in prompts]
         n = network.spec.tokens_per_frame
@@ -294,10 +285,10 @@ class TextToVideo:
 
             backend = FpgaBackend(network.llm, self._preset, len(rows))
         decode = Decode(network, rows, self.settings, noise, backend, self._graph)
-        self._emulated = None
         decode.watch = watch
-        self._decode, self._prompts, self._seeds = decode, list(prompts), list(seeds)
-        self._vision, self._first_frame = 0.0, None
+        run = self._run = Run(
+            decode, self.name, self.fps, list(prompts), list(seeds), readings, self._load_seconds, self._preset
+        )
         started = time.perf_counter()
         for step in decode.steps():
             if on_step is not None:
@@ -308,10 +299,10 @@ class TextToVideo:
             began = time.perf_counter()
             images = decode.decode_frame(frame).round().to(torch.uint8).cpu().numpy()
             now = time.perf_counter()
-            self._vision += now - began
-            if self._first_frame is None:
-                self._first_frame = now - self._began
-            self._total = now - started + self._load_seconds
+            run.vision += now - began
+            if run.first_frame is None:
+                run.first_frame = now - self._began
+            run.total = now - started + self._load_seconds
             for video, image in enumerate(images):
                 yield Frame(video, frame, image)
 
@@ -323,7 +314,14 @@ class TextToVideo:
     @property
     def decode(self) -> Decode | None:
         """The engine's state of the last run."""
-        return self._decode
+        return None if self._run is None else self._run.decode
+
+    @property
+    def run(self) -> Run:
+        """The last run. Raises ValueError before the first one."""
+        if self._run is None:
+            raise ValueError("nothing was decoded yet")
+        return self._run
 
     @property
     def tokens_per_frame(self) -> int:
@@ -338,159 +336,23 @@ class TextToVideo:
     @property
     def codes(self) -> NDArray[np.int64]:
         """Codes of the last run, [videos, T*N, depth]."""
-        if self._decode is None:
-            raise ValueError("nothing was decoded yet")
-        return self._decode.codes.cpu().numpy()
+        return self.run.decode.codes.cpu().numpy()
 
     def replay_stats(self, video: int) -> ReplayStats:
         """What was replayed in one video of the last run."""
-        decode = self._decode
-        if decode is None or decode.replay is None:
-            passes = self.frames * self._model.network.spec.tokens_per_frame - 1
-            frames = -(-passes // self._model.network.spec.tokens_per_frame)
-            return ReplayStats(0.0, 0.0, [0.0] * self.layers, [0.0] * frames)
-        return decode.replay.stats(decode.passes, decode.rows_of(video))
+        return self.run.replay_stats(video)
 
     def decisions(self) -> Decisions:
         """Replay decisions of the last run, all rows of the batch, whole frames only."""
-        from fastcar_cli.backends.fpga.decisions import Decisions
-
-        decode = self._decode
-        if decode is None or decode.passes + 1 < decode.frame:
-            raise ValueError("no frame was decoded yet")
-        frames = (decode.passes + 1) // decode.frame
-        passes = frames * decode.frame - 1
-        bits = np.zeros((self.layers, decode.rows, passes), dtype=bool)
-        if decode.replay is not None:
-            bits = decode.replay.replayed[:, :, :passes].cpu().numpy()
-        return Decisions(
-            replayed=bits,
-            spec=self._model.network.spec.to_dict(),
-            prompt=decode.padded,
-            frames=frames,
-            window=self.settings.window,
-            sinks=self.settings.sinks,
-            note={
-                "prompts": self._prompts,
-                "seeds": self._seeds,
-                "tau": self._tau(),
-                "target": None if self.settings.target is None else self.settings.target.ratio,
-                "tas": self.settings.tas,
-            },
-        )
+        return self.run.decisions()
 
     def emulated(self) -> Comparison | None:
         """The last run on the accelerator of fpga-sim; None with another backend or before the first frame."""
-        decode = self._decode
-        if self._preset is None or decode is None or decode.passes + 1 < decode.frame:
-            return None
-        if self._emulated is None:
-            from fastcar_cli.backends.fpga.emulator import Emulator
-            from fastcar_cli.backends.fpga.summary import compare
-            from fastcar_cli.backends.fpga.workload import workload_of
-
-            found = self.decisions()
-            work = workload_of(
-                self._model.network.spec,
-                rows=decode.rows,
-                frames=found.frames,
-                prompt=found.prompt,
-                window=found.window,
-                sinks=found.sinks,
-            )
-            self._emulated = compare(Emulator(self._preset, work), found.replayed)
-        return self._emulated
-
-    def _tau(self) -> Any:
-        taus = self.settings.taus
-        if taus is None:
-            return None
-        tau = taus[0] if len(set(taus)) == 1 else list(taus)
-        return "-inf" if tau == float("-inf") else tau
-
-    def _controlled(self, video: int) -> dict[str, Any]:
-        """Report keys of the controller; all None where tau is given."""
-        target, decode = self.settings.target, self._decode
-        if target is None or decode is None or decode.replay is None or decode.replay.controller is None:
-            return {"controller": None, "target": None, "taus": None}
-        return {
-            "controller": target.scope,
-            "target": target.ratio,
-            "taus": decode.replay.controller.taus(video),
-        }
+        return None if self._run is None else self._run.emulated()
 
     def report(self, video: int) -> dict[str, Any]:
         """The JSON document of one video (design: `generate --json`), without `video.path`."""
-        decode = self._decode
-        if decode is None:
-            raise ValueError("nothing was decoded yet")
-        network = self._model.network
-        spec = network.spec
-        stats = self.replay_stats(video)
-        clock = decode.clock
-        done = decode.passes + 1
-        tokens = done * decode.videos
-        weights = network.weights_bytes()
-        emulated = self.emulated()
-        return {
-            "version": __version__,
-            "prompt": self._prompts[video],
-            "seed": self._seeds[video],
-            "reading": {
-                "tokens": list(self._readings[video].tokens),
-                "drawn": list(self._readings[video].drawn),
-                "unknown": list(self._readings[video].unknown),
-            },
-            "model": {
-                "name": self.name,
-                "parameters": network.parameter_count(),
-                "layers": self.layers,
-                "tokens_per_frame": spec.tokens_per_frame,
-                "depth": spec.depth.depth,
-                "dtype": network.weight_format,
-                "device": str(network.device),
-            },
-            "tau": self._tau(),
-            "window": self.settings.window,
-            "video": {
-                "frames": done // spec.tokens_per_frame,
-                "height": self.height,
-                "width": self.width,
-                "fps": self.fps,
-            },
-            "tokens": {"text": decode.padded, "visual": done, "rows": decode.rows},
-            "replay": {
-                "ratio": stats.ratio,
-                "eligible_ratio": stats.eligible_ratio,
-                "by_layer": stats.by_layer,
-                "by_frame": stats.by_frame,
-                "tas": self.settings.tas,
-                "gate": "pair" if self.settings.pairs else "row",
-                **self._controlled(video),
-            },
-            "timing": {
-                "load_s": self._load_seconds,
-                "prefill_s": clock.prefill,
-                "capture_s": clock.capture,
-                "decode_s": clock.decode,
-                "first_frame_s": self._first_frame,
-                "vision_s": self._vision,
-                "total_s": self._total,
-                "tokens_per_s": tokens / clock.decode if clock.decode else 0.0,
-                # Compiled passes and GPUs do not time their MLPs apart.
-                "mlp_share": clock.mlp / clock.decode
-                if clock.decode and network.device.type == "cpu" and self.settings.kernels == "torch"
-                else None,
-            },
-            "path": {"name": decode.path.name, "why": decode.path.why} if decode.path else None,
-            "memory": {
-                "weights_bytes": weights,
-                "kv_cache_bytes": decode.cache.nbytes,
-                "replay_cache_bytes": decode.replay.nbytes if decode.replay else 0,
-                "peak_bytes": _peak_bytes(network.device),
-            },
-            "backend": {"name": self._backend_name} if emulated is None else emulated.to_dict(),
-        }
+        return self.run.document(video)
 
     def with_config(self, config: RunConfig) -> TextToVideo:
         """The same loaded model in another run; model, device and dtype of `config` are not looked at."""
@@ -509,7 +371,7 @@ class TextToVideo:
         other.__dict__.update(self.__dict__)
         other.settings = replace(self.settings, **changes)
         other.frames = other.settings.frames
-        other._decode = None
+        other._run = None
         return other
 
 
@@ -524,15 +386,3 @@ def resolve_device(asked: str) -> str:
         if index >= torch.cuda.device_count():
             raise RequestError(f"--device {asked}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
     return asked
-
-
-def _peak_bytes(device: torch.device) -> int:
-    """Most memory held so far: of the process on a CPU, of torch's allocator on a GPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

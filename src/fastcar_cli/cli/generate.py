@@ -82,7 +82,7 @@ def generate(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Make videos from prompts."""
-    from fastcar_cli.config import RunConfig, later_wins, load_config, parse_tau
+    from fastcar_cli.config import RunConfig, flat, later_wins, load_config, parse_tau
     from fastcar_cli.video import check_target, default_name, read_recipe
 
     if tau is not None and replay_ratio is not None:
@@ -122,7 +122,7 @@ def generate(
             raise RequestError("--from and --config exclude each other", hint="change single keys with flags or --set")
         recipe = read_recipe(from_)
         base = RunConfig.from_dict(recipe["settings"], f"--from {from_}")
-        earlier = {**_flat(base.to_dict()), "generation.seed": recipe["seed"]}
+        earlier = {**flat(base.to_dict()), "generation.seed": recipe["seed"]}
         later_wins(earlier, flags)
         flags = {**earlier, **flags}
         texts = texts or [recipe["prompt"]]
@@ -300,16 +300,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RequestError(f"-o {folder}: several videos need a folder, and it can't be made: {e.strerror}") from None
-
-
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, dict):
-            out |= _flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = value
-    return out
 
 
 def _escape(text: str) -> str:

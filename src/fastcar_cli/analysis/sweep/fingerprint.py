@@ -10,6 +10,7 @@ import torch
 
 from fastcar_cli import __version__
 from fastcar_cli.analysis.sweep.files import sha256_of
+from fastcar_cli.config import flat
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import folder_of
 from fastcar_cli.pipeline import TextToVideo
@@ -24,17 +25,6 @@ SWEPT = (
     "backend.preset",
 )
 """Keys that the plan decides, or (`backend.preset`) that matter for some of its cells only."""
-
-
-def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted keys."""
-    out: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, dict):
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = value
-    return out
 
 
 def model_identity(model: str) -> dict[str, str]:

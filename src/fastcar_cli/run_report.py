@@ -1,0 +1,189 @@
+"""One run of the pipeline as others want it: replay counts, decisions, emulated cycles, the JSON document."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fastcar_cli import __version__
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.replay import ReplayStats
+from fastcar_cli.models.text import Reading
+
+if TYPE_CHECKING:
+    from fastcar_cli.backends.fpga.decisions import Decisions
+    from fastcar_cli.backends.fpga.preset import Preset
+    from fastcar_cli.backends.fpga.summary import Comparison
+
+
+@dataclass
+class Run:
+    """What was decoded, for whom, and how long its parts took.
+
+    `load_seconds`, `vision` (pixels), `first_frame` (since the loading began) and `total` are wall seconds;
+    `preset` is the accelerator of fpga-sim.
+    """
+
+    decode: Decode
+    model: str
+    fps: int
+    prompts: list[str]
+    seeds: list[int]
+    readings: list[Reading]
+    load_seconds: float
+    preset: Preset | None = None
+    vision: float = 0.0
+    first_frame: float | None = None
+    total: float = 0.0
+    _emulated: Comparison | None = field(default=None, init=False)
+
+    def replay_stats(self, video: int) -> ReplayStats:
+        """What was replayed in one video."""
+        decode = self.decode
+        if decode.replay is None:
+            passes = decode.tokens - 1
+            layers = decode.model.spec.decoder.layers
+            return ReplayStats(0.0, 0.0, [0.0] * layers, [0.0] * -(-passes // decode.frame))
+        return decode.replay.stats(decode.passes, decode.rows_of(video))
+
+    def decisions(self) -> Decisions:
+        """Replay decisions of all rows of the batch, whole frames only."""
+        from fastcar_cli.backends.fpga.decisions import Decisions
+
+        decode, settings = self.decode, self.decode.settings
+        if decode.passes + 1 < decode.frame:
+            raise ValueError("no frame was decoded yet")
+        frames = (decode.passes + 1) // decode.frame
+        passes = frames * decode.frame - 1
+        bits = np.zeros((decode.model.spec.decoder.layers, decode.rows, passes), dtype=bool)
+        if decode.replay is not None:
+            bits = decode.replay.replayed[:, :, :passes].cpu().numpy()
+        return Decisions(
+            replayed=bits,
+            spec=decode.model.spec.to_dict(),
+            prompt=decode.padded,
+            frames=frames,
+            window=settings.window,
+            sinks=settings.sinks,
+            note={
+                "prompts": self.prompts,
+                "seeds": self.seeds,
+                "tau": self._tau(),
+                "target": None if settings.target is None else settings.target.ratio,
+                "tas": settings.tas,
+            },
+        )
+
+    def emulated(self) -> Comparison | None:
+        """The run on the accelerator of fpga-sim; None with another backend or before the first frame."""
+        decode = self.decode
+        if self.preset is None or decode.passes + 1 < decode.frame:
+            return None
+        if self._emulated is None:
+            from fastcar_cli.backends.fpga.emulator import Emulator
+            from fastcar_cli.backends.fpga.summary import compare
+            from fastcar_cli.backends.fpga.workload import workload_of
+
+            found = self.decisions()
+            work = workload_of(
+                decode.model.spec,
+                rows=decode.rows,
+                frames=found.frames,
+                prompt=found.prompt,
+                window=found.window,
+                sinks=found.sinks,
+            )
+            self._emulated = compare(Emulator(self.preset, work), found.replayed)
+        return self._emulated
+
+    def _tau(self) -> Any:
+        taus = self.decode.settings.taus
+        if taus is None:
+            return None
+        tau = taus[0] if len(set(taus)) == 1 else list(taus)
+        return "-inf" if tau == float("-inf") else tau
+
+    def _controlled(self, video: int) -> dict[str, Any]:
+        """Report keys of the controller; all None where tau is given."""
+        target, replay = self.decode.settings.target, self.decode.replay
+        if target is None or replay is None or replay.controller is None:
+            return {"controller": None, "target": None, "taus": None}
+        return {"controller": target.scope, "target": target.ratio, "taus": replay.controller.taus(video)}
+
+    def document(self, video: int) -> dict[str, Any]:
+        """The JSON document of one video (design: `generate --json`), without `video.path`."""
+        decode, settings = self.decode, self.decode.settings
+        network = decode.model
+        spec, clock, reading = network.spec, decode.clock, self.readings[video]
+        height, width = spec.rqvae.frame_size
+        stats, emulated = self.replay_stats(video), self.emulated()
+        done = decode.passes + 1
+        # Compiled passes and GPUs do not time their MLPs apart.
+        timed = clock.decode and network.device.type == "cpu" and settings.kernels == "torch"
+        return {
+            "version": __version__,
+            "prompt": self.prompts[video],
+            "seed": self.seeds[video],
+            "reading": {
+                "tokens": list(reading.tokens),
+                "drawn": list(reading.drawn),
+                "unknown": list(reading.unknown),
+            },
+            "model": {
+                "name": self.model,
+                "parameters": network.parameter_count(),
+                "layers": spec.decoder.layers,
+                "tokens_per_frame": spec.tokens_per_frame,
+                "depth": spec.depth.depth,
+                "dtype": network.weight_format,
+                "device": str(network.device),
+            },
+            "tau": self._tau(),
+            "window": settings.window,
+            "video": {"frames": done // decode.frame, "height": height, "width": width, "fps": self.fps},
+            "tokens": {"text": decode.padded, "visual": done, "rows": decode.rows},
+            "replay": {
+                "ratio": stats.ratio,
+                "eligible_ratio": stats.eligible_ratio,
+                "by_layer": stats.by_layer,
+                "by_frame": stats.by_frame,
+                "tas": settings.tas,
+                "gate": "pair" if settings.pairs else "row",
+                **self._controlled(video),
+            },
+            "timing": {
+                "load_s": self.load_seconds,
+                "prefill_s": clock.prefill,
+                "capture_s": clock.capture,
+                "decode_s": clock.decode,
+                "first_frame_s": self.first_frame,
+                "vision_s": self.vision,
+                "total_s": self.total,
+                "tokens_per_s": done * decode.videos / clock.decode if clock.decode else 0.0,
+                "mlp_share": clock.mlp / clock.decode if timed else None,
+            },
+            "path": {"name": decode.path.name, "why": decode.path.why} if decode.path else None,
+            "memory": {
+                "weights_bytes": network.weights_bytes(),
+                "kv_cache_bytes": decode.cache.nbytes,
+                "replay_cache_bytes": decode.replay.nbytes if decode.replay else 0,
+                "peak_bytes": _peak_bytes(network.device),
+            },
+            "backend": {"name": decode.backend.name} if emulated is None else emulated.to_dict(),
+        }
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Most memory held so far: of the process on a CPU, of torch's allocator on a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
