@@ -45,7 +45,7 @@ class CompiledPass:
             for name, tensor in memory.items():
                 self._table[i, cpu.COLUMNS.index(name)] = tensor.data_ptr()
                 self._held.append(tensor)
-        self._numbers = (NUMBERS[decode.blocks[0].mlp.gate_proj.weight.dtype], NUMBERS[model.dtype])
+        self._formats = (NUMBERS[decode.blocks[0].mlp.gate_proj.weight.dtype], NUMBERS[model.dtype])
         slots, ring = view.keys.shape[2], view.aligned.shape[2]
         self._shape = (spec.heads, spec.kv_heads, spec.head_dim, spec.mlp_width, slots, ring, decode.frame)
         self._model, self._places, self._embed = model, decode.places, cpu.embed
@@ -56,12 +56,13 @@ class CompiledPass:
             self._projection = layer.weight.float().numpy()
             bias = layer.bias.float()[None]
             self._offsets = (bias if decode.places is None else bias + decode.places.float()).numpy()
-        self._last_norm = model.llm.norm.weight.float().numpy()
-        self._eps = np.float32(spec.rms_eps)
+        self._norm = (model.llm.norm.weight.float().numpy(), np.float32(spec.rms_eps))
         self._start = view.start.numpy()
-        self._work = np.empty((rows, spec.heads, 2 * spec.head_dim + 4 + slots), np.float32)
-        self._released = decode.settings.tas == "released"
-        self._gate, self._kept = (False, False, -1), _NOTHING
+        self._buffers = tuple(
+            np.empty((rows, spec.heads, n), np.float32)
+            for n in (spec.head_dim, 2 * spec.head_dim + 4 + slots, spec.head_dim)
+        )
+        self._rules, self._kept = (False, False, -1, False), _NOTHING
         self._taus = np.full((layers, rows), cpu.OFF, np.float32)
         self._replayed = np.zeros((layers, rows, 1), np.bool_)
         self._ages = np.zeros((layers, rows, 1), np.int16)
@@ -69,7 +70,8 @@ class CompiledPass:
             self._finite = finite = float(cpu.OFF) / 2
             taus = [cpu.OFF if tau is None else min(max(tau, -finite), finite) for tau in replay.taus]
             self._taus[:] = np.array(taus, np.float32)[:, None]
-            self._gate = (True, replay.pairs, -1 if replay.max_age is None else replay.max_age)
+            max_age = -1 if replay.max_age is None else replay.max_age
+            self._rules = (True, replay.pairs, max_age, decode.settings.tas == "released")
             self._replayed, self._ages = replay.replayed.numpy(), replay.ages.numpy()
             if replay.tas is not None:
                 self._kept = replay.tas.numpy()
@@ -80,7 +82,7 @@ class CompiledPass:
         self._forced = _NO_FLAGS
         if replay is not None and replay.forced is not None:
             self._forced = replay.forced.numpy()
-        self._threads = set_threads()
+        self._state = new_team()
 
     def __call__(self, latent: Tensor, t: int) -> Tensor:
         """Run the blocks on token t, whose code vectors sum to latent [P, code_width].
@@ -92,7 +94,7 @@ class CompiledPass:
             x = x if self._places is None else x + self._places[t]
             residual = x.float().repeat(len(self._start) // len(x), 1)
         else:
-            residual = torch.empty(len(self._start), self._last_norm.shape[0])
+            residual = torch.empty(len(self._start), self._norm[0].shape[0])
             offset = self._offsets[t % len(self._offsets)]
             self._embed(latent.float().numpy(), self._projection, offset, residual.numpy())
         at, frame = self._cache.place(), self._shape[-1]
@@ -100,27 +102,20 @@ class CompiledPass:
         if controller is not None and self._replay is not None:
             taus = controller.thresholds(t, self._replay.replayed, self._replay.ages)
             self._taus[:] = taus.clamp(-self._finite, self._finite).numpy()
+        mask = _EVERYWHERE if at.allowed is None else np.ascontiguousarray(at.allowed.numpy())
         self._kernel(
+            self._state,
             residual.numpy(),
             self._table,
-            *self._numbers,
+            self._formats,
             self._shape,
-            self._last_norm,
-            self._eps,
-            self._cos[t],
-            self._sin[t],
-            _EVERYWHERE if at.allowed is None else np.ascontiguousarray(at.allowed.numpy()),
-            self._start,
+            self._norm,
+            (self._cos[t], self._sin[t]),
+            (mask, self._start),
             (at.slot, at.length, at.aligned_from, at.aligned_to, t % frame, t),
-            self._released,
-            self._gate,
-            self._taus,
-            self._replayed,
-            self._ages,
-            self._kept,
-            self._forced,
-            self._work,
-            self._threads,
+            self._rules,
+            (self._taus, self._replayed, self._ages, self._kept, self._forced),
+            self._buffers,
         )
         if controller is not None and self._replay is not None:
             controller.observe(slice(None), t, self._replay.gated(torch.from_numpy(self._kept[:, :, t])))
@@ -175,14 +170,14 @@ class CompiledMLPs:
     def __init__(self, model: VideoModel) -> None:
         check_compiled(model)
         spec = model.spec.decoder
-        self._kernel = _kernels().mlp_branches
+        self._kernel, self._state = _kernels().mlp_branches, new_team()
         self._table, self._held = _addresses(model)
         number = NUMBERS[model.llm.blocks[0].mlp.gate_proj.weight.dtype]
-        self._rest = (number, spec.mlp_width, np.float32(spec.rms_eps), set_threads())
+        self._rest = (number, spec.mlp_width, np.float32(spec.rms_eps))
 
     def __call__(self, x: Tensor) -> None:
         """Run them on x [rows, width], each layer on the same numbers."""
-        self._kernel(x.float().numpy(), self._table, *self._rest)
+        self._kernel(self._state, x.float().numpy(), self._table, *self._rest)
 
 
 def _kernels() -> Any:
@@ -212,32 +207,23 @@ def prepare(model: VideoModel) -> None:
     The first time on a machine takes 10 s to a minute. Raises RequestError as `check_compiled` does.
     """
     check_compiled(model)
-    set_threads()
     line, cube = np.zeros((1, 2), np.float32), np.zeros((0, 1, 1), np.float32)
     formats = (NUMBERS[model.llm.blocks[0].mlp.gate_proj.weight.dtype], NUMBERS[model.dtype])
     cpu = _kernels()
     # A table without layers: everything is typed and compiled, nothing runs.
     cpu.decode_pass(
+        new_team(1),
         line.copy(),
         np.zeros((0, len(cpu.COLUMNS)), np.int64),
-        *formats,
+        formats,
         (1, 1, 2, 4, 1, 1, 1),
-        np.ones(2, np.float32),
-        np.float32(1e-6),
-        line,
-        line,
-        _EVERYWHERE,
-        np.zeros(1, np.int64),
+        (np.ones(2, np.float32), np.float32(1e-6)),
+        (line, line),
+        (_EVERYWHERE, np.zeros(1, np.int64)),
         (0, 1, 0, 0, 0, 0),
-        False,
-        (False, False, -1),
-        np.zeros((0, 1), np.float32),
-        cube.astype(np.bool_),
-        cube.astype(np.int16),
-        cube,
-        cube.astype(np.bool_),
-        np.zeros((1, 1, 9), np.float32),
-        1,
+        (False, False, -1, False),
+        (np.zeros((0, 1), np.float32), cube.astype(np.bool_), cube.astype(np.int16), cube, cube.astype(np.bool_)),
+        tuple(np.zeros((1, 1, n), np.float32) for n in (2, 9, 2)),
     )
     from fastcar_cli.decoding.compiled_depth import CompiledDepth
 
@@ -246,11 +232,14 @@ def prepare(model: VideoModel) -> None:
     depth(torch.zeros(1, spec.hidden), 0)
 
 
-def set_threads() -> int:
-    """Let numba use as many threads as torch does; returns how many."""
+def new_team(threads: int | None = None) -> NDArray[np.int64]:
+    """The state of a team of kernels' threads: as many as torch has, unless told."""
     import numba
 
+    from fastcar_cli.kernels.team import new_state
+
     most: Any = numba.config
-    threads = min(torch.get_num_threads(), int(most.NUMBA_NUM_THREADS))
+    if threads is None:
+        threads = min(torch.get_num_threads(), int(most.NUMBA_NUM_THREADS))
     numba.set_num_threads(threads)
-    return threads
+    return new_state(threads)

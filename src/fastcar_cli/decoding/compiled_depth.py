@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.compiled import NUMBERS, set_threads
+from fastcar_cli.decoding.compiled import NUMBERS, new_team
 from fastcar_cli.models.depth import DepthTransformer
 
 
@@ -47,7 +47,7 @@ class CompiledDepth:
         self._places = depth.pos_emb_d[0].float().numpy()
         self._keys, self._values = np.zeros((2, spec.blocks, rows, spec.depth, spec.width), np.float32)
         self._logits = [torch.empty(rows, spec.codes) for _ in range(spec.depth)]
-        self._threads = set_threads()
+        self._state = new_team()
 
     def _addresses(self, parts: dict[str, Any], columns: tuple[str, ...]) -> list[int]:
         found = {}
@@ -66,6 +66,7 @@ class CompiledDepth:
         """Logits [rows, codes], float32, of depth d, for x as `DepthTransformer.step` has it; valid for one token."""
         out = self._logits[d]
         self._kernel(
+            self._state,
             x.float().contiguous().numpy(),
             d,
             self._places[d],
@@ -76,6 +77,5 @@ class CompiledDepth:
             self._keys,
             self._values,
             out.numpy(),
-            self._threads,
         )
         return out

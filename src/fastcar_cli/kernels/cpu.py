@@ -3,7 +3,8 @@
 A step at one position is bound by reading weights, so each product streams a weight matrix once in
 its stored layout [out, in], four outputs at a time, whatever the number of rows; attention reads the
 KV cache in place; the gate decides between attention and MLP, so weights of an MLP that every row
-replays are not touched. Activations are float32 throughout.
+replays are not touched. Activations are float32 throughout. A team of threads shares each product and
+the heads of attention.
 """
 
 from __future__ import annotations
@@ -18,19 +19,36 @@ from fastcar_cli.kernels.formats import (
     add4,
     dot1,
     dot4,
+    empty_rows,
     exp,
     gather,
     has_scales,
     inline,
     jit,
     load,
-    multiply,
     numbers_a_word,
     parallel,
     pointer,
     spread,
     store,
     tensor,
+)
+from fastcar_cli.kernels.team import (
+    KIND,
+    PRODUCT,
+    THREADS,
+    WORK,
+    begin,
+    claim,
+    done,
+    end,
+    help_products,
+    idle,
+    multiply,
+    multiply_gated,
+    product_chunk,
+    publish,
+    wait,
 )
 
 # Table columns: addresses of the tensors of a layer.
@@ -46,56 +64,80 @@ OFF = F(3e38)
 """Threshold of a layer that never replays."""
 
 
-def _attention(
-    q: Any, keys: Any, values: Any, mask: Any, start: Any, length: Any, like: Any, work: Any, out: Any
-) -> Any:
-    """Softmax attention of one query a row: q, out [rows, heads, d]; keys, values [rows, kv heads, slots, words].
+ATTENTION = 1
+"""Kind of a stage of a team: attention of layer state[LAYER], a head of a row a chunk."""
+LAYER = WORK + 1
+
+
+@jit
+def _attend(item: Any, q: Any, keys: Any, values: Any, mask: Any, start: Any, length: Any, work: Any, out: Any) -> Any:
+    """Softmax attention of one head of a row: q, out [rows, heads, d]; keys, values [rows, kv heads, slots, words].
 
     Row r attends to slots start[r] .. length - 1 that its mask [rows or 0, slots] allows. `work`
     [rows, heads, 2 d + 4 + slots] is overwritten.
     """
-    rows, heads, d = q.shape
+    heads, d = q.shape[1:]
     groups = heads // keys.shape[1]
     scale = F(1) / np.sqrt(F(d))
-    for item in nb.prange(rows * heads):
-        r, h = item // heads, item % heads
-        kk, vv = keys[r, h // groups], values[r, h // groups]
-        first = start[r]
-        n = length - first
-        query, total, p = work[r, h, :d], work[r, h, d : 2 * d], work[r, h, 2 * d + 4 : 2 * d + 4 + n]
-        one = work[r, h, 2 * d : 2 * d + 4]
-        spread(q[r, h], query, like)
-        whole = n // 4 * 4
-        for s in range(0, whole, 4):
-            i = first + s
-            a, b, c, e = dot4(query, kk[i], kk[i + 1], kk[i + 2], kk[i + 3])
-            p[s], p[s + 1], p[s + 2], p[s + 3] = a, b, c, e
-        for s in range(whole, n):
-            p[s] = dot1(query, kk[first + s])
-        top = LOW
-        for s in range(n):
-            if mask.shape[0] and not mask[r, first + s]:
-                p[s] = LOW
-            top = max(top, p[s])
-        mass = F(0)
-        for s in range(n):
-            e = exp((p[s] - top) * scale)
-            p[s] = e
-            mass += e
-        total[:] = F(0)
-        for s in range(0, whole, 4):
-            i = first + s
-            add4(total, p[s : s + 4], vv[i], vv[i + 1], vv[i + 2], vv[i + 3])
-        for s in range(whole, n):
-            i = first + s
-            one[0], one[1], one[2], one[3] = p[s], F(0), F(0), F(0)
-            add4(total, one, vv[i], vv[i], vv[i], vv[i])
-        gather(total, out[r, h], like)
-        for j in range(d):
-            out[r, h, j] /= mass
+    r, h = item // heads, item % heads
+    kk, vv = keys[r, h // groups], values[r, h // groups]
+    like = kk[0, 0]
+    first = start[r]
+    n = length - first
+    query, total, p = work[r, h, :d], work[r, h, d : 2 * d], work[r, h, 2 * d + 4 : 2 * d + 4 + n]
+    one = work[r, h, 2 * d : 2 * d + 4]
+    spread(q[r, h], query, like)
+    whole = n // 4 * 4
+    for s in range(0, whole, 4):
+        i = first + s
+        a, b, c, e = dot4(query, kk[i], kk[i + 1], kk[i + 2], kk[i + 3])
+        p[s], p[s + 1], p[s + 2], p[s + 3] = a, b, c, e
+    for s in range(whole, n):
+        p[s] = dot1(query, kk[first + s])
+    top = LOW
+    for s in range(n):
+        if mask.shape[0] and not mask[r, first + s]:
+            p[s] = LOW
+        top = max(top, p[s])
+    mass = F(0)
+    for s in range(n):
+        e = exp((p[s] - top) * scale)
+        p[s] = e
+        mass += e
+    total[:] = F(0)
+    for s in range(0, whole, 4):
+        i = first + s
+        add4(total, p[s : s + 4], vv[i], vv[i + 1], vv[i + 2], vv[i + 3])
+    for s in range(whole, n):
+        i = first + s
+        one[0], one[1], one[2], one[3] = p[s], F(0), F(0), F(0)
+        add4(total, one, vv[i], vv[i], vv[i], vv[i])
+    gather(total, out[r, h], like)
+    for j in range(d):
+        out[r, h, j] /= mass
 
 
-_attention_serial, _attention_parallel = jit(_attention), parallel(_attention)
+@jit
+def _take(member: Any, state: Any, table: Any, formats: Any, shape: Any, seen: Any, place: Any, buffers: Any) -> Any:
+    """Chunks of the open stage, of either kind, until none is left."""
+    kv_heads, d, slots, length = shape[1], shape[2], shape[4], place[1]
+    like, like_cache = formats
+    mask, start = seen
+    q, work, attended = buffers
+    cached = (len(start), kv_heads, slots, d // numbers_a_word(like_cache))
+    item = claim(state, member)
+    while item >= 0:
+        if state[KIND] == PRODUCT:
+            product_chunk(state, item, like)
+        else:
+            at = table[state[LAYER]]
+            keys, values = (
+                tensor(pointer(at[KEYS], like_cache), cached),
+                tensor(pointer(at[VALUES], like_cache), cached),
+            )
+            _attend(item, q, keys, values, mask, start, length, work, attended)
+        done(state)
+        item = claim(state, member)
 
 
 @inline
@@ -115,13 +157,6 @@ def _rotate(x: Any, cos: Any, sin: Any, out: Any) -> Any:
         a, b = x[j], x[half + j]
         out[j] = a * cos[j] - b * sin[j]
         out[half + j] = b * cos[half + j] + a * sin[half + j]
-
-
-@inline
-def _activate(gate: Any, up: Any) -> Any:
-    """Up *= silu(gate)."""
-    for k in range(gate.shape[0]):
-        up[k] *= gate[k] / (F(1) + exp(min(-gate[k], F(87))))
 
 
 @jit
@@ -146,19 +181,22 @@ def _gate(
 
 
 @jit
-def _mlp(a: Any, b: Any, c: Any, rows: Any, at: Any, like: Any, shape: Any, threads: Any) -> Any:
-    """The MLP of normalised inputs a [rows, width], in the order that meets weights, into b; a and c are lost."""
+def _mlp(state: Any, a: Any, b: Any, c: Any, rows: Any, at: Any, like: Any, shape: Any) -> Any:
+    """The MLP of normalised inputs a [rows, width], in the order that meets weights, into b; a and c are
+    lost."""
     width, mlp = shape
     pack, scaled = numbers_a_word(like), has_scales(like)
     w_gate = tensor(pointer(at[GATE], like), (mlp, width // pack))
     w_up = tensor(pointer(at[UP], like), (mlp, width // pack))
     w_down = tensor(pointer(at[DOWN], like), (width, mlp // pack))
-    multiply(threads, a, rows, w_gate, tensor(pointer(at[GS], F(0)), (mlp * scaled,)), b)
-    multiply(threads, a, rows, w_up, tensor(pointer(at[US], F(0)), (mlp * scaled,)), c)
+    up_scale, gate_scale = (
+        tensor(pointer(at[US], F(0)), (mlp * scaled,)),
+        tensor(pointer(at[GS], F(0)), (mlp * scaled,)),
+    )
+    multiply_gated(state, like, a, rows, w_up, up_scale, w_gate, gate_scale, b, c)
     for n in range(rows):
-        _activate(b[n, :mlp], c[n, :mlp])
-        spread(c[n, :mlp], a[n], like)
-    multiply(threads, a, rows, w_down, tensor(pointer(at[DS], F(0)), (width * scaled,)), b)
+        spread(b[n, :mlp], a[n], like)
+    multiply(state, like, a, rows, w_down, tensor(pointer(at[DS], F(0)), (width * scaled,)), b)
 
 
 @jit
@@ -171,11 +209,10 @@ def embed(latent: Any, weight: Any, offset: Any, x: Any) -> Any:
 
 
 @jit
-def mlp_branches(x: Any, table: Any, like: Any, mlp: Any, eps: Any, threads: Any) -> Any:
-    """Only the norms and MLPs of all layers on x [rows, width], for timing their share; nothing is returned."""
+def _lead_mlps(state: Any, x: Any, table: Any, like: Any, mlp: Any, eps: Any) -> Any:
     rows, width = x.shape
     largest = max(width, mlp)
-    a, b, c = np.empty((rows, largest), F), np.empty((rows, largest), F), np.empty((rows, largest), F)
+    a, b, c = empty_rows(rows, largest), empty_rows(rows, largest), empty_rows(rows, largest)
     line = np.empty(width, F)
     for i in range(table.shape[0]):
         at = table[i]
@@ -183,52 +220,58 @@ def mlp_branches(x: Any, table: Any, like: Any, mlp: Any, eps: Any, threads: Any
         for r in range(rows):
             _norm(x[r], norm2, eps, line)
             spread(line, a[r], like)
-        _mlp(a, b, c, rows, at, like, (width, mlp), threads)
+        _mlp(state, a, b, c, rows, at, like, (width, mlp))
+    end(state)
+
+
+@parallel
+def _share_mlps(state: Any, x: Any, table: Any, like: Any, mlp: Any, eps: Any) -> Any:
+    for member in nb.prange(state[THREADS]):
+        if member:
+            help_products(state, like, member)
+        else:
+            _lead_mlps(state, x, table, like, mlp, eps)
 
 
 @jit
-def decode_pass(
+def mlp_branches(state: Any, x: Any, table: Any, like: Any, mlp: Any, eps: Any) -> Any:
+    """Only the norms and MLPs of all layers on x [rows, width], for timing their share; nothing is returned."""
+    begin(state)
+    if state[THREADS] > 1:
+        _share_mlps(state, x, table, like, mlp, eps)
+    else:
+        _lead_mlps(state, x, table, like, mlp, eps)
+
+
+@jit
+def _lead(
+    state: Any,
     x: Any,
     table: Any,
-    like: Any,
-    like_cache: Any,
+    formats: Any,
     shape: Any,
-    last_norm: Any,
-    eps: Any,
-    cos: Any,
-    sin: Any,
-    mask: Any,
-    start: Any,
+    norm: Any,
+    angles: Any,
+    seen: Any,
     place: Any,
-    released: Any,
-    gate: Any,
-    taus: Any,
-    replayed: Any,
-    ages: Any,
-    kept: Any,
-    forced: Any,
-    work: Any,
-    threads: Any,
+    rules: Any,
+    decisions: Any,
+    buffers: Any,
 ) -> Any:
-    """All blocks and the last norm (weight `last_norm`) on one token of every row, in place of x [rows, width] float32.
-
-    table: addresses [layers, len(COLUMNS)]; like, like_cache: a number of the weights' and the caches' type.
-    shape: heads, kv heads, head width, MLP width, and slots of the KV cache, of the aligned keys, of the replay
-    cache. cos, sin [rows or 1, head width]. mask [rows or 0, slots] and start [rows] as `_attention` has them.
-    place: slot of this token, slots to attend to, slots of the aligned key and of this token among the aligned
-    keys, slot in the replay cache, index of the token. gate: replay on, rows in pairs, most replays in a row
-    (-1: any). taus [layers, rows], OFF where a layer never replays; replayed, kept, forced [layers, rows, tokens]
-    (kept and forced may be empty); ages [layers, rows, slots]. work [rows, heads, 2 d + 4 + slots] is overwritten.
-    """
+    """`decode_pass` as its leader runs it."""
     rows, width = x.shape
     heads, kv_heads, d, mlp, slots, ring, frame = shape
-    slot, length, aligned_at, aligned_to, replay_at, t = place
-    on, pairs, max_age = gate
+    slot, _, aligned_at, aligned_to, replay_at, t = place
+    like, like_cache = formats
+    last_norm, eps = norm
+    cos, sin = angles
+    on, pairs, max_age, released = rules
+    taus, replayed, ages, kept, forced = decisions
+    q, _, attended = buffers
     pack, pack_cache, scaled = numbers_a_word(like), numbers_a_word(like_cache), has_scales(like)
     largest = max(width, heads * d, mlp)
-    a, b, c = np.empty((rows, largest), F), np.empty((rows, largest), F), np.empty((rows, largest), F)
-    q_raw, q, attended = np.empty((rows, heads, d), F), np.empty((rows, heads, d), F), np.empty((rows, heads, d), F)
-    k_new, line = np.empty(d, F), np.empty(width, F)
+    a, b, c = empty_rows(rows, largest), empty_rows(rows, largest), empty_rows(rows, largest)
+    q_raw, k_new, line = np.empty((rows, heads, d), F), np.empty(d, F), np.empty(width, F)
     scores, computing = np.empty(rows, F), np.empty(rows, np.int64)
     no_flags = np.zeros((0, 0), np.bool_)
     for i in range(table.shape[0]):
@@ -245,15 +288,15 @@ def decode_pass(
         for r in range(rows):
             _norm(x[r], norm1, eps, line)
             spread(line, a[r], like)
-        multiply(threads, a, rows, w_q, tensor(pointer(at[QS], F(0)), (heads * d * scaled,)), b)
+        multiply(state, like, a, rows, w_q, tensor(pointer(at[QS], F(0)), (heads * d * scaled,)), b)
         for r in range(rows):
             angle = min(r, cos.shape[0] - 1)
             for h in range(heads):
                 for j in range(d):
                     q_raw[r, h, j] = b[r, h * d + j]
                 _rotate(q_raw[r, h], cos[angle], sin[angle], q[r, h])
-        multiply(threads, a, rows, w_k, tensor(pointer(at[KS], F(0)), (kv_heads * d * scaled,)), b)
-        multiply(threads, a, rows, w_v, tensor(pointer(at[VS], F(0)), (kv_heads * d * scaled,)), c)
+        multiply(state, like, a, rows, w_k, tensor(pointer(at[KS], F(0)), (kv_heads * d * scaled,)), b)
+        multiply(state, like, a, rows, w_v, tensor(pointer(at[VS], F(0)), (kv_heads * d * scaled,)), c)
         for r in range(rows):
             angle = min(r, cos.shape[0] - 1)
             for h in range(kv_heads):
@@ -261,13 +304,13 @@ def decode_pass(
                 store(k_new, keys[r, h, slot])
                 store(k_new, aligned[r, h, aligned_to])
                 store(c[r, h * d : (h + 1) * d], values[r, h, slot])
-        if threads > 1:
-            _attention_parallel(q, keys, values, mask, start, length, like_cache, work, attended)
-        else:
-            _attention_serial(q, keys, values, mask, start, length, like_cache, work, attended)
+        state[KIND], state[LAYER] = ATTENTION, i
+        publish(state, rows * heads)
+        _take(0, state, table, formats, shape, seen, place, buffers)
+        wait(state)
         for r in range(rows):
             spread(attended[r].reshape(heads * d), a[r], like)
-        multiply(threads, a, rows, w_o, tensor(pointer(at[OS], F(0)), (width * scaled,)), b)
+        multiply(state, like, a, rows, w_o, tensor(pointer(at[OS], F(0)), (width * scaled,)), b)
         for r in range(rows):
             for k in range(width):
                 x[r, k] += b[r, k]
@@ -294,7 +337,7 @@ def decode_pass(
                 computing[count] = r
                 count += 1
         if count:
-            _mlp(a, b, c, count, at, like, (width, mlp), threads)
+            _mlp(state, a, b, c, count, at, like, (width, mlp))
         if on:
             outputs = tensor(pointer(at[OUTPUTS], like_cache), (rows, frame, width // pack_cache))
             for n in range(count):
@@ -311,3 +354,61 @@ def decode_pass(
         _norm(x[r], last_norm, eps, line)
         for k in range(width):
             x[r, k] = line[k]
+    end(state)
+
+
+@parallel
+def _share(
+    state: Any,
+    x: Any,
+    table: Any,
+    formats: Any,
+    shape: Any,
+    norm: Any,
+    angles: Any,
+    seen: Any,
+    place: Any,
+    rules: Any,
+    decisions: Any,
+    buffers: Any,
+) -> Any:
+    for member in nb.prange(state[THREADS]):
+        if member:
+            while idle(state):
+                _take(member, state, table, formats, shape, seen, place, buffers)
+        else:
+            _lead(state, x, table, formats, shape, norm, angles, seen, place, rules, decisions, buffers)
+
+
+@jit
+def decode_pass(
+    state: Any,
+    x: Any,
+    table: Any,
+    formats: Any,
+    shape: Any,
+    norm: Any,
+    angles: Any,
+    seen: Any,
+    place: Any,
+    rules: Any,
+    decisions: Any,
+    buffers: Any,
+) -> Any:
+    """All blocks and the last norm on one token of every row, in place of x [rows, width] float32.
+
+    state: `team.new_state`. table: addresses [layers, len(COLUMNS)]. formats: a number of the weights' and of the
+    caches' type. shape: heads, kv heads, head width, MLP width, and slots of the KV cache, of the aligned keys, of the
+    replay cache. norm: weight [width] of the last norm, eps of all. angles: cos, sin [rows or 1, head width].
+    seen: mask [rows or 0, slots] and start [rows] as `_attend` has them. place: slot of this token, slots to attend
+    to, slots of the aligned key and of this token among the aligned keys, slot in the replay cache, index of the
+    token. rules: replay on, rows in pairs, most replays in a row (-1: any), TAS as released. decisions: taus
+    [layers, rows], OFF where a layer never replays; replayed [layers, rows, tokens], ages [layers, rows, slots], kept
+    and forced [layers, rows, tokens] or empty. buffers, overwritten: q [rows, heads, d], work [rows, heads,
+    2 d + 4 + slots], attended like q.
+    """
+    begin(state)
+    if state[THREADS] > 1:
+        _share(state, x, table, formats, shape, norm, angles, seen, place, rules, decisions, buffers)
+    else:
+        _lead(state, x, table, formats, shape, norm, angles, seen, place, rules, decisions, buffers)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba as nb
 import numpy as np
 
 from fastcar_cli.kernels.formats import (
     F,
+    empty_rows,
     exp,
     inline,
     jit,
-    multiply,
     numbers_a_word,
+    parallel,
     pointer,
     spread,
     tensor,
 )
+from fastcar_cli.kernels.team import THREADS, begin, end, help_products, multiply
 
 # Table columns: addresses of the tensors of a block, weights [out, in] and float32 biases.
 COLUMNS = (
@@ -56,15 +59,16 @@ def _gelu(x: Any) -> Any:
 
 
 @inline
-def _linear(threads: Any, x: Any, rows: Any, w: Any, bias: Any, y: Any) -> Any:
-    multiply(threads, x, rows, w, bias[:0], y)
+def _linear(state: Any, like: Any, x: Any, rows: Any, w: Any, bias: Any, y: Any) -> Any:
+    multiply(state, like, x, rows, w, bias[:0], y)
     for r in range(rows):
         for k in range(bias.shape[0]):
             y[r, k] += bias[k]
 
 
 @jit
-def depth_step(
+def _lead(
+    state: Any,
     x: Any,
     d: Any,
     place: Any,
@@ -75,24 +79,18 @@ def depth_step(
     keys: Any,
     values: Any,
     out: Any,
-    threads: Any,
 ) -> Any:
-    """Logits of depth d into out [rows, codes].
-
-    x [rows, in] is the hidden state at d = 0, the running sum of code vectors after it; place [width] the vector
-    of this depth. table: addresses [blocks, len(COLUMNS)], ends: those of ENDS; like: a number of the weights'
-    type. keys, values [blocks, rows, depth, width] hold the earlier depths and take this one.
-    """  # fmt: skip
+    """`depth_step` as its leader runs it."""
     rows, inputs = x.shape
     width, codes = place.shape[0], out.shape[1]
     pack, n = numbers_a_word(like), width // heads
     largest = max(inputs, 4 * width, codes)
-    a, b, h = np.empty((rows, largest), F), np.empty((rows, largest), F), np.empty((rows, width), F)
+    a, b, h = empty_rows(rows, largest), empty_rows(rows, largest), np.empty((rows, width), F)
     q, line, p = np.empty((rows, width), F), np.empty(largest, F), np.empty(d + 1, F)
     for r in range(rows):
         spread(x[r], a[r], like)
     w = tensor(pointer(ends[0], like), (width, inputs // pack))
-    _linear(threads, a, rows, w, tensor(pointer(ends[1], F(0)), (width,)), b)
+    _linear(state, like, a, rows, w, tensor(pointer(ends[1], F(0)), (width,)), b)
     for r in range(rows):
         for k in range(width):
             h[r, k] = b[r, k] + place[k]
@@ -105,11 +103,11 @@ def depth_step(
             )
             spread(line[:width], a[r], like)
         square = (width, width // pack)
-        _linear(threads, a, rows, tensor(pointer(at[Q], like), square), tensor(pointer(at[QB], F(0)), (width,)), q)
-        _linear(threads, a, rows, tensor(pointer(at[K], like), square), tensor(pointer(at[KB], F(0)), (width,)), b)
+        _linear(state, like, a, rows, tensor(pointer(at[Q], like), square), tensor(pointer(at[QB], F(0)), (width,)), q)
+        _linear(state, like, a, rows, tensor(pointer(at[K], like), square), tensor(pointer(at[KB], F(0)), (width,)), b)
         for r in range(rows):
             keys[i, r, d] = b[r, :width]
-        _linear(threads, a, rows, tensor(pointer(at[V], like), square), tensor(pointer(at[VB], F(0)), (width,)), b)
+        _linear(state, like, a, rows, tensor(pointer(at[V], like), square), tensor(pointer(at[VB], F(0)), (width,)), b)
         for r in range(rows):
             values[i, r, d] = b[r, :width]
         for r in range(rows):
@@ -132,7 +130,9 @@ def depth_step(
                         total += p[s] * values[i, r, s, k]
                     line[k] = total / mass
             spread(line[:width], a[r], like)
-        _linear(threads, a, rows, tensor(pointer(at[OUT], like), square), tensor(pointer(at[OB], F(0)), (width,)), b)
+        _linear(
+            state, like, a, rows, tensor(pointer(at[OUT], like), square), tensor(pointer(at[OB], F(0)), (width,)), b
+        )
         for r in range(rows):
             for k in range(width):
                 h[r, k] += b[r, k]
@@ -142,12 +142,12 @@ def depth_step(
             spread(line[:width], a[r], like)
         wide = 4 * width
         w = tensor(pointer(at[UP], like), (wide, width // pack))
-        _linear(threads, a, rows, w, tensor(pointer(at[UB], F(0)), (wide,)), b)
+        _linear(state, like, a, rows, w, tensor(pointer(at[UB], F(0)), (wide,)), b)
         for r in range(rows):
             _gelu(b[r, :wide])
             spread(b[r, :wide], a[r], like)
         w = tensor(pointer(at[DOWN], like), (width, wide // pack))
-        _linear(threads, a, rows, w, tensor(pointer(at[DB], F(0)), (width,)), b)
+        _linear(state, like, a, rows, w, tensor(pointer(at[DB], F(0)), (width,)), b)
         for r in range(rows):
             for k in range(width):
                 h[r, k] += b[r, k]
@@ -157,4 +157,53 @@ def depth_step(
         )
         spread(line[:width], a[r], like)
     w = tensor(pointer(ends[4], like), (codes, width // pack))
-    _linear(threads, a, rows, w, tensor(pointer(ends[5], F(0)), (codes,)), out)
+    _linear(state, like, a, rows, w, tensor(pointer(ends[5], F(0)), (codes,)), out)
+    end(state)
+
+
+@parallel
+def _share(
+    state: Any,
+    x: Any,
+    d: Any,
+    place: Any,
+    table: Any,
+    ends: Any,
+    like: Any,
+    heads: Any,
+    keys: Any,
+    values: Any,
+    out: Any,
+) -> Any:
+    for member in nb.prange(state[THREADS]):
+        if member:
+            help_products(state, like, member)
+        else:
+            _lead(state, x, d, place, table, ends, like, heads, keys, values, out)
+
+
+@jit
+def depth_step(
+    state: Any,
+    x: Any,
+    d: Any,
+    place: Any,
+    table: Any,
+    ends: Any,
+    like: Any,
+    heads: Any,
+    keys: Any,
+    values: Any,
+    out: Any,
+) -> Any:
+    """Logits of depth d into out [rows, codes].
+
+    state: `team.new_state`. x [rows, in] is the hidden state at d = 0, the running sum of code vectors after it; place
+    [width] the vector of this depth. table: addresses [blocks, len(COLUMNS)], ends: those of ENDS; like: a number of
+    the weights' type. keys, values [blocks, rows, depth, width] hold the earlier depths and take this one.
+    """
+    begin(state)
+    if state[THREADS] > 1:
+        _share(state, x, d, place, table, ends, like, heads, keys, values, out)
+    else:
+        _lead(state, x, d, place, table, ends, like, heads, keys, values, out)

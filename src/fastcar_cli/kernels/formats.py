@@ -1,4 +1,4 @@
-"""Number formats of the compiled CPU kernels, and products that stream a weight matrix once.
+"""Number formats of the compiled CPU kernels.
 
 Formats of a weight or cache tensor: float32; bfloat16, seen as uint32 with two neighbours a word;
 int8 with a scale an output. Vectors that meet bfloat16 are kept "split": even places first, then odd
@@ -293,34 +293,12 @@ def exp(x: Any) -> Any:
     return p * np.int32((np.int32(z) + np.int32(127)) << np.int32(23)).view(F)
 
 
-def _product(x: Any, rows: Any, w: Any, y: Any) -> Any:
-    """Y[r] = w x[r] for the first rows; w [out >= 4, in], x in the order that meets w."""
-    outputs = w.shape[0]
-    for block in nb.prange((outputs + 3) // 4):
-        # The last block may overlap the one before; it writes the same numbers.
-        o = min(block * 4, outputs - 4)
-        a, b, c, d = w[o], w[o + 1], w[o + 2], w[o + 3]
-        for r in range(0, rows - 1, 2):
-            x0, x1, x2, x3, y0, y1, y2, y3 = dot4x2(x[r], x[r + 1], a, b, c, d)
-            y[r, o], y[r, o + 1], y[r, o + 2], y[r, o + 3] = x0, x1, x2, x3
-            y[r + 1, o], y[r + 1, o + 1], y[r + 1, o + 2], y[r + 1, o + 3] = y0, y1, y2, y3
-        if rows % 2:
-            r = rows - 1
-            x0, x1, x2, x3 = dot4(x[r], a, b, c, d)
-            y[r, o], y[r, o + 1], y[r, o + 2], y[r, o + 3] = x0, x1, x2, x3
-
-
-product_serial, product_parallel = jit(_product), parallel(_product)
-
-
-@inline
-def multiply(threads: Any, x: Any, rows: Any, w: Any, scale: Any, y: Any) -> Any:
-    """Y[r] = w x[r] * scale for the first rows; scale [out], or empty for none."""
-    if threads > 1:
-        product_parallel(x, rows, w, y)
-    else:
-        product_serial(x, rows, w, y)
-    if scale.shape[0]:
-        for r in range(rows):
-            for o in range(scale.shape[0]):
-                y[r, o] *= scale[o]
+@jit
+def empty_rows(rows: Any, n: Any) -> Any:
+    """An empty array [rows, at least n] float32 whose rows begin with a cache line: vectors that cross lines load
+    half as fast.
+    """
+    stride = (n + 15) // 16 * 16
+    memory = np.empty(rows * stride + 16, F)
+    first = (-(memory.ctypes.data // 4)) % 16
+    return memory[first : first + rows * stride].reshape(rows, stride)
