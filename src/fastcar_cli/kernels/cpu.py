@@ -14,14 +14,11 @@ from typing import Any
 import numba as nb
 import numpy as np
 
+from fastcar_cli.kernels.attention import attend
 from fastcar_cli.kernels.formats import (
     F,
-    add4,
     dot1,
-    dot4,
     empty_rows,
-    exp,
-    gather,
     has_scales,
     inline,
     jit,
@@ -59,7 +56,6 @@ COLUMNS = (
 )
 (NORM1, Q, K, V, OUT, QS, KS, VS, OS, NORM2, GATE, UP, DOWN, GS, US, DS, KEYS, VALUES, ALIGNED, OUTPUTS) = range(20)
 
-LOW = F(-1e30)
 OFF = F(3e38)
 """Threshold of a layer that never replays."""
 
@@ -67,54 +63,6 @@ OFF = F(3e38)
 ATTENTION = 1
 """Kind of a stage of a team: attention of layer state[LAYER], a head of a row a chunk."""
 LAYER = WORK + 1
-
-
-@jit
-def _attend(item: Any, q: Any, keys: Any, values: Any, mask: Any, start: Any, length: Any, work: Any, out: Any) -> Any:
-    """Softmax attention of one head of a row: q, out [rows, heads, d]; keys, values [rows, kv heads, slots, words].
-
-    Row r attends to slots start[r] .. length - 1 that its mask [rows or 0, slots] allows. `work`
-    [rows, heads, 2 d + 4 + slots] is overwritten.
-    """
-    heads, d = q.shape[1:]
-    groups = heads // keys.shape[1]
-    scale = F(1) / np.sqrt(F(d))
-    r, h = item // heads, item % heads
-    kk, vv = keys[r, h // groups], values[r, h // groups]
-    like = kk[0, 0]
-    first = start[r]
-    n = length - first
-    query, total, p = work[r, h, :d], work[r, h, d : 2 * d], work[r, h, 2 * d + 4 : 2 * d + 4 + n]
-    one = work[r, h, 2 * d : 2 * d + 4]
-    spread(q[r, h], query, like)
-    whole = n // 4 * 4
-    for s in range(0, whole, 4):
-        i = first + s
-        a, b, c, e = dot4(query, kk[i], kk[i + 1], kk[i + 2], kk[i + 3])
-        p[s], p[s + 1], p[s + 2], p[s + 3] = a, b, c, e
-    for s in range(whole, n):
-        p[s] = dot1(query, kk[first + s])
-    top = LOW
-    for s in range(n):
-        if mask.shape[0] and not mask[r, first + s]:
-            p[s] = LOW
-        top = max(top, p[s])
-    mass = F(0)
-    for s in range(n):
-        e = exp((p[s] - top) * scale)
-        p[s] = e
-        mass += e
-    total[:] = F(0)
-    for s in range(0, whole, 4):
-        i = first + s
-        add4(total, p[s : s + 4], vv[i], vv[i + 1], vv[i + 2], vv[i + 3])
-    for s in range(whole, n):
-        i = first + s
-        one[0], one[1], one[2], one[3] = p[s], F(0), F(0), F(0)
-        add4(total, one, vv[i], vv[i], vv[i], vv[i])
-    gather(total, out[r, h], like)
-    for j in range(d):
-        out[r, h, j] /= mass
 
 
 @jit
@@ -135,7 +83,7 @@ def _take(member: Any, state: Any, table: Any, formats: Any, shape: Any, seen: A
                 tensor(pointer(at[KEYS], like_cache), cached),
                 tensor(pointer(at[VALUES], like_cache), cached),
             )
-            _attend(item, q, keys, values, mask, start, length, work, attended)
+            attend(item, q, keys, values, mask, start, length, work, attended)
         done(state)
         item = claim(state, member)
 
@@ -183,7 +131,8 @@ def _gate(
 @jit
 def _mlp(state: Any, a: Any, b: Any, c: Any, rows: Any, at: Any, like: Any, shape: Any) -> Any:
     """The MLP of normalised inputs a [rows, width], in the order that meets weights, into b; a and c are
-    lost."""
+    lost.
+    """
     width, mlp = shape
     pack, scaled = numbers_a_word(like), has_scales(like)
     w_gate = tensor(pointer(at[GATE], like), (mlp, width // pack))
@@ -400,7 +349,7 @@ def decode_pass(
     state: `team.new_state`. table: addresses [layers, len(COLUMNS)]. formats: a number of the weights' and of the
     caches' type. shape: heads, kv heads, head width, MLP width, and slots of the KV cache, of the aligned keys, of the
     replay cache. norm: weight [width] of the last norm, eps of all. angles: cos, sin [rows or 1, head width].
-    seen: mask [rows or 0, slots] and start [rows] as `_attend` has them. place: slot of this token, slots to attend
+    seen: mask [rows or 0, slots] and start [rows] as `attend` has them. place: slot of this token, slots to attend
     to, slots of the aligned key and of this token among the aligned keys, slot in the replay cache, index of the
     token. rules: replay on, rows in pairs, most replays in a row (-1: any), TAS as released. decisions: taus
     [layers, rows], OFF where a layer never replays; replayed [layers, rows, tokens], ages [layers, rows, slots], kept

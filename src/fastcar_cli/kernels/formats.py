@@ -60,14 +60,6 @@ def _packed(array: Any) -> bool:
     return array.dtype == types.uint32
 
 
-def dot4x2(x: Any, y: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Products of two vectors with four weight rows."""
-
-
-def dot4(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Products of a vector with four weight rows."""
-
-
 def dot1(x: Any, a: Any) -> Any:
     """Product of a vector with a weight row."""
 
@@ -135,70 +127,6 @@ def _gather(x: Any, out: Any, like: Any) -> Any:
             out[2 * k + 1] = x[n + k]
 
     return packed if like == types.uint32 else plain
-
-
-@overload(dot4x2, inline="always")
-def _dot4x2(x: Any, y: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    def plain(x: Any, y: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        x0 = x1 = x2 = x3 = y0 = y1 = y2 = y3 = F(0)
-        for k in range(a.shape[0]):
-            u, v = x[k], y[k]
-            p, q, r, s = F(a[k]), F(b[k]), F(c[k]), F(d[k])
-            x0 += u * p
-            x1 += u * q
-            x2 += u * r
-            x3 += u * s
-            y0 += v * p
-            y1 += v * q
-            y2 += v * r
-            y3 += v * s
-        return x0, x1, x2, x3, y0, y1, y2, y3
-
-    def packed(x: Any, y: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        n = a.shape[0]
-        xe, xo, ye, yo = x[:n], x[n : 2 * n], y[:n], y[n : 2 * n]
-        x0 = x1 = x2 = x3 = y0 = y1 = y2 = y3 = F(0)
-        for k in range(n):
-            u, v, w, z = xe[k], xo[k], ye[k], yo[k]
-            p, q, r, s = a[k], b[k], c[k], d[k]
-            x0 += u * _low(p) + v * _high(p)
-            x1 += u * _low(q) + v * _high(q)
-            x2 += u * _low(r) + v * _high(r)
-            x3 += u * _low(s) + v * _high(s)
-            y0 += w * _low(p) + z * _high(p)
-            y1 += w * _low(q) + z * _high(q)
-            y2 += w * _low(r) + z * _high(r)
-            y3 += w * _low(s) + z * _high(s)
-        return x0, x1, x2, x3, y0, y1, y2, y3
-
-    return packed if _packed(a) else plain
-
-
-@overload(dot4, inline="always")
-def _dot4(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    def plain(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        x0 = x1 = x2 = x3 = F(0)
-        for k in range(a.shape[0]):
-            u = x[k]
-            x0 += u * F(a[k])
-            x1 += u * F(b[k])
-            x2 += u * F(c[k])
-            x3 += u * F(d[k])
-        return x0, x1, x2, x3
-
-    def packed(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        n = a.shape[0]
-        xe, xo = x[:n], x[n : 2 * n]
-        x0 = x1 = x2 = x3 = F(0)
-        for k in range(n):
-            u, v = xe[k], xo[k]
-            x0 += u * _low(a[k]) + v * _high(a[k])
-            x1 += u * _low(b[k]) + v * _high(b[k])
-            x2 += u * _low(c[k]) + v * _high(c[k])
-            x3 += u * _low(d[k]) + v * _high(d[k])
-        return x0, x1, x2, x3
-
-    return packed if _packed(a) else plain
 
 
 @overload(dot1, inline="always")

@@ -175,3 +175,16 @@ one_row: Any = intrinsic(_one_row)
 one_row_once: Any = intrinsic(_one_row_once)
 four_rows: Any = intrinsic(_four_rows)
 four_rows_once: Any = intrinsic(_four_rows_once)
+
+
+def _ask(typing: Any, address: Any) -> Any:
+    """Ask for the line `AHEAD` bytes behind an address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        _prefetch(builder, builder.add(args[0], _index(AHEAD)))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+ask: Any = intrinsic(_ask)
