@@ -89,8 +89,9 @@ def _found(terminal: Console, found: dict[str, Any]) -> None:
     if check is not None:
         met = "met" if check["met"] else "[red]missed[/]"
         terminal.print(
-            f"held-out seeds {check['seeds'][0]} to {check['seeds'][-1]} ({check['videos']} videos): {met}, "
-            f"{found['metric']} {_told(check['value'], '.4g', 'same')} with {check['replay_ratio']:.1%} replayed"
+            f"held out, {check['videos']} videos (seeds from {check['seeds'][0]}, {check['captions']} captions): "
+            f"{met}, {found['metric']} {_told(check['value'], '.4g', 'same')} with {check['replay_ratio']:.1%} replayed"
+            f"; judged on {check['judged_on']} videos"
         )
     if found["config"] is not None:
         terminal.print(f"configuration: {found['config']} (fastcar generate --config)", soft_wrap=True)

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.analysis.sweep.files import write_whole
+from fastcar_cli.analysis.sweep.held_out import HELD_OUT, TOLERANCE, Sample, evaluate, settle
 from fastcar_cli.analysis.sweep.metrics import KEYS
-from fastcar_cli.analysis.sweep.plan import plain_tau, told_tau
-from fastcar_cli.analysis.sweep.results import cells_of, inert, summarise
+from fastcar_cli.analysis.sweep.plan import told_tau
+from fastcar_cli.analysis.sweep.results import inert
 from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Request, Session
 from fastcar_cli.analysis.sweep.store import Store
@@ -40,13 +41,8 @@ TARGETS = {
 }
 """Names of a target, how they are compared, and their key in a summary line."""
 
-TOLERANCE = 0.005
-"""A ratio this near its target is taken."""
-HELD_OUT = 0.03
-"""Farthest that a ratio may be from its target on held-out seeds, and on the ones searched."""
 STEPS = 16
 """Most thresholds tried after tau -inf."""
-_LEAST_HELD_OUT = 8
 _TAS_VIDEOS = 8
 _NEAR = 0.005
 """Of the spread of the TAS: thresholds nearer to one another are not told apart in a search for a quality."""
@@ -84,7 +80,7 @@ class Target:
         return value >= self.wanted if self.sign == ">=" else value <= self.wanted
 
     def verdict(self, found: dict[str, Any]) -> None:
-        """End as the search ended. Raises RunError where the target is out of reach, or missed on held-out seeds."""
+        """End as the search ended. Raises RunError where the target is out of reach, or missed on held-out videos."""
         best = found["best"]
         if not found["reached"]:
             if best is None:
@@ -98,9 +94,9 @@ class Target:
         check = found["validation"]
         if self.sign == "=" and not check["met"]:
             raise RunError(
-                f"--find {self.text}: tau {told_tau(best['tau'])} gives {best['value']:.4g} on the seeds searched but "
-                f"{check['value']:.4g} on held-out ones, more than {HELD_OUT} away",
-                hint="search with more prompts and seeds",
+                f"--find {self.text}: tau {told_tau(best['tau'])} gives {best['value']:.4g} on the videos searched but "
+                f"{check['value']:.4g} on {check['videos']} held-out ones, more than {HELD_OUT} away",
+                hint="search with more prompts, or let generate --replay-ratio keep the ratio of each video",
             )
 
 
@@ -157,27 +153,14 @@ class _Search:
     """Lines of the summary by threshold, each decoded when it is first asked for."""
 
     def __init__(self, session: Session, store: Store, engine: Engine, on_evaluate: Callable[[str, int], None]) -> None:
-        self._session, self._store, self._engine, self._tell = session, store, engine, on_evaluate
+        self.sample, self._engine, self._tell = Sample(session, store), engine, on_evaluate
         self.lines: dict[float, dict[str, Any]] = {}
 
     def line(self, tau: float) -> dict[str, Any]:
         """The summary of one threshold over the videos searched."""
         if tau not in self.lines:
-            self.lines[tau] = evaluate(self._session, self._store, self._engine, tau, self._tell)
+            self.lines[tau] = evaluate([self.sample], self._engine, tau, self._tell)
         return self.lines[tau]
-
-
-def evaluate(
-    session: Session, store: Store, engine: Engine, tau: float, tell: Callable[[str, int], None]
-) -> dict[str, Any]:
-    """Decode what a threshold needs, and its line of the summary over exactly this session's prompts and seeds."""
-    part = session.with_plan(taus=(tau,), repeats=1)
-    store.claim(part.fingerprint(), part.plan)
-    tell(f"tau {told_tau(tau)}", part.left(store))
-    part.run(store, engine)
-    documents = [store.cells[c.id] for c in part.plan.cells()]
-    lines = summarise(cells_of(documents), session.worker.scorer.keys)
-    return next(x for x in lines if x["tau"] is not None)
 
 
 def tas_of(session: Session) -> NDArray[np.float32]:
@@ -203,7 +186,7 @@ def tas_of(session: Session) -> NDArray[np.float32]:
 def find_threshold(
     session: Session, store: Store, engine: Engine, target: Target, on_evaluate: Callable[[str, int], None]
 ) -> dict[str, Any]:
-    """Search, write found.yaml, and check the threshold on held-out seeds; the `find` part of results.
+    """Search, check the threshold on held-out videos, and write found.yaml; the `find` part of results.
 
     The best threshold of a quality target is the one that replays most of those tried that meet it.
     """
@@ -214,6 +197,11 @@ def find_threshold(
             search.line(tau)
     (_match if target.sign == "=" else _bisect)(search, ranks, target)
     best, reached = choose(search.lines, target)
+    validation = None
+    if reached and best is not None:
+        best, validation = settle(
+            search.sample, search.lines, (ranks.low, ranks.high), target, best, engine, on_evaluate
+        )
     document: dict[str, Any] = {
         "target": target.text,
         "metric": target.name,
@@ -223,7 +211,7 @@ def find_threshold(
         "cliffs": cliffs(search.lines, target, ranks.spread),
         "inert": inert([search.lines[t] for t in sorted(search.lines, reverse=True)]),
         "tas": {"low": ranks.low, "high": ranks.high},
-        "validation": None,
+        "validation": validation,
         "config": None,
     }
     if reached and best is not None:
@@ -232,7 +220,6 @@ def find_threshold(
         on_evaluate("timing", timed.left(store))
         timed.run(store, engine)
         document["config"] = str(write_config(session, store.folder, best))
-        document["validation"] = _validate(session, store, engine, target, best, on_evaluate)
     return document
 
 
@@ -330,26 +317,3 @@ def write_config(session: Session, folder: Path, tau: float) -> Path:
     file = folder / "found.yaml"
     write_whole(file, RunConfig.from_dict(data).to_yaml())
     return file
-
-
-def _validate(
-    session: Session, store: Store, engine: Engine, target: Target, tau: float, tell: Callable[[str, int], None]
-) -> dict[str, Any]:
-    """The threshold on seeds behind the ones searched, in a sweep folder of its own (DIR/held-out)."""
-    plan = session.plan
-    count = max(len(plan.seeds), math.ceil(_LEAST_HELD_OUT / len(plan.prompts)))
-    seeds = tuple(range(max(plan.seeds) + 1, max(plan.seeds) + 1 + count))
-    held_out = session.with_plan(seeds=seeds, taus=(tau,))
-    apart = Store.make(store.folder / "held-out")
-    apart.claim(held_out.fingerprint(), held_out.plan)
-    apart.read()
-    line = evaluate(held_out, apart, engine, tau, tell)
-    value = target.value(line)
-    return {
-        "seeds": list(seeds),
-        "videos": line["videos"],
-        "tau": plain_tau(tau),
-        "value": value if math.isfinite(value) else None,
-        "replay_ratio": line["replay_ratio"],
-        "met": target.meets(line),
-    }
