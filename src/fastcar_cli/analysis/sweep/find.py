@@ -224,14 +224,19 @@ def find_threshold(
 
 
 def _match(search: _Search, ranks: _Ranks, target: Target) -> None:
-    """Narrow the ranks around a ratio by false position (Illinois: an end that stays counts half each time)."""
+    """Narrow the ranks around a ratio by false position (Illinois: an end that stays counts half each time); where a
+    step narrowed them by less than half, the next one halves them.
+    """
     most = target.value(search.line(-math.inf))
     if target.wanted >= most - TOLERANCE:
         return
-    low, high, over, under, last = 0.0, 1.0, most - target.wanted, -target.wanted, 0
+    low, high, over, under, last, before = 0.0, 1.0, most - target.wanted, -target.wanted, 0, 2.0
     for _ in range(STEPS):
         rank = low + (high - low) * over / (over - under)
         rank = min(max(rank, low + 0.05 * (high - low)), high - 0.05 * (high - low))
+        if high - low > before / 2:
+            rank = (low + high) / 2
+        before = high - low
         tau = ranks.tau(rank)
         if tau in (ranks.tau(low), ranks.tau(high)):
             return
