@@ -69,13 +69,32 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+class Stream:
+    """Memory that is copied and read to learn what the machine can: `size` bytes, far beyond any cache."""
+
+    def __init__(self, device: torch.device, size: int = 2**28) -> None:
+        self._device, self._size = device, size
+        self._source = torch.ones(size // 4, dtype=torch.float32, device=device)
+        self._target = torch.empty_like(self._source)
+
+    def copy(self, repeats: int = 5) -> float:
+        """Bytes/s read and written."""
+        return 2 * self._size / seconds_of(lambda: self._target.copy_(self._source), self._device, repeats)
+
+    def read(self, repeats: int = 5) -> float:
+        """Bytes/s read; which of two ways is the faster depends on how well the build's kernels use the machine."""
+        ways = (self._source.sum, lambda: self._source.dot(self._source))
+        return self._size / min(seconds_of(way, self._device, repeats) for way in ways)
+
+    def rate(self) -> float:
+        """The larger of both, now."""
+        return max(self.copy(1), self.read(1))
+
+
 def measure_machine(device: torch.device, dtype: torch.dtype, size: int = 2**28) -> Machine:
     """Copy and read `size` bytes, far beyond any cache, and multiply square matrices in the run's dtype."""
-    source = torch.ones(size // 4, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    copy = 2 * size / seconds_of(lambda: target.copy_(source), device) / 1e9
-    # Which of the two reads faster depends on how well the build's kernels use the machine.
-    read = size / min(seconds_of(source.sum, device), seconds_of(lambda: source.dot(source), device)) / 1e9
+    stream = Stream(device, size)
+    copy, read = stream.copy() / 1e9, stream.read() / 1e9
     n = 2048
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     flops = 2 * n**3 / seconds_of(lambda: a @ b, device, 3) / 1e9

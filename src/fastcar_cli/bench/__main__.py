@@ -45,7 +45,8 @@ def _print(result: dict[str, Any]) -> None:
     console, machine = Console(), result["machine"]
     console.print(
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; reads "
-        f"{machine['read_gb_s']:.1f} GB/s, copies {machine['copy_gb_s']:.1f} GB/s"
+        f"{machine['read_gb_s']:.1f} GB/s, copies {machine['copy_gb_s']:.1f} GB/s; between the turns "
+        f"{result['bandwidth_gb_s']:.1f} GB/s, which shares count from"
     )
     table = Table(
         title=f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows: "

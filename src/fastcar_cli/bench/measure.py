@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.analysis.machine import Machine, measure_machine
+from fastcar_cli.analysis.machine import Machine, Stream, measure_machine, synchronise
 from fastcar_cli.analysis.profiler import random_shape
 from fastcar_cli.bench.contestants import Passes, engine, llama, mlp_only
 from fastcar_cli.decoding.compiled import prepare
@@ -99,20 +99,28 @@ def contestants(plan: Plan, found: Mapping[str, VideoModel]) -> dict[str, Passes
     return made
 
 
-def time_all(made: Mapping[str, Passes], passes: int, turns: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds a pass of every contestant, one number a turn; in each turn every contestant has its go."""
+def time_all(
+    made: Mapping[str, Passes], passes: int, turns: int, device: torch.device
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Seconds a pass of every contestant, one number a turn, and bytes/s the machine moved in each turn.
+
+    In each turn every contestant has its go, and so has the machine: its bandwidth changes from minute to minute too.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in made}
+    moved = []
+    stream = Stream(device)
     for turn in range(turns + 1):
         for name, run in made.items():
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            synchronise(device)
             began = time.perf_counter()
             run(passes)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            synchronise(device)
             if turn:
                 seconds[name].append((time.perf_counter() - began) / passes)
-    return seconds
+        rate = stream.rate()
+        if turn:
+            moved.append(rate)
+    return seconds, moved
 
 
 def _line(times: Sequence[float], moved: int | None, bandwidth: float) -> dict[str, Any]:
@@ -130,20 +138,22 @@ def _line(times: Sequence[float], moved: int | None, bandwidth: float) -> dict[s
 def measure(plan: Plan) -> dict[str, Any]:
     """Run the benchmark of one shape at one context length.
 
-    Returns machine, plan, a line a contestant, for each of our variants the speed-up against the Amdahl
-    ceiling 1 / (1 - m r) (m: time of the MLPs alone over the dense pass, r: ratio), and `ratios`.
+    Returns machine, the bandwidth measured between the turns (median), plan, a line a contestant, for each of
+    our variants the speed-up against the Amdahl ceiling 1 / (1 - m r) (m: time of the MLPs alone over the dense
+    pass, r: ratio), and `ratios`.
     """
     device = torch.device(plan.device)
     found = models(plan)
     machine: Machine = measure_machine(device, next(iter(found.values())).dtype)
     made = contestants(plan, found)
-    times = time_all(made, plan.passes, plan.turns, device)
+    times, rates = time_all(made, plan.passes, plan.turns, device)
+    bandwidth = statistics.median(rates) / 1e9
     lines: dict[str, dict[str, Any]] = {}
     for name, values in times.items():
         model = found[name.partition("/")[0]]
         whole = name.endswith(("dense", "eager", "compiled"))
         moved = pass_bytes(model, plan.rows, plan.context) if whole else None
-        lines[name] = _line(values, moved, machine.bandwidth)
+        lines[name] = _line(values, moved, bandwidth)
     for name, line in lines.items():
         kind, _, what = name.rpartition("/")
         if what.startswith(("joint", "alone")):
@@ -158,6 +168,7 @@ def measure(plan: Plan) -> dict[str, Any]:
             line["of_ceiling"] = speedup / ceiling
     return {
         "machine": machine.to_dict(),
+        "bandwidth_gb_s": bandwidth,
         "shape": plan.shape,
         "layers": next(iter(found.values())).spec.decoder.layers,
         "context": plan.context,
