@@ -261,29 +261,38 @@ def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def read_yaml(name: str) -> tuple[dict[str, Any], str]:
-    """The mapping in a preset or a file, and what to call it. Raises RequestError with one sentence."""
+def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tuple[dict[str, Any], Path]:
+    """The mapping in FOLDER/NAME.yaml for a name without a path, else in the file of that path, and its path.
+
+    `what` begins the sentence of a RequestError: what was asked for, the name left out.
+    """
     path = Path(name)
     if "/" not in name and path.suffix not in (".yaml", ".yml"):
-        if name not in presets():
-            near = difflib.get_close_matches(name, presets(), n=1)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
             raise RequestError(
-                f"--config {name}: no preset of that name" + (f"; did you mean {near[0]!r}?" if near else ""),
-                hint=f"presets: {', '.join(presets())}; or give the path of a .yaml file",
+                f"{what} {name}: no preset of that name" + (f"; did you mean {near[0]!r}?" if near else ""),
+                hint=f"presets: {', '.join(names)}; or give the path of a .yaml file",
             )
-        path = preset_folder() / f"{name}.yaml"
+        path = folder / f"{name}.yaml"
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
-        raise RequestError(f"--config {name}: there is no such file") from None
+        raise RequestError(f"{what} {name}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"--config {name} can't be read: {e}") from None
+        raise RequestError(f"{what} {name} can't be read: {e}") from None
     except yaml.YAMLError as e:
-        raise RequestError(f"--config {name} is not valid YAML: {' '.join(str(e).split())}") from None
+        raise RequestError(f"{what} {name} is not valid YAML: {' '.join(str(e).split())}") from None
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise RequestError(f"--config {name}: the top level is a {type(data).__name__}, needed: a mapping of sections")
+        raise RequestError(f"{what} {name}: the top level is a {type(data).__name__}, needed: a mapping of keys")
+    return data, path
+
+
+def read_yaml(name: str) -> tuple[dict[str, Any], str]:
+    """The mapping in a preset or a file, and what to call it. Raises RequestError with one sentence."""
+    data, path = read_preset("--config", name, presets(), preset_folder())
     return data, str(path)
 
 

@@ -1,7 +1,7 @@
 """One decode pass of all decoder blocks, compiled by numba for few rows on a CPU.
 
 A step at one position is bound by reading weights, so each product streams a weight matrix once in
-its stored layout [out, in], four outputs at a time, whatever the number of rows; attention reads the
+its stored layout [out, in], for two rows of the batch at a time; attention reads the
 KV cache in place; the gate decides between attention and MLP, so weights of an MLP that every row
 replays are not touched. Activations are float32 throughout. A team of threads shares each product and
 the heads of attention.

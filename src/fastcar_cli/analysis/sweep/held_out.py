@@ -62,7 +62,7 @@ def evaluate(samples: Sequence[Sample], engine: Engine, tau: float, tell: Tell) 
 
 @dataclass(frozen=True)
 class Crowd:
-    """Captions of the bundled model's world, each with a seed, decoded all at once for their ratios only."""
+    """Captions of the bundled model's world with one seed, decoded all at once for their ratios only."""
 
     session: Session
     captions: tuple[str, ...]
@@ -113,6 +113,8 @@ class Judges:
     def line(self, tau: float, engine: Engine, tell: Tell) -> dict[str, Any]:
         """The summary of a threshold, its ratios over all these videos."""
         line = evaluate(self.samples, engine, tau, tell)
+        if self.crowds:
+            tell(f"captions held out, tau {told_tau(tau)}", 0)
         parts = [(line["videos"], line), *((len(c.captions), c.ratios(tau)) for c in self.crowds)]
         total = sum(n for n, _ in parts)
         means = {k: sum(n * p[k] for n, p in parts) / total for k in ("replay_ratio", "eligible_ratio")}

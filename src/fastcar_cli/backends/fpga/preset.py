@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fastcar_cli.config import preset_folder
+from fastcar_cli.config import preset_folder, read_preset
 from fastcar_cli.errors import RequestError
 
 MAX_FITTED = 2
@@ -185,25 +182,7 @@ def fpga_presets() -> list[str]:
 
 def load_preset(name: str) -> Preset:
     """A shipped preset by name or a YAML file by path. Raises RequestError naming file and key."""
-    path = Path(name)
-    if "/" not in name and path.suffix not in (".yaml", ".yml"):
-        if name not in fpga_presets():
-            near = difflib.get_close_matches(name, fpga_presets(), n=1)
-            raise RequestError(
-                f"no accelerator preset {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-                hint=f"presets: {', '.join(fpga_presets())}; or the path of a .yaml file",
-            )
-        path = preset_folder() / "fpga" / f"{name}.yaml"
-    try:
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RequestError(f"accelerator preset {name}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"accelerator preset {name} can't be read: {e}") from None
-    except yaml.YAMLError as e:
-        raise RequestError(f"accelerator preset {name} is not valid YAML: {' '.join(str(e).split())}") from None
-    if not isinstance(data, dict):
-        raise RequestError(f"accelerator preset {name}: the top level is a {type(data).__name__}, needed: a mapping")
+    data, path = read_preset("accelerator preset", name, fpga_presets(), preset_folder() / "fpga")
     try:
         return Preset.model_validate(data)
     except ValidationError as e:
