@@ -164,7 +164,8 @@ def test_a_threshold_moves_to_what_fits_all_videos_but_keeps_the_searched_ones(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_out, "evaluate", lambda samples, _, tau, __: search.line(tau))
         ends = (float(TAS.min()), float(TAS.max()))
-        moved = held_out._move(judges, search.lines, ends, _target(text), best, None, lambda *_: None)  # type: ignore[arg-type]
+        check = held_out.HeldOut(None, search.lines, ends, _target(text), None, lambda *_: None)  # type: ignore[arg-type]
+        moved = check.move(judges, best)  # type: ignore[arg-type]
     goal = round(wanted, 3)
     assert abs(curve(moved)[0] - goal) <= 0.03
     before, after = (abs(judges.line(t)["replay_ratio"] - goal) for t in (best, moved))

@@ -306,6 +306,7 @@ def _lead(
     end(state)
 
 
+# numba takes no tuples of tuples into a parallel region, hence the long lists of arguments.
 @parallel
 def _share(
     state: Any,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.analysis.sweep.files import write_whole
-from fastcar_cli.analysis.sweep.held_out import HELD_OUT, TOLERANCE, Sample, evaluate, settle
+from fastcar_cli.analysis.sweep.held_out import HELD_OUT, TOLERANCE, HeldOut, Sample, evaluate
 from fastcar_cli.analysis.sweep.metrics import KEYS
 from fastcar_cli.analysis.sweep.plan import told_tau
 from fastcar_cli.analysis.sweep.results import inert
@@ -199,9 +199,9 @@ def find_threshold(
     best, reached = choose(search.lines, target)
     validation = None
     if reached and best is not None:
-        best, validation = settle(
-            search.sample, search.lines, (ranks.low, ranks.high), target, best, engine, on_evaluate
-        )
+        best, validation = HeldOut(
+            search.sample, search.lines, (ranks.low, ranks.high), target, engine, on_evaluate
+        ).settle(best)
     document: dict[str, Any] = {
         "target": target.text,
         "metric": target.name,

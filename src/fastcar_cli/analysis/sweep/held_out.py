@@ -121,89 +121,86 @@ class Judges:
         return {**line, **means, "videos": total}
 
 
-def settle(
-    searched: Sample,
-    lines: dict[float, dict[str, Any]],
-    ends: tuple[float, float],
-    target: Target,
-    best: float,
-    engine: Engine,
-    tell: Tell,
-) -> tuple[float, dict[str, Any]]:
-    """Check the best of the thresholds searched (`lines` by threshold, which grow) on unseen videos, in a sweep folder
-    of its own (DIR/held-out); returns the threshold to keep and its validation. ends: least and
-    largest TAS, where everything and nothing replays.
-    """
-    store = Store.make(searched.store.folder / "held-out")
-    judges = Judges([searched], [])
-    validation: dict[str, Any] = {}
-    for number in range(_ROUNDS):
-        fresh = unseen(searched.session, store, number)
-        store.claim(fresh.session.fingerprint(), fresh.session.plan)
-        store.read()
-        crowd = crowd_of(searched.session, number) if target.sign == "=" else []
-        line = Judges([fresh], crowd).line(best, engine, tell)
-        value = target.value(line)
-        validation = {
-            "seeds": list(fresh.session.plan.seeds),
-            "captions": sum(len(c.captions) for c in crowd),
-            "videos": line["videos"],
-            "judged_on": judges.videos,
-            "tau": plain_tau(best),
-            "value": value if math.isfinite(value) else None,
-            "replay_ratio": line["replay_ratio"],
-            "met": target.meets(line),
-        }
-        if target.sign != "=" or abs(value - target.wanted) <= HELD_OUT / 2 or not math.isfinite(best):
-            break
-        if number < _ROUNDS - 1:
-            judges = Judges([*judges.samples, fresh], [*judges.crowds, *crowd])
-            best = _move(judges, lines, ends, target, best, engine, tell)
-    return best, validation
+@dataclass(frozen=True)
+class HeldOut:
+    """The check of a search's best threshold on unseen videos, kept in a sweep folder of its own (DIR/held-out).
 
-
-def _move(
-    judges: Judges,
-    lines: dict[float, dict[str, Any]],
-    ends: tuple[float, float],
-    target: Target,
-    best: float,
-    engine: Engine,
-    tell: Tell,
-) -> float:
-    """The threshold that brings the ratio of all these videos nearest to the target, of those that still meet it on
-    the videos searched. Between thresholds tried the ratio is taken to run as on those, higher or lower by what the
-    whole differs at the best.
+    searched: the videos searched; lines: their summary by threshold, which grow; ends: least and largest TAS,
+    where everything and nothing replays.
     """
 
-    def whole(tau: float) -> float:
-        if tau not in lines:
-            lines[tau] = evaluate(judges.samples[:1], engine, tau, tell)
-        return target.value(judges.line(tau, engine, tell))
+    searched: Sample
+    lines: dict[float, dict[str, Any]]
+    ends: tuple[float, float]
+    target: Target
+    engine: Engine
+    tell: Tell
 
-    found = {best: whole(best)}
-    shift = found[best] - target.value(lines[best])
-    for step in range(_STEPS):
-        known = {ends[0]: target.value(lines[-math.inf]), ends[1]: 0.0} | {
-            t: target.value(x) for t, x in lines.items() if math.isfinite(t)
-        }
-        taus = sorted(known, reverse=True)
-        mine = np.maximum.accumulate([known[t] for t in taus])
-        rising = np.maximum.accumulate([found.get(t, known[t] + shift * (t not in ends)) for t in taus])
-        # No farther than the videos searched allow, with a little to spare.
-        highest, lowest = (np.interp(target.wanted + off, mine, taus) for off in (-_ALLOWED, _ALLOWED))
-        wished = float(np.interp(target.wanted, rising, taus))
-        tau = float(np.clip(wished, lowest, highest))
-        limited = tau != wished
-        if step % 2:
-            # The curve may bend so much that the straight line leads back to where it began.
-            above, below = [t for t in taus if t > tau], [t for t in taus if t <= tau]
-            tau = (above[-1] + below[0]) / 2 if above and below else tau
-        tau = round(tau, 3) + 0.0
-        if tau in found:
-            break
-        found[tau] = whole(tau)
-        if target.meets(lines[tau]) and (limited or abs(found[tau] - target.wanted) <= TOLERANCE):
-            break
-    good = [t for t in found if target.meets(lines[t])]
-    return min(good, key=lambda t: (abs(found[t] - target.wanted), -t))
+    def settle(self, best: float) -> tuple[float, dict[str, Any]]:
+        """The threshold to keep and its validation."""
+        target = self.target
+        store = Store.make(self.searched.store.folder / "held-out")
+        judges = Judges([self.searched], [])
+        validation: dict[str, Any] = {}
+        for number in range(_ROUNDS):
+            fresh = unseen(self.searched.session, store, number)
+            store.claim(fresh.session.fingerprint(), fresh.session.plan)
+            store.read()
+            crowd = crowd_of(self.searched.session, number) if target.sign == "=" else []
+            line = Judges([fresh], crowd).line(best, self.engine, self.tell)
+            value = target.value(line)
+            validation = {
+                "seeds": list(fresh.session.plan.seeds),
+                "captions": sum(len(c.captions) for c in crowd),
+                "videos": line["videos"],
+                "judged_on": judges.videos,
+                "tau": plain_tau(best),
+                "value": value if math.isfinite(value) else None,
+                "replay_ratio": line["replay_ratio"],
+                "met": target.meets(line),
+            }
+            if target.sign != "=" or abs(value - target.wanted) <= HELD_OUT / 2 or not math.isfinite(best):
+                break
+            if number < _ROUNDS - 1:
+                judges = Judges([*judges.samples, fresh], [*judges.crowds, *crowd])
+                best = self.move(judges, best)
+        return best, validation
+
+    def move(self, judges: Judges, best: float) -> float:
+        """The threshold that brings the ratio of all these videos nearest to the target, of those that still meet it on
+        the videos searched. Between thresholds tried the ratio is taken to run as on those, higher or lower by what the
+        whole differs at the best.
+        """
+        target, lines, ends = self.target, self.lines, self.ends
+
+        def whole(tau: float) -> float:
+            if tau not in lines:
+                lines[tau] = evaluate(judges.samples[:1], self.engine, tau, self.tell)
+            return target.value(judges.line(tau, self.engine, self.tell))
+
+        found = {best: whole(best)}
+        shift = found[best] - target.value(lines[best])
+        for step in range(_STEPS):
+            known = {ends[0]: target.value(lines[-math.inf]), ends[1]: 0.0} | {
+                t: target.value(x) for t, x in lines.items() if math.isfinite(t)
+            }
+            taus = sorted(known, reverse=True)
+            mine = np.maximum.accumulate([known[t] for t in taus])
+            rising = np.maximum.accumulate([found.get(t, known[t] + shift * (t not in ends)) for t in taus])
+            # No farther than the videos searched allow, with a little to spare.
+            highest, lowest = (np.interp(target.wanted + off, mine, taus) for off in (-_ALLOWED, _ALLOWED))
+            wished = float(np.interp(target.wanted, rising, taus))
+            tau = float(np.clip(wished, lowest, highest))
+            limited = tau != wished
+            if step % 2:
+                # The curve may bend so much that the straight line leads back to where it began.
+                above, below = [t for t in taus if t > tau], [t for t in taus if t <= tau]
+                tau = (above[-1] + below[0]) / 2 if above and below else tau
+            tau = round(tau, 3) + 0.0
+            if tau in found:
+                break
+            found[tau] = whole(tau)
+            if target.meets(lines[tau]) and (limited or abs(found[tau] - target.wanted) <= TOLERANCE):
+                break
+        good = [t for t in found if target.meets(lines[t])]
+        return min(good, key=lambda t: (abs(found[t] - target.wanted), -t))
