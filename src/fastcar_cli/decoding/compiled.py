@@ -58,10 +58,7 @@ class CompiledPass:
             self._offsets = (bias if decode.places is None else bias + decode.places.float()).numpy()
         self._norm = (model.llm.norm.weight.float().numpy(), np.float32(spec.rms_eps))
         self._start = view.start.numpy()
-        self._buffers = tuple(
-            np.empty((rows, spec.heads, n), np.float32)
-            for n in (spec.head_dim, 2 * spec.head_dim + 4 + slots, spec.head_dim)
-        )
+        self._buffers = cpu.new_buffers(rows, spec.heads, spec.head_dim)
         self._rules, self._kept = (False, False, -1, False), _NOTHING
         self._taus = np.full((layers, rows), cpu.OFF, np.float32)
         self._replayed = np.zeros((layers, rows, 1), np.bool_)
@@ -223,7 +220,7 @@ def prepare(model: VideoModel) -> None:
         (0, 1, 0, 0, 0, 0),
         (False, False, -1, False),
         (np.zeros((0, 1), np.float32), cube.astype(np.bool_), cube.astype(np.int16), cube, cube.astype(np.bool_)),
-        tuple(np.zeros((1, 1, n), np.float32) for n in (2, 9, 2)),
+        cpu.new_buffers(1, 1, 2),
     )
     from fastcar_cli.decoding.compiled_depth import CompiledDepth
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numba as nb
 import numpy as np
+from numpy.typing import NDArray
 
-from fastcar_cli.kernels.attention import attend
+from fastcar_cli.kernels.attention import TILE, attend
 from fastcar_cli.kernels.formats import (
     F,
     dot1,
@@ -58,6 +59,12 @@ COLUMNS = (
 
 OFF = F(3e38)
 """Threshold of a layer that never replays."""
+
+
+def new_buffers(rows: int, heads: int, d: int) -> tuple[NDArray[np.float32], ...]:
+    """What a pass overwrites: q [rows, heads, d], work as `attend` needs it, attended like q."""
+    q, work, attended = (np.empty((rows, heads, n), np.float32) for n in (d, 2 * d + TILE, d))
+    return q, work, attended
 
 
 ATTENTION = 1
@@ -354,8 +361,7 @@ def decode_pass(
     to, slots of the aligned key and of this token among the aligned keys, slot in the replay cache, index of the
     token. rules: replay on, rows in pairs, most replays in a row (-1: any), TAS as released. decisions: taus
     [layers, rows], OFF where a layer never replays; replayed [layers, rows, tokens], ages [layers, rows, slots], kept
-    and forced [layers, rows, tokens] or empty. buffers, overwritten: q [rows, heads, d], work [rows, heads,
-    2 d + 4 + slots], attended like q.
+    and forced [layers, rows, tokens] or empty. buffers: `new_buffers`.
     """
     begin(state)
     if state[THREADS] > 1:

@@ -64,10 +64,6 @@ def dot1(x: Any, a: Any) -> Any:
     """Product of a vector with a weight row."""
 
 
-def add4(out: Any, p: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Out += p[0] a + p[1] b + p[2] c + p[3] d."""
-
-
 def spread(x: Any, out: Any, like: Any) -> Any:
     """Copy a vector into the order that meets rows of the type of `like`."""
 
@@ -143,22 +139,6 @@ def _dot1(x: Any, a: Any) -> Any:
         for k in range(n):
             total += x[k] * _low(a[k]) + x[n + k] * _high(a[k])
         return total
-
-    return packed if _packed(a) else plain
-
-
-@overload(add4, inline="always")
-def _add4(out: Any, p: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    def plain(out: Any, p: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        for k in range(a.shape[0]):
-            out[k] += p[0] * F(a[k]) + p[1] * F(b[k]) + p[2] * F(c[k]) + p[3] * F(d[k])
-
-    def packed(out: Any, p: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        n = a.shape[0]
-        even, odd = out[:n], out[n : 2 * n]
-        for k in range(n):
-            even[k] += p[0] * _low(a[k]) + p[1] * _low(b[k]) + p[2] * _low(c[k]) + p[3] * _low(d[k])
-            odd[k] += p[0] * _high(a[k]) + p[1] * _high(b[k]) + p[2] * _high(c[k]) + p[3] * _high(d[k])
 
     return packed if _packed(a) else plain
 

@@ -21,8 +21,8 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from fastcar_cli.kernels.formats import F, exp, inline, jit, numbers_a_word, pointer, tensor
-from fastcar_cli.kernels.stream import four_rows, four_rows_once, one_row, one_row_once
+from fastcar_cli.kernels.formats import F, exp, inline, jit, pointer, tensor
+from fastcar_cli.kernels.stream import AHEAD, one_by_one, one_by_two, rows_at_once, several_by_one, several_by_two
 
 # Places in the state; what threads write in turn lies cache lines apart.
 DONE, CHUNKS, THREADS, WORK, TICKETS, APART = 0, 16, 17, 18, 48, 16
@@ -36,8 +36,6 @@ _LEFT = 0xFFFFFFFF
 _CLOSED = -1
 _CHUNK_BYTES = 2**20
 _CHUNKS_A_THREAD = 8
-_INPUT_BYTES = 20000
-"""Largest input of a row, two of which stay in the first cache beside the weights."""
 _SPINS = 64
 _yield = types.ExternalFunction("SwitchToThread" if sys.platform == "win32" else "sched_yield", types.int32())
 
@@ -171,31 +169,30 @@ def end(state: Any) -> Any:
 
 @jit
 def _outputs(
-    like: Any, w: Any, words: Any, row: Any, x: Any, step: Any, rows: Any, y: Any, first: Any, last: Any
+    like: Any, w: Any, words: Any, row: Any, x: Any, step: Any, rows: Any, y: Any, stride: Any, first: Any, last: Any
 ) -> Any:
     """Outputs first to last of w x for each row of x; a weight is read once for two rows of the batch.
 
-    w, x: addresses; row, step: bytes between their rows.
+    w, x, y: addresses; row, step, stride: bytes between their rows.
     """
+    at_once = rows_at_once(like)
+    skip = (at_once - 1) * row
     o = first
-    if 4 * words * numbers_a_word(like) > _INPUT_BYTES:
-        # Inputs that do not stay in the first cache are drawn once for four rows of weights.
-        while o + 4 <= last:
-            at = w + o * row
-            for r in range(0, rows - 1, 2):
-                x0, y0, x1, y1, x2, y2, x3, y3 = four_rows(like, at, words, x + r * step, x + (r + 1) * step)
-                y[r, o], y[r, o + 1], y[r, o + 2], y[r, o + 3] = x0, x1, x2, x3
-                y[r + 1, o], y[r + 1, o + 1], y[r + 1, o + 2], y[r + 1, o + 3] = y0, y1, y2, y3
-            if rows % 2:
-                r = rows - 1
-                y[r, o], y[r, o + 1], y[r, o + 2], y[r, o + 3] = four_rows_once(like, at, words, x + r * step)
-            o += 4
-    while o < last:
-        at = w + o * row
+    while o + at_once <= last:
+        at, to = w + o * row, y + 4 * o
         for r in range(0, rows - 1, 2):
-            y[r, o], y[r + 1, o] = one_row(like, at, words, x + r * step, x + (r + 1) * step)
+            x_at = x + r * step
+            several_by_two(like, at, words, AHEAD, skip, x_at, x_at + step, to + r * stride, stride)
         if rows % 2:
-            y[rows - 1, o] = one_row_once(like, at, words, x + (rows - 1) * step)[0]
+            several_by_one(like, at, words, AHEAD, skip, x + (rows - 1) * step, to + (rows - 1) * stride)
+        o += at_once
+    while o < last:
+        at, to = w + o * row, y + 4 * o
+        for r in range(0, rows - 1, 2):
+            x_at = x + r * step
+            one_by_two(like, at, words, AHEAD, 0, x_at, x_at + step, to + r * stride, stride)
+        if rows % 2:
+            one_by_one(like, at, words, AHEAD, 0, x + (rows - 1) * step, to + (rows - 1) * stride)
         o += 1
 
 
@@ -216,11 +213,11 @@ def product_chunk(state: Any, index: Any, like: Any) -> Any:
     x, step = state[X], state[X_BYTES]
     first, last = index * size, min((index + 1) * size, outputs)
     y = tensor(pointer(state[Y], F(0)), (rows, state[Y_STRIDE]))
-    _outputs(like, state[WEIGHT], words, row, x, step, rows, y, first, last)
+    _outputs(like, state[WEIGHT], words, row, x, step, rows, state[Y], 4 * state[Y_STRIDE], first, last)
     _scale(state[SCALE], outputs, y, rows, first, last)
     if state[GATE]:
         z = tensor(pointer(state[Z], F(0)), (rows, state[Y_STRIDE]))
-        _outputs(like, state[GATE], words, row, x, step, rows, z, first, last)
+        _outputs(like, state[GATE], words, row, x, step, rows, state[Z], 4 * state[Y_STRIDE], first, last)
         _scale(state[GATE_SCALE], outputs, z, rows, first, last)
         for r in range(rows):
             for o in range(first, last):
