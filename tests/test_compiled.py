@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +96,17 @@ def test_more_threads_give_the_same_bits(changes: dict) -> None:
     finally:
         torch.set_num_threads(1)
     assert torch.equal(one, two)
+
+
+def test_a_team_has_the_threads_that_were_asked_for() -> None:
+    # In a process of its own: numba takes all threads, torch's too, when it starts them.
+    code = (
+        "import torch; torch.set_num_threads(1); from fastcar_cli.decoding.compiled import new_team; "
+        "from fastcar_cli.kernels.team import THREADS; print(new_team()[THREADS], torch.get_num_threads())"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "NUMBA_NUM"))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1"]
 
 
 def test_a_replayed_mlp_is_not_touched() -> None:

@@ -157,12 +157,7 @@ class TextToVideo:
         began = time.perf_counter()
         device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
         dtype: str = config.runtime.dtype
-        # Two threads lose more in waiting for each other than they gain on two rows of a small model.
-        threads = config.runtime.threads
-        if threads is None and bundled:
-            threads = 1
-        if threads is not None:
-            torch.set_num_threads(threads)
+        use_threads(config.runtime.threads, small=bundled)
         progress = None
         if bundled:
             dtype = ("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype
@@ -373,6 +368,17 @@ class TextToVideo:
         other.frames = other.settings.frames
         other._run = None
         return other
+
+
+def use_threads(asked: int | None, *, small: bool) -> None:
+    """Set torch's threads, and with them those of compiled kernels: as asked for, else all; for a small model two.
+
+    Two gain on its short products (docs/speed.md); more threads have more to wait for, and nobody measured them.
+    """
+    if asked is not None:
+        torch.set_num_threads(asked)
+    elif small:
+        torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
 def resolve_device(asked: str) -> str:

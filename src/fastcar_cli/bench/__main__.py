@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 
 def whole_command(count: int) -> dict[str, Any]:
     """Wall seconds of `fastcar generate` as a process: to the first frame on disk, and to its end."""
@@ -74,17 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, help="rows of the batch (default 1 for mini, 2 for vila-u-7b)")
     parser.add_argument("--passes", type=int, help="passes a turn (default 48, or 6)")
     parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--threads", type=int, help="default 1 for mini, as generate has it, else all")
+    parser.add_argument("--threads", type=int, help="default as generate has it: two for mini, else all")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compiled", action="store_true", help="also transformers under torch.compile (needs C++)")
     parser.add_argument("--generate", type=int, default=0, metavar="N", help="also time N whole commands")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     from fastcar_cli.bench.measure import Plan, measure
+    from fastcar_cli.pipeline import use_threads
 
     mini = options.shape == "mini"
-    threads = options.threads or (1 if mini else torch.get_num_threads())
-    torch.set_num_threads(threads)
+    use_threads(options.threads, small=mini)
     contexts = [int(c) for c in (options.context or ("300" if mini else "512,2048,8192")).split(",")]
     results = []
     for context in contexts:

@@ -105,13 +105,10 @@ def _measured(
     from fastcar_cli.analysis.profiler import profile_length, replay_table, vision_seconds
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.models.checkpoint import DTYPES
-    from fastcar_cli.pipeline import resolve_device
+    from fastcar_cli.pipeline import resolve_device, use_threads
 
     place = resolve_device(device)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    elif model == "mini":
-        torch.set_num_threads(1)
+    use_threads(threads, small=model == "mini")
     chosen = ("float32" if place == "cpu" else "bfloat16") if dtype == "auto" else dtype
     machine = measure_machine(torch.device(place), DTYPES[chosen])
     document: dict[str, Any] = {

@@ -236,7 +236,11 @@ def new_team(threads: int | None = None) -> NDArray[np.int64]:
     from fastcar_cli.kernels.team import new_state
 
     most: Any = numba.config
+    asked = torch.get_num_threads()
     if threads is None:
-        threads = min(torch.get_num_threads(), int(most.NUMBA_NUM_THREADS))
+        threads = min(asked, int(most.NUMBA_NUM_THREADS))
     numba.set_num_threads(threads)
+    # Both may count on the same OpenMP: numba, when it starts its threads, sets torch's number to all.
+    if torch.get_num_threads() != asked:
+        torch.set_num_threads(asked)
     return new_state(threads)
