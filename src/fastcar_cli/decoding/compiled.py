@@ -86,12 +86,12 @@ class CompiledPass:
 
         Returns the hidden states [rows, width] after the last norm, float32.
         """
+        residual = torch.empty(len(self._start), self._norm[0].shape[0])
         if self._projection is None:
             x = self._model.projector(latent)
             x = x if self._places is None else x + self._places[t]
-            residual = x.float().repeat(len(self._start) // len(x), 1)
+            residual.view(-1, *x.shape).copy_(x)
         else:
-            residual = torch.empty(len(self._start), self._norm[0].shape[0])
             offset = self._offsets[t % len(self._offsets)]
             self._embed(latent.float().numpy(), self._projection, offset, residual.numpy())
         at, frame = self._cache.place(), self._shape[-1]

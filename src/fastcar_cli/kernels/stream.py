@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-AHEAD = 3072
+AHEAD = 2560
 """Bytes between the line that is worked on and the one that is asked for, where nobody knows better."""
 _LINE = 64
 _LANES = 16
@@ -120,13 +120,13 @@ class _Rows:
 def _sums(
     builder: ir.IRBuilder, rows: _Rows, inputs: list[ir.Value], span: tuple[ir.Value, ir.Value], lanes: int
 ) -> list[ir.Value]:
-    """Sums over words span[0] to span[1] of each row with each input; lanes 16 takes a line at a time, lanes 1 a word.
-    Every vector of a line has a sum of its own, or each product would wait for the one before.
-    """
+    """Sums over words span[0] to span[1] of each row with each input, a line at a time, or a word where lanes is 1."""
     kind, size = rows.kind, _bytes(rows.kind)
     step = _LINE // size if lanes > 1 else 1
     zero = ir.Constant(_vector(_FLOAT, lanes), [0.0] * lanes)
-    parts = {types.uint32: 2, types.int8: step // lanes}.get(kind, 1)
+    # Every vector of a line has a sum of its own, or each product would wait for the one before; eight sums are enough
+    # to wait for none, and more of int8 would not fit the registers.
+    parts = {types.uint32: 2, types.int8: step // lanes}.get(kind, 1) if len(rows.at) * len(inputs) < 8 else 1
     sums = [[[cgutils.alloca_once_value(builder, zero) for _ in range(parts)] for _ in inputs] for _ in rows.at]
     with cgutils.for_range_slice(builder, *span, _index(step), intp=ir.IntType(64)) as (k, _):
         met: dict[tuple[int, int], ir.Value] = {}
@@ -141,7 +141,7 @@ def _sums(
                         place = builder.add(k, _index(first))
                         place = builder.add(place, rows.words) if odd else place
                         met[part, i] = _load(builder, builder.add(x, builder.mul(place, _index(4))), _FLOAT, lanes)
-                    _add_product(builder, mine[i][part], weights, met[part, i])
+                    _add_product(builder, mine[i][part % parts], weights, met[part, i])
     found = []
     for several in (several for mine in sums for several in mine):
         value = builder.load(several[0])
