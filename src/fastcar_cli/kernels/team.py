@@ -34,7 +34,7 @@ PRODUCT = 0
 
 _LEFT = 0xFFFFFFFF
 _CLOSED = -1
-_CHUNK_BYTES = 2**20
+_CHUNK_BYTES = 2**18
 _CHUNKS_A_THREAD = 8
 _SPINS = 64
 _yield = types.ExternalFunction("SwitchToThread" if sys.platform == "win32" else "sched_yield", types.int32())
@@ -241,8 +241,10 @@ def _product(state: Any, like: Any, x: Any, rows: Any, w: Any, scale: Any, y: An
     threads, row = state[THREADS], words * w.itemsize
     size = outputs
     if threads > 1:
-        # Chunks large enough to be worth claiming, and enough of them that no thread waits long for the last.
-        size = max(1, min(_CHUNK_BYTES // row, outputs // (_CHUNKS_A_THREAD * threads)))
+        # Chunks large enough to be worth claiming, and enough of them that no thread waits long for the last; none ends
+        # within rows that are worked on at once.
+        at_once = rows_at_once(like)
+        size = max(1, min(_CHUNK_BYTES // row, outputs // (_CHUNKS_A_THREAD * threads)) // at_once) * at_once
     state[KIND], state[WEIGHT], state[OUTPUTS], state[INPUTS] = PRODUCT, w.ctypes.data, outputs, words
     state[SCALE] = scale.ctypes.data if scale.shape[0] else 0
     state[X], state[X_BYTES], state[ROWS] = x.ctypes.data, x.strides[0], rows
