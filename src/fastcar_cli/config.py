@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from fastcar_cli.errors import RequestError
 
+DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
 Tau = float | str | list[float | str | None]
 
 
@@ -96,7 +97,7 @@ class Backend(_Section):
 class Runtime(_Section):
     """Where and in what precision."""
 
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", pattern=DEVICES, description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
         "auto", description="auto, float32, bfloat16, float16, int8 (block matrices in int8, CPU)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastcar_cli.config import RunConfig
+from fastcar_cli.config import DEVICES, RunConfig
 from fastcar_cli.decoding.compiled import prepare
 from fastcar_cli.decoding.controller import Target, max_ratio
 from fastcar_cli.decoding.engine import Decode, DecodeSettings, Watcher
@@ -382,7 +383,9 @@ def use_threads(asked: int | None, *, small: bool) -> None:
 
 
 def resolve_device(asked: str) -> str:
-    """The torch device of a request; `auto` takes a GPU where there is one."""
+    """The torch device of a request; `auto` takes a GPU where there is one. Raises RequestError for others."""
+    if not re.fullmatch(DEVICES, asked):
+        raise RequestError(f"--device {asked}: unknown", hint="allowed: auto, cpu, cuda or cuda:N")
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if asked.startswith("cuda"):

@@ -33,7 +33,7 @@ BUDGET = 10 * 2**30
 """Most bytes the layers with random weights may take."""
 
 
-def parse_lengths(text: str) -> list[int]:
+def parse_lengths(text: str, option: str = "--seq") -> list[int]:
     """`2k,4096,0.5k` to numbers of tokens. Raises RequestError for anything else."""
     lengths = []
     for part in text.split(","):
@@ -41,7 +41,8 @@ def parse_lengths(text: str) -> list[int]:
         value = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
         if value < 1 or value != int(value) or value > 2**20:
             raise RequestError(
-                f"--seq {text}: {part.strip()!r} is no length", hint="allowed: 1 to 1024k tokens, such as 2k,4096,0.5k"
+                f"{option} {text}: {part.strip()!r} is no length",
+                hint="allowed: 1 to 1024k tokens, such as 2k,4096,0.5k",
             )
         lengths.append(int(value))
     return lengths

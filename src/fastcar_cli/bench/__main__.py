@@ -7,16 +7,26 @@ a loop that computes every MLP and then selects. `--generate N` also times N who
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress, TaskID
+
+
+class Shape(str, Enum):
+    """What is timed."""
+
+    MINI = "mini"
+    VILA_U_7B = "vila-u-7b"
 
 
 def whole_command(count: int) -> dict[str, Any]:
@@ -43,8 +53,8 @@ def _print(result: dict[str, Any]) -> None:
     console, machine = Console(), result["machine"]
     console.print(
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; reads "
-        f"{machine['read_gb_s']:.1f} GB/s, copies {machine['copy_gb_s']:.1f} GB/s; between the turns "
-        f"{result['bandwidth_gb_s']:.1f} GB/s, which shares count from"
+        f"{machine['read_gb_s']:.1f} GB/s, copies {machine['copy_gb_s']:.1f} GB/s; beside the passes "
+        f"{result['bandwidth_gb_s']:.1f} GB/s, each share counts from what was read right after it"
     )
     table = Table(
         title=f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows: "
@@ -63,51 +73,85 @@ def _print(result: dict[str, Any]) -> None:
         console.print(f"{name:>34}  {value:.3f}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse, measure, print."""
-    parser = argparse.ArgumentParser(prog="python -m fastcar_cli.bench", description=__doc__)
-    parser.add_argument("--shape", choices=("mini", "vila-u-7b"), default="mini")
-    parser.add_argument("--layers", type=int, default=2, help="layers of the vila-u-7b shape (default 2)")
-    parser.add_argument("--context", help="tokens attended to, comma-separated (default 300, or 512,2048,8192)")
-    parser.add_argument("--rows", type=int, help="rows of the batch (default 1 for mini, 2 for vila-u-7b)")
-    parser.add_argument("--passes", type=int, help="passes a turn (default 48, or 6)")
-    parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--threads", type=int, help="default as generate has it: two for mini, else all")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compiled", action="store_true", help="also transformers under torch.compile (needs C++)")
-    parser.add_argument("--generate", type=int, default=0, metavar="N", help="also time N whole commands")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-    from fastcar_cli.bench.measure import Plan, measure
-    from fastcar_cli.pipeline import use_threads
+def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result as it is; of several, each, and the least of every ratio."""
+    if len(results) == 1:
+        return results[0]
+    names = results[0]["ratios"]
+    return {"contexts": results, "ratios": {name: min(r["ratios"][name] for r in results) for name in names}}
 
-    mini = options.shape == "mini"
-    use_threads(options.threads, small=mini)
-    contexts = [int(c) for c in (options.context or ("300" if mini else "512,2048,8192")).split(",")]
-    results = []
-    for context in contexts:
-        plan = Plan(
-            shape=options.shape,
-            layers=options.layers,
-            context=context,
-            rows=options.rows or (1 if mini else 2),
-            passes=options.passes or (48 if mini else 6),
-            turns=options.turns,
-            compiled=options.compiled,
-            device=options.device,
+
+def _tell(bar: Progress, task: TaskID, done: int, total: int) -> None:
+    bar.update(task, completed=done, total=total)
+
+
+def bench(
+    shape: Annotated[Shape, typer.Option(help="The bundled model, or layers of VILA-U 7B.")] = Shape.MINI,
+    layers: Annotated[int, typer.Option(help="Layers of vila-u-7b.", min=1)] = 2,
+    context: Annotated[
+        str | None, typer.Option(help="Tokens attended to, comma-separated. [default: 300, or 512,2k,8k]")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(help="Rows of the batch. [default: 1, or 2]", min=1)] = None,
+    passes: Annotated[int | None, typer.Option(help="Passes a turn. [default: 48, or 6]", min=1)] = None,
+    turns: Annotated[int, typer.Option(help="Turns; a first one only warms up.", min=1)] = 9,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads. [default: as generate, two for mini, else all]", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, auto.")] = "cpu",
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also transformers under torch.compile; needs a C++ compiler.")
+    ] = False,
+    generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Time decode passes side by side: dense, at forced replay ratios, in every format, and transformers."""
+    from fastcar_cli.analysis.profiler import parse_lengths
+    from fastcar_cli.bench.measure import measure
+    from fastcar_cli.bench.plan import Plan, check
+    from fastcar_cli.cli.render import console, progress
+    from fastcar_cli.pipeline import resolve_device, use_threads
+
+    mini = shape is Shape.MINI
+    place = resolve_device(device)
+    use_threads(threads, small=mini)
+    plans = [
+        Plan(
+            shape=shape.value,
+            layers=layers,
+            context=tokens,
+            rows=rows or (1 if mini else 2),
+            passes=passes or (48 if mini else 6),
+            turns=turns,
+            compiled=compiled,
+            device=place,
         )
-        results.append(measure(plan))
-        if not options.json:
+        for tokens in parse_lengths(context or ("300" if mini else "512,2k,8k"), "--context")
+    ]
+    for plan in plans:
+        check(plan)
+    results = []
+    for plan in plans:
+        with progress(console(quiet=False), "runs") as bar:
+            told = partial(_tell, bar, bar.add_task(f"context {plan.context:,}", total=None))
+            results.append(measure(plan, told))
+        if not as_json:
             _print(results[-1])
-    document: dict[str, Any] = (
-        results[0] if len(results) == 1 else {"contexts": results, "ratios": results[0]["ratios"]}
-    )
-    if options.generate:
-        document["generate"] = whole_command(options.generate)
-        if not options.json:
+    document = _document(results)
+    if generate:
+        document["generate"] = whole_command(generate)
+        if not as_json:
             print(document["generate"])
-    if options.json:
+    if as_json:
         print(json.dumps(document))
+
+
+def main() -> None:
+    """Run it; errors end as those of `fastcar` do."""
+    from fastcar_cli.cli.app import main as run
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(bench)
+    run(app)
 
 
 if __name__ == "__main__":

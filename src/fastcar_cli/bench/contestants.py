@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastcar_cli.bench.plan import PROMPT_TOKENS
 from fastcar_cli.decoding.engine import Decode, DecodeSettings
 from fastcar_cli.decoding.kv_cache import FullCache
 from fastcar_cli.decoding.replay import Compute, ReplayCache
@@ -20,7 +21,6 @@ from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.models.video_model import VideoModel
 
 Passes = Callable[[int], None]
-PROMPT_TOKENS = 12
 
 
 class ComputeThenSelect(ReplayCache):

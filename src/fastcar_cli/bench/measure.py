@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,27 +13,13 @@ import torch
 from fastcar_cli.analysis.machine import Machine, Stream, measure_machine, synchronise
 from fastcar_cli.analysis.profiler import random_shape
 from fastcar_cli.bench.contestants import Passes, engine, llama, mlp_only
+from fastcar_cli.bench.plan import RATIOS, Plan
 from fastcar_cli.decoding.compiled import prepare
+from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.dummy import full_spec
 from fastcar_cli.models.int8 import Int8Linear, quantized, use_int8
 from fastcar_cli.models.video_model import Projector, VideoModel
-
-RATIOS = (0.25, 0.5, 0.75, 1.0)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to time: shape (`mini` or `vila-u-7b`), layers of the latter, context, rows, passes a turn, turns."""
-
-    shape: str
-    layers: int
-    context: int
-    rows: int
-    passes: int
-    turns: int
-    compiled: bool
-    device: str = "cpu"
 
 
 def models(plan: Plan) -> dict[str, VideoModel]:
@@ -46,7 +32,10 @@ def models(plan: Plan) -> dict[str, VideoModel]:
     spec = full_spec()
     spec = replace(spec, decoder=replace(spec.decoder, layers=plan.layers))
     spec = replace(spec, decoder=replace(spec.decoder, max_positions=max(plan.context + 2 * plan.passes, 4096)))
-    network = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context).network
+    shape = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context)
+    if shape.layers < plan.layers:
+        raise RequestError(f"--layers {plan.layers}: there is memory for {shape.layers} of this width")
+    network = shape.network
     # transformers is given embeddings; a projector of 4096 x 4096 would weigh much beside one or two layers.
     network.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
     found = {"bfloat16": network}
@@ -99,16 +88,23 @@ def contestants(plan: Plan, found: Mapping[str, VideoModel]) -> dict[str, Passes
     return made
 
 
-def time_all(
-    made: Mapping[str, Passes], passes: int, turns: int, device: torch.device
-) -> tuple[dict[str, list[float]], list[float]]:
-    """Seconds a pass of every contestant, one number a turn, and bytes/s the machine moved in each turn.
+def _whole(name: str) -> bool:
+    """Whether a contestant reads all weights, so that its GB/s can be told."""
+    return name.endswith(("dense", "eager", "compiled"))
 
-    In each turn every contestant has its go, and so has the machine: its bandwidth changes from minute to minute too.
+
+def time_all(
+    made: Mapping[str, Passes], passes: int, turns: int, device: torch.device, told: Callable[[int, int], None]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds a pass of every contestant, one number a turn, and bytes/s the machine moved right after each that
+    reads all weights.
+
+    In each turn every contestant has its go. The bandwidth of a machine changes from one moment to the next, above
+    all where it is shared, so it is measured beside what is held against it.
     """
     seconds: dict[str, list[float]] = {name: [] for name in made}
-    moved = []
-    stream = Stream(device)
+    moved: dict[str, list[float]] = {name: [] for name in made if _whole(name)}
+    stream, ran = Stream(device), 0
     for turn in range(turns + 1):
         for name, run in made.items():
             synchronise(device)
@@ -117,28 +113,30 @@ def time_all(
             synchronise(device)
             if turn:
                 seconds[name].append((time.perf_counter() - began) / passes)
-        rate = stream.rate()
-        if turn:
-            moved.append(rate)
+                if name in moved:
+                    moved[name].append(stream.rate())
+            ran += 1
+            told(ran, len(made) * (turns + 1))
     return seconds, moved
 
 
-def _line(times: Sequence[float], moved: int | None, bandwidth: float) -> dict[str, Any]:
+def _line(times: Sequence[float], size: int, rates: Sequence[float] | None) -> dict[str, Any]:
     median = statistics.median(times)
     line: dict[str, Any] = {
         "ms": median * 1e3,
         "spread_ms": [min(times) * 1e3, max(times) * 1e3],
         "tokens_per_s": 1 / median,
     }
-    if moved is not None:
-        line |= {"gb_s": moved / median / 1e9, "of_bandwidth": moved / median / 1e9 / bandwidth}
+    if rates is not None:
+        share = statistics.median(size / seconds / rate for seconds, rate in zip(times, rates, strict=True))
+        line |= {"gb_s": size / median / 1e9, "of_bandwidth": share}
     return line
 
 
-def measure(plan: Plan) -> dict[str, Any]:
-    """Run the benchmark of one shape at one context length.
+def measure(plan: Plan, told: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
+    """Run the benchmark of one shape at one context length; `told(done, total)` hears of every run of a contestant.
 
-    Returns machine, the bandwidth measured between the turns (median), plan, a line a contestant, for each of
+    Returns machine, the bandwidth measured between the contestants (median), plan, a line a contestant, for each of
     our variants the speed-up against the Amdahl ceiling 1 / (1 - m r) (m: time of the MLPs alone over the dense
     pass, r: ratio), and `ratios`.
     """
@@ -146,14 +144,12 @@ def measure(plan: Plan) -> dict[str, Any]:
     found = models(plan)
     machine: Machine = measure_machine(device, next(iter(found.values())).dtype)
     made = contestants(plan, found)
-    times, rates = time_all(made, plan.passes, plan.turns, device)
-    bandwidth = statistics.median(rates) / 1e9
+    times, rates = time_all(made, plan.passes, plan.turns, device, told)
+    bandwidth = statistics.median(rate for several in rates.values() for rate in several) / 1e9
     lines: dict[str, dict[str, Any]] = {}
     for name, values in times.items():
-        model = found[name.partition("/")[0]]
-        whole = name.endswith(("dense", "eager", "compiled"))
-        moved = pass_bytes(model, plan.rows, plan.context) if whole else None
-        lines[name] = _line(values, moved, bandwidth)
+        size = pass_bytes(found[name.partition("/")[0]], plan.rows, plan.context)
+        lines[name] = _line(values, size, rates.get(name))
     for name, line in lines.items():
         kind, _, what = name.rpartition("/")
         if what.startswith(("joint", "alone")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -44,11 +45,11 @@ app.command("config")(config_cmd.config)
 app.command("train")(train_cmd.train)
 
 
-def main() -> None:
-    """Run the program; every error ends in one short panel and its exit status."""
+def main(program: Callable[[], object] = app) -> None:
+    """Run a program; every error ends in one short panel and its exit status."""
     debug = "--debug" in sys.argv
     try:
-        app()
+        program()
     except FastcarError as e:
         if debug:
             raise

@@ -1,0 +1,102 @@
+"""The benchmark: decisions as they were forced, what is counted, and what is refused. No timing is asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcar_cli.bench.contestants import engine, pattern
+from fastcar_cli.bench.measure import pass_bytes
+from fastcar_cli.bench.plan import PROMPT_TOKENS
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fastcar_cli.bench", *arguments], capture_output=True, text=True, timeout=600
+    )
+
+
+@given(st.floats(0, 1), st.integers(1, 8), st.integers(1, 4), st.integers(1, 40))
+def test_forced_decisions_have_their_ratio_exactly(ratio: float, layers: int, rows: int, passes: int) -> None:
+    for joint in (True, False):
+        flags = pattern(ratio, layers, rows, passes, joint)
+        assert flags.shape == (layers, rows, passes)
+        assert flags.sum((0, 2)).tolist() == [round(ratio * layers * passes)] * rows
+        assert not joint or bool((flags == flags[:, :1]).all())
+
+
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+def test_weights_of_forced_mlps_are_not_touched_and_others_are(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastcar_cli.decoding.engine import Decode
+
+    hidden: list[torch.Tensor] = []
+    plain = Decode.token_pass
+    monkeypatch.setattr(Decode, "token_pass", lambda *a, **k: hidden.append(plain(*a, **k)))
+    model = tiny_model()
+    for ratio, broken in ((1.0, False), (0.5, True)):
+        # The first frame is computed while the weights are whole.
+        passes = engine(model, rows=2, context=PROMPT_TOKENS + 6, passes=2, kernels=kernels, ratio=ratio)
+        whole = [block.mlp.down_proj.weight.clone() for block in model.llm.blocks]
+        for block in model.llm.blocks:
+            block.mlp.down_proj.weight.fill_(float("nan"))
+        hidden.clear()
+        passes(2)
+        assert bool(torch.stack(hidden).isnan().any()) is broken
+        for block, weight in zip(model.llm.blocks, whole, strict=True):
+            block.mlp.down_proj.weight.copy_(weight)
+
+
+def test_bytes_of_a_pass_are_the_weights_once_and_every_rows_keys_and_values() -> None:
+    model = tiny_model()
+    spec = model.spec.decoder
+    weights = sum(p.numel() for p in model.llm.layers.parameters()) * 4
+    slot = spec.layers * 2 * spec.kv_heads * spec.head_dim * 4
+    assert pass_bytes(model, 1, 0) == weights
+    assert pass_bytes(model, 2, 10) == weights + 20 * slot
+
+
+def test_json_tells_every_line_and_every_ratio() -> None:
+    done = run("--turns", "1", "--passes", "2", "--context", "100,120", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [c["context"] for c in document["contexts"]] == [100, 120]
+    for result in document["contexts"]:
+        lines = result["lines"]
+        assert {"float32/numba/dense", "int8/numba/joint 0.5", "float32/compute-then-select 1"} <= lines.keys()
+        assert all(line["ms"] > 0 for line in lines.values())
+        assert "of_bandwidth" in lines["float32/transformers eager"]
+        assert "of_bandwidth" not in lines["float32/numba/joint 1"]
+        joint = lines["float32/numba/joint 1"]
+        assert joint["amdahl_ceiling"] == pytest.approx(1 / (1 - joint["mlp_share"]))
+        assert joint["of_ceiling"] == pytest.approx(joint["speedup"] / joint["amdahl_ceiling"])
+    wanted = {"dense_vs_transformers", "int8_vs_transformers", "dense_of_bandwidth", "replay_vs_amdahl"}
+    assert wanted <= document["ratios"].keys()
+    for name, least in document["ratios"].items():
+        assert least == min(result["ratios"][name] for result in document["contexts"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--context", "abc"), "--context abc"),
+        (("--context", "20"), "allowed: 77 to"),
+        (("--context", "520"), "allowed: 77 to"),
+        (("--shape", "vila-u-7b", "--context", "900k"), "keys and"),
+        (("--shape", "vila-u-7b", "--layers", "900", "--context", "300"), "free"),
+        (("--shape", "other"), "--shape"),
+        (("--turns", "0"), "--turns"),
+        (("--device", "tpu"), "--device tpu"),
+    ],
+)
+def test_what_can_not_be_timed_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout == ""
