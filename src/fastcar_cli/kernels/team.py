@@ -169,17 +169,30 @@ def end(state: Any) -> Any:
 
 @jit
 def _outputs(
-    like: Any, w: Any, words: Any, row: Any, x: Any, step: Any, rows: Any, y: Any, stride: Any, first: Any, last: Any
+    like: Any,
+    w: Any,
+    words: Any,
+    row: Any,
+    x: Any,
+    step: Any,
+    rows: Any,
+    y: Any,
+    stride: Any,
+    first: Any,
+    last: Any,
+    then: Any,
 ) -> Any:
     """Outputs first to last of w x for each row of x; a weight is read once for two rows of the batch.
 
-    w, x, y: addresses; row, step, stride: bytes between their rows.
+    w, x, y: addresses; row, step, stride: bytes between their rows. `then`: address of the weights that come next.
     """
     at_once = rows_at_once(like)
     skip = (at_once - 1) * row
     o = first
     while o + at_once <= last:
         at, to = w + o * row, y + 4 * o
+        if o + 2 * at_once > last:
+            skip += then - (w + (o + at_once) * row)
         for r in range(0, rows - 1, 2):
             x_at = x + r * step
             several_by_two(like, at, words, AHEAD, skip, x_at, x_at + step, to + r * stride, stride)
@@ -213,11 +226,14 @@ def product_chunk(state: Any, index: Any, like: Any) -> Any:
     x, step = state[X], state[X_BYTES]
     first, last = index * size, min((index + 1) * size, outputs)
     y = tensor(pointer(state[Y], F(0)), (rows, state[Y_STRIDE]))
-    _outputs(like, state[WEIGHT], words, row, x, step, rows, state[Y], 4 * state[Y_STRIDE], first, last)
+    w, gate, stride = state[WEIGHT], state[GATE], 4 * state[Y_STRIDE]
+    after = w + last * row
+    then = gate + first * row if gate else after
+    _outputs(like, w, words, row, x, step, rows, state[Y], stride, first, last, then)
     _scale(state[SCALE], outputs, y, rows, first, last)
-    if state[GATE]:
+    if gate:
         z = tensor(pointer(state[Z], F(0)), (rows, state[Y_STRIDE]))
-        _outputs(like, state[GATE], words, row, x, step, rows, state[Z], 4 * state[Y_STRIDE], first, last)
+        _outputs(like, gate, words, row, x, step, rows, state[Z], stride, first, last, after)
         _scale(state[GATE_SCALE], outputs, z, rows, first, last)
         for r in range(rows):
             for o in range(first, last):
