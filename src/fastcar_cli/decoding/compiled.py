@@ -48,6 +48,7 @@ class CompiledPass:
         self._formats = (NUMBERS[decode.blocks[0].mlp.gate_proj.weight.dtype], NUMBERS[model.dtype])
         slots, ring = view.keys.shape[2], view.aligned.shape[2]
         self._shape = (spec.heads, spec.kv_heads, spec.head_dim, spec.mlp_width, slots, ring, decode.frame)
+        self._dtype = model.dtype
         self._model, self._places, self._embed = model, decode.places, cpu.embed
         self._projection = None
         layer = model.projector.layers
@@ -84,16 +85,18 @@ class CompiledPass:
     def __call__(self, latent: Tensor, t: int) -> Tensor:
         """Run the blocks on token t, whose code vectors sum to latent [P, code_width].
 
-        Returns the hidden states [rows, width] after the last norm, float32.
+        Returns the hidden states [rows, width] after the last norm, in the model's dtype. Torch is called as little as
+        can be: after a pass nothing of it is left in the caches, and each call takes as long as a small product.
         """
-        residual = torch.empty(len(self._start), self._norm[0].shape[0])
+        residual = np.empty((len(self._start), self._norm[0].shape[0]), np.float32)
         if self._projection is None:
             x = self._model.projector(latent)
             x = x if self._places is None else x + self._places[t]
-            residual.view(-1, *x.shape).copy_(x)
+            residual.reshape(-1, *x.shape)[:] = x.float().numpy()
         else:
             offset = self._offsets[t % len(self._offsets)]
-            self._embed(latent.float().numpy(), self._projection, offset, residual.numpy())
+            plain = latent if latent.dtype is torch.float32 else latent.float()
+            self._embed(plain.numpy(), self._projection, offset, residual)
         at, frame = self._cache.place(), self._shape[-1]
         controller = None if self._replay is None or t < frame else self._replay.controller
         if controller is not None and self._replay is not None:
@@ -102,7 +105,7 @@ class CompiledPass:
         mask = _EVERYWHERE if at.allowed is None else np.ascontiguousarray(at.allowed.numpy())
         self._kernel(
             self._state,
-            residual.numpy(),
+            residual,
             self._table,
             self._formats,
             self._shape,
@@ -116,7 +119,8 @@ class CompiledPass:
         )
         if controller is not None and self._replay is not None:
             controller.observe(slice(None), t, self._replay.gated(torch.from_numpy(self._kept[:, :, t])))
-        return residual
+        hidden = torch.from_numpy(residual)
+        return hidden if self._dtype is torch.float32 else hidden.to(self._dtype)
 
 
 NUMBERS: dict[torch.dtype, Any] = {

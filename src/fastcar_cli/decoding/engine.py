@@ -267,15 +267,15 @@ class Decode:
 
         `latent` [P, code_width] is the sum of the token's code vectors, looked up where it is not given.
         """
+        latent = self.model.rqvae.embed(self.codes[:, t]) if latent is None else latent
+        if self._compiled is not None:
+            hidden = self._compiled(latent, t)
+            self.cache.advance()
+            self.passes = t + 1
+            return hidden
         llm, cache, replay = self.model.llm, self.cache, self.replay
         spec = llm.spec
         rows = self.rows
-        latent = self.model.rqvae.embed(self.codes[:, t]) if latent is None else latent
-        if self._compiled is not None:
-            hidden = self._compiled(latent, t).to(self.model.dtype)
-            cache.advance()
-            self.passes = t + 1
-            return hidden
         x = self.model.feedback_latent(latent)
         x = x if self.places is None else x + self.places[t]
         x = torch.cat([x, x]) if self.guided else x
