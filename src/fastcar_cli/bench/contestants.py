@@ -110,8 +110,7 @@ def mlp_only(model: VideoModel, *, rows: int, kernels: str) -> Passes:
         branches = CompiledMLPs(model)
 
         def compiled(count: int) -> None:
-            for _ in range(count):
-                branches(x)
+            branches(x, count)
 
         return compiled
     blocks = model.llm.blocks

@@ -176,9 +176,9 @@ class CompiledMLPs:
         number = NUMBERS[model.llm.blocks[0].mlp.gate_proj.weight.dtype]
         self._rest = (number, spec.mlp_width, np.float32(spec.rms_eps))
 
-    def __call__(self, x: Tensor) -> None:
+    def __call__(self, x: Tensor, passes: int = 1) -> None:
         """Run them on x [rows, width], each layer on the same numbers."""
-        self._kernel(self._state, x.float().numpy(), self._table, *self._rest)
+        self._kernel(self._state, x.float().numpy(), self._table, *self._rest, passes)
 
 
 def _kernels() -> Any:

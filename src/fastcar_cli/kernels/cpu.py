@@ -165,13 +165,13 @@ def embed(latent: Any, weight: Any, offset: Any, x: Any) -> Any:
 
 
 @jit
-def _lead_mlps(state: Any, x: Any, table: Any, like: Any, mlp: Any, eps: Any) -> Any:
+def _lead_mlps(state: Any, x: Any, table: Any, like: Any, mlp: Any, eps: Any, passes: Any) -> Any:
     rows, width = x.shape
     largest = max(width, mlp)
     a, b, c = empty_rows(rows, largest), empty_rows(rows, largest), empty_rows(rows, largest)
     line = np.empty(width, F)
-    for i in range(table.shape[0]):
-        at = table[i]
+    for n in range(passes * table.shape[0]):
+        at = table[n % table.shape[0]]
         norm2 = tensor(pointer(at[NORM2], F(0)), (width,))
         for r in range(rows):
             _norm(x[r], norm2, eps, line)
@@ -181,22 +181,25 @@ def _lead_mlps(state: Any, x: Any, table: Any, like: Any, mlp: Any, eps: Any) ->
 
 
 @parallel
-def _share_mlps(state: Any, x: Any, table: Any, like: Any, mlp: Any, eps: Any) -> Any:
+def _share_mlps(state: Any, x: Any, table: Any, like: Any, mlp: Any, eps: Any, passes: Any) -> Any:
     for member in nb.prange(state[THREADS]):
         if member:
             help_products(state, like, member)
         else:
-            _lead_mlps(state, x, table, like, mlp, eps)
+            _lead_mlps(state, x, table, like, mlp, eps, passes)
 
 
 @jit
-def mlp_branches(state: Any, x: Any, table: Any, like: Any, mlp: Any, eps: Any) -> Any:
-    """Only the norms and MLPs of all layers on x [rows, width], for timing their share; nothing is returned."""
+def mlp_branches(state: Any, x: Any, table: Any, like: Any, mlp: Any, eps: Any, passes: Any) -> Any:
+    """Only the norms and MLPs of all layers on x [rows, width], for timing their share; nothing is returned.
+
+    Passes follow one another within the call, which is no part of an MLP's time.
+    """
     begin(state)
     if state[THREADS] > 1:
-        _share_mlps(state, x, table, like, mlp, eps)
+        _share_mlps(state, x, table, like, mlp, eps, passes)
     else:
-        _lead_mlps(state, x, table, like, mlp, eps)
+        _lead_mlps(state, x, table, like, mlp, eps, passes)
 
 
 @jit
