@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import statistics
@@ -69,21 +70,45 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def largest_cache() -> int:
+    """Bytes of the CPU's largest cache as Linux tells them; 0 where nothing does."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    found = [0]
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = file.read_text(encoding="ascii").strip()
+            found.append(int(text[:-1]) * units[text[-1]])
+    return max(found)
+
+
 class Stream:
-    """Memory that is copied and read to learn what the machine can: `size` bytes, far beyond any cache."""
+    """Memory that is copied and read to learn what the machine can.
+
+    Each go takes the next `size` bytes of at least four times the largest cache, so that what it meets is in none:
+    the same 256 MiB over and over read 12 % faster than memory does on a machine with a cache of 480 MiB.
+    """
 
     def __init__(self, device: torch.device, size: int = 2**28) -> None:
-        self._device, self._size = device, size
-        self._source = torch.ones(size // 4, dtype=torch.float32, device=device)
-        self._target = torch.empty_like(self._source)
+        self._device, self._size, self._at = device, size, 0
+        cache = largest_cache() if device.type == "cpu" else 0
+        self._windows = torch.ones(max(2, -(-4 * cache // size)), size // 4, dtype=torch.float32, device=device)
+
+    def _next(self) -> torch.Tensor:
+        self._at = (self._at + 1) % len(self._windows)
+        return self._windows[self._at]
 
     def copy(self, repeats: int = 5) -> float:
         """Bytes/s read and written."""
-        return 2 * self._size / seconds_of(lambda: self._target.copy_(self._source), self._device, repeats)
+        return 2 * self._size / seconds_of(lambda: self._next().copy_(self._next()), self._device, repeats)
 
     def read(self, repeats: int = 5) -> float:
         """Bytes/s read; which of two ways is the faster depends on how well the build's kernels use the machine."""
-        ways = (self._source.sum, lambda: self._source.dot(self._source))
+
+        def square() -> torch.Tensor:
+            window = self._next()
+            return window.dot(window)
+
+        ways = (lambda: self._next().sum(), square)
         return self._size / min(seconds_of(way, self._device, repeats) for way in ways)
 
     def rate(self) -> float:
@@ -92,7 +117,7 @@ class Stream:
 
 
 def measure_machine(device: torch.device, dtype: torch.dtype, size: int = 2**28) -> Machine:
-    """Copy and read `size` bytes, far beyond any cache, and multiply square matrices in the run's dtype."""
+    """Copy and read memory, `size` bytes at a time, and multiply square matrices in the run's dtype."""
     stream = Stream(device, size)
     copy, read = stream.copy() / 1e9, stream.read() / 1e9
     n = 2048
