@@ -68,7 +68,9 @@ def generate(
         str | None,
         typer.Option(help="auto, torch or numba: decode through compiled CPU kernels (once 10 to 60 s to compile)."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; default two for the bundled model, else all.")
+    ] = None,
     fps: Annotated[int | None, typer.Option(help="Frames a second of the file.")] = None,
     scale: Annotated[int | None, typer.Option(help="Enlargement of the written frames, 1 to 16.")] = None,
     config: Annotated[str | None, typer.Option(help="Preset name or YAML file.")] = None,
