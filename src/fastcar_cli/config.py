@@ -105,7 +105,7 @@ class Runtime(_Section):
         "auto", description="decode step by torch or by compiled CPU kernels; auto is numba with int8, else torch"
     )
     threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads; default two for the bundled model, else all"
+        None, ge=1, le=1024, description="CPU threads; default one for the bundled model, else all"
     )
     graph: Literal["auto", "on", "off"] = Field("auto", description="a decode step as one CUDA graph: auto, on, off")
 

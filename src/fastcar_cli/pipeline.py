@@ -372,14 +372,15 @@ class TextToVideo:
 
 
 def use_threads(asked: int | None, *, small: bool) -> None:
-    """Set torch's threads, and with them those of compiled kernels: as asked for, else all; for a small model two.
+    """Set torch's threads, and with them those of compiled kernels: as asked for, else all; for a small model one.
 
-    Two gain on its short products (docs/speed.md); more threads have more to wait for, and nobody measured them.
+    Two would gain a tenth of a command's time on a quiet machine, and take it three to six times as long on a busy one,
+    where each waits for the other between short products (docs/speed.md).
     """
     if asked is not None:
         torch.set_num_threads(asked)
     elif small:
-        torch.set_num_threads(min(2, torch.get_num_threads()))
+        torch.set_num_threads(1)
 
 
 def resolve_device(asked: str) -> str:

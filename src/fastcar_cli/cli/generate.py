@@ -69,7 +69,7 @@ def generate(
         typer.Option(help="auto, torch or numba: decode through compiled CPU kernels (once 10 to 60 s to compile)."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads; default two for the bundled model, else all.")
+        int | None, typer.Option(help="CPU threads; default one for the bundled model, else all.")
     ] = None,
     fps: Annotated[int | None, typer.Option(help="Frames a second of the file.")] = None,
     scale: Annotated[int | None, typer.Option(help="Enlargement of the written frames, 1 to 16.")] = None,

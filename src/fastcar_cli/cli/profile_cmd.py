@@ -26,7 +26,7 @@ def profile(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads; default two for the bundled model, else all.", min=1)
+        int | None, typer.Option(help="CPU threads; default one for the bundled model, else all.", min=1)
     ] = None,
     repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1)] = 5,
     backend: Annotated[str, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")] = "torch",
