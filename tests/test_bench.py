@@ -43,14 +43,15 @@ def test_weights_of_forced_mlps_are_not_touched_and_others_are(kernels: str, mon
     for ratio, broken in ((1.0, False), (0.5, True)):
         # The first frame is computed while the weights are whole.
         passes = engine(model, rows=2, context=PROMPT_TOKENS + 6, passes=2, kernels=kernels, ratio=ratio)
-        whole = [block.mlp.down_proj.weight.clone() for block in model.llm.blocks]
-        for block in model.llm.blocks:
-            block.mlp.down_proj.weight.fill_(float("nan"))
+        weights = [weight for block in model.llm.blocks for weight in block.mlp.parameters()]
+        whole = [weight.clone() for weight in weights]
+        for weight in weights:
+            weight.fill_(float("nan"))
         hidden.clear()
         passes(2)
         assert bool(torch.stack(hidden).isnan().any()) is broken
-        for block, weight in zip(model.llm.blocks, whole, strict=True):
-            block.mlp.down_proj.weight.copy_(weight)
+        for weight, kept in zip(weights, whole, strict=True):
+            weight.copy_(kept)
 
 
 def test_bytes_of_a_pass_are_the_weights_once_and_every_rows_keys_and_values() -> None:

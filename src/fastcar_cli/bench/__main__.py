@@ -111,13 +111,13 @@ def bench(
     from fastcar_cli.bench.measure import measure
     from fastcar_cli.bench.plan import Plan, check
     from fastcar_cli.cli.render import console, progress
-    from fastcar_cli.pipeline import resolve_device, use_threads
+    from fastcar_cli.pipeline import resolve_device
 
     mini = shape is Shape.MINI
     place = resolve_device(device)
     # Nothing else runs beside a benchmark, so a small model gets more than `generate` gives it.
     most = torch.get_num_threads()
-    use_threads(threads or (min(2, most) if mini else most), small=mini)
+    torch.set_num_threads(threads or (min(2, most) if mini else most))
     plans = [
         Plan(
             shape=shape.value,
