@@ -6,19 +6,18 @@ None stands for "what the model prefers"; the pipeline resolves it.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, ValidationInfo, field_validator
 
+from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
-Tau = float | str | list[float | str | None]
 
 
 class _Section(BaseModel):
@@ -46,7 +45,9 @@ class Sampling(_Section):
 class Replay(_Section):
     """When an MLP is replayed."""
 
-    tau: Tau = Field("off", description="'off', a number, or a list with a number or 'off' a layer")
+    tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = Field(
+        OFF, description="'off', a number, or a list with a number or 'off' a layer"
+    )
     ratio: float | None = Field(
         None, gt=0, lt=1, allow_inf_nan=False, description="replay ratio that a controller keeps, instead of tau"
     )
@@ -57,20 +58,10 @@ class Replay(_Section):
     gate: Literal["row", "pair"] | None = Field(None, description="who decides: each row, or a guided pair")
     max_age: int | None = Field(None, ge=1, description="times in a row one value may be replayed")
 
-    @field_validator("tau", mode="before")
-    @classmethod
-    def _tau(cls, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            if not value:
-                raise ValueError("an empty list has no threshold")
-            return ["off" if v is None or v is False else _threshold(v) for v in value]
-        # YAML 1.1 reads a bare `off` as false.
-        return "off" if value is None or value is False else _threshold(value)
-
     @field_validator("ratio", mode="after")
     @classmethod
     def _one_of_both(cls, value: float | None, info: ValidationInfo) -> float | None:
-        if value is not None and info.data.get("tau", "off") != "off":
+        if value is not None and not info.data.get("tau", OFF).off:
             raise ValueError(f"none beside 'replay.tau' {info.data['tau']}; a ratio is kept by moving tau")
         return value
 
@@ -101,19 +92,10 @@ class Runtime(_Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
         "auto", description="auto, float32, bfloat16, float16, int8 (block matrices in int8, CPU)"
     )
-    kernels: Literal["auto", "torch", "numba"] = Field(
-        "auto", description="decode step by torch or by compiled CPU kernels; auto is numba with int8, else torch"
+    kernels: Literal["auto", "torch", "native", "graph"] = Field(
+        "auto", description="who runs a decode step: plain torch, native CPU kernels, or a CUDA graph; auto: the fastest"
     )
-    threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads; default one for the bundled model, else all"
-    )
-    graph: Literal["auto", "on", "off"] = Field("auto", description="a decode step as one CUDA graph: auto, on, off")
-
-    @field_validator("graph", mode="before")
-    @classmethod
-    def _graph(cls, value: Any) -> Any:
-        # YAML 1.1 reads bare `on` and `off` as booleans.
-        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; default all")
 
 
 class Video(_Section):
@@ -146,7 +128,8 @@ class RunConfig(_Section):
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads."""
         data = self.model_dump(mode="python")
-        data["replay"]["tau"] = _plain_tau(self.replay.tau)
+        tau = self.replay.tau.plain()
+        data["replay"]["tau"] = [_told(v) for v in tau] if isinstance(tau, list) else _told(tau)
         return data
 
     def to_yaml(self) -> str:
@@ -154,37 +137,9 @@ class RunConfig(_Section):
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
 
-def _plain_tau(tau: Any) -> Any:
-    if isinstance(tau, list):
-        return [_plain_tau(v) for v in tau]
-    return "-inf" if tau == -math.inf else "inf" if tau == math.inf else tau
-
-
-def _threshold(value: Any) -> float | str:
-    """One threshold: a number (infinite allowed, NaN not) or 'off'."""
-    if isinstance(value, str) and value.strip().lower() == "off":
-        return "off"
-    if isinstance(value, bool):
-        raise ValueError("not a number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError("not a number") from None
-    if math.isnan(number):
-        raise ValueError("nan is no threshold")
-    return number
-
-
-def parse_tau(text: str) -> Tau:
-    """The value of `--tau`: a number, 'off', or a comma-separated list with one entry a layer."""
-    try:
-        if "," in text:
-            return [_threshold(part.strip()) for part in text.split(",")]
-        return _threshold(text)
-    except ValueError as e:
-        raise RequestError(
-            f"--tau {text}: {e}", hint="allowed: a number such as -2, 'off', or a list with one of these a layer"
-        ) from None
+def _told(tau: float | str | None) -> float | str:
+    """A threshold in a configuration file, where null would stand for "not given"."""
+    return "off" if tau is None else tau
 
 
 def allowed_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, str]:

@@ -93,7 +93,7 @@ def _by_layer(figure: Any, found: DecodeProfile) -> None:
 def _tas(figure: Any, found: DecodeProfile) -> None:
     axes = figure.subplots()
     axes.boxplot(list(found.tas), positions=range(len(found.tas)), whis=(1, 99), showfliers=False, widths=0.6)
-    if found.tau is not None and np.isfinite(found.tau):
+    if np.isfinite(found.tau):
         axes.axhline(found.tau, color=COLORS["mlp"], linewidth=1.5, label=f"tau {found.tau:g}")
         axes.legend(frameon=False)
     axes.set(xlabel="layer", ylabel=f"TAS ({found.definition})")
@@ -118,7 +118,7 @@ def _map(figure: Any, found: DecodeProfile, columns: int, rows: int) -> None:
         if i >= len(found.images):
             continue
         axes.imshow(found.images[i])
-        shares = found.by_place[i].reshape(found.grid)
+        shares = found.by_position[i].reshape(found.grid)
         shown = axes.imshow(
             shares, cmap="viridis", alpha=0.4, vmin=0, vmax=1, extent=(-0.5, width - 0.5, height - 0.5, -0.5)
         )

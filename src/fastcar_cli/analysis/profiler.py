@@ -19,8 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.analysis.machine import Machine, seconds_of, synchronise
-from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import DTYPES, empty_network
 from fastcar_cli.models.plan import available_bytes, gib, parameter_bytes
@@ -165,16 +168,25 @@ class Measured:
     spread: float
 
 
-def decode_at(shape: Shape, rows: int, seq: int, steps: int, taus: tuple[float | None, ...] | None) -> Iterator[Any]:
-    """A decode that begins with `seq` tokens of context; yields itself, then a step at a time."""
+def decode_at(
+    shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, scored: bool = False
+) -> Iterator[Any]:
+    """A decode in plain torch that begins with `seq` tokens of context; yields itself, then a step at a time.
+
+    `scored` computes TAS whether or not it may exceed tau.
+    """
     guided = rows % 2 == 0
     n = shape.network.spec.tokens_per_frame
     text = min(12, max(1, seq - 1))
     first = max(1, seq - text)
-    if taus is not None:
+    if scored:
         first = max(first, n + 1)
     settings = DecodeSettings(
-        frames=-(-(first + steps + 1) // n), sampling=SamplingSettings(cfg=3.0 if guided else 1.0), taus=taus
+        frames=-(-(first + steps + 1) // n),
+        sampling=SamplingSettings(cfg=3.0 if guided else 1.0),
+        rule=ReplayRule(tau),
+        keep_tas=scored,
+        kernels="torch",
     )
     videos = rows // 2 if guided else rows
     noise = torch.rand(videos, settings.frames * n, shape.spec.depth.depth)
@@ -183,12 +195,13 @@ def decode_at(shape: Shape, rows: int, seq: int, steps: int, taus: tuple[float |
     yield from decode.steps(first=first)
 
 
-def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: float | None = None) -> Measured:
-    """Median seconds of a decode step at this context, whole and by part. tau None is dense, -inf replays all."""
+def measure_step(
+    shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = OFF, scored: bool = False
+) -> Measured:
+    """Median seconds of a decode step at this context, whole and by part; arguments as in `decode_at`."""
     device = shape.network.device
-    taus = None if tau is None else (tau,) * shape.layers
     warm = 2
-    running = decode_at(shape, rows, seq, 2 * repeats + warm + 1, taus)
+    running = decode_at(shape, rows, seq, 2 * repeats + warm + 1, tau, scored)
     decode: Decode = next(running)
     watch = Stopwatch(device)
     whole: list[float] = []
@@ -248,8 +261,8 @@ def profile_length(
 ) -> dict[str, Any]:
     """The document of one length: modules that add up to step_ms, each with its parts, bytes and floor."""
     dense = measure_step(shape, rows, seq, repeats=repeats)
-    scored = measure_step(shape, rows, seq, repeats=repeats, tau=math.inf)
-    replayed = measure_step(shape, rows, seq, repeats=repeats, tau=-math.inf)
+    scored = measure_step(shape, rows, seq, repeats=repeats, scored=True)
+    replayed = measure_step(shape, rows, seq, repeats=repeats, tau=Tau((-math.inf,)), scored=True)
 
     def full(name: str, value: float) -> float:
         return value * (shape.scale if name.startswith(LAYER_PARTS) else 1.0)

@@ -84,7 +84,7 @@ def generate(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Make videos from prompts."""
-    from fastcar_cli.config import RunConfig, flat, later_wins, load_config, parse_tau
+    from fastcar_cli.config import RunConfig, flat, later_wins, load_config
     from fastcar_cli.video import check_target, default_name, read_recipe
 
     if tau is not None and replay_ratio is not None:
@@ -100,7 +100,7 @@ def generate(
         "sampling.temperature": temperature,
         "sampling.top_k": top_k,
         "sampling.top_p": top_p,
-        "replay.tau": None if tau is None else parse_tau(tau),
+        "replay.tau": tau,
         "replay.ratio": replay_ratio,
         "replay.tas": tas,
         "replay.gate": gate,

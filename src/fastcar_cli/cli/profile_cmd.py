@@ -26,7 +26,7 @@ def profile(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads; default one for the bundled model, else all.", min=1)
+        int | None, typer.Option(help="CPU threads; default all.", min=1)
     ] = None,
     repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1)] = 5,
     backend: Annotated[str, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")] = "torch",
@@ -107,10 +107,11 @@ def _measured(
     from fastcar_cli.analysis.profiler import profile_length, replay_table, vision_seconds
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.models.checkpoint import DTYPES
-    from fastcar_cli.pipeline import resolve_device, use_threads
+    from fastcar_cli.pipeline import resolve_device
 
     place = resolve_device(device)
-    use_threads(threads, small=model == "mini")
+    if threads is not None:
+        torch.set_num_threads(threads)
     chosen = ("float32" if place == "cpu" else "bfloat16") if dtype == "auto" else dtype
     machine = measure_machine(torch.device(place), DTYPES[chosen])
     document: dict[str, Any] = {
@@ -163,10 +164,10 @@ def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str) -> di
 
 def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> Any:
     from fastcar_cli.analysis.decode_profile import profile_decode
-    from fastcar_cli.config import load_config, parse_tau
+    from fastcar_cli.config import load_config
     from fastcar_cli.pipeline import TextToVideo
 
-    flags = {"model": model, "replay.tau": parse_tau(tau), "runtime.device": device, "runtime.dtype": dtype}
+    flags = {"model": model, "replay.tau": tau, "runtime.device": device, "runtime.dtype": dtype}
     pipe = TextToVideo.from_config(load_config(None, (), flags))
     pipe.notices([prompt])
     return profile_decode(pipe, prompt, seed)

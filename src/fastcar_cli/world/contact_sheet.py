@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.config import load_config, parse_tau
+from fastcar_cli.config import load_config
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.analyser import analyse, judge, wanted_of
 from fastcar_cli.world.evaluate import generate_videos, held_out_captions
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=77)
     options = parser.parse_args(arguments)
     pipe = TextToVideo.from_config(
-        load_config(None, [], {"model": options.model, "replay.tau": parse_tau(options.tau)})
+        load_config(None, [], {"model": options.model, "replay.tau": options.tau})
     )
     chosen = held_out_captions(options.count, options.seed)
     texts = [caption for _, caption in chosen]

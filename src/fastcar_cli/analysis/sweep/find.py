@@ -27,6 +27,7 @@ from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Request, Session
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.config import RunConfig
+from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.errors import RequestError, RunError
 
 TARGETS = {
@@ -167,9 +168,8 @@ def tas_of(session: Session) -> NDArray[np.float32]:
     """TAS of every eligible pass of dense runs of some of the videos, flat."""
     plan, found = session.plan, []
     pairs = [(p, s) for s in plan.seeds for p in plan.prompts][:_TAS_VIDEOS]
-    pipe = session.worker.pipe(next(plan.cells())).with_settings(
-        taus=(math.inf,) * session.worker.base.layers, keep_tas=True
-    )
+    pipe = session.worker.pipe(next(plan.cells()))
+    pipe = pipe.with_settings(rule=ReplayRule(tas=pipe.settings.rule.tas), keep_tas=True)
     for prompt, seed in pairs:
         for _ in pipe.stream([prompt], [seed]):
             pass

@@ -70,9 +70,9 @@ class Session:
         taus = request.taus
         if taus is None:
             tau = request.config.replay.tau
-            if (tau == "off" and not request.searches) or isinstance(tau, list):
+            if (tau.off and not request.searches) or len(tau.values) > 1:
                 raise RequestError("no thresholds given", hint="--tau off,0,-1,-2,-4 or --find replay=0.8")
-            taus = () if tau == "off" else (float(tau),)
+            taus = () if tau.off else tau.values
         plan = Plan(
             prompts=request.prompts,
             seeds=request.seeds,

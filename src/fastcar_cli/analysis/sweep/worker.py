@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import CellRecord
 from fastcar_cli.config import RunConfig
+from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.pipeline import TextToVideo
 
@@ -74,8 +75,9 @@ class Worker:
         if cell.backend in self._warm:
             return
         pipe = self.pipe(cell)
-        for taus in (None, (-np.inf,) * pipe.layers):
-            short = pipe.with_settings(taus=taus, frames=min(2, pipe.frames) if taus else 1)
+        for tau in (OFF, Tau((-np.inf,))):
+            rule = replace(pipe.settings.rule, tau=tau, target=None)
+            short = pipe.with_settings(rule=rule, frames=1 if tau.off else min(2, pipe.frames))
             for _ in short.stream([cell.prompt], [cell.seed]):
                 pass
         self._warm.add(cell.backend)
