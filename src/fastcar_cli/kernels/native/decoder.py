@@ -181,7 +181,7 @@ class DecoderPass:
             ("length", at.length - 1, d.slots),
             ("aligned_from", at.aligned_from, d.ring),
             ("aligned_to", at.aligned_to, d.ring),
-            ("position", position, max(d.positions, 1)),
+            ("position", position if d.positions else 0, max(d.positions, 1)),
         ):
             if not 0 <= value < limit:
                 raise ValueError(f"{name} lies outside of its cache of {limit}: {at}, position {position}")
