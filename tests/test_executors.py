@@ -89,9 +89,6 @@ RULES: dict[str, dict[str, Any]] = {
     "controller, global": {"target": Target(0.5, "global"), "tau": "off", "max_age": 2},
 }
 
-BOUND = {"float32": 1e-5, "int8": 1e-5, "bfloat16": 0.1}
-
-
 def _format(model: VideoModel, kind: str) -> VideoModel:
     """The model with its matrices in another format."""
     if kind == "bfloat16":
@@ -149,9 +146,18 @@ def _reference(form: str, kv_heads: int, rule: str) -> Reference:
     return reference(_widened(tiny_model(kv_heads=kv_heads), form), PROMPTS, CODES, cfg=2.0, taus=taus, **options)
 
 
-def _same(decode: Decode, hidden: Tensor, want: Reference, bound: float) -> None:
-    expected = torch.stack(want.hidden).float()
-    assert float((expected - hidden).abs().max()) <= bound * max(1.0, float(expected.abs().max()))
+def _close(found: Tensor, wanted: Tensor, form: str) -> None:
+    """Each number in float32 and int8; in bfloat16, where a sum of rounded ones is any which way off, all together."""
+    assert bool(found.isfinite().all())
+    off, scale = found - wanted, max(1.0, float(wanted.abs().max()))
+    if form == "bfloat16":
+        assert float(off.norm()) <= 0.04 * float(wanted.norm())
+    else:
+        assert float(off.abs().max()) <= 1e-5 * scale
+
+
+def _same(decode: Decode, hidden: Tensor, want: Reference, form: str = "float32") -> None:
+    _close(hidden, torch.stack(want.hidden).float(), form)
     if decode.replay is None:
         assert not any(want.replayed.values())
         return
@@ -159,8 +165,8 @@ def _same(decode: Decode, hidden: Tensor, want: Reference, bound: float) -> None
     for key, value in want.replayed.items():
         assert bool(replayed[key]) == value, key
     assert tas is not None
-    for key, value in want.tas.items():
-        assert abs(float(tas[key]) - value) <= bound * max(1.0, abs(value)), key
+    if want.tas:
+        _close(torch.stack([tas[key] for key in want.tas]), torch.tensor(list(want.tas.values())), form)
 
 
 def _decisions(want: Reference) -> Tensor:
@@ -193,7 +199,7 @@ def test_executor_equals_the_reference(executor: str, form: str, rule: str, kv_h
         options = {k: v for k, v in options.items() if k in ("window", "sinks", "tas")}
         options["forced"] = _decisions(want)
     decode, hidden = _decode(_format(tiny_model(kv_heads=kv_heads), form), executor, CODES, PROMPTS, 2.0, options)
-    _same(decode, hidden, want, BOUND[form])
+    _same(decode, hidden, want, form)
     if options.get("tau", "off") != "off" and options.get("max_age") != 0:
         assert any(want.replayed.values()), "nothing replays: the case holds nothing"
 
@@ -230,7 +236,7 @@ def test_any_setting_equals_the_reference(executor: str, seed: int, rows: int, f
     # Too near the threshold, the order of a sum decides.
     assume(all(abs(v - rule["tau"]) > 1e-4 for v in want.gated.values()))
     decode, hidden = _decode(model, executor, codes, prompts, cfg, rule)
-    _same(decode, hidden, want, 1e-5)
+    _same(decode, hidden, want)
 
 
 @pytest.mark.parametrize("executor", ["torch", "native"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from fastcar_cli.decoding.executor import HostExecutor
 from fastcar_cli.decoding.state import Batch
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import Block
+from fastcar_cli.models.depth import DepthBlock, DepthTransformer
 from fastcar_cli.models.int8 import Int8Linear
 from fastcar_cli.models.video_model import VideoModel
 
@@ -44,6 +47,39 @@ def block_weights(block: Block) -> native.BlockWeights:
     )
 
 
+def _norm(module: nn.LayerNorm) -> native.Norm:
+    return native.Norm(module.weight.float(), module.bias.float())
+
+
+def _depth_block(block: DepthBlock) -> native.DepthBlockWeights:
+    attention, up, down = block.attn, cast(nn.Linear, block.mlp[0]), cast(nn.Linear, block.mlp[2])
+    return native.DepthBlockWeights(
+        norm1=_norm(block.ln1),
+        q=_linear(attention.query),
+        k=_linear(attention.key),
+        v=_linear(attention.value),
+        o=_linear(attention.proj),
+        norm2=_norm(block.ln2),
+        up=_linear(up),
+        down=_linear(down),
+    )
+
+
+def depth_steps(depth: DepthTransformer, rows: int, threads: int) -> native.DepthSteps:
+    """The depth transformer as the kernels take it; matrices are not copied."""
+    return native.DepthSteps(
+        [_depth_block(block) for block in depth.blocks],
+        first=_linear(depth.in_mlp_2),
+        later=_linear(depth.in_mlp_1),
+        places=depth.pos_emb_d[0].float().contiguous(),
+        norm=_norm(depth.classifier_mlp.layer_norm),
+        classes=_linear(depth.classifier_mlp.linear),
+        heads=depth.spec.heads,
+        rows=rows,
+        threads=threads,
+    )
+
+
 class NativeExecutor(HostExecutor):
     """Hands the tensors of a batch to the native kernels. The thresholds of a pass are its whole replay rule."""
 
@@ -71,7 +107,7 @@ class NativeExecutor(HostExecutor):
         )
         self._cos, self._sin = batch.cos.float(), batch.sin.float()
         self._places = None if batch.place_vectors is None else batch.place_vectors.float()
-        self._depth = native.DepthSteps.of(model.depth, batch.rows, threads)
+        self._depth = depth_steps(model.depth, batch.rows, threads)
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
         self._replayed = torch.zeros(spec.layers, batch.rows, dtype=torch.bool)
 
@@ -81,8 +117,7 @@ class NativeExecutor(HostExecutor):
         batch, cache, replay = self._batch, self._batch.cache, self._batch.replay
         x = batch.model.feedback_latent(latent).float()
         x = batch.doubled(x if self._places is None else x + self._places[t]).contiguous()
-        slots = cache.slots()
-        at = native.Slots(slots.slot, slots.end, slots.aligned, slots.own)
+        at = native.Slots(*cache.slots())
         mask = None if cache.window is None else cache.mask()
         cos, sin = self._cos[t], self._sin[t]
         if replay is None:
