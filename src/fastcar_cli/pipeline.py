@@ -21,16 +21,9 @@ from fastcar_cli.decoding.replay import ReplayStats
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import vila_u
-from fastcar_cli.models.checkpoint import (
-    BUNDLED,
-    FORMATS,
-    LoadedModel,
-    default_guidance,
-    folder_of,
-    load,
-    read_spec,
-)
+from fastcar_cli.models.checkpoint import FORMATS, LoadedModel
 from fastcar_cli.models.plan import Plan, choose_dtype, make_plan
+from fastcar_cli.models.registry import BUNDLED, default_guidance, folder_of, load, read_spec
 from fastcar_cli.run_report import Run
 
 if TYPE_CHECKING:

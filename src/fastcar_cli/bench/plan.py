@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import folder_of, read_spec
 from fastcar_cli.models.dummy import full_spec
 from fastcar_cli.models.plan import available_bytes, gib
+from fastcar_cli.models.registry import folder_of, read_spec
 from fastcar_cli.models.video_model import ModelSpec
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)

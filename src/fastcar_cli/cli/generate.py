@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli import __version__
+from fastcar_cli._version import __version__
 from fastcar_cli.errors import RequestError, RunError
 
 if TYPE_CHECKING:

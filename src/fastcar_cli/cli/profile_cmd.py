@@ -91,8 +91,8 @@ def profile(
 
 
 def _spec(model: str) -> ModelSpec:
-    from fastcar_cli.models.checkpoint import folder_of, read_spec
     from fastcar_cli.models.dummy import full_spec
+    from fastcar_cli.models.registry import folder_of, read_spec
 
     return full_spec() if model == "vila-u-7b" else read_spec(folder_of(model))
 
@@ -144,7 +144,7 @@ def _measured(
 
 def _shape(model: str, dtype: str, place: str, rows: int | None, longest: int) -> tuple[Shape, int]:
     from fastcar_cli.analysis.profiler import Shape, random_shape
-    from fastcar_cli.models.checkpoint import default_guidance, folder_of, load
+    from fastcar_cli.models.registry import default_guidance, folder_of, load
 
     if model == "vila-u-7b":
         count = rows or 2

@@ -87,9 +87,9 @@ def sweep(
     command: VBench's total from its result files.
     """
     from fastcar_cli.analysis.sweep import plan as parse
-    from fastcar_cli.analysis.sweep.find import parse_target
     from fastcar_cli.analysis.sweep.metrics import parse_metrics
     from fastcar_cli.analysis.sweep.session import Request, Session
+    from fastcar_cli.analysis.sweep.target import parse_target
     from fastcar_cli.cli.render import console
     from fastcar_cli.config import load_config
 

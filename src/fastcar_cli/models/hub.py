@@ -6,9 +6,12 @@ download goes on where it stopped.
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 from fastcar_cli.errors import FastcarError, RunError
+from fastcar_cli.models.vila_u import PARTS, read_spec, root_of
+from fastcar_cli.models.weights import weight_files
 
 REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"}
 """Short names of checkpoints and their repositories."""
@@ -47,9 +50,6 @@ def _unreachable(repository: str, error: Exception) -> RunError:
 
 def _complete(folder: Path) -> bool:
     """Whether every file that loading needs is in the folder."""
-    from fastcar_cli.models.vila_u import PARTS, read_spec, root_of
-    from fastcar_cli.models.weights import weight_files
-
     try:
         read_spec(folder)
         return all(f.is_file() for part in PARTS[:2] for f in weight_files(root_of(folder) / part))
@@ -78,8 +78,6 @@ def fetch(repository: str, *, configs_only: bool = False) -> Path:
 
 def remote_sizes(repository: str) -> dict[str, int]:
     """Sizes in bytes of the files that would be downloaded, by name. Raises RunError without a network."""
-    from fnmatch import fnmatch
-
     from huggingface_hub import HfApi
 
     try:

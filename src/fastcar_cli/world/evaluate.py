@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from fastcar_cli.config import RunConfig, load_config, parse_tau
-from fastcar_cli.models.checkpoint import folder_of, load
+from fastcar_cli.models.registry import folder_of, load
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.analyser import analyse, judge, shares, wanted_of
 from fastcar_cli.world.captions import caption

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli import __version__
+from fastcar_cli._version import __version__
 from fastcar_cli.analysis.sweep.fidelity import draws_the_world, fidelity_of
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.plan import Cell
