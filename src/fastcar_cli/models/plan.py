@@ -163,9 +163,9 @@ def choose_dtype(asked: str, device: str, plans: dict[str, Plan]) -> str:
             name for name in ("bfloat16", "int8") if plans[name].fits and not (name == "int8" and device != "cpu")
         ]
         hint = (
-            f"--dtype {fitting[0]} needs {gib(plans[fitting[0]].needed)}"
+            f"`dtype` {fitting[0]} needs {gib(plans[fitting[0]].needed)}"
             if fitting
-            else "fewer --frames, fewer prompts at once, --window, or a larger machine"
+            else "fewer `frames`, fewer prompts at once, `window`, or a larger machine"
         )
         raise RequestError(
             f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}, "
@@ -173,3 +173,15 @@ def choose_dtype(asked: str, device: str, plans: dict[str, Plan]) -> str:
             hint=hint,
         )
     return chosen
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: Python's, a device's, or that of torch's allocator on the CPU."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    # These have no error of their own: c10/core/impl/alloc_cpu.cpp (on Windows the second), and a failed cudaMalloc.
+    words = ("DefaultCPUAllocator: can't allocate memory:", "DefaultCPUAllocator: not enough memory:")
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        any(w in text for w in words) or text.startswith("CUDA error: out of memory")
+    )

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.sweep.files import write_whole
 from fastcar_cli.analysis.sweep.held_out import HeldOut, Sample, evaluate
 from fastcar_cli.analysis.sweep.results import inert
 from fastcar_cli.analysis.sweep.runner import Engine
@@ -25,6 +24,7 @@ from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.target import TOLERANCE, Target
 from fastcar_cli.config import RunConfig
 from fastcar_cli.errors import RequestError
+from fastcar_cli.files import write_whole
 
 STEPS = 16
 """Most thresholds tried after tau -inf."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from fastcar_cli._version import __version__
-from fastcar_cli.analysis.sweep.files import sha256_of
 from fastcar_cli.config import flat
 from fastcar_cli.errors import RequestError
+from fastcar_cli.files import sha256_of
 from fastcar_cli.models.registry import folder_of
 from fastcar_cli.pipeline import TextToVideo
 

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.sweep.files import sha256_of, write_whole
 from fastcar_cli.analysis.sweep.fingerprint import difference
 from fastcar_cli.analysis.sweep.lock import master
 from fastcar_cli.analysis.sweep.plan import Cell, Plan
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.files import sha256_of, write_whole
 from fastcar_cli.video import open_writer
 
 FORMAT = "fastcar-sweep-1"
@@ -125,7 +125,7 @@ class Store:
 
     def clean(self) -> None:
         """Remove what a killed sweep left half-written. Only for who holds the whole folder."""
-        for path in (*self.place.glob(".*"), *self.folder.glob(".results*"), *self.folder.glob(".sweep.json-*")):
+        for path in (*self.place.glob(".*"), *self.folder.glob(".results*"), *self.folder.glob(".sweep-*")):
             if path.is_file():
                 path.unlink(missing_ok=True)
 

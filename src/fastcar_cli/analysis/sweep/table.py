@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.analysis.sweep.files import write_whole
+from fastcar_cli.files import write_whole
 
 _FIDELITY = ("background", "color", "shape", "motion", "size", "persists", "all_right")
 

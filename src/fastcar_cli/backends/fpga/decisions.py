@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import RequestError
+from fastcar_cli.files import write_whole
 
 VERSION = 1
 """Version of the file format."""
@@ -45,14 +47,9 @@ def save(file: Path, decisions: Decisions) -> None:
         "sinks": decisions.sinks,
         "note": decisions.note,
     }
-    temporary = file.with_name(f".{file.name}.tmp.npz")
-    try:
-        with temporary.open("wb") as f:
-            np.savez_compressed(f, bits=np.packbits(decisions.replayed), meta=np.array(json.dumps(meta)))
-        temporary.replace(file)
-    except OSError as e:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"{file} could not be written: {e.strerror}") from None
+    packed = io.BytesIO()
+    np.savez_compressed(packed, bits=np.packbits(decisions.replayed), meta=np.array(json.dumps(meta)))
+    write_whole(file, packed.getvalue())
 
 
 def read(file: Path) -> Decisions:
