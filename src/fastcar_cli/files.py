@@ -6,13 +6,16 @@ New files are made with the mode 0o666 (folders 0o777), from which the system ta
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
+import io
 import itertools
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fastcar_cli.errors import RunError
 from fastcar_cli.signals import uninterrupted
@@ -101,6 +104,17 @@ def write_whole(path: Path, data: bytes | str) -> None:
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
+
+
+def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as CSV. Text that a spreadsheet would take for a formula gets a quote before it; numbers stay."""
+
+    def plain(cell: Any) -> Any:
+        return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([plain(cell) for cell in row] for row in (header, *rows))
+    return out.getvalue()
 
 
 def sha256_of(path: Path) -> str:

@@ -67,14 +67,14 @@ class TextToVideo:
         self.frames = choose(config.generation.frames, spec.frames)
         if spec.place_tables and self.frames > spec.frames:
             raise RequestError(
-                f"--frames {self.frames}: the model {model.name!r} was trained on {spec.frames} frames and has no "
+                f"`frames` {self.frames}: the model {model.name!r} was trained on {spec.frames} frames and has no "
                 "position for more",
                 hint=f"allowed: 1 to {spec.frames}",
             )
         longest = (spec.decoder.max_positions - 1) // spec.tokens_per_frame
         if self.frames > longest:
             raise RequestError(
-                f"--frames {self.frames}: {self.frames * spec.tokens_per_frame} tokens, the model {model.name!r} has "
+                f"`frames` {self.frames}: {self.frames * spec.tokens_per_frame} tokens, the model {model.name!r} has "
                 f"{spec.decoder.max_positions} positions",
                 hint=f"allowed: 1 to {longest}",
             )
@@ -87,7 +87,7 @@ class TextToVideo:
         elif isinstance(tau, (list, tuple)):
             if len(tau) != self.layers:
                 raise RequestError(
-                    f"--tau has {len(tau)} values, the model {model.name!r} has {self.layers} layers",
+                    f"`tau` has {len(tau)} values, the model {model.name!r} has {self.layers} layers",
                     hint=f"give one value for all layers or {self.layers}",
                 )
             taus = tuple(None if v in (None, "off") else float(v) for v in tau)
@@ -131,9 +131,9 @@ class TextToVideo:
             return None
         most = max_ratio(self.frames, tokens_per_frame, asked.max_age)
         if asked.ratio > most:
-            age = "" if asked.max_age is None else f" and --max-replay-age {asked.max_age}"
+            age = "" if asked.max_age is None else f" and `max_age` {asked.max_age}"
             raise RequestError(
-                f"--replay-ratio {asked.ratio:g}: {self.frames} frames{age} allow at most {most:.4f}, because the "
+                f"`replay.ratio` {asked.ratio:g}: {self.frames} frames{age} allow at most {most:.4f}, because the "
                 "first frame is always computed",
                 hint=f"allowed: above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
             )
@@ -221,14 +221,15 @@ class TextToVideo:
         network, asked = self._model.network, config.runtime.kernels
         if network.weight_format == "int8" and config.backend.name != "torch":
             raise RequestError(
-                f"--dtype int8 does not go with --backend {config.backend.name}, which has number formats of its own",
-                hint="allowed: --dtype float32, or --fpga u280-int8",
+                f"`dtype` int8 does not go with `backend.name` {config.backend.name}, with formats of its own",
+                hint="allowed: `dtype` float32, or `backend.preset` u280-int8",
             )
         chosen = ("numba" if network.weight_format == "int8" else "torch") if asked == "auto" else asked
         if chosen == "numba":
             if config.backend.name != "torch":
                 raise RequestError(
-                    f"--kernels numba does not go with --backend {config.backend.name}", hint="allowed: --kernels torch"
+                    f"`kernels` numba does not go with `backend.name` {config.backend.name}",
+                    hint="allowed: `kernels` torch",
                 )
             prepare(network)
         return chosen
@@ -379,13 +380,13 @@ def use_threads(asked: int | None, *, small: bool) -> None:
 def resolve_device(asked: str) -> str:
     """The torch device of a request; `auto` takes a GPU where there is one. Raises RequestError for others."""
     if not re.fullmatch(DEVICES, asked):
-        raise RequestError(f"--device {asked}: unknown", hint="allowed: auto, cpu, cuda or cuda:N")
+        raise RequestError(f"`device` {asked}: unknown", hint="allowed: auto, cpu, cuda or cuda:N")
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if asked.startswith("cuda"):
         if not torch.cuda.is_available():
-            raise RequestError(f"--device {asked}: no CUDA device here", hint="allowed: cpu, auto")
+            raise RequestError(f"`device` {asked}: no CUDA device here", hint="allowed: cpu, auto")
         index = int(asked.partition(":")[2] or 0)
         if index >= torch.cuda.device_count():
-            raise RequestError(f"--device {asked}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+            raise RequestError(f"`device` {asked}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
     return asked

@@ -45,7 +45,7 @@ def check(plan: Plan) -> None:
     most = (decoder.max_positions if mini else _LONGEST) - plan.passes
     if not least <= plan.context <= most:
         raise RequestError(
-            f"--context {plan.context}: the prompt takes {PROMPT_TOKENS} tokens, a frame {spec.tokens_per_frame}, and "
+            f"`context` {plan.context}: the prompt takes {PROMPT_TOKENS} tokens, a frame {spec.tokens_per_frame}, and "
             f"{plan.passes} passes follow",
             hint=f"allowed: {least} to {most}",
         )
@@ -55,7 +55,7 @@ def check(plan: Plan) -> None:
     free = available_bytes(plan.device)
     if caches > free:
         raise RequestError(
-            f"--context {plan.context}: {plan.contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
+            f"`context` {plan.context}: {plan.contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
             f"keys and values, {gib(free)} are free",
-            hint="a shorter --context, or fewer --rows or --layers",
+            hint="a shorter `context`, or fewer `rows` or `layers`",
         )

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.cli.flags import refuse
+from fastcar_cli.errors import RequestError
+from fastcar_cli.files import write_whole
 
 if TYPE_CHECKING:
     from fastcar_cli.analysis.profiler import Shape
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def profile(
+    ctx: typer.Context,
     seq: Annotated[
         str | None, typer.Option(help="Context lengths with commas between them, such as 2k,4k,8192.")
     ] = None,
@@ -48,11 +51,19 @@ def profile(
         raise RequestError(f"--backend {backend}: unknown", hint="allowed: torch, fpga-sim")
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise RequestError(f"--dtype {dtype}: unknown", hint="allowed: auto, float32, bfloat16, float16")
-    lengths = (
-        parse_lengths(seq if seq is not None else ("2k,4k,8k" if decode is None else "512"))
-        if (seq is not None or decode is None)
-        else []
-    )
+    if decode is None:
+        refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
+    elif seq is None:
+        measured = ("rows", "repeats", "trace", "compare")
+        refuse(ctx, measured, "with --decode alone", "it needs --seq, which measures steps beside the run")
+    if backend == "torch":
+        refuse(ctx, ("fpga",), "with the backend torch", "it needs --backend fpga-sim")
+    else:
+        refuse(
+            ctx, ("dtype", "device", "threads", "repeats", "trace", "decode"), "with an emulated accelerator",
+            "leave it out, or leave out --backend fpga-sim",
+        )  # fmt: skip
+    lengths = [] if decode is not None and seq is None else parse_lengths(seq or "2k,4k,8k")
     earlier = _read(compare) if compare is not None else None
     for name, file in (("--save", save), ("--trace", trace)):
         if file is not None and not file.parent.is_dir():
@@ -62,11 +73,9 @@ def profile(
             "--decode needs weights; --model vila-u-7b stands for shapes here", hint="--model mini or a folder"
         )
     if backend == "fpga-sim":
-        if trace is not None or decode is not None:
-            raise RequestError("--trace and --decode measure the torch backend", hint="leave out --backend fpga-sim")
         document = _emulated(model, lengths, rows, fpga)
     else:
-        document = _measured(model, lengths, rows, dtype, device, threads, repeats, trace, as_json)
+        document = _measured(model, lengths, rows, dtype, device, threads, repeats, trace)
     found = None
     if decode is not None:
         found = _decoded(model, decode, tau, seed, device, dtype)
@@ -76,10 +85,7 @@ def profile(
 
         write_plots(plots, document["lengths"], found, "ms" if backend == "torch" else "emulated ms")
     if save is not None:
-        try:
-            save.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        except OSError as e:
-            raise RunError(f"--save {save} could not be written: {e.strerror}") from None
+        write_whole(save, json.dumps(document, indent=1) + "\n")
     if earlier is not None:
         document["compared"] = _ratios(document, earlier)
     if as_json:
@@ -99,7 +105,7 @@ def _spec(model: str) -> ModelSpec:
 
 def _measured(
     model: str, lengths: list[int], rows: int | None, dtype: str, device: str, threads: int | None, repeats: int,
-    trace: Path | None, quiet: bool,
+    trace: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     import torch
 
@@ -124,7 +130,7 @@ def _measured(
         return document
     shape, count = _shape(model, chosen, place, rows, max(lengths))
     vision = vision_seconds(shape.network, max(1, count // 2))
-    with progress(console(quiet), "lengths") as bar:
+    with progress(console(), "lengths") as bar:
         task = bar.add_task("measuring", total=len(lengths))
         for length in lengths:
             document["lengths"].append(profile_length(shape, machine, count, length, repeats=repeats, vision=vision))

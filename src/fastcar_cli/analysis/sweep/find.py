@@ -88,7 +88,7 @@ def tas_of(session: Session) -> NDArray[np.float32]:
     tas = np.concatenate(found) if found else np.zeros(0, np.float32)
     tas = tas[np.isfinite(tas)]
     if not tas.size:
-        raise RequestError("--find: a video of one frame has nothing to replay", hint="--frames 2 or more")
+        raise RequestError("`find`: a video of one frame has nothing to replay", hint="`frames` 2 or more")
     return tas
 
 

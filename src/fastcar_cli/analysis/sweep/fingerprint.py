@@ -35,7 +35,7 @@ def model_identity(model: str) -> dict[str, str]:
     try:
         return {str(f.relative_to(folder)): sha256_of(f) for f in files if f.name != "encoder.safetensors"}
     except OSError as e:
-        raise RequestError(f"--model {model}: {e.filename} can't be read: {e.strerror}") from None
+        raise RequestError(f"{e.filename} can't be read: {e.strerror}") from None
 
 
 def fingerprint(

@@ -62,16 +62,16 @@ class Store:
         try:
             (folder / "cells").mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise RequestError(f"-o {folder}: can't be made: {e.strerror}") from None
+            raise RequestError(f"{folder}: can't be made: {e.strerror}") from None
         for place in (folder, folder / "cells"):
             if not os.access(place, os.W_OK | os.X_OK):
-                raise RequestError(f"-o {folder}: {place} is not writable")
+                raise RequestError(f"{place} is not writable")
         known = (folder / "sweep.json").exists()
         strangers = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name != "cells"]
         if not known and strangers and not any((folder / "cells").iterdir()):
             (folder / "cells").rmdir()
             raise RequestError(
-                f"-o {folder}: is no sweep and not empty ({sorted(strangers)[0]})", hint="name a new folder"
+                f"{folder}: is no sweep and not empty ({sorted(strangers)[0]})", hint="name a new folder"
             )
         return cls(folder)
 
@@ -111,7 +111,7 @@ class Store:
         found = difference(before, fingerprint)
         if found is not None:
             raise RequestError(
-                f"-o {self.folder}: holds a sweep of another configuration: {found}",
+                f"{self.folder}: holds a sweep of another configuration: {found}",
                 hint="name a new folder, or ask for what was asked for there",
             )
         return before, old

@@ -105,12 +105,12 @@ def draw(
     passes = frames * tokens_per_frame - 1
     first = tokens_per_frame if spread == "eligible" else 0
     if first >= passes:
-        raise RequestError(f"{frames} frames have no pass that may replay", hint="at least 2 frames, or --spread all")
+        raise RequestError(f"{frames} frames have no pass that may replay", hint="at least 2 frames, or `spread` all")
     rate = ratio * passes / (passes - first)
     if rate > 1 + 1e-12:
         raise RequestError(
-            f"--replay {ratio:g}: at most {(passes - first) / passes:.4f} of the passes of {frames} frames may replay",
-            hint="--spread all spreads the ratio over the first frame too",
+            f"`ratio` {ratio:g}: at most {(passes - first) / passes:.4f} of the passes of {frames} frames may replay",
+            hint="`spread` all spreads the ratio over the first frame too",
         )
     rates = np.full(layers, min(rate, 1.0))
     if profile == "valley" and layers > 1:
