@@ -89,6 +89,7 @@ RULES: dict[str, dict[str, Any]] = {
     "controller, global": {"target": Target(0.5, "global"), "tau": "off", "max_age": 2},
 }
 
+
 def _format(model: VideoModel, kind: str) -> VideoModel:
     """The model with its matrices in another format."""
     if kind == "bfloat16":
@@ -217,7 +218,9 @@ def test_executor_equals_the_reference(executor: str, form: str, rule: str, kv_h
     released=st.booleans(),
     max_age=st.none() | st.integers(0, 3),
 )
-def test_any_setting_equals_the_reference(executor: str, seed: int, rows: int, frames: int, pairs: bool, **rule: Any) -> None:
+def test_any_setting_equals_the_reference(
+    executor: str, seed: int, rows: int, frames: int, pairs: bool, **rule: Any
+) -> None:
     if EXECUTORS[executor].missing:
         pytest.skip(str(EXECUTORS[executor].missing))
     cfg = 2.0 if rows % 2 == 0 else 1.0

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from sweeping import BALL, STAR, TINY_METRICS, cell_files, results, sweep, tiny_folder
 
 from fastcar_cli.analysis.sweep import find, held_out
+from fastcar_cli.analysis.sweep.target import Target, parse_target
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RunError
 from fastcar_cli.pipeline import TextToVideo
@@ -42,9 +43,9 @@ class _Curve:
         )
 
 
-def _target(text: str) -> find.Target:
+def _target(text: str) -> Target:
     request = SimpleNamespace(metrics=("psnr", "ssim"), windows=None, gates=None, backends=None, shard=None)
-    return find.parse_target(text, request)  # type: ignore[arg-type]
+    return parse_target(text, request)  # type: ignore[arg-type]
 
 
 def _search(text: str, curve: Callable[[float], tuple[float, float]]) -> tuple[_Curve, float | None, bool]:

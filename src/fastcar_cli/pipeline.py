@@ -27,16 +27,9 @@ from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.decoding.state import DecodeSettings, Watcher
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import vila_u
-from fastcar_cli.models.checkpoint import (
-    BUNDLED,
-    FORMATS,
-    LoadedModel,
-    default_guidance,
-    folder_of,
-    load,
-    read_spec,
-)
+from fastcar_cli.models.checkpoint import FORMATS, LoadedModel
 from fastcar_cli.models.plan import MemoryPlan, choose_dtype, make_plan, videos_that_fit
+from fastcar_cli.models.registry import BUNDLED, default_guidance, folder_of, load, read_spec
 from fastcar_cli.run_report import Run
 
 if TYPE_CHECKING:
@@ -95,7 +88,8 @@ class TextToVideo:
         try:
             replay.tau.by_layer(self.layers)
         except ValueError as e:
-            raise RequestError(f"`tau` {replay.tau}: {e}", hint=f"give one value for all layers or {self.layers}") from None
+            hint = f"give one value for all layers or {self.layers}"
+            raise RequestError(f"`tau` {replay.tau}: {e}", hint=hint) from None
         rule = ReplayRule(
             tau=replay.tau,
             tas=choose(replay.tas, own.tas),

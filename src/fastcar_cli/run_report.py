@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastcar_cli import __version__
+from fastcar_cli._version import __version__
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayStats
 from fastcar_cli.models.text import Reading

@@ -53,7 +53,7 @@ def write_plots(
             files += _save(folder, "replay-map", lambda f: _map(f, decode, columns, rows), (2.4 * columns, 2.6 * rows))
         return files
     except OSError as e:
-        raise RunError(f"--plots {folder}: {e.filename or folder} could not be written: {e.strerror}") from None
+        raise RunError(f"{e.filename or folder} could not be written: {e.strerror}") from None
 
 
 def _time(figure: Any, lengths: list[dict[str, Any]], unit: str) -> None:

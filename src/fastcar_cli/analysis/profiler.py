@@ -36,7 +36,7 @@ BUDGET = 10 * 2**30
 """Most bytes the layers with random weights may take."""
 
 
-def parse_lengths(text: str, option: str = "--seq") -> list[int]:
+def parse_lengths(text: str, option: str = "seq") -> list[int]:
     """`2k,4096,0.5k` to numbers of tokens. Raises RequestError for anything else."""
     lengths = []
     for part in text.split(","):
@@ -44,7 +44,7 @@ def parse_lengths(text: str, option: str = "--seq") -> list[int]:
         value = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
         if value < 1 or value != int(value) or value > 2**20:
             raise RequestError(
-                f"{option} {text}: {part.strip()!r} is no length",
+                f"`{option}` {text}: {part.strip()!r} is no length",
                 hint="allowed: 1 to 1024k tokens, such as 2k,4096,0.5k",
             )
         lengths.append(int(value))
@@ -87,7 +87,7 @@ def random_shape(spec: ModelSpec, dtype: str, device: str, rows: int, longest: i
         raise RequestError(
             f"one layer at {longest} tokens does not fit: {gib(rest)} beside the layers + {gib(layer)} a layer + "
             f"{gib(cache)} caches a layer with {rows} rows = {gib(rest + layer + cache)}, {gib(free)} may be used",
-            hint="a smaller --seq, fewer --rows, or --dtype bfloat16",
+            hint="a smaller `seq`, fewer `rows`, or `dtype` bfloat16",
         )
     network = empty_network(replace(spec, decoder=replace(decoder, layers=int(layers))))
     filled: dict[str, Tensor] = {}
@@ -168,9 +168,7 @@ class Measured:
     spread: float
 
 
-def decode_at(
-    shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, scored: bool = False
-) -> Iterator[Any]:
+def decode_at(shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, scored: bool = False) -> Iterator[Any]:
     """A decode in plain torch that begins with `seq` tokens of context; yields itself, then a step at a time.
 
     `scored` computes TAS whether or not it may exceed tau.
@@ -195,9 +193,7 @@ def decode_at(
     yield from decode.steps(first=first)
 
 
-def measure_step(
-    shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = OFF, scored: bool = False
-) -> Measured:
+def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = OFF, scored: bool = False) -> Measured:
     """Median seconds of a decode step at this context, whole and by part; arguments as in `decode_at`."""
     device = shape.network.device
     warm = 2

@@ -24,6 +24,6 @@ def write_trace(file: Path, shape: Shape, rows: int, seq: int) -> None:
     try:
         found.export_chrome_trace(str(file))
     except (OSError, RuntimeError) as e:
-        raise RunError(f"--trace {file} could not be written: {e}") from None
+        raise RunError(f"{file} could not be written: {e}") from None
     if not file.exists():
-        raise RunError(f"--trace {file} could not be written")
+        raise RunError(f"{file} could not be written")

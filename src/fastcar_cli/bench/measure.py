@@ -33,7 +33,7 @@ def models(plan: Plan) -> dict[str, VideoModel]:
     spec = replace(spec, decoder=replace(spec.decoder, max_positions=max(plan.context + 2 * plan.passes, 4096)))
     shape = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context)
     if shape.layers < plan.layers:
-        raise RequestError(f"--layers {plan.layers}: there is memory for {shape.layers} of this width")
+        raise RequestError(f"`layers` {plan.layers}: there is memory for {shape.layers} of this width")
     network = shape.network
     # transformers is given embeddings; a projector of 4096 x 4096 would weigh much beside one or two layers.
     network.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
@@ -196,6 +196,8 @@ def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], firs
         ratios |= {
             "int8_vs_transformers": faster("int8/native/dense", eager),
             "int8_of_bandwidth": lines["int8/native/dense"]["of_bandwidth"],
-            "int8_replay_vs_amdahl": min(v["of_ceiling"] for k, v in lines.items() if k.startswith("int8/native/joint")),
+            "int8_replay_vs_amdahl": min(
+                v["of_ceiling"] for k, v in lines.items() if k.startswith("int8/native/joint")
+            ),
         }
     return ratios

@@ -73,7 +73,9 @@ class KVCache:
         self.sinks = lengths.clamp(max=sinks if window else 0)
         self.first_ring_slot = int(self.sinks.max())
         slots = padded + tokens if window is None else self.first_ring_slot + window
-        self.k, self.v = torch.zeros(2, spec.layers, rows, spec.kv_heads, slots, spec.head_dim, dtype=dtype, device=device)
+        self.k, self.v = torch.zeros(
+            2, spec.layers, rows, spec.kv_heads, slots, spec.head_dim, dtype=dtype, device=device
+        )
         self.aligned = self.k
         if window is not None:
             ring = (spec.layers, rows, spec.kv_heads, frame + 1, spec.head_dim)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Plain = float | str | None
+ALLOWED = "a number such as -2, 'off', or a list with one of these a layer"
+"""What `Tau.read` takes, as its errors say it."""
 
 
 def _number(value: Any) -> float:
@@ -20,13 +22,13 @@ def _number(value: Any) -> float:
     if isinstance(value, str) and value.strip().lower() == "off":
         return math.inf
     if isinstance(value, bool):
-        raise ValueError("not a number")
+        raise ValueError(ALLOWED)
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError("not a number") from None
+        raise ValueError(ALLOWED) from None
     if math.isnan(number):
-        raise ValueError("nan is no threshold")
+        raise ValueError(ALLOWED)
     return number
 
 
@@ -49,7 +51,7 @@ class Tau:
         """A threshold as people and files write it.
 
         A number, `off`, None or false (off), the text of one, a comma-separated text or a list with one of
-        these a layer, or a Tau. Raises ValueError for anything else, in a few words.
+        these a layer, or a Tau. Raises ValueError with ALLOWED for anything else.
         """
         if isinstance(given, Tau):
             return given
@@ -58,7 +60,7 @@ class Tau:
         if not isinstance(given, (list, tuple)):
             return cls((_number(given),))
         if not given:
-            raise ValueError("an empty list has no threshold")
+            raise ValueError(ALLOWED)
         return cls(tuple(map(_number, given)))
 
     @property

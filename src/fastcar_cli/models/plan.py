@@ -121,9 +121,7 @@ PIXEL_COPIES = 8
 """Activations of a frame's full size that the RQ-VAE's decoder holds at once, with room to spare (assumed)."""
 
 
-def videos_that_fit(
-    spec: ModelSpec, wanted: int, *, itemsize: int, device: str, rows: int, **settings: Any
-) -> int:
+def videos_that_fit(spec: ModelSpec, wanted: int, *, itemsize: int, device: str, rows: int, **settings: Any) -> int:
     """How many videos of `rows` rows each can be decoded at once, at least 1 and at most `wanted`.
 
     Caches and the pixels of a frame of all of them take at most half of the memory that is free; `settings` are
@@ -148,7 +146,7 @@ def make_plan(
     sinks: int = 4,
     bundled: bool = False,
 ) -> MemoryPlan:
-    """The plan of one batch of `rows` rows, of which `replaying` layers may replay; `bundled` as `float_dtype` has it."""
+    """The plan of one batch of `rows` rows; `replaying` layers may replay; `bundled` as `float_dtype` has it."""
     network = empty_network(spec)
     size = float_dtype(dtype, bundled).itemsize
     matrix = 1 if dtype == "int8" else size
@@ -157,9 +155,14 @@ def make_plan(
     weights = parameter_bytes(network, size) - inside * (size - matrix)
     tokens = frames * n
     slot = decoder.layers * rows * decoder.kv_heads * decoder.head_dim * size
-    kv_cache, replay = cache_bytes(
-        spec, size, rows=rows, frames=frames, prompt_tokens=prompt_tokens, replays=replaying > 0, window=window, sinks=sinks
-    )
+    shared: dict[str, Any] = {
+        "rows": rows,
+        "frames": frames,
+        "prompt_tokens": prompt_tokens,
+        "window": window,
+        "sinks": sinks,
+    }
+    kv_cache, replay = cache_bytes(spec, size, replays=replaying > 0, **shared)
     mlp = parameter_bytes(network, matrix, ".mlp.gate_proj") * 3
     blocks = parameter_bytes(network, matrix, "llm.layers.")
     depth = parameter_bytes(network, size, "depth.") * spec.depth.depth
@@ -198,9 +201,9 @@ def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
             name for name in ("bfloat16", "int8") if plans[name].fits and not (name == "int8" and device != "cpu")
         ]
         hint = (
-            f"--dtype {fitting[0]} needs {gib(plans[fitting[0]].needed)}"
+            f"`dtype` {fitting[0]} needs {gib(plans[fitting[0]].needed)}"
             if fitting
-            else "fewer --frames, fewer prompts at once, --window, or a larger machine"
+            else "fewer `frames`, fewer prompts at once, `window`, or a larger machine"
         )
         raise RequestError(
             f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}, "
@@ -208,3 +211,15 @@ def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
             hint=hint,
         )
     return chosen
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: Python's, a device's, or that of torch's allocator on the CPU."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    # These have no error of their own: c10/core/impl/alloc_cpu.cpp (on Windows the second), and a failed cudaMalloc.
+    words = ("DefaultCPUAllocator: can't allocate memory:", "DefaultCPUAllocator: not enough memory:")
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        any(w in text for w in words) or text.startswith("CUDA error: out of memory")
+    )

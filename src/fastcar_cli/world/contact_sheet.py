@@ -54,9 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=48)
     parser.add_argument("--seed", type=int, default=77)
     options = parser.parse_args(arguments)
-    pipe = TextToVideo.from_config(
-        load_config(None, [], {"model": options.model, "replay.tau": options.tau})
-    )
+    pipe = TextToVideo.from_config(load_config(None, [], {"model": options.model, "replay.tau": options.tau}))
     chosen = held_out_captions(options.count, options.seed)
     texts = [caption for _, caption in chosen]
     videos, _ = generate_videos(pipe, texts, [options.seed * 1000 + i for i in range(len(texts))])

@@ -46,7 +46,7 @@ def _knock(address: str) -> None:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
     except (OSError, OverflowError) as e:
         raise RequestError(
-            f"--address {address}: no cluster answers there: {e}", hint="ray start --head tells its address"
+            f"`address` {address}: no cluster answers there: {e}", hint="ray start --head tells its address"
         ) from None
 
 
@@ -61,7 +61,7 @@ class RayEngine:
         try:
             import ray
         except ImportError:
-            raise RequestError("--engine ray: Ray is not installed", hint='pip install "fastcar[ray]"') from None
+            raise RequestError("`engine` ray: Ray is not installed", hint='pip install "fastcar[ray]"') from None
         self._ray: Any = ray
         self._mine = not ray.is_initialized()
         threads = worker.config.runtime.threads or 1
@@ -77,7 +77,7 @@ class RayEngine:
                 ray.init(**options)
             except (ConnectionError, ValueError, RuntimeError, OSError) as e:
                 reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-                where = "starting Ray here" if address is None else f"--address {address}"
+                where = "starting Ray here" if address is None else f"`address` {address}"
                 raise RequestError(f"{where}: no cluster: {reason}") from None
         scorer = worker.scorer
         self._setting = (
@@ -93,7 +93,7 @@ class RayEngine:
         if room < 1:
             needed = ", ".join(f"{n} {k.removeprefix('num_')}" for k, n in resources.items())
             self.close()
-            raise RequestError(f"--engine ray: no node of the cluster has what a worker needs ({needed})")
+            raise RequestError(f"`engine` ray: no node of the cluster has what a worker needs ({needed})")
         self.workers = min(room, workers or room)
         # More than fit are handed in when nothing bounds them, so that nodes that join later have work as well.
         self._in_flight = workers or 2 * room

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.analysis.sweep.files import write_whole
+from fastcar_cli.files import csv_of, write_whole
 
 _FIDELITY = ("background", "color", "shape", "motion", "size", "persists", "all_right")
 
@@ -30,14 +29,6 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
         row |= {f"fpga_{k}": (c["fpga"] or {}).get(k) for k in ("cycles", "latency_s", "energy_j")}
         table.append(row)
     return table
-
-
-def _csv(table: Sequence[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(table[0]) if table else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: str(v).lower() if isinstance(v, bool) else v for k, v in row.items()} for row in table)
-    return out.getvalue()
 
 
 def _parquet(table: Sequence[dict[str, Any]]) -> bytes:
@@ -65,6 +56,7 @@ def write_tables(folder: Path, results: dict[str, Any]) -> None:
     """Write the three files, each whole. Raises RunError."""
     table = rows(results)
     if table:
-        write_whole(folder / "results.csv", _csv(table))
+        cells = ([str(v).lower() if isinstance(v, bool) else v for v in row.values()] for row in table)
+        write_whole(folder / "results.csv", csv_of(list(table[0]), cells))
         write_whole(folder / "results.parquet", _parquet(table))
     write_whole(folder / "results.json", json.dumps(results, ensure_ascii=False, allow_nan=False) + "\n")

@@ -16,6 +16,7 @@ from torch import Tensor
 from fastcar_cli.kernels.native.build import FOLDER, NAME, SOURCES, WHY_NOT, source_hash
 from fastcar_cli.kernels.native.structs import Kernels
 
+
 @cache
 def _open() -> ctypes.CDLL | str:
     """The library, or why it can't be used."""
