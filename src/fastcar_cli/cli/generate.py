@@ -13,6 +13,7 @@ import typer
 
 from fastcar_cli import __version__
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.extras import pyplot
 
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
@@ -135,6 +136,8 @@ def generate(
     run = load_config(config, set_ or [], flags)
     if run.backend.name != "fpga-sim" and (fpga is not None or report_to is not None):
         raise RequestError(f"{'--fpga' if fpga is not None else '--report'} needs --backend fpga-sim")
+    if report_to is not None:
+        pyplot("--report")
     if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir()):
         raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
     if not texts:

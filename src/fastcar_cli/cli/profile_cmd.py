@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.extras import pyplot
 
 if TYPE_CHECKING:
     from fastcar_cli.analysis.profiler import Shape
@@ -53,6 +54,8 @@ def profile(
         if (seq is not None or decode is None)
         else []
     )
+    if plots is not None:
+        pyplot("--plots")
     earlier = _read(compare) if compare is not None else None
     for name, file in (("--save", save), ("--trace", trace)):
         if file is not None and not file.parent.is_dir():

@@ -65,9 +65,8 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
         terminal.print(f"[yellow]inert:[/] {escape(note['why'])}")
     if "find" in results:
         _found(terminal, results["find"])
-    terminal.print(
-        f"{len(results['cells'])} cells in {folder}: results.csv, results.parquet, results.json", soft_wrap=True
-    )
+    files = ", ".join(sorted(p.name for p in folder.glob("results.*")))
+    terminal.print(f"{len(results['cells'])} cells in {folder}: {files}", soft_wrap=True)
     for line in told:
         terminal.print(escape(line), soft_wrap=True)
 
