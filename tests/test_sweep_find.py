@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Run
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sweeping import BALL, STAR, TINY_METRICS, cell_files, results, sweep, tiny_folder
 
@@ -154,6 +154,7 @@ class _Judges:
 
 
 @settings(deadline=None)
+@example(wanted=0.21875, middle=2.0, width=2.0, shift=0.0625)
 @given(st.floats(0.2, 0.75), st.floats(-4, 2), st.floats(0.5, 2), st.floats(-0.1, 0.1))
 def test_a_threshold_moves_to_what_fits_all_videos_but_keeps_the_searched_ones(
     wanted: float, middle: float, width: float, shift: float

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
 from fastcar_cli.analysis.decode_profile import DecodeProfile
 from fastcar_cli.errors import RunError
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from fastcar_cli.extras import pyplot
 
 COLORS = {
     "attention": "#4477aa",
@@ -28,6 +25,7 @@ COLORS = {
 
 
 def _save(folder: Path, name: str, draw: Callable[[Any], None], size: tuple[float, float] = (7.5, 4.2)) -> list[Path]:
+    plt = pyplot("a plot")
     figure = plt.figure(figsize=size, layout="constrained")
     draw(figure)
     files = [folder / f"{name}.png", folder / f"{name}.svg"]

@@ -22,6 +22,7 @@ from fastcar_cli.decoding.replay import Replay, ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
+from fastcar_cli.extras import need
 from fastcar_cli.kernels import native
 from fastcar_cli.models.video_model import VideoModel
 
@@ -130,8 +131,8 @@ def mlp_only(model: VideoModel, *, rows: int, kernels: str) -> Passes:
 
 def llama(model: VideoModel, *, rows: int, context: int, passes: int, compiled: bool) -> Passes:
     """Transformers' LlamaModel with a static cache: the same weights, embeddings given."""
-    from transformers import LlamaConfig, LlamaModel, StaticCache
-
+    transformers = need("transformers", "the comparison with transformers")
+    LlamaModel, StaticCache = transformers.LlamaModel, transformers.StaticCache
     spec = model.spec.decoder
     # One token more than is used, so that both attend to about as many slots.
     slots = context + passes + 1
@@ -147,7 +148,7 @@ def llama(model: VideoModel, *, rows: int, context: int, passes: int, compiled: 
         "rope_theta": spec.rope_theta,
         "attn_implementation": "sdpa",
     }
-    config = LlamaConfig(**options)
+    config = transformers.LlamaConfig(**options)
     with torch.device("meta"):
         twin = LlamaModel(config)
     weights = {k: v for k, v in model.llm.state_dict().items() if "inv_freq" not in k}

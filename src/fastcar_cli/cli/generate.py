@@ -13,6 +13,7 @@ import typer
 
 from fastcar_cli.cli.flags import given, refuse
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.extras import pyplot
 from fastcar_cli.files import write_whole
 from fastcar_cli.signals import status, uninterrupted
 
@@ -139,6 +140,8 @@ def generate(
     if run.backend.name != "fpga-sim":
         refuse(ctx, ("fpga", "report_to"), f"with the backend {run.backend.name}", "it needs --backend fpga-sim")
     notes += _without_effect(ctx, run)
+    if report_to is not None:
+        pyplot("--report")
     if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir()):
         raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
     if not texts:

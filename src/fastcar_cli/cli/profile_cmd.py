@@ -10,6 +10,7 @@ import typer
 
 from fastcar_cli.cli.flags import refuse
 from fastcar_cli.errors import RequestError
+from fastcar_cli.extras import pyplot
 from fastcar_cli.files import write_whole
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def profile(
             "leave it out, or leave out --backend fpga-sim",
         )  # fmt: skip
     lengths = [] if decode is not None and seq is None else parse_lengths(seq or "2k,4k,8k")
+    if plots is not None:
+        pyplot("--plots")
     earlier = _read(compare) if compare is not None else None
     for name, file in (("--save", save), ("--trace", trace)):
         if file is not None and not file.parent.is_dir():

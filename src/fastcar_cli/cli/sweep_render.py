@@ -67,11 +67,10 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
         note(terminal, line["why"], "inert")
     if "find" in results:
         _found(terminal, results["find"])
-    terminal.print(
-        f"{len(results['cells'])} cells in {folder}: results.csv, results.parquet, results.json", soft_wrap=True
-    )
-    for text in told:
-        terminal.print(text, soft_wrap=True)
+    files = ", ".join(sorted(p.name for p in folder.glob("results.*")))
+    terminal.print(f"{len(results['cells'])} cells in {folder}: {files}", soft_wrap=True)
+    for line in told:
+        terminal.print(line, soft_wrap=True)
 
 
 def _found(terminal: Console, found: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.config import load_config
+from fastcar_cli.extras import pyplot
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.analyser import analyse, judge, wanted_of
 from fastcar_cli.world.evaluate import generate_videos, held_out_captions
@@ -25,10 +26,7 @@ def draw_sheet(
     """Videos uint8 [count, T, H, W, 3] with a caption each; wrong ones have a red caption."""
     import textwrap
 
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot("a contact sheet")
 
     rows = -(-len(videos) // columns)
     figure, axes = plt.subplots(

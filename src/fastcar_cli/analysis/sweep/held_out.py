@@ -194,7 +194,9 @@ class HeldOut:
             if tau in found:
                 break
             found[tau] = whole(tau)
-            if target.meets(lines[tau]) and (limited or abs(found[tau] - target.wanted) <= TOLERANCE):
+            used = abs(target.value(lines[tau]) - target.wanted)
+            at_limit = limited and abs(used - _ALLOWED) <= TOLERANCE
+            if target.meets(lines[tau]) and (at_limit or abs(found[tau] - target.wanted) <= TOLERANCE):
                 break
         good = [t for t in found if target.meets(lines[t])]
         return min(good, key=lambda t: (abs(found[t] - target.wanted), -t))

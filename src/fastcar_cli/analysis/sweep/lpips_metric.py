@@ -7,7 +7,6 @@ The package brings its calibrated linear layers; the backbone's ImageNet weights
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.extras import need
 
 _FIRST = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
 """Shape of the first convolution and the network it belongs to."""
@@ -27,9 +27,7 @@ _FIRST = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
 def _package() -> Any:
     """The `lpips` package. Raises RequestError where it or its torchvision is missing or broken."""
     try:
-        return importlib.import_module("lpips")
-    except ImportError as e:
-        raise RequestError(f"`metrics` lpips: {e}", hint='pip install "fastcar[lpips]"') from None
+        return need("lpips", "`metrics` lpips")
     except RuntimeError as e:
         # A torchvision built for another torch fails like this when it is imported.
         raise RequestError(

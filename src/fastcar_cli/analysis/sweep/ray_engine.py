@@ -17,6 +17,7 @@ from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.worker import Finding, Task, Worker
 from fastcar_cli.config import RunConfig
 from fastcar_cli.errors import FastcarError, RequestError, RunError
+from fastcar_cli.extras import need
 
 RETRIES = 10
 """How often a task is done again after its worker or node was lost."""
@@ -58,10 +59,7 @@ class RayEngine:
 
     def __init__(self, worker: Worker, *, address: str | None = None, workers: int | None = None) -> None:
         """Connect. Raises RequestError where Ray is not installed or no cluster answers."""
-        try:
-            import ray
-        except ImportError:
-            raise RequestError("`engine` ray: Ray is not installed", hint='pip install "fastcar[ray]"') from None
+        ray = need("ray", "`engine` ray")
         self._ray: Any = ray
         self._mine = not ray.is_initialized()
         threads = worker.config.runtime.threads or 1

@@ -198,7 +198,7 @@ class Session:
             results = build(store, self.worker.base, config, self.worker.scorer.keys)
             if find is not None:
                 results["find"] = find
-            write_tables(store.folder, results)
+            told += write_tables(store.folder, results)
             if self.request.vbench:
                 told.append(f"videos by VBench's names are in {link_names(store, self.plan)}")
             if results["cells"]:

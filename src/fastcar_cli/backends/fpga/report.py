@@ -14,6 +14,7 @@ from fastcar_cli.backends.fpga.energy import energy_of
 from fastcar_cli.backends.fpga.machine import simulate
 from fastcar_cli.backends.fpga.summary import Comparison
 from fastcar_cli.errors import RunError
+from fastcar_cli.extras import pyplot
 from fastcar_cli.files import csv_of, write_whole
 
 
@@ -141,10 +142,7 @@ def _timeline(file: Path, found: Comparison) -> Path:
 
 
 def _charts(folder: Path, found: Comparison) -> list[Path]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot("a report")
 
     preset, work = found.emulator.preset, found.emulator.work
     milliseconds = preset.seconds_per_cycle * 1e3
