@@ -28,8 +28,11 @@ from fastcar_cli.backends.fpga.published import TABLE, emulate_table, fit
 from fastcar_cli.backends.fpga.summary import compare
 from fastcar_cli.backends.fpga.workload import Workload
 from fastcar_cli.config import preset_folder
-from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 
@@ -294,7 +297,7 @@ def decode(tau: float | None, backend: Any, frames: int = 3) -> Decode:
     run = Decode(
         model,
         [[1, 4, 2], [1, 2]],
-        DecodeSettings(frames=frames, sampling=SamplingSettings(cfg=2.0), taus=None if tau is None else (tau,) * 3),
+        DecodeSettings(frames=frames, sampling=SamplingSettings(cfg=2.0), rule=ReplayRule(Tau.read(tau))),
         uniforms(0, frames * 4, 3)[None],
         None if backend is None else FpgaBackend(model.llm, backend, 2),
     )

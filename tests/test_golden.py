@@ -71,7 +71,7 @@ def test_prompt_ids_and_positions(group: str) -> None:
     assert torch.equal(later, tensors[f"{group}/decode_position_ids"].long())
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("name", CASES)
 def test_hidden_states_and_logits(name: str, kernels: str) -> None:
     case, run = traced(name, kernels=kernels)
@@ -80,7 +80,7 @@ def test_hidden_states_and_logits(name: str, kernels: str) -> None:
     close(run.logits[at(run, case["logit_steps"])], tensors[f"{name}/logits"], 1e-3)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("name", CASES)
 def test_scores_and_decisions(name: str, kernels: str) -> None:
     case, run = traced(name, unreachable=True, kernels=kernels)

@@ -22,8 +22,10 @@ from fastcar_cli.analysis.profiler import (
     replay_table,
     traffic,
 )
-from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 MACHINE = Machine({}, 10.0, 10.0, 100.0)
@@ -110,7 +112,7 @@ def test_random_layers_are_as_many_as_fit_or_refused() -> None:
 def test_fast_forward_stands_where_decoding_would(window: int | None) -> None:
     model = tiny_model()
     settings = DecodeSettings(
-        frames=4, sampling=SamplingSettings(cfg=2.0), taus=(math.inf,) * 3, window=window, sinks=2
+        frames=4, sampling=SamplingSettings(cfg=2.0), keep_tas=True, kernels="torch", window=window, sinks=2
     )
     decode = Decode(model, [[1, 2, 3], [1, 2]], settings, torch.rand(1, 16, 3))
     steps = list(decode.steps(first=9))

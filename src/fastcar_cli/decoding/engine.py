@@ -42,14 +42,14 @@ class Decode(Batch):
 
     @torch.inference_mode()
     def start(self) -> Tensor:
-        """Run the prompts and choose the executor; returns their last hidden states, [rows, width]."""
+        """Choose the executor and run the prompts; returns their last hidden states, [rows, width]."""
+        if self.executor is None:
+            self.executor, self.why = choose(self)
+        self.kernels = self.executor.name
         began = time.perf_counter()
         hidden = prefill(self)
         _wait(hidden.device)
         self.clock.prefill = time.perf_counter() - began
-        if self.executor is None:
-            self.executor, self.why = choose(self)
-        self.kernels = self.executor.name
         return hidden
 
     def release(self) -> None:
