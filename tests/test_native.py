@@ -162,7 +162,9 @@ class Toy:
         outputs = self.outputs if self.replay else None
         memory = {"keys": self.keys, "values": self.values, "aligned": self.keys, "outputs": outputs}
         heads = {"heads": self.heads, "kv_heads": self.kv_heads}
-        return DecoderPass(self.blocks, self.norm, 1e-6, **heads, **memory, start=self.start, threads=threads, **options)
+        return DecoderPass(
+            self.blocks, self.norm, 1e-6, **heads, **memory, start=self.start, threads=threads, **options
+        )
 
     def reference(
         self,
@@ -188,9 +190,7 @@ class Toy:
 
         for i, block in enumerate(self.blocks):
             a = norm(x, block.norm1)
-            q, k, v = (
-                apply(m, a).view(self.rows, -1, self.d) for m in (block.q, block.k, block.v)
-            )
+            q, k, v = (apply(m, a).view(self.rows, -1, self.d) for m in (block.q, block.k, block.v))
             turned, keys, values = rotate(q), self.keys[i].double(), self.values[i].double()
             keys[:, :, at.slot] = rotate(k).to(self.cache).double()
             values[:, :, at.slot] = v.to(self.cache).double()
@@ -262,9 +262,7 @@ def test_a_pass(
     before = [part.clone() for part in toy.outputs]
     got, tables_ = x.clone(), tables(toy)
     thresholds = torch.where(wanted, -INF, INF) if replay else None
-    toy.native(threads, released=released)(
-        got, cos, sin, at, mask=mask, position=2, thresholds=thresholds, **tables_
-    )
+    toy.native(threads, released=released)(got, cos, sin, at, mask=mask, position=2, thresholds=thresholds, **tables_)
     # A value that lies between two of bfloat16 may be stored as either.
     slack = 2e-2 if half else 2e-5
     torch.testing.assert_close(got.double(), want, rtol=slack, atol=slack)
@@ -285,7 +283,10 @@ def test_the_gate() -> None:
     toy.native()(x.clone(), cos, sin, at, thresholds=torch.full((2, 4), INF), **found)
     assert not found["replayed"].any()
     # A threshold that is the score itself is not passed; the next smaller number is.
-    for threshold, passes in ((found["scores"].clone(), False), (torch.nextafter(found["scores"], -torch.ones(())), True)):
+    for threshold, passes in (
+        (found["scores"].clone(), False),
+        (torch.nextafter(found["scores"], torch.tensor(-INF)), True),
+    ):
         toy.reset()
         again = tables(toy)
         threshold[1] = INF
