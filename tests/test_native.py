@@ -285,7 +285,7 @@ def test_the_gate() -> None:
     # A threshold that is the score itself is not passed; the next smaller number is.
     for threshold, passes in (
         (found["scores"].clone(), False),
-        (torch.nextafter(found["scores"], -torch.ones(())), True),
+        (torch.nextafter(found["scores"], torch.tensor(-INF)), True),
     ):
         toy.reset()
         again = tables(toy)
@@ -486,7 +486,7 @@ def test_what_does_not_fit_is_named() -> None:
         run(x.double(), cos, sin, at)
     with pytest.raises(ValueError, match="mask"):
         run(x, cos, sin, at, mask=torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="slot lies outside"):
+    with pytest.raises(ValueError, match="Slots.slot=40.* lies outside of 40 slots"):
         run(x, cos, sin, Slots(40, 21, 17, 20))
     with pytest.raises(ValueError, match="position"):
         run(x, cos, sin, at, position=4)

@@ -98,7 +98,7 @@ def _compile(compiler: list[str], to: Path, folder: Path, zig: bool) -> None:
         list(pool.map(one, jobs))
     # On Linux what the C library has is found when the library is loaded, so that none has to be at hand now.
     bare = ["-nostdlib"] if sys.platform == "linux" else []
-    _run([*compiler, "-shared", *bare, *objects.values(), "-o", str(folder / NAME)], environment)
+    _run([*compiler, "-shared", "-s", *bare, *objects.values(), "-o", str(folder / NAME)], environment)
     shutil.move(folder / NAME, to)
 
 

@@ -44,7 +44,8 @@ def unavailable() -> str | None:
 
 def instruction_sets() -> list[str]:
     """Those that the kernels are built for and this processor runs, best first; empty where they are unavailable."""
-    library, names = _open(), []
+    library = _open()
+    names: list[str] = []
     while not isinstance(library, str) and (name := library.fastcar_instruction_set(len(names))):
         names.append(name.decode())
     return names

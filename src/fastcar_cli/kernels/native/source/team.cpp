@@ -18,7 +18,6 @@ void Team::run(long chunks, void (*work)(void*, long), void* context) {
 #else
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -33,6 +32,7 @@ constexpr int64_t LOOKS = 300 * MICROSECOND;
 constexpr int64_t STALL = 400 * MICROSECOND;
 // How long the leader goes alone after a stall; doubled with each stall that follows soon.
 constexpr int64_t SHORTEST = 50 * MILLISECOND, LONGEST = 1600 * MILLISECOND;
+constexpr timespec NAP{0, 100 * MICROSECOND};
 constexpr int LOOKS_A_CLOCK = 64;
 
 int64_t now() {
@@ -220,7 +220,8 @@ void Team::run(long count, void (*body)(void*, long), void* with) {
     int64_t since = now();
     bool stalled = false;
     for (int looks = 0; load(done) < count; relax()) {
-        if (stalled) sched_yield();
+        // Asleep, the leader keeps its claim to a core.
+        if (stalled) nanosleep(&NAP, nullptr);
         if (++looks % LOOKS_A_CLOCK == 0) stalled = stalled || now() - since > STALL;
     }
     if (!stalled) return;
