@@ -143,6 +143,8 @@ def generate(
         raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
     if not texts:
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
+    if run.generation.seed is not None and run.generation.seed + run.generation.samples > 2**63:
+        raise RequestError(f"--seed {run.generation.seed} with {run.generation.samples} samples", hint="a smaller seed")
     first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)
     jobs = [(text, first + k) for text in texts for k in range(run.generation.samples)]
     many = len(jobs) > 1
