@@ -91,6 +91,12 @@ def test_an_option_that_would_be_ignored_is_refused(arguments: list[str], flag: 
     assert allowed in str(error.hint)
 
 
+@pytest.mark.parametrize("arguments", [["--model", "9" * 400], ["--model", "~nobody/x"], ["-o", f"{'9' * 400}.mp4"]])
+def test_a_name_that_no_file_can_have_is_refused_before_the_run(arguments: list[str]) -> None:
+    error = CliRunner().invoke(app, ["generate", "a car", *arguments]).exception
+    assert isinstance(error, RequestError)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["train", "-o", ""], ["train", "--output="], ["sweep", "a car", "-o", ""], ["generate", "a car", "--report", ""]],
