@@ -427,7 +427,7 @@ def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
         (("generate", "a red ball", "--backend", "fpga-sim", "--fpga", "edge-smal"), "did you mean 'edge-small'"),
         (("generate", "a red ball", "--trace", "t.txt"), "ends in .npz"),
         (("generate", "a red ball", "--backend", "fpga-sim", "--samples", "33"), "33 rows"),
-        (("fpga", "--rows", "33"), "1<=x<=32"),
+        (("fpga", "--rows", "33"), "32"),
         (("fpga", "none.npz"), "no such file"),
         (("fpga", "--replay", "0.9"), "at most 0.87"),
         (("fpga", "--replay", "x"), "not numbers"),
