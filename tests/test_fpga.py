@@ -425,18 +425,24 @@ def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("generate", "a red ball", "--fpga", "edge-small"), "--fpga needs --backend fpga-sim"),
-        (("generate", "a red ball", "--report", "r"), "--report needs --backend fpga-sim"),
+        (("generate", "a red ball", "--fpga", "edge-small"), "--fpga has no effect with the backend torch"),
+        (("generate", "a red ball", "--report", "r"), "--report has no effect with the backend torch"),
         (("generate", "a red ball", "--backend", "fpga-sim", "--fpga", "edge-smal"), "did you mean 'edge-small'"),
         (("generate", "a red ball", "--trace", "t.txt"), "ends in .npz"),
         (("generate", "a red ball", "--backend", "fpga-sim", "--samples", "33"), "33 rows"),
-        (("fpga", "--rows", "33"), "33 rows"),
+        (("fpga", "--rows", "33"), "32"),
         (("fpga", "none.npz"), "no such file"),
         (("fpga", "--replay", "0.9"), "at most 0.87"),
         (("fpga", "--replay", "x"), "not numbers"),
         (("fpga", "--preset", "edge-small"), "do not fit the memory of edge-small"),
         (("fpga", "--spread", "some"), "allowed: eligible, all"),
         (("fpga", "--window", "0"), "--window 0"),
+        (("fpga", "--table", "--rows", "3"), "--rows has no effect with --table"),
+        (("fpga", "--table", "--rows", "3"), "allowed: --preset, --table, --json"),
+        (("fpga", "--sinks", "2"), "--sinks has no effect"),
+        (("fpga", "--rows", "3", "--pair-correlation", "0.5"), "rows have no pairs"),
+        (("fpga", "none.npz", "--frames", "2"), "--frames has no effect with a file of decisions"),
+        (("fpga", "--report", ""), "--report: is empty"),
     ],
 )
 def test_wrong_requests(run: Run, arguments: tuple[str, ...], message: str) -> None:

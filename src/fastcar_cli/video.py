@@ -41,6 +41,12 @@ def check_target(path: Path) -> None:
         raise RequestError(f"{path}: the folder {parent} does not exist", hint="make it first")
     if not os.access(parent, os.W_OK):
         raise RequestError(f"{path}: the folder {parent} is not writable")
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise RequestError(f"{path.name[:80]}: {e.strerror}") from None
     if path.suffix and path.is_dir():
         raise RequestError(f"{path} is a folder")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):

@@ -146,6 +146,8 @@ def generate(
         raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
     if not texts:
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
+    if run.generation.seed is not None and run.generation.seed + run.generation.samples > 2**63:
+        raise RequestError(f"--seed {run.generation.seed} with {run.generation.samples} samples", hint="a smaller seed")
     first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)
     jobs = [(text, first + k) for text in texts for k in range(run.generation.samples)]
     many = len(jobs) > 1
@@ -180,12 +182,13 @@ def generate(
         check_target(path)
     written, stop = _write(pipe, run, jobs, paths, many or output is None, terminal)
     reports = []
-    for i, path in written.items():
+    for i, writer in written.items():
         report = pipe.report(i)
-        report["video"]["path"] = str(path)
+        # A stop may fall between the videos of a frame that is decoded.
+        report["video"] |= {"path": str(writer.path), "frames": writer.frames}
         reports.append(report)
         if many:
-            write_whole(path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
+            write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
     if reports and trace_to is not None:
         from fastcar_cli.backends.fpga.decisions import save
 
@@ -224,8 +227,8 @@ def _load(run: RunConfig, videos: int, terminal: Any) -> TextToVideo:
 
 def _write(
     pipe: TextToVideo, run: RunConfig, jobs: list[tuple[str, int]], paths: list[Path], new: bool, terminal: Any
-) -> tuple[dict[int, Path], KeyboardInterrupt | None]:
-    """Decode and write every video: the file of each that has a frame, and what stopped the run before its end.
+) -> tuple[dict[int, Writer], KeyboardInterrupt | None]:
+    """Decode and write every video: the closed writer of each that has a frame, and what stopped the run early.
 
     With `new` no file is replaced. Frames that were finished before a stop are kept.
     """
@@ -261,7 +264,7 @@ def _write(
         with uninterrupted():
             for writer in writers:
                 writer.close()
-    return {i: writer.path for i, writer in enumerate(writers) if writer.frames}, stop
+    return {i: writer for i, writer in enumerate(writers) if writer.frames}, stop
 
 
 def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:

@@ -35,7 +35,7 @@ def profile(
     fpga: Annotated[str, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = "paper-u280",
     decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
     tau: Annotated[str, typer.Option(help="Threshold of --decode.")] = "-2",
-    seed: Annotated[int, typer.Option(help="Seed of --decode.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of --decode.", min=0, max=2**63 - 1)] = 0,
     plots: Annotated[Path | None, typer.Option(help="Folder for plots (PNG and SVG).")] = None,
     trace: Annotated[Path | None, typer.Option(help="File for a torch.profiler trace of one step (Perfetto).")] = None,
     save: Annotated[Path | None, typer.Option(help="File to keep the result in (JSON).")] = None,

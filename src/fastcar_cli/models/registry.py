@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 from collections.abc import Callable
@@ -33,12 +34,13 @@ def folder_of(model: str) -> Path:
     repository = repository_of(model)
     if repository is not None:
         return fetch(repository, revision_of(model))
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
+    # A text that no file can be called is no folder either.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        if (path := Path(model).expanduser()).is_dir():
+            return path
     near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
     raise RequestError(
-        f"unknown model {model!r}: neither a known name nor a folder"
+        f"unknown model {model[:80]!r}: neither a known name nor a folder"
         + (f"; did you mean {near[0]!r}?" if near else ""),
         hint=f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder",
     )

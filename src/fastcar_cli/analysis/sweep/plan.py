@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fastcar_cli.config import LARGEST
 from fastcar_cli.errors import RequestError
 
 GATES = ("row", "pair")
@@ -158,7 +159,7 @@ def shard_of(groups: Sequence[Group], text: str | None) -> list[Group]:
 
 def parse_shard(text: str) -> tuple[int, int]:
     """(3, 8) of "3/8". Raises RequestError."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise RequestError(
             f"`shard` {text}: not a part of a whole", hint="allowed: k/n with k from 1 to n, such as 3/8"
@@ -203,7 +204,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """Seeds of "0-3", "0,5,7" or both mixed. Raises RequestError."""
     found: list[int] = []
     for part in _parts("seeds", text):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        match = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if last < first or last >= 2**63 or last - first >= MAX_CELLS:
             raise RequestError(
@@ -221,7 +222,7 @@ def parse_windows(text: str) -> tuple[int | None, ...]:
     parts = _parts("window", text)
     found: list[int | None] = []
     for part in parts:
-        if part.lower() != "off" and not (part.isdecimal() and int(part) >= 1):
+        if part.lower() != "off" and not (re.fullmatch("[0-9]{1,10}", part) and 1 <= int(part) <= LARGEST):
             raise RequestError(f"`window` {text}: {part!r} is no window", hint="allowed: 'off' and numbers of tokens")
         found.append(None if part.lower() == "off" else int(part))
     _once("window", text, found, parts)
