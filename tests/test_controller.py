@@ -154,7 +154,13 @@ def test_what_shares_the_batch_changes_nothing() -> None:
         assert torch.equal(both.replay.replayed[:, 1::2], alone.replay.replayed)
 
 
-@pytest.mark.parametrize(("scope", "cfg", "ratios"), [("global", 1.0, (0.2, 0.85)), ("layer", 2.0, (0.5, 0.8))])
+@pytest.mark.parametrize(
+    ("scope", "cfg", "ratios"),
+    [
+        ("global", 1.0, (0.2, 0.85)),
+        pytest.param("layer", 2.0, (0.5, 0.8), marks=pytest.mark.slow),
+    ],
+)
 def test_the_bundled_model_meets_its_target_on_any_prompt(scope: str, cfg: float, ratios: tuple[float, ...]) -> None:
     pipe = TextToVideo.from_config(RunConfig.from_dict({"sampling": {"cfg": cfg}}))
     prompts = [

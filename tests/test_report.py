@@ -67,7 +67,7 @@ def look(browser: Any) -> Iterator[Open]:
 
 def _wait(page: Any, condition: str) -> None:
     """Wait until a condition holds (Playwright's own way needs eval, which the page forbids)."""
-    end = time.monotonic() + 15
+    end = time.monotonic() + 300
     while not page.evaluate(condition):
         assert time.monotonic() < end, condition
         page.wait_for_timeout(20)

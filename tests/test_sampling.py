@@ -1,32 +1,15 @@
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcar_cli.decoding.sampling import SamplingSettings, distribution, guide, sample, uniforms
 
-GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden" / "golden.safetensors"
-
 
 def _full(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
     probs, order = distribution(logits, temperature, top_k, top_p)
     return torch.zeros_like(probs).scatter(-1, order, probs)
-
-
-@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden data of the released code is not here")
-def test_distribution_equals_the_released_sampler() -> None:
-    from safetensors import safe_open
-
-    with safe_open(str(GOLDEN), framework="pt") as f:
-        logits, probs = f.get_tensor("sampler/logits"), f.get_tensor("sampler/probs")
-    mine = _full(logits, 1.0, 900, 0.96)
-    # The last row has exact ties at the cut: which of the equal entries survive is open, how many is not.
-    assert torch.allclose(mine[:-1], probs[:-1], atol=1e-6)
-    assert torch.allclose(mine[-1].sort().values, probs[-1].sort().values, atol=1e-6)
 
 
 @settings(max_examples=80, deadline=None)
