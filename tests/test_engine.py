@@ -111,7 +111,9 @@ def test_what_shares_the_batch_changes_nothing() -> None:
 def test_memory_of_a_window_does_not_grow_with_the_video() -> None:
     model = tiny_model()
     sizes = [
-        Decode(model, PROMPTS, DecodeSettings(f, rule=ReplayRule(Tau((0.0,))), window=3, sinks=1), torch.zeros(2, f * 4, 3))
+        Decode(
+            model, PROMPTS, DecodeSettings(f, rule=ReplayRule(Tau((0.0,))), window=3, sinks=1), torch.zeros(2, f * 4, 3)
+        )
         for f in (2, 4)
     ]
     assert sizes[0].cache.nbytes == sizes[1].cache.nbytes

@@ -77,7 +77,10 @@ def test_training_pass_equals_the_engine_with_replay() -> None:
         with torch.no_grad():
             logits, _, shares = forward(model, torch.tensor(prompts), codes, torch.tensor([tau, tau]))
         decode = Decode(
-            model, prompts, DecodeSettings(4, SamplingSettings(cfg=1.0), ReplayRule(Tau((tau,)))), torch.zeros(codes.shape)
+            model,
+            prompts,
+            DecodeSettings(4, SamplingSettings(cfg=1.0), ReplayRule(Tau((tau,)))),
+            torch.zeros(codes.shape),
         )
         mine = torch.stack([s.logits for s in decode.steps(codes, keep_logits=True)])  # type: ignore[misc]
         assert float((mine.permute(2, 0, 1, 3) - logits).abs().max()) < 1e-4

@@ -25,7 +25,6 @@ from fastcar_cli.analysis.profiler import (
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 MACHINE = Machine({}, 10.0, 10.0, 100.0)

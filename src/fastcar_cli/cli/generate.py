@@ -70,7 +70,9 @@ def generate(
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = None,
     kernels: Annotated[
         str | None,
-        typer.Option(help="auto, torch or numba: decode through compiled CPU kernels (once 10 to 60 s to compile)."),
+        typer.Option(
+            help="Who runs a decode step: torch, native (CPU kernels) or graph (CUDA); auto takes the fastest."
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads; default one for the bundled model, else all.")
