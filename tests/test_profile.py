@@ -134,7 +134,7 @@ def test_profile_of_a_run(run: Run, tmp_path: Path) -> None:
     names = {p.name for p in (tmp_path / "p").iterdir()}
     stems = {"time-by-length", "replay-by-layer", "tas-by-layer", "similarity-by-layer", "replay-map"}
     assert names == {f"{s}.{x}" for s in stems for x in ("png", "svg")}
-    again = run("profile", "--seq", "128", "--repeats", "1", "--compare", "s.json", "--trace", "t.json", "--json")
+    again = run("profile", "--seq", "128", "--repeats", "1", "--compare", "s.json", "--timeline", "t.json", "--json")
     assert again.returncode == 0, again.stderr
     assert {r["name"] for r in json.loads(again.stdout)["compared"]} >= {"step", "mlp", "attention"}
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
@@ -158,7 +158,7 @@ def test_emulated_profile(run: Run) -> None:
     [
         (("--seq", "2q"), "--seq 2q"),
         (("--model", "vila-u-7b", "--decode", "a fox"), "--decode needs weights"),
-        (("--backend", "fpga-sim", "--trace", "t.json"), "--trace has no effect with an emulated accelerator"),
+        (("--backend", "fpga-sim", "--timeline", "t.json"), "--timeline has no effect with an emulated accelerator"),
         (("--backend", "gpu"), "--backend gpu"),
         (("--compare", "none.json"), "no such file"),
         (("--dtype", "int3"), "--dtype int3"),

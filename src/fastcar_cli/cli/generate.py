@@ -75,7 +75,7 @@ def generate(
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads; default one for the bundled model, else all.")
+        int | None, typer.Option(help="CPU threads; default all, of the native kernels two for the bundled model.")
     ] = None,
     fps: Annotated[int | None, typer.Option(help="Frames a second of the file.")] = None,
     scale: Annotated[int | None, typer.Option(help="Enlargement of the written frames, 1 to 16.")] = None,
@@ -168,6 +168,12 @@ def generate(
 
     terminal = console(quiet)
     pipe = _load(run, len(jobs), terminal)
+    if (trace_to is not None or report_to is not None) and pipe.batch_size(len(jobs)) < len(jobs):
+        option = "--trace" if trace_to is not None else "--report"
+        raise RequestError(
+            f"{option}: {len(jobs)} videos are decoded in batches of {pipe.batch_size(len(jobs))}, one file holds one",
+            hint="fewer prompts or --samples at once",
+        )
     repository = repository_of(run.model)
     if repository is not None:
         notes.append(LICENCE.format(name=run.model, repository=repository))
@@ -241,13 +247,19 @@ def _write(
 
     stop: KeyboardInterrupt | None = None
     with ExitStack() as stack:
-        writers: list[Writer] = []
-        for (text, seed), path in zip(jobs, paths, strict=True):
-            recipe = recipe_of(pipe, text, seed)
-            with uninterrupted():
-                writer = open_writer(path, fps=pipe.fps, scale=run.video.scale, recipe=recipe, new=new)
-                stack.callback(writer.abort)
-            writers.append(writer)
+        writers: dict[int, Writer] = {}
+
+        def writer_of(video: int) -> Writer:
+            """A file is opened with its first frame and closed with its last: batches come one after another."""
+            if video not in writers:
+                recipe = recipe_of(pipe, *jobs[video])
+                with uninterrupted():
+                    writers[video] = open_writer(
+                        paths[video], fps=pipe.fps, scale=run.video.scale, recipe=recipe, new=new
+                    )
+                    stack.callback(writers[video].abort)
+            return writers[video]
+
         with progress(terminal) as bar:
             task = bar.add_task("decoding", total=pipe.frames)
 
@@ -256,7 +268,11 @@ def _write(
 
             try:
                 for frame in pipe.stream([t for t, _ in jobs], [s for _, s in jobs], on_step):
-                    writers[frame.video].add(frame.image)
+                    writer = writer_of(frame.video)
+                    writer.add(frame.image)
+                    if writer.frames == pipe.frames:
+                        with uninterrupted():
+                            writer.close()
             except KeyboardInterrupt as e:
                 stop = e
             except (MemoryError, RuntimeError) as e:
@@ -264,9 +280,9 @@ def _write(
                     raise RunError(f"out of memory: {e}", hint="fewer `samples` or prompts at once need less") from None
                 raise
         with uninterrupted():
-            for writer in writers:
+            for writer in writers.values():
                 writer.close()
-    return {i: writer for i, writer in enumerate(writers) if writer.frames}, stop
+    return {i: writer for i, writer in writers.items() if writer.frames}, stop
 
 
 def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:

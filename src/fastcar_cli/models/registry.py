@@ -107,10 +107,10 @@ def load(
     if dtype not in FORMATS:
         raise RequestError(f"`dtype` is {dtype!r}, allowed: {', '.join(FORMATS)}")
     folder = folder_of(model)
-    place, int8 = torch.device(device), dtype == "int8"
-    if int8 and place.type != "cpu":
+    where, int8 = torch.device(device), dtype == "int8"
+    if int8 and where.type != "cpu":
         raise RequestError(f"`dtype` int8 runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
     if vila_u.is_checkpoint(folder):
         name = model if repository_of(model) else None
-        return vila_u.load_checkpoint(folder, float_dtype(dtype, False), place, name, progress, int8)
-    return load_folder(folder, dtype, place)
+        return vila_u.load_checkpoint(folder, float_dtype(dtype, False), where, name, progress, int8)
+    return load_folder(folder, dtype, where)

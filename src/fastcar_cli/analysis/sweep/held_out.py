@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from fastcar_cli.analysis.sweep.plan import plain_tau, told_tau
 from fastcar_cli.analysis.sweep.results import cells_of, summarise
 from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Session
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.target import HELD_OUT, TOLERANCE, Target
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.models.registry import BUNDLED
 from fastcar_cli.world.evaluate import held_out_captions
 
@@ -58,7 +58,7 @@ def evaluate(samples: Sequence[Sample], engine: Engine, tau: float, tell: Tell) 
     for sample in samples:
         part = sample.session.with_plan(taus=(tau,), repeats=1)
         sample.store.claim(part.fingerprint(), part.plan)
-        tell(f"tau {told_tau(tau)}", part.left(sample.store))
+        tell(f"tau {Tau.read(tau)}", part.left(sample.store))
         part.run(sample.store, engine)
         documents += [sample.store.cells[c.id] for c in part.plan.cells()]
     lines = summarise(cells_of(documents), samples[0].session.worker.scorer.keys)
@@ -120,7 +120,7 @@ class FittingSet:
         """The summary line of a threshold. Its ratios are means over all videos, its quality is that of the samples."""
         line = evaluate(self.samples, engine, tau, tell)
         if self.caption_sets:
-            tell(f"captions held out, tau {told_tau(tau)}", 0)
+            tell(f"captions held out, tau {Tau.read(tau)}", 0)
         parts = [(line["videos"], line), *((len(c.captions), c.ratios(tau)) for c in self.caption_sets)]
         total = sum(n for n, _ in parts)
         means = {k: sum(n * p[k] for n, p in parts) / total for k in ("replay_ratio", "eligible_ratio")}
@@ -161,7 +161,7 @@ class HeldOut:
                 "captions": sum(len(c.captions) for c in drawn),
                 "videos": line["videos"],
                 "judged_on": fitted.videos,
-                "tau": plain_tau(best),
+                "tau": Tau.read(best).plain(),
                 "value": value if math.isfinite(value) else None,
                 "replay_ratio": line["replay_ratio"],
                 "met": target.meets(line),

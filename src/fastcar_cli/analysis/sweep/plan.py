@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.config import LARGEST
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 GATES = ("row", "pair")
@@ -58,7 +59,7 @@ class Cell:
         return {
             "prompt": self.prompt,
             "seed": self.seed,
-            "tau": plain_tau(self.tau),
+            "tau": Tau.read(self.tau).plain(),
             "window": self.window,
             "gate": self.gate,
             "backend": self.backend,
@@ -131,22 +132,12 @@ class Plan:
         return {
             "prompts": list(self.prompts),
             "seeds": list(self.seeds),
-            "tau": [None, *(plain_tau(t) for t in self.taus if t is not None)],
+            "tau": [None, *(Tau.read(t).plain() for t in self.taus if t is not None)],
             "window": list(self.windows),
             "gate": list(self.gates),
             "backend": list(self.backends),
             "repeats": self.repeats,
         }
-
-
-def plain_tau(tau: float | None) -> float | str | None:
-    """A threshold for JSON."""
-    return "-inf" if tau == -math.inf else tau
-
-
-def told_tau(tau: float | str | None) -> str:
-    """A threshold for people."""
-    return "off" if tau is None else tau if isinstance(tau, str) else f"{tau:g}"
 
 
 def shard_of(groups: Sequence[Group], text: str | None) -> list[Group]:
@@ -186,16 +177,11 @@ def parse_taus(text: str) -> tuple[float | None, ...]:
     parts = _parts("tau", text)
     for part in parts:
         try:
-            value = None if part.lower() == "off" else float(part)
-        except ValueError:
-            value = math.nan
-        if value is not None and (math.isnan(value) or value == math.inf):
-            raise RequestError(
-                f"`tau` {text}: {part!r} is no threshold",
-                hint="allowed: 'off', numbers and -inf, with commas between them",
-            )
+            value = Tau.read(part).values[0]
+        except ValueError as e:
+            raise RequestError(f"`tau` {text}: {part!r} is no threshold", hint=f"allowed: {e}") from None
         # -0.0 and 0.0 are one threshold and shall be one cell.
-        found.append(None if value is None else value + 0.0)
+        found.append(None if value == math.inf else value + 0.0)
     _once("tau", text, found, parts)
     return tuple(found)
 
