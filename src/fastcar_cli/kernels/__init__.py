@@ -1,1 +1,1 @@
-"""Compiled kernels of the decode step: `cpu` for `--kernels numba`, `gpu` for the CUDA graph."""
+"""Kernels of the decode step: `native` for the CPU, `gpu` for the CUDA graph."""
