@@ -24,6 +24,7 @@ from fastcar_cli.kernels.native import (
     Linear,
     MLPs,
     Norm,
+    Product,
     Slots,
     linear,
 )
@@ -95,6 +96,14 @@ def test_a_row_does_not_depend_on_its_neighbours(kind: str) -> None:
     together = linear(x, weight)
     for rows in (slice(0, 1), slice(1, 3), slice(2, 5)):
         assert torch.equal(linear(x[rows].contiguous(), weight), together[rows])
+
+
+def test_a_bias_of_one_call_stays_in_that_call() -> None:
+    weight, x, other = random_linear("float32", 30, 20, bias=True), random(2, 20), random(30, seed=8)
+    product = Product(weight, 2)
+    own = product(x)
+    torch.testing.assert_close(product(x, other), own - weight.bias + other)
+    assert torch.equal(product(x), own)
 
 
 @pytest.mark.parametrize("value", [float("nan"), INF])

@@ -107,7 +107,8 @@ def build(to: Path) -> str:
     reasons = []
     for name, compiler in (("ziglang", _zig()), ("c++", _system())):
         if compiler is None:
-            reasons.append(f"{name} not found")
+            missing = "the package ziglang is not installed", "there is no c++, clang++ or g++ on PATH"
+            reasons.append(missing[name != "ziglang"])
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:
