@@ -54,8 +54,12 @@ def hold(event, arguments):
     if event in ("os.rename", "os.link") and "/cells/" in str(arguments[1]):
         seen += 1
         if seen == at:
+            # Blocked before it is told: a signal that came before the wait would be missed by it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
             print("held", flush=True)
-            signal.pause()
+            number = signal.sigwait((signal.SIGINT, signal.SIGTERM))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+            signal.raise_signal(number)
 
 
 sys.addaudithook(hold)

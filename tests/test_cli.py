@@ -121,7 +121,7 @@ def _folder_without_write(tmp_path: Path) -> Path:
 
 
 BAD: dict[str, tuple[list[str], str]] = {
-    "tau word": (["--tau", "abc"], "--tau abc"),
+    "tau word": (["--tau", "abc"], "--tau is 'abc'"),
     "tau nan": (["--tau", "nan"], "nan"),
     "tau list": (["--tau", "-1,-2"], "6 layers"),
     "frames": (["--frames", "0"], "greater than or equal to 1"),
@@ -229,8 +229,12 @@ def stream(self, *arguments):
     for frame in whole(self, *arguments):
         yield frame
         if frame.index == 1:
+            # Blocked before it is told: a signal that came before the wait would be missed by it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
             print("two frames", flush=True)
-            signal.pause()
+            number = signal.sigwait((signal.SIGINT, signal.SIGTERM))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+            signal.raise_signal(number)
 
 
 TextToVideo.stream = stream

@@ -198,7 +198,7 @@ def test_report_recipe_and_table_tell(run: Run, tmp_path) -> None:  # type: igno
 
 
 def test_the_later_layer_wins() -> None:
-    assert load_config("mini", [], {"replay.ratio": 0.8}).replay.tau == "off"
+    assert load_config("mini", [], {"replay.ratio": 0.8}).replay.tau.off
     assert load_config(None, ["replay.ratio=0.8"], {"replay.tau": -2.0}).replay.ratio is None
     assert load_config(None, ["replay.ratio=0.8"], {"replay.tau": "off"}).replay.ratio is None
 

@@ -234,6 +234,15 @@ def test_registers_deal_round_robin(computing: set[int], cores: int) -> None:
     assert [c for c in found if c is not None] == [i % cores for i in range(len(computing))]
 
 
+def test_videos_beyond_the_index_register_come_in_batches(run: Run, tmp_path: Path) -> None:
+    asked = ("--samples", "34", "--frames", "1", "--seed", "1", "--set", "sampling.cfg=1", "--json")
+    done = run("generate", "a red ball", "--backend", "fpga-sim", *asked, "-o", "many")
+    assert done.returncode == 0, done.stderr
+    videos = json.loads(done.stdout)["videos"]
+    assert [v["tokens"]["rows"] for v in videos] == [32] * 32 + [2] * 2
+    assert len(list((tmp_path / "many").glob("*.mp4"))) == 34
+
+
 def test_more_rows_than_the_index_register_has_bits() -> None:
     with pytest.raises(RequestError, match="33 rows: the Index Register of DRS has 32 bits"):
         Drs(4).remap(range(33))
@@ -429,7 +438,10 @@ def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
         (("generate", "a red ball", "--report", "r"), "--report has no effect with the backend torch"),
         (("generate", "a red ball", "--backend", "fpga-sim", "--fpga", "edge-smal"), "did you mean 'edge-small'"),
         (("generate", "a red ball", "--trace", "t.txt"), "ends in .npz"),
-        (("generate", "a red ball", "--backend", "fpga-sim", "--samples", "33"), "33 rows"),
+        (
+            ("generate", "a red ball", "--backend", "fpga-sim", "--samples", "33", "--report", "r"),
+            "33 videos are decoded in batches of 32",
+        ),
         (("fpga", "--rows", "33"), "32"),
         (("fpga", "none.npz"), "no such file"),
         (("fpga", "--replay", "0.9"), "at most 0.87"),

@@ -25,6 +25,7 @@ from fastcar_cli.analysis.profiler import (
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 MACHINE = Machine({}, 10.0, 10.0, 100.0)
@@ -73,7 +74,7 @@ def test_parts_without_hooks_left_behind() -> None:
 
 def test_replayed_steps_run_no_mlp_and_score() -> None:
     shape = tiny_shape()
-    replayed = measure_step(shape, 2, 20, repeats=1, tau=-math.inf)
+    replayed = measure_step(shape, 2, 20, repeats=1, tau=Tau((-math.inf,)), scored=True)
     assert "tas" in replayed.parts and "mlp.gate_up" not in replayed.parts
     assert "tas" not in measure_step(shape, 2, 20, repeats=1).parts
 

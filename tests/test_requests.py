@@ -15,7 +15,8 @@ from fastcar_cli.analysis.profiler import parse_lengths
 from fastcar_cli.analysis.sweep.plan import parse_seeds, parse_shard, parse_taus, parse_windows
 from fastcar_cli.cli.app import app
 from fastcar_cli.cli.flags import flag_of
-from fastcar_cli.config import allowed_keys, load_config, parse_tau
+from fastcar_cli.config import allowed_keys, load_config
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models.plan import out_of_memory
 from fastcar_cli.yaml_text import parse_yaml
@@ -42,13 +43,22 @@ def test_a_number_in_yaml_is_a_setting_or_refused(key: str, text: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from([parse_tau, parse_taus, parse_seeds, parse_windows, parse_shard, parse_lengths]), NUMBERS)
+@given(st.sampled_from([parse_taus, parse_seeds, parse_windows, parse_shard, parse_lengths]), NUMBERS)
 def test_a_number_on_the_command_line_is_read_or_refused(read: Callable[[str], object], text: str) -> None:
     try:
         found = read(text)
     except RequestError:
         return
     assert found is not None
+
+
+@given(NUMBERS)
+def test_a_number_is_a_threshold_or_refused(text: str) -> None:
+    try:
+        tau = Tau.read(text)
+    except ValueError:
+        return
+    assert Tau.read(str(tau)) == tau
 
 
 @given(st.text(max_size=40))
@@ -135,7 +145,7 @@ def test_parameters_of_the_library_are_flags_on_the_command_line() -> None:
         "max_age": "--max-replay-age",
         "backend.name": "--backend",
     }
-    assert flag_of("graph", flags) == "--set runtime.graph"
+    assert flag_of("first_frame_top_p", flags) == "--set sampling.first_frame_top_p"
     assert flag_of("nothing", flags) is None
     error = RequestError("`replay.ratio` 0.9 and `nothing`: no", hint="less of `tau`")
     assert error.told(lambda name: flag_of(name, flags)) == ("--replay-ratio 0.9 and `nothing`: no", "less of --tau")

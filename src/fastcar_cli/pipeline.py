@@ -232,12 +232,12 @@ class TextToVideo:
         if backend != "torch":
             if self._model.network.weight_format == "int8":
                 raise RequestError(
-                    f"`dtype` int8 does not go with `backend` {backend}, which has number formats of its own",
+                    f"`dtype` int8 does not go with `backend.name` {backend}, which has number formats of its own",
                     hint="allowed: `dtype` float32, or `backend.preset` u280-int8",
                 )
             if asked not in ("auto", "torch"):
                 raise RequestError(
-                    f"`kernels` {asked} does not go with `backend` {backend}", hint="allowed: `kernels` torch"
+                    f"`kernels` {asked} does not go with `backend.name` {backend}", hint="allowed: `kernels` torch"
                 )
         return asked
 
