@@ -106,7 +106,15 @@ class NativeExecutor(HostExecutor):
             threads=threads,
         )
         self._cos, self._sin = batch.cos.float(), batch.sin.float()
-        self._places = None if batch.place_vectors is None else batch.place_vectors.float()
+        self._dtype = model.dtype
+        # What every token adds to its projection; a projector of one linear map takes it as its bias.
+        self._added = None if batch.place_vectors is None else batch.place_vectors.float()
+        self._projection: native.Product | None = None
+        projector = model.projector.layers
+        if isinstance(projector, nn.Linear):
+            self._projection = native.Product(_linear(projector), batch.videos, threads)
+            if self._added is not None:
+                self._added = self._added + projector.bias.float()
         self._depth = depth_steps(model.depth, batch.rows, threads)
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
         self._replayed = torch.zeros(spec.layers, batch.rows, dtype=torch.bool)
@@ -115,8 +123,7 @@ class NativeExecutor(HostExecutor):
     def run(self, t: int, latent: Tensor) -> Tensor:
         """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
         batch, cache, replay = self._batch, self._batch.cache, self._batch.replay
-        x = batch.model.feedback_latent(latent).float()
-        x = batch.doubled(x if self._places is None else x + self._places[t]).contiguous()
+        x = batch.doubled(self._input(latent, t)).contiguous()
         at = native.Slots(*cache.slots())
         mask = None if cache.window is None else cache.mask()
         cos, sin = self._cos[t], self._sin[t]
@@ -139,7 +146,15 @@ class NativeExecutor(HostExecutor):
             )
             replay.replayed[:, :, t] = self._replayed
             replay.finish(t, self._scores)
-        return x if batch.model.dtype is torch.float32 else x.to(batch.model.dtype)
+        return x if self._dtype is torch.float32 else x.to(self._dtype)
+
+    def _input(self, latent: Tensor, t: int) -> Tensor:
+        """The decoder's input for token t, float32 [P, width]."""
+        added = None if self._added is None else self._added[t]
+        if self._projection is not None:
+            return self._projection(latent.float().contiguous(), added)
+        x = self._batch.model.feedback_latent(latent).float()
+        return x if added is None else x + added
 
     @torch.inference_mode()
     def logits(self, x: Tensor, d: int) -> Tensor:

@@ -1,8 +1,9 @@
 // A leader publishes a stage at a time, in chunks that every member claims as it gets to them. Each begins with a share
 // of neighbouring chunks, so that it reads memory in order, and then takes from the shares of others. A helper that
 // comes late, or never, costs time but blocks nothing; only a chunk that is claimed must be waited for. Where that takes
-// long, the helper has lost its core to other work, and where the leader lost its own, the two may share one: then the
-// leader goes alone for a while and tries again later.
+// long, the helper has lost its core to other work; then the leader sleeps, and ends the pass alone. The time a leader is
+// off its core, asleep or pushed off it, is what a team loses to a busy machine: where it is a good part of the time that
+// passes take, the leader goes alone for a while and tries again later.
 #include "team.h"
 
 #include <stdint.h>
@@ -21,7 +22,6 @@ void Team::run(long chunks, void (*work)(void*, long), void* context) {
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,25 +33,24 @@ constexpr int64_t MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND;
 constexpr int64_t LOOKS = 300 * MICROSECOND;
 // No chunk takes this long on a core of its own; a lost core is lost for some milliseconds.
 constexpr int64_t STALL = 400 * MICROSECOND;
-// How long the leader goes alone after a stall; doubled with each stall that follows soon.
+// Losses are judged over this much time of passes, and are too many above one part in ENOUGH. A single loss, which
+// every machine knows, is not.
+constexpr int64_t WINDOW = 20 * MILLISECOND, ENOUGH = 4;
+// How long the leader goes alone then; doubled each time it is so again.
 constexpr int64_t SHORTEST = 50 * MILLISECOND, LONGEST = 1600 * MILLISECOND;
 constexpr timespec NAP{0, 100 * MICROSECOND};
 constexpr int LOOKS_A_CLOCK = 64;
 
-int64_t now() {
+int64_t clock(clockid_t of) {
     timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(of, &t);
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-// How often the calling thread has lost its core to another.
-long losses() {
-#ifdef RUSAGE_THREAD
-    rusage usage;
-    if (!getrusage(RUSAGE_THREAD, &usage)) return usage.ru_nivcsw;
-#endif
-    return 0;
-}
+int64_t now() { return clock(CLOCK_MONOTONIC); }
+
+// Time that the calling thread had a core.
+int64_t worked() { return clock(CLOCK_THREAD_CPUTIME_ID); }
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -98,14 +97,23 @@ long helpers;
 // Whose helpers they are: a forked child has none of its parent's threads.
 pid_t process;
 int64_t alone_until, alone_for;
-long losses_before;
+// Of the open pass, and of the passes of this window.
+int64_t began, worked_before, passed, lost;
 
-// Other work wants the cores: the leader goes alone for a while.
-void give_way() {
-    int64_t t = now();
-    alone_for = t - alone_until > 4 * alone_for ? SHORTEST : 2 * alone_for;
-    if (alone_for > LONGEST) alone_for = LONGEST;
-    alone_until = t + alone_for;
+// Count a pass; where other work wants the cores, the leader goes alone for a while.
+void judge() {
+    int64_t t = now(), took = t - began;
+    passed += took;
+    lost += took - (worked() - worked_before);
+    if (passed < WINDOW) return;
+    if (lost * ENOUGH > passed) {
+        alone_for = alone_for ? 2 * alone_for : SHORTEST;
+        if (alone_for > LONGEST) alone_for = LONGEST;
+        alone_until = t + alone_for;
+    } else {
+        alone_for = 0;
+    }
+    passed = lost = 0;
 }
 
 // A chunk of the open stage that is the caller's now, or -1.
@@ -187,7 +195,7 @@ void start() {
         pthread_cond_init(&beds[i].woken, nullptr);
     }
     helpers = 0;
-    alone_until = alone_for = 0;
+    alone_until = alone_for = passed = lost = 0;
     process = getpid();
 }
 
@@ -223,12 +231,13 @@ Team::Team(long threads) : members(1) {
         return;
     }
     members = threads;
-    losses_before = losses();
+    began = now();
+    worked_before = worked();
 }
 
 Team::~Team() {
     if (members == 1) return;
-    if (losses() > losses_before) give_way();
+    judge();
     store(taken, pid_t(0));
 }
 
@@ -252,7 +261,7 @@ void Team::run(long count, void (*body)(void*, long), void* with) {
         if (++looks % LOOKS_A_CLOCK == 0) stalled = stalled || now() - since > STALL;
     }
     if (!stalled) return;
-    give_way();
+    judge();
     members = 1;
     store(taken, pid_t(0));
 }
