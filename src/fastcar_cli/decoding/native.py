@@ -117,7 +117,6 @@ class NativeExecutor(HostExecutor):
                 self._added = self._added + projector.bias.float()
         self._depth = depth_steps(model.depth, batch.rows, threads)
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
-        self._replayed = torch.zeros(spec.layers, batch.rows, dtype=torch.bool)
 
     @torch.inference_mode()
     def run(self, t: int, latent: Tensor) -> Tensor:
@@ -142,9 +141,8 @@ class NativeExecutor(HostExecutor):
                 thresholds=replay.thresholds(t),
                 scored=replay.scored,
                 scores=self._scores,
-                replayed=self._replayed,
+                replayed=replay.by_token[t],
             )
-            replay.replayed[:, :, t] = self._replayed
             replay.finish(t, self._scores)
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 

@@ -100,6 +100,7 @@ class Replay:
     Attributes:
         outputs: MLP outputs used in the last frame, [layers, rows, N, width].
         replayed: decisions by input token, bool [layers, rows, T*N - 1]; whoever executes a pass writes them.
+        by_token: the same memory as [T*N - 1, layers, rows], in which the decisions of a pass lie together.
         scored: layers whose TAS is wanted, bool [layers], on the CPU.
         tas: kept scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None unless asked for.
         controller: moves the thresholds; None where tau is given.
@@ -124,7 +125,8 @@ class Replay:
         self.outputs = torch.zeros(layers, rows, tokens_per_frame, width, dtype=dtype, device=device)
         self.nbytes = self.outputs.nbytes
         """Bytes of the cached outputs."""
-        self.replayed = torch.zeros(layers, rows, tokens - 1, dtype=torch.bool, device=device)
+        self.by_token = torch.zeros(tokens - 1, layers, rows, dtype=torch.bool, device=device)
+        self.replayed = self.by_token.permute(1, 2, 0)
         self.tas = torch.full(self.replayed.shape, math.nan, device=device) if keep_tas else None
         self.controller: Controller | None = None
         if rule.target is not None:
@@ -146,7 +148,8 @@ class Replay:
 
     def force(self, decisions: Tensor) -> None:
         """Take these decisions, bool [layers, rows, T*N - 1], instead of the scores', to measure at an exact ratio."""
-        self._forced = decisions.to(self.replayed.device)
+        taus = torch.where(decisions.to(self.replayed.device), -math.inf, math.inf)
+        self._forced = taus.permute(2, 0, 1).contiguous()
         self.scored = torch.ones_like(self.scored)
 
     def eligible(self, t: int) -> bool:
@@ -164,7 +167,7 @@ class Replay:
             assert isinstance(t, int)
             taus = self.controller.thresholds(t, self.replayed, self._ages)
         if self._forced is not None:
-            taus = torch.where(_at(self._forced, t), -math.inf, math.inf)
+            taus = self._forced.index_select(0, t)[0] if isinstance(t, Tensor) else self._forced[t]
         if self.rule.max_age is not None:
             young = _at(self._ages, t % self.frame) < self.rule.max_age
             if self.rule.pairs:
