@@ -25,7 +25,8 @@ class RQVAESpec:
     `latent_size`, where given, is what the latents are resized to before decoding; `norm_groups` the
     groups of every GroupNorm (32 in VILA-U; with few channels more than one must share a group, or
     the absolute colour is normalised away). Where `widths` are given, the decoder is the small one of
-    `shuffle.py` with these widths from coarse to fine, and `ch` to `norm_groups` mean nothing to it.
+    `shuffle.py` with these widths from coarse to fine; `ch` is the width at which a position draws its own
+    patch, and `ch_mult` means nothing to it.
     """
 
     grid: tuple[int, int]

@@ -1,4 +1,4 @@
-"""A small decoder from code vectors to pixels by pixel shuffle, without any statistics over the frame.
+"""A small decoder from code vectors to pixels, without any statistics over the frame.
 
 What it draws at a place depends on the code vectors near it only, so what stands still keeps its
 pixels whatever happens elsewhere in the frame.
@@ -31,14 +31,17 @@ class Residual(nn.Module):
 class ShuffleDecoder(nn.Module):
     """Latents [B, z_channels, h, w] to an image [B, out_ch, H, W] in about -1..1.
 
-    One level of residual blocks for each of `spec.widths`, from coarse to fine; between two levels the
-    side doubles, and what is left to the full resolution is one shuffle at the end.
+    Each position draws its own patch, and convolutions add what its neighbours tell: a level of residual
+    blocks for each of `spec.widths`, from coarse to fine; between two levels the side doubles, and what
+    is left to the full resolution is one shuffle at the end.
     """
 
     def __init__(self, spec: RQVAESpec) -> None:
         super().__init__()
-        widths = spec.widths
-        last = spec.scale // 2 ** (len(widths) - 1)
+        widths, self.scale = spec.widths, spec.scale
+        self.last = spec.scale // 2 ** (len(widths) - 1)
+        self.patch_in = nn.Conv2d(spec.z_channels, spec.ch, 1)
+        self.patch_out = nn.Conv2d(spec.ch, spec.out_ch * spec.scale**2, 1)
         self.conv_in = nn.Conv2d(spec.z_channels, widths[0], 3, padding=1)
         self.levels = nn.ModuleList(
             nn.Sequential(*(Residual(width) for _ in range(spec.num_res_blocks))) for width in widths
@@ -46,12 +49,15 @@ class ShuffleDecoder(nn.Module):
         self.widen = nn.ModuleList(
             nn.Conv2d(coarse, 4 * fine, 1) for coarse, fine in zip(widths[:-1], widths[1:], strict=True)
         )
-        self.conv_out = nn.Conv2d(widths[-1], spec.out_ch * last**2, 3, padding=1)
-        self.last = last
+        self.conv_out = nn.Conv2d(widths[-1], spec.out_ch * self.last**2, 3, padding=1)
+
+    def own(self, z: Tensor) -> Tensor:
+        """What each position draws by itself: [B, z_channels, h, w] -> [B, out_ch, H, W]."""
+        return F.pixel_shuffle(self.patch_out(F.silu(self.patch_in(z))), self.scale)
 
     def forward(self, z: Tensor) -> Tensor:
         """[B, z_channels, h, w] -> [B, out_ch, H, W]."""
         x = self.levels[0](self.conv_in(z))
         for widen, level in zip(self.widen, list(self.levels)[1:], strict=True):
             x = level(F.pixel_shuffle(widen(x), 2))
-        return F.pixel_shuffle(self.conv_out(F.silu(x)), self.last)
+        return self.own(z) + F.pixel_shuffle(self.conv_out(F.silu(x)), self.last)

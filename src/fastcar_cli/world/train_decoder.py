@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fastcar_cli.models.decoder import Block, rotate
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.world.captions import caption
 from fastcar_cli.world.dataset import Codes, encode_world
+from fastcar_cli.world.muon import Muon
 from fastcar_cli.world.recipe import MINI, initialise, mini_tokenizer
 from fastcar_cli.world.scene import ATTRIBUTES, Scene
 from fastcar_cli.world.train_tokenizer import Tokenizer
@@ -85,13 +86,14 @@ def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     return x + attention.merge(out), q, k
 
 
-def forward(
-    model: VideoModel, text: Tensor, codes: Tensor, taus: Tensor | None = None
+def hidden_states(
+    model: VideoModel, text: Tensor, codes: Tensor, taus: Tensor | None = None, begins: Tensor | None = None
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Logits [B, T*N, depth, codes] of every visual token; with taus [B] also TAS and replay share.
+    """Hidden states [B, T*N, width] that draw the visual tokens; with taus [B] also TAS and replay share.
 
     text [B, P], codes [B, T*N, depth]. taus: threshold of each video, +inf for dense; None skips
     TAS. TAS comes back a block as [B, T*N - 1 - N], decisions as the mean of the eligible ones.
+    `begins` [B] is the frame of the video with which its codes begin, where that is not the first.
     """
     spec = model.spec
     n = spec.tokens_per_frame
@@ -99,7 +101,10 @@ def forward(
     index = torch.arange(codes.shape[1] - 1, device=codes.device)
     x = torch.cat([model.llm.embed_tokens(text), model.feedback_latent(vectors[:, :-1].sum(-2), index)], 1)
     start = text.shape[1]
-    cos, sin = model.llm.rotary(torch.arange(x.shape[1], device=x.device), torch.float32)
+    positions = torch.arange(x.shape[1], device=x.device)[None]
+    if begins is not None:
+        positions = positions + n * begins[:, None] * (positions >= start)
+    cos, sin = (a[:, None] for a in model.llm.rotary(positions, torch.float32))
     scores: list[Tensor] = []
     shares: list[Tensor] = []
     for block in model.llm.blocks:
@@ -120,11 +125,19 @@ def forward(
                 frames.append(torch.where(mask, frames[-1][:, :width], now))
             added = torch.cat([added[:, :start], *frames], 1)
         x = x + added
-    hidden = model.llm.norm(x[:, start - 1 :])
+    return model.llm.norm(x[:, start - 1 :]), scores, shares
+
+
+def forward(
+    model: VideoModel, text: Tensor, codes: Tensor, taus: Tensor | None = None
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Logits [B, T*N, depth, codes] of every visual token, TAS and replay share as in `hidden_states`."""
+    hidden, scores, shares = hidden_states(model, text, codes, taus)
+    vectors = model.rqvae.quantizer.vectors(codes)
     partial = vectors.cumsum(-2)[..., :-1, :]
     b, s = codes.shape[:2]
     logits = model.depth(hidden.reshape(b * s, -1), partial.reshape(b * s, *partial.shape[2:]))
-    return logits.view(b, s, spec.depth.depth, -1), scores, shares
+    return logits.view(b, s, model.spec.depth.depth, -1), scores, shares
 
 
 CHANGED_TAS = -6.0
@@ -152,7 +165,20 @@ def tas_target(codes: Tensor, grid: tuple[int, int]) -> Tensor:
     return target.masked_fill(maps > 0, CHANGED_TAS).view(len(codes), -1)[:, :-1]
 
 
-def draw_tau(settings: TrainSettings, rng: random.Random) -> float:
+class Rates(Protocol):
+    """What the settings of every world's training have: learning rates, and shares of videos in the replay stage."""
+
+    @property
+    def lr(self) -> float: ...  # noqa: D102
+    @property
+    def muon_lr(self) -> float: ...  # noqa: D102
+    @property
+    def dense_share(self) -> float: ...  # noqa: D102
+    @property
+    def all_share(self) -> float: ...  # noqa: D102
+
+
+def draw_tau(settings: Rates, rng: random.Random) -> float:
     """Threshold of one training video: dense, everything replays, or anything between."""
     number = rng.random()
     if number < settings.dense_share:
@@ -225,8 +251,10 @@ def validate(model: VideoModel, data: Codes, device: str, videos: int = 24, seed
     return result
 
 
-def optimizers(model: VideoModel, settings: TrainSettings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for everything else."""
+def optimizers(
+    model: VideoModel, settings: Rates, dtype: torch.dtype = torch.bfloat16
+) -> list[torch.optim.Optimizer]:
+    """Muon, working in `dtype`, for the matrices of the blocks, AdamW for everything else."""
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for name, p in model.named_parameters():
@@ -235,7 +263,7 @@ def optimizers(model: VideoModel, settings: TrainSettings) -> list[torch.optim.O
         inside = p.dim() == 2 and ("llm.layers" in name or "head_transformer" in name)
         (matrices if inside else rest).append(p)
     return [
-        torch.optim.Muon(matrices, lr=settings.muon_lr, momentum=0.95, weight_decay=0.0),
+        Muon(matrices, lr=settings.muon_lr, dtype=dtype),
         torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0),
     ]
 

@@ -34,15 +34,21 @@ def tile(name: str) -> Array:
     if name == "wood":
         grain = 0.05 * _noise(2, 7.0, 0.6) + 0.03 * _noise(3, 2.5, 0.5)
         plank = np.where(rows < 16, 1.04, 0.93) + 0.02 * _noise(4, 12, 4)
-        seam = np.where(rows % 16 == 15, 0.72, 1.0) * np.where((rows < 16) & (columns == 6) | (rows >= 16) & (columns == 22), 0.78, 1.0)
+        seam = np.where(rows % 16 == 15, 0.72, 1.0) * np.where(
+            (rows < 16) & (columns == 6) | (rows >= 16) & (columns == 22), 0.78, 1.0
+        )
         return _mix((0.58, 0.39, 0.23), (plank + grain) * seam)
     if name == "grass":
         blades = 0.10 * _noise(5, 0.7, 1.1) + 0.06 * _noise(6, 2.0, 1.5)
-        return _mix((0.36, 0.56, 0.25), 1 + blades) + 0.02 * _noise(7, 1, 1)[..., None] * np.array([1, 0.6, 0], np.float32)
+        return _mix((0.36, 0.56, 0.25), 1 + blades) + 0.02 * _noise(7, 1, 1)[..., None] * np.array(
+            [1, 0.6, 0], np.float32
+        )
     if name == "checker":
         light = (columns // 16 + rows // 16) % 2 == 0
         grain = 1 + 0.012 * _noise(8, 1.5, 1.0)
-        return np.where(light[..., None], _mix((0.78, 0.79, 0.81), grain), _mix((0.58, 0.61, 0.66), grain)).astype(np.float32)
+        return np.where(light[..., None], _mix((0.78, 0.79, 0.81), grain), _mix((0.58, 0.61, 0.66), grain)).astype(
+            np.float32
+        )
     raise ValueError(f"unknown ground {name!r}")
 
 

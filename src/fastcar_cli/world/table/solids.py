@@ -58,9 +58,7 @@ def _ball(o: Array, d: Array) -> tuple[Array, Array]:
 def _cylinder(o: Array, d: Array) -> tuple[Array, Array]:
     r, height = _CYLINDER, 2 * _CYLINDER
     flat, down = o[..., :2], d[:2]
-    side_near, side_far = _quadratic(
-        float(down @ down) + 1e-12, flat @ down, (flat * flat).sum(-1) - r * r
-    )
+    side_near, side_far = _quadratic(float(down @ down) + 1e-12, flat @ down, (flat * flat).sum(-1) - r * r)
     top, bottom = (height - o[..., 2]) / d[2], -o[..., 2] / d[2]
     lid_near, lid_far = np.minimum(top, bottom), np.maximum(top, bottom)
     near, far = np.maximum(side_near, lid_near), np.minimum(side_far, lid_far)
@@ -74,7 +72,11 @@ def _cylinder(o: Array, d: Array) -> tuple[Array, Array]:
 def _ring(o: Array, d: Array) -> tuple[Array, Array]:
     """Marched along its distance field, which is exact for a torus."""
     big, tube = _RING
-    t = np.maximum((2 * tube - o[..., 2]) / d[2], 0).astype(np.float32) if d[2] < 0 else np.zeros(o.shape[:-1], np.float32)
+    t = (
+        np.maximum((2 * tube - o[..., 2]) / d[2], 0).astype(np.float32)
+        if d[2] < 0
+        else np.zeros(o.shape[:-1], np.float32)
+    )
 
     def distance(p: Array) -> Array:
         around = np.hypot(p[..., 0], p[..., 1]) - big
@@ -112,6 +114,8 @@ def intersect(shape: str, angle: float, origin: Array, direction: Array) -> tupl
     if shape == "pyramid":
         base, height = _PYRAMID
         norm = float(np.hypot(base, height))
-        slopes = [(_turned(angle, x * height / norm, y * height / norm, base / norm), base * height / norm) for x, y in sides]
+        slopes = [
+            (_turned(angle, x * height / norm, y * height / norm, base / norm), base * height / norm) for x, y in sides
+        ]
         return _convex(origin, direction, [*slopes, ((0, 0, -1), 0.0)])
     raise ValueError(f"unknown shape {shape!r}")

@@ -129,7 +129,9 @@ def _chain(rng: random.Random) -> tuple[Thing, ...]:
     return replace(a, vx=way * speed), replace(b, x=x_b, y=a.y), replace(c, x=x_c, y=a.y)
 
 
-def _with_bystander(story: Callable[[random.Random], tuple[Thing, ...]]) -> Callable[[random.Random], tuple[Thing, ...]]:
+def _with_bystander(
+    story: Callable[[random.Random], tuple[Thing, ...]],
+) -> Callable[[random.Random], tuple[Thing, ...]]:
     return lambda rng: (*story(rng), _thing(rng))
 
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
+from fastcar_cli.models.shuffle import ShuffleDecoder
 from fastcar_cli.world.patches import quantize, to_patches
 
 PATCH = 16
@@ -20,18 +21,18 @@ TABLE_RQVAE = RQVAESpec(
     codes=512,
     code_width=64,
     z_channels=64,
-    ch=0,
+    ch=512,
     ch_mult=(),
     num_res_blocks=2,
     resolution=128,
-    widths=(256, 128, 64),
+    widths=(192, 96, 64),
 )
 
 
 class PatchEncoder(nn.Module):
     """Patches to latents, each on its own, so a patch that stays the same keeps its codes: [..., 768] -> [..., 64]."""
 
-    def __init__(self, code_width: int, widths: tuple[int, ...] = (1024, 768, 256)) -> None:
+    def __init__(self, code_width: int, widths: tuple[int, ...] = (768, 512)) -> None:
         super().__init__()
         parts: list[nn.Module] = []
         before = PATCH * PATCH * 3
@@ -67,6 +68,21 @@ class TableTokenizer(nn.Module):
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [B, 64, depth] to frames uint8 [B, 128, 128, 3]."""
         return self.rqvae.decode(codes).round().to(torch.uint8)
+
+    def draw_own(self, latents: Tensor) -> Tensor:
+        """What each position draws without its neighbours: [B, positions, code_width] -> [B positions, 3, 16, 16]."""
+        z = latents.flatten(0, 1)[:, :, None, None]
+        decoder = self.rqvae.decoder
+        assert isinstance(decoder, ShuffleDecoder)
+        return decoder.own(self.rqvae.post_quant_conv(z))
+
+    @torch.no_grad()
+    def decode_own(self, codes: Tensor) -> Tensor:
+        """As `decode`, without what the neighbours of a position add."""
+        h, w = self.spec.grid
+        patches = self.draw_own(self.rqvae.embed(codes)).view(-1, h, w, 3, PATCH, PATCH)
+        image = patches.permute(0, 1, 4, 2, 5, 3).reshape(-1, h * PATCH, w * PATCH, 3)
+        return ((image + 1) * 127.5).clamp(0, 255).round().to(torch.uint8)
 
     def save(self, path: Path) -> None:
         """Write every weight to one safetensors file."""

@@ -1,0 +1,80 @@
+"""The steps of a training stage: counted, and kept in a checkpoint from which a stopped run goes on exactly.
+
+What a step does (its batch, its noise, its learning rate) follows from its number and the seed alone, never from a
+clock, so a run is the same on every machine, however often it was stopped.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastcar_cli.errors import RequestError
+
+CHECKPOINT_EVERY = 100
+
+
+class OutOfTime(Exception):
+    """The time that a call was given is over; what was done is in the checkpoint."""
+
+
+def rng_of(seed: int, step: int) -> random.Random:
+    """The random numbers of one step; torch's default generator is seeded along with them."""
+    torch.manual_seed(seed * 1_000_003 + step)
+    return random.Random(seed * 1_000_003 + step)
+
+
+def remaining_steps(
+    checkpoint: Path,
+    total: int,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    settings: dict[str, Any],
+    state: dict[str, Any],
+    deadline: float | None,
+    log: Callable[[str], None],
+) -> Iterator[int]:
+    """Numbers of the steps still to do, from 0 to total - 1; the caller does each before it asks for the next.
+
+    A checkpoint that is there is read into `model`, `optimizers` and `state` first, and a finished one gives no step.
+    `deadline` is a time of `time.monotonic()`. Raises OutOfTime there, and RequestError where the checkpoint was made
+    with other settings.
+    """
+    first = 0
+    if checkpoint.exists():
+        device = next(model.parameters()).device
+        saved = torch.load(checkpoint, map_location=device, weights_only=True)
+        then = saved.get("settings", {})
+        changed = [f"{k} was {then.get(k)}, is {v}" for k, v in settings.items() if then.get(k) != v]
+        if changed:
+            raise RequestError(
+                f"{checkpoint} belongs to another run: {'; '.join(changed)}",
+                hint="go on with the settings it began with, or name another folder",
+            )
+        model.load_state_dict(saved["model"])
+        for optimizer, kept in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        state.update(saved["state"])
+        first = saved["step"]
+        log(f"resumed at step {first} of {total}")
+
+    def save(step: int) -> None:
+        temporary = checkpoint.with_suffix(".tmp")
+        document = {"settings": settings, "step": step, "state": state, "model": model.state_dict()}
+        torch.save({**document, "optimizers": [o.state_dict() for o in optimizers]}, temporary)
+        temporary.replace(checkpoint)
+
+    for step in range(first, total):
+        if deadline is not None and time.monotonic() >= deadline:
+            save(step)
+            raise OutOfTime(f"stopped at step {step} of {total} of {checkpoint.parent.name}")
+        yield step
+        if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == total:
+            save(step + 1)
