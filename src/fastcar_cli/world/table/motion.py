@@ -35,7 +35,7 @@ def contact_distance(a: Thing, b: Thing, along_y: bool) -> int:
     return STEP * round(reach * SLANT / STEP) if along_y else reach
 
 
-def _height(hop: int, t: int) -> int:
+def height(hop: int, t: int) -> int:
     """Height in px, t frames into an endless row of bounces that leave the ground at speed `hop`.
 
     The speed changes by `GRAVITY` between frames, so a bounce lasts (2 hop + GRAVITY) / GRAVITY frames.
@@ -69,7 +69,7 @@ def simulate(scene: Scene, frames: int = FRAMES) -> tuple[list[list[Pose]], list
     for t in range(frames):
         for i, thing in enumerate(things):
             turn = (thing.turn + thing.spin * t) % TURNS
-            paths[i].append(Pose(x[i] - scene.pan * t, y[i], _height(thing.hop, t), turn))
+            paths[i].append(Pose(x[i] - scene.pan * t, y[i], height(thing.hop, t), turn))
         for i, a in enumerate(things):
             for j in range(i + 1, len(things)):
                 b = things[j]
