@@ -147,16 +147,19 @@ def _contacts(objects: list[Seen], wrong: list[str]) -> list[tuple[int, int, int
                 size = min(float(np.abs(change_a).max()), float(np.abs(change_b).max()))
                 if size >= 1 and (best is None or size > best[0] + 0.5):
                     best = (size, t)
-            if best is None:
-                continue
-            t = best[1]
-            found.append((t, i, j))
-            changes = [
-                MASS[a.size] * _turning_point(speeds[i], t, n) + MASS[b.size] * _turning_point(speeds[j], t, n)
-                for n in (1, 2)
-            ]
-            if min(float(np.abs(c).max()) for c in changes) > 3:
-                wrong.append(f"frame {t}: the {a.look} and the {b.look} do not keep their momentum")
+            if best is not None:
+                found.append((best[1], i, j))
+    for t, i, j in found:
+        # Where an object meets two others at nearly the same time, the changes can't be told apart.
+        if any({i, j} & {k, m} and abs(t - s) <= 2 for s, k, m in found if (s, k, m) != (t, i, j)):
+            continue
+        a, b = objects[i], objects[j]
+        changes = [
+            MASS[a.size] * _turning_point(speeds[i], t, n) + MASS[b.size] * _turning_point(speeds[j], t, n)
+            for n in (1, 2)
+        ]
+        if min(float(np.abs(c).max()) for c in changes) > 3:
+            wrong.append(f"frame {t}: the {a.look} and the {b.look} do not keep their momentum")
     return sorted(found)
 
 
