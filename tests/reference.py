@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fastcar_cli.decoding.controller import Controller, Target
 from fastcar_cli.models.video_model import VideoModel
 
 
@@ -21,6 +22,7 @@ class Reference:
     logits: list[Tensor] = field(default_factory=list)
     replayed: dict[tuple[int, int, int], bool] = field(default_factory=dict)
     tas: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    gated: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
 
 def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -41,14 +43,20 @@ def decode(
     codes: Tensor,
     *,
     cfg: float,
-    taus: list[float | None] | None = None,
+    taus: list[float] | None = None,
     tas: str = "attention",
     pairs: bool = False,
     max_age: int | None = None,
     window: int | None = None,
     sinks: int = 0,
+    forced: Tensor | None = None,
+    target: Target | None = None,
 ) -> Reference:
-    """Float64 decode of forced codes [P, tokens, depth]; rows as in the engine."""
+    """Float64 decode of forced codes [P, tokens, depth]; rows as in the engine.
+
+    taus: a threshold a layer, infinity where it never replays. forced: decisions bool [layers, rows, tokens - 1] in
+    their place. target: a ratio, kept by the project's controller (which test_controller.py holds) on these scores.
+    """
     model = model.double()
     spec = model.spec.decoder
     n, d = model.spec.tokens_per_frame, spec.head_dim
@@ -59,8 +67,24 @@ def decode(
     # What every MLP put out, by layer, row and visual token: replay reads it, nothing is recomputed for the past.
     mlp: dict[tuple[int, int, int], Tensor] = {}
     age: dict[tuple[int, int, int], int] = {}
+    layers, passes = spec.layers, codes.shape[1] - 1
+    controller, seen_scores = None, torch.zeros(layers, rows)
+    if target is not None:
+        controller = Controller(
+            target, layers=layers, rows=rows, videos=videos, tokens_per_frame=n, tokens=codes.shape[1],
+            max_age=max_age, device=torch.device("cpu"),
+        )  # fmt: skip
     for step in range(codes.shape[1]):
         t = step - 1  # index of the input token
+        limits = [[tau] * rows for tau in taus or [math.inf] * layers]
+        if controller is not None and t >= n:
+            done, ages = torch.zeros(layers, rows, passes), torch.zeros(layers, rows, n, dtype=torch.int16)
+            for (i, r, past), value in out.replayed.items():
+                done[i, r, past] = value
+            for (i, r, past), value in age.items():
+                if past >= t - n:
+                    ages[i, r, past % n] = value
+            limits = controller.thresholds(t, done.bool(), ages).tolist()
         inputs = []
         for r, prompt in enumerate(prompts):
             text = model.llm.embed_tokens(torch.tensor(prompt))
@@ -84,22 +108,27 @@ def decode(
                 query, key = position[:, None], position[None]
                 allowed = key <= query
                 if window is not None:
-                    allowed &= (query - key < window) | (key < sinks)
+                    allowed &= (query - key < window) | (key < min(sinks, p))
                 heads = score.masked_fill(~allowed, float("-inf")).softmax(-1) @ v
                 attended.append(x + heads.transpose(0, 1).reshape(s, -1) @ block.self_attn.o_proj.weight.T)
                 if t >= n:
                     used = qr if tas == "attention" else q
                     scores.append(float((used[:, -1] * kr[:, p + t - n]).sum(-1).mean() / math.sqrt(d)))
             decisions = [False] * rows
-            if taus is not None and taus[i] is not None and t >= n:
-                for r in range(rows):
-                    out.tas[i, r, t] = scores[r]
+            if t >= n:
                 gate = list(scores)
                 if pairs:
                     gate = [(scores[r % videos] + scores[r % videos + videos]) / 2 for r in range(rows)]
-                decisions = [g > taus[i] for g in gate]  # type: ignore[operator]
+                for r in range(rows):
+                    out.tas[i, r, t], out.gated[i, r, t] = scores[r], gate[r]
+                    seen_scores[i, r] = gate[r]
+                decisions = [gate[r] > limits[i][r] for r in range(rows)]
+                if forced is not None:
+                    decisions = [bool(forced[i, r, t]) for r in range(rows)]
                 if max_age is not None:
                     young = [age.get((i, r, t - n), 0) < max_age for r in range(rows)]
+                    if pairs:
+                        young = [young[r % videos] and young[r % videos + videos] for r in range(rows)]
                     decisions = [a and b for a, b in zip(decisions, young, strict=True)]
             after = []
             for r, x in enumerate(attended):
@@ -111,13 +140,15 @@ def decode(
                 for past in range(t):
                     y[p + past] = mlp[i, r, past]
                 if t >= 0:
+                    age[i, r, t] = age.get((i, r, t - n), 0) + 1 if decisions[r] else 0
                     if decisions[r]:
                         y[p + t] = mlp[i, r, t - n]
-                        age[i, r, t] = age.get((i, r, t - n), 0) + 1
                     mlp[i, r, t] = y[p + t]
                     out.replayed[i, r, t] = decisions[r]
                 after.append(x + y)
             inputs = after
+        if controller is not None and t >= n:
+            controller.observe(t, seen_scores)
         hidden = torch.stack([_rms(x[-1], model.llm.norm.weight, spec.rms_eps) for x in inputs])
         vectors = model.rqvae.quantizer.vectors(codes[:, step])
         partial = vectors.cumsum(1)[:, :-1].repeat(rows // videos, 1, 1)

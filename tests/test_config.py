@@ -28,7 +28,7 @@ def test_parse_tau(text: str, value: object) -> None:
 
 @pytest.mark.parametrize("text", ["abc", "nan", "", "-2,", "1,nan", "-2;3", "off,x"])
 def test_parse_tau_refuses(text: str) -> None:
-    with pytest.raises(RequestError, match="--tau"):
+    with pytest.raises(RequestError, match="`tau`"):
         parse_tau(text)
 
 
@@ -99,7 +99,7 @@ def test_bad_yaml_names_file_key_and_what_is_allowed(text: str, says: str, tmp_p
 
 @pytest.mark.parametrize("override", ["replay.tau", "replay.tua=-2", "nothing=1", "replay.tau=x", "=3"])
 def test_bad_overrides_are_refused(override: str) -> None:
-    with pytest.raises(RequestError, match="--set"):
+    with pytest.raises(RequestError, match="`overrides`"):
         load_config(None, [override])
 
 

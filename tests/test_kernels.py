@@ -16,10 +16,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_spec
+from fastcar_cli.decoding.paths import Path
 from torch import Tensor
 
 from fastcar_cli.decoding.engine import Decode, DecodeSettings
-from fastcar_cli.decoding.paths import Path
 from fastcar_cli.decoding.replay import temporal_attention_score
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.models.decoder import DecoderSpec, rotate

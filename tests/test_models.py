@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from conftest import tiny_model
 
@@ -10,11 +11,10 @@ from fastcar_cli.decoding.sampling import SamplingSettings
 
 
 def test_decoder_equals_transformers_llama() -> None:
-    from transformers import LlamaConfig, LlamaModel
-
+    transformers = pytest.importorskip("transformers", reason="needs pip install 'fastcar[bench]'")
     model = tiny_model(kv_heads=1)
     spec = model.spec.decoder
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=spec.width,
         intermediate_size=spec.mlp_width,
         num_hidden_layers=spec.layers,
@@ -25,7 +25,7 @@ def test_decoder_equals_transformers_llama() -> None:
         rope_theta=spec.rope_theta,
         max_position_embeddings=64,
     )
-    theirs = LlamaModel(config).eval()
+    theirs = transformers.LlamaModel(config).eval()
     missing, unexpected = theirs.load_state_dict(model.llm.state_dict(), strict=False)
     assert not unexpected
     assert all("rotary" in name for name in missing)

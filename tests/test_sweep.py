@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from conftest import Run
 from sweeping import BALL, STAR, TINY_METRICS, cell_files, results, started, sweep, timeless, tiny_folder
@@ -83,6 +82,7 @@ def test_tables_have_a_row_a_cell(whole: Path) -> None:
     cells = results(whole)["cells"]
     with (whole / "results.csv").open(encoding="utf-8", newline="") as f:
         lines = list(csv.DictReader(f))
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs pip install 'fastcar[parquet]'")
     table = pq.read_table(whole / "results.parquet").to_pylist()
     assert [x["id"] for x in lines] == [x["id"] for x in table] == [c["id"] for c in cells]
     for line, row, cell in zip(lines, table, cells, strict=True):

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Run
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sweeping import BALL, STAR, TINY_METRICS, cell_files, results, sweep, tiny_folder
 
 from fastcar_cli.analysis.sweep import find, held_out
+from fastcar_cli.analysis.sweep.target import Target, parse_target
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RunError
 from fastcar_cli.pipeline import TextToVideo
@@ -42,9 +43,9 @@ class _Curve:
         )
 
 
-def _target(text: str) -> find.Target:
+def _target(text: str) -> Target:
     request = SimpleNamespace(metrics=("psnr", "ssim"), windows=None, gates=None, backends=None, shard=None)
-    return find.parse_target(text, request)  # type: ignore[arg-type]
+    return parse_target(text, request)  # type: ignore[arg-type]
 
 
 def _search(text: str, curve: Callable[[float], tuple[float, float]]) -> tuple[_Curve, float | None, bool]:
@@ -153,6 +154,7 @@ class _Judges:
 
 
 @settings(deadline=None)
+@example(wanted=0.21875, middle=2.0, width=2.0, shift=0.0625)
 @given(st.floats(0.2, 0.75), st.floats(-4, 2), st.floats(0.5, 2), st.floats(-0.1, 0.1))
 def test_a_threshold_moves_to_what_fits_all_videos_but_keeps_the_searched_ones(
     wanted: float, middle: float, width: float, shift: float

@@ -1,33 +1,163 @@
-"""The training command from nothing to a model that generates: seconds long, so that the recipe can't rot."""
+"""Training: steps that depend on nothing but their number, and the command from nothing to a model that generates."""
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
 from conftest import Run
+from typer.testing import CliRunner
+
+from fastcar_cli.cli.app import app
+from fastcar_cli.errors import RequestError
+from fastcar_cli.world import steps, train_decoder, train_tokenizer
+from fastcar_cli.world.recipe import MINI
+from fastcar_cli.world.train_decoder import TrainSettings
+
+SMALL = replace(
+    MINI,
+    decoder=replace(MINI.decoder, width=64, layers=2, mlp_width=64),
+    depth=replace(MINI.depth, width=32, hidden=64),
+)
 
 
-def test_train_resume_export_generate(run: Run, tmp_path: Path) -> None:
-    short = ["--tokenizer-minutes", "0.03", "--base-minutes", "0.05", "--replay-minutes", "0.05", "--batch", "2"]
-    done = run("train", "-o", "made", *short, timeout=400)
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that trains in no time, checked on two videos."""
+    monkeypatch.setattr("fastcar_cli.world.train_decoder.MINI", SMALL)
+    monkeypatch.setattr("fastcar_cli.world.export.MINI", SMALL)
+    monkeypatch.setattr(train_decoder, "validate", functools.partial(train_decoder.validate, videos=2))
+    monkeypatch.setattr(train_tokenizer, "evaluate", functools.partial(train_tokenizer.evaluate, count=2))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its file, in a folder where the codes of the world are kept."""
+    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.safetensors"
+    train_tokenizer.Tokenizer.with_dictionary().save(file)
+    return file
+
+
+def _stop_before(number: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """A deadline that comes before the step of this number, counted from where a call begins."""
+    clock = count()
+    monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    return float(number)
+
+
+def _kill_at(step: int) -> Callable[[str], None]:
+    def log(line: str) -> None:
+        if line.startswith(f"step {step} "):
+            raise KeyboardInterrupt
+
+    return log
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("stage", ["base", "replay"])
+def test_stopped_and_killed_training_goes_on_as_if_it_had_not_been(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    settings = TrainSettings(steps=5, batch=1, bfloat16=False)
+    if stage == "replay":
+        settings = settings.replay_stage()
+    monkeypatch.setattr(steps, "CHECKPOINT_EVERY", 2)
+    whole, parts = (tokenizer.parent / f"{stage}-{k}" for k in ("whole", "parts"))
+    train_decoder.train(whole, tokenizer, settings)
+    with monkeypatch.context() as patch, pytest.raises(steps.OutOfTime, match="step 1 of 5"):
+        train_decoder.train(parts, tokenizer, settings, deadline=_stop_before(1, patch))
+    with pytest.raises(KeyboardInterrupt):
+        train_decoder.train(parts, tokenizer, settings, log=_kill_at(4))
+    said: list[str] = []
+    train_decoder.train(parts, tokenizer, settings, log=said.append)
+    assert "resumed at step 2 of 5" in said
+    rows = [json.loads(line) for line in (parts / "log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows] == [1, 2, 3, 4, 5]
+    assert (parts / "log.jsonl").read_text() == (whole / "log.jsonl").read_text()
+    ends = [torch.load(p / "checkpoint.pt", weights_only=True) for p in (whole, parts)]
+    assert _same(*ends)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_stopped_tokenizer_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / k / "tokenizer.safetensors" for k in ("whole", "parts")]
+    train_tokenizer.train(files[0], steps=8)
+    for part in ("1 of 2", "3 of 6"):
+        # The second call's clock ticks in the encoder's one step left too.
+        deadline = _stop_before({"1 of 2": 1, "3 of 6": 4}[part], monkeypatch)
+        with pytest.raises(steps.OutOfTime, match=part):
+            train_tokenizer.train(files[1], steps=8, deadline=deadline)
+        assert not files[1].exists()
+    train_tokenizer.train(files[1], steps=8)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_goes_on_with_its_own_settings_only(tokenizer: Path) -> None:
+    settings = TrainSettings(steps=1, batch=1, bfloat16=False)
+    train_decoder.train(tokenizer.parent / "base", tokenizer, settings)
+    with pytest.raises(RequestError, match="steps was 1, is 2; batch was 1, is 3"):
+        train_decoder.train(tokenizer.parent / "base", tokenizer, replace(settings, steps=2, batch=3))
+
+
+def _train(*arguments: str) -> str:
+    short = ["--tokenizer-steps", "4", "--base-steps", "1", "--replay-steps", "1", "--batch", "1"]
+    done = CliRunner().invoke(app, ["train", "-o", "made", *short, "--dtype", "float32", *arguments])
+    assert done.exit_code == 0, done.exception
+    return done.output
+
+
+@pytest.mark.usefixtures("small")
+def test_train_export_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "stopped at step 0 of 1 of tokenizer" in _train("--minutes", "0")
+    assert not (tmp_path / "made" / "mini").exists()
+    assert "fastcar generate --model" in _train()
+    done = CliRunner().invoke(app, ["generate", "a red ball", "--model", "made/mini", "--frames", "2", "-o", "a.mp4"])
+    assert done.exit_code == 0, done.exception
+    assert (tmp_path / "a.mp4").exists()
+
+
+@pytest.mark.slow
+def test_the_real_model_trains_resumes_exports_and_generates(run: Run, tmp_path: Path) -> None:
+    short = ["--tokenizer-steps", "8", "--base-steps", "2", "--replay-steps", "1", "--batch", "1", "--dtype", "float32"]
+    done = run("train", "-o", "made", *short, "--stage", "tokenizer", "--stage", "base", timeout=None)
     assert done.returncode == 0, done.stderr
     log = tmp_path / "made" / "base" / "log.jsonl"
-    first = [json.loads(line) for line in log.read_text().splitlines()]
-    assert first[-1]["step"] > 0
-    done = run("train", "-o", "made", "--stage", "base", "--base-minutes", "0.12", "--batch", "2", timeout=400)
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [r["step"] for r in rows] == [1, 2]
+    done = run("train", "-o", "made", *short, timeout=None)
     assert done.returncode == 0, done.stderr
-    assert "resumed at step" in done.stderr
-    again = [json.loads(line) for line in log.read_text().splitlines()]
-    assert again[: len(first)] == first
-    assert again[-1]["step"] > first[-1]["step"]
+    assert "resumed at step 2 of 2" in done.stderr
+    assert [json.loads(line) for line in log.read_text().splitlines()] == rows
     done = run("generate", "a red ball", "--model", "made/mini", "--frames", "2", "-o", "a.mp4")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.mp4").exists()
 
 
-def test_train_refuses_what_it_can_not_do(run: Run) -> None:
-    for arguments in (["--stage", "all"], ["--stage", "replay"], ["--device", "tpu"], ["--base-minutes", "-1"]):
-        done = run("train", "-o", "made", *arguments)
-        assert done.returncode == 2, done.stderr
-        assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    "arguments",
+    [["--stage", "all"], ["--stage", "replay"], ["--device", "tpu"], ["--dtype", "int8"], ["--base-steps", "0"]],
+)
+def test_train_refuses_what_it_can_not_do(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["train", "-o", "made", *arguments])
+    assert done.exit_code == 2 or isinstance(done.exception, RequestError), done.exception

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.files import write_whole
+from fastcar_cli.signals import status, stop_on_sigterm, uninterrupted
 from fastcar_cli.video import Writer, default_name, open_writer, read_frames, read_recipe
 
 RECIPE = {"prompt": 'a "red" ball & <ü>', "seed": 7, "settings": {"model": "mini"}}
@@ -41,24 +44,44 @@ def test_scale(tmp_path: Path) -> None:
     assert read_frames(tmp_path / "a.mp4").shape == (1, 256, 256, 3)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", ["a.mp4", "a.gif", "a"])
-def test_an_interrupt_within_a_write_waits_for_the_frame(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+def test_a_signal_within_a_write_waits_for_the_frame(
+    tmp_path: Path, name: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames = _frames(2)
     writer = open_writer(tmp_path / name, fps=8, recipe=RECIPE)
     write = type(writer)._write
 
     def interrupted(self: Writer, image: np.ndarray) -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         write(self, image)
 
     writer.add(frames[0])
     monkeypatch.setattr(type(writer), "_write", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        writer.add(frames[1])
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    # Whoever runs the tests may ignore either signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        stop_on_sigterm()
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            writer.add(frames[1])
+    finally:
+        for n, handler in handlers.items():
+            signal.signal(n, handler)
+    assert status(stopped.value) == 128 + number
     writer.close()
     assert len(read_frames(tmp_path / name)) == 2
+
+
+def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_mp4_plays_in_a_browser(tmp_path: Path) -> None:
@@ -119,14 +142,69 @@ def test_bad_names(tmp_path: Path, name: str) -> None:
         open_writer(tmp_path / name, fps=8, recipe=RECIPE)
 
 
-def test_default_names_never_overwrite(tmp_path: Path) -> None:
-    names = []
-    for _ in range(3):
-        path = default_name("A red Ball! (rolling)", 7, tmp_path)
-        path.write_bytes(b"")
-        names.append(path.name)
-    assert names == ["a-red-ball-rolling-s7.mp4", "a-red-ball-rolling-s7-2.mp4", "a-red-ball-rolling-s7-3.mp4"]
-    assert default_name("日本", 1, tmp_path).name == "video-s1.mp4"
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("suffix", [".mp4", ".gif", ""])
+def test_runs_that_start_together_keep_their_files(
+    tmp_path: Path, suffix: str, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+
+        def none(*_: object, **__: object) -> None:
+            raise OSError(95, "Operation not supported")
+
+        monkeypatch.setattr(os, "link", none)
+    path = default_name("A red Ball! (rolling)", 7, tmp_path, suffix)
+    writers = [open_writer(path, fps=8, recipe={**RECIPE, "seed": i}, new=True) for i in range(3)]
+    for i, writer in enumerate(writers):
+        for image in _frames(i + 1):
+            writer.add(image)
+    for writer in writers:
+        writer.close()
+    stem = "a-red-ball-rolling-s7"
+    assert [w.path.name for w in writers] == [f"{stem}{suffix}", f"{stem}-2{suffix}", f"{stem}-3{suffix}"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(w.path.name for w in writers)
+    for i, writer in enumerate(writers):
+        assert len(read_frames(writer.path)) == i + 1
+        assert read_recipe(writer.path)["seed"] == i
+
+
+def test_a_name_that_can_not_be_given_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    writer = open_writer(tmp_path / "a.mp4", fps=8, recipe=RECIPE, new=True)
+    writer.add(_frames(1)[0])
+    monkeypatch.setattr(os, "link", fails)
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(RunError, match="Input/output error"):
+        writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_default_names() -> None:
+    assert default_name("日本", 1).name == "video-s1.mp4"
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.gif", "a"])
+def test_files_have_the_permissions_of_the_umask(tmp_path: Path, name: str) -> None:
+    before = os.umask(0o027)
+    try:
+        with open_writer(tmp_path / name, fps=8, recipe=RECIPE) as writer:
+            writer.add(_frames(1)[0])
+    finally:
+        os.umask(before)
+    assert (tmp_path / name).stat().st_mode & 0o777 == (0o750 if name == "a" else 0o640)
+
+
+def test_nothing_changes_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(mask: int) -> int:
+        raise AssertionError("the umask belongs to the whole process")
+
+    monkeypatch.setattr(os, "umask", changed)
+    with open_writer(tmp_path / "a.gif", fps=8, recipe=RECIPE) as writer:
+        writer.add(_frames(1)[0])
+    write_whole(tmp_path / "a.json", "{}")
+    assert (tmp_path / "a.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("content", [b"", b"not a video"])

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
-# Weights in 2 MiB pages are read about a seventh faster. torch reads this before its first large allocation.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
 from typing import TYPE_CHECKING, Any
+
+from fastcar_cli._version import __version__
 
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import Frame, TextToVideo
 
-__version__ = "0.1.0"
 __all__ = ["Frame", "RunConfig", "TextToVideo", "__version__"]
 
 

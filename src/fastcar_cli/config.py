@@ -6,19 +6,31 @@ None stands for "what the model prefers"; the pipeline resolves it.
 from __future__ import annotations
 
 import difflib
-import math
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
+from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
+from fastcar_cli.yaml_text import parse_yaml
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
-Tau = float | str | list[float | str | None]
+LARGEST = 2**31 - 1
+"""Largest number of tokens, codes or frames; what memory and model allow is told later."""
 
 
 class _Section(BaseModel):
@@ -28,7 +40,7 @@ class _Section(BaseModel):
 class Generation(_Section):
     """What to make."""
 
-    frames: int | None = Field(None, ge=1, description="frames of the video")
+    frames: int | None = Field(None, ge=1, le=LARGEST, description="frames of the video")
     seed: int | None = Field(None, ge=0, lt=2**63, description="seed of the first video; drawn where none is given")
     samples: int = Field(1, ge=1, le=1024, description="videos a prompt, with seeds counted up")
 
@@ -36,17 +48,26 @@ class Generation(_Section):
 class Sampling(_Section):
     """How codes are drawn."""
 
-    cfg: float | None = Field(None, ge=0, allow_inf_nan=False, description="guidance scale; 1 is none")
-    temperature: float | None = Field(None, ge=0, allow_inf_nan=False, description="0 takes the likeliest code")
-    top_k: int | None = Field(None, ge=0, description="codes kept; 0 keeps all")
+    cfg: float | None = Field(None, ge=0, le=1000, description="guidance scale; 1 is none")
+    temperature: float | None = Field(None, ge=0, le=1000, description="0 takes the likeliest code")
+    top_k: int | None = Field(None, ge=0, le=LARGEST, description="codes kept; 0 keeps all")
     top_p: float | None = Field(None, gt=0, le=1, description="probability mass kept")
     first_frame_top_p: float | None = Field(None, gt=0, le=1, description="top_p of the first frame")
+
+    @field_validator("temperature", mode="after")
+    @classmethod
+    def _not_tiny(cls, value: float | None) -> float | None:
+        if value is not None and 0 < value < 0.001:
+            raise ValueError("0 for the likeliest code, or at least 0.001")
+        return value
 
 
 class Replay(_Section):
     """When an MLP is replayed."""
 
-    tau: Tau = Field("off", description="'off', a number, or a list with a number or 'off' a layer")
+    tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = Field(
+        OFF, description="'off', a number, or a list with a number or 'off' a layer"
+    )
     ratio: float | None = Field(
         None, gt=0, lt=1, allow_inf_nan=False, description="replay ratio that a controller keeps, instead of tau"
     )
@@ -55,22 +76,12 @@ class Replay(_Section):
     )
     tas: Literal["attention", "released"] | None = Field(None, description="definition of the score")
     gate: Literal["row", "pair"] | None = Field(None, description="who decides: each row, or a guided pair")
-    max_age: int | None = Field(None, ge=1, description="times in a row one value may be replayed")
-
-    @field_validator("tau", mode="before")
-    @classmethod
-    def _tau(cls, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            if not value:
-                raise ValueError("an empty list has no threshold")
-            return ["off" if v is None or v is False else _threshold(v) for v in value]
-        # YAML 1.1 reads a bare `off` as false.
-        return "off" if value is None or value is False else _threshold(value)
+    max_age: int | None = Field(None, ge=1, le=LARGEST, description="times in a row one value may be replayed")
 
     @field_validator("ratio", mode="after")
     @classmethod
     def _one_of_both(cls, value: float | None, info: ValidationInfo) -> float | None:
-        if value is not None and info.data.get("tau", "off") != "off":
+        if value is not None and not info.data.get("tau", OFF).off:
             raise ValueError(f"none beside 'replay.tau' {info.data['tau']}; a ratio is kept by moving tau")
         return value
 
@@ -78,8 +89,8 @@ class Replay(_Section):
 class Attention(_Section):
     """Which earlier tokens are attended to."""
 
-    window: int | None = Field(None, ge=1, description="last tokens attended to; none: all")
-    sinks: int = Field(4, ge=0, description="first prompt tokens kept beside a window")
+    window: int | None = Field(None, ge=1, le=LARGEST, description="last tokens attended to; none: all")
+    sinks: int = Field(4, ge=0, le=LARGEST, description="first prompt tokens kept beside a window")
 
     @field_validator("window", mode="before")
     @classmethod
@@ -101,19 +112,11 @@ class Runtime(_Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
         "auto", description="auto, float32, bfloat16, float16, int8 (block matrices in int8, CPU)"
     )
-    kernels: Literal["auto", "torch", "numba"] = Field(
-        "auto", description="decode step by torch or by compiled CPU kernels; auto is numba with int8, else torch"
+    kernels: Literal["auto", "torch", "native", "graph"] = Field(
+        "auto",
+        description="who runs a decode step: torch, native (CPU kernels), graph (CUDA); auto: the fastest",
     )
-    threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads; default one for the bundled model, else all"
-    )
-    graph: Literal["auto", "on", "off"] = Field("auto", description="a decode step as one CUDA graph: auto, on, off")
-
-    @field_validator("graph", mode="before")
-    @classmethod
-    def _graph(cls, value: Any) -> Any:
-        # YAML 1.1 reads bare `on` and `off` as booleans.
-        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; default all")
 
 
 class Video(_Section):
@@ -136,8 +139,11 @@ class RunConfig(_Section):
     video: Video = Video()
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], source: str = "configuration") -> RunConfig:
-        """Validate plain data. Raises RequestError naming source, key, value and what is allowed."""
+    def from_dict(cls, data: Mapping[str, Any], source: str | None = "configuration") -> RunConfig:
+        """Validate plain data. Raises RequestError naming source, key, value and what is allowed.
+
+        Without a source the keys are parameters that the caller gave one by one.
+        """
         try:
             return cls.model_validate(dict(data))
         except ValidationError as e:
@@ -146,7 +152,8 @@ class RunConfig(_Section):
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads."""
         data = self.model_dump(mode="python")
-        data["replay"]["tau"] = _plain_tau(self.replay.tau)
+        tau = self.replay.tau.plain()
+        data["replay"]["tau"] = [_told(v) for v in tau] if isinstance(tau, list) else _told(tau)
         return data
 
     def to_yaml(self) -> str:
@@ -154,37 +161,9 @@ class RunConfig(_Section):
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
 
-def _plain_tau(tau: Any) -> Any:
-    if isinstance(tau, list):
-        return [_plain_tau(v) for v in tau]
-    return "-inf" if tau == -math.inf else "inf" if tau == math.inf else tau
-
-
-def _threshold(value: Any) -> float | str:
-    """One threshold: a number (infinite allowed, NaN not) or 'off'."""
-    if isinstance(value, str) and value.strip().lower() == "off":
-        return "off"
-    if isinstance(value, bool):
-        raise ValueError("not a number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError("not a number") from None
-    if math.isnan(number):
-        raise ValueError("nan is no threshold")
-    return number
-
-
-def parse_tau(text: str) -> Tau:
-    """The value of `--tau`: a number, 'off', or a comma-separated list with one entry a layer."""
-    try:
-        if "," in text:
-            return [_threshold(part.strip()) for part in text.split(",")]
-        return _threshold(text)
-    except ValueError as e:
-        raise RequestError(
-            f"--tau {text}: {e}", hint="allowed: a number such as -2, 'off', or a list with one of these a layer"
-        ) from None
+def _told(tau: float | str | None) -> float | str:
+    """A threshold in a configuration file, where null would stand for "not given"."""
+    return "off" if tau is None else tau
 
 
 def allowed_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, str]:
@@ -199,7 +178,24 @@ def allowed_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[s
     return keys
 
 
-def _explain(error: ValidationError, source: str) -> RequestError:
+class _Shown(reprlib.Repr):
+    """Representations short enough for an error, whatever was given."""
+
+    maxother = maxstring = 80
+    maxlong = 40
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Numbers of thousands of digits have no text at all.
+        return super().repr_int(x, level) if x.bit_length() < 2**12 else f"<a number of {x.bit_length()} bits>"
+
+
+def shown(value: Any) -> str:
+    """A text as it is or another value's representation, cut in the middle where it is long."""
+    text = _Shown().repr(value)
+    return value if isinstance(value, str) and len(value) < _Shown.maxstring - 2 else text
+
+
+def _explain(error: ValidationError, source: str | None) -> RequestError:
     """The first problem of a validation error in our words."""
     problem = error.errors()[0]
     location = [str(p) for p in problem["loc"]]
@@ -216,30 +212,13 @@ def _explain(error: ValidationError, source: str) -> RequestError:
             k for k in keys if k.split(".")[-1] == location[-1]
         ]
         hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(keys))}"
-        return RequestError(f"{source}: unknown key {key!r}", hint=hint)
+        return RequestError(f"{source}: unknown key {shown(key)!r}", hint=hint)
     value = problem.get("input")
     reason = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    what = f"`{key}`" if source is None else f"{source}: key {key!r}"
     return RequestError(
-        f"{source}: key {key!r} is {value!r}; allowed: {reason}", hint=f"{key}: {keys[key]}" if key in keys else None
+        f"{what} is {_Shown().repr(value)}; allowed: {reason}", hint=f"{key}: {keys[key]}" if key in keys else None
     )
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
-    seen: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
-        seen[key] = loader.construct_object(value_node, deep=True)
-    return seen
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 def preset_folder() -> Path:
@@ -279,13 +258,15 @@ def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tup
             )
         path = folder / f"{name}.yaml"
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RequestError(f"{what} {name}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as e:
         raise RequestError(f"{what} {name} can't be read: {e}") from None
-    except yaml.YAMLError as e:
-        raise RequestError(f"{what} {name} is not valid YAML: {' '.join(str(e).split())}") from None
+    try:
+        data = parse_yaml(text)
+    except ValueError as e:
+        raise RequestError(f"{what} {name} is not valid YAML: {e}") from None
     if data is None:
         data = {}
     if not isinstance(data, dict):
@@ -295,7 +276,7 @@ def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tup
 
 def read_yaml(name: str) -> tuple[dict[str, Any], str]:
     """The mapping in a preset or a file, and what to call it. Raises RequestError with one sentence."""
-    data, path = read_preset("--config", name, presets(), preset_folder())
+    data, path = read_preset("configuration", name, presets(), preset_folder())
     return data, str(path)
 
 
@@ -345,33 +326,20 @@ def load_config(
     later_wins(data, [o.partition("=")[0].strip() for o in overrides])
     for override in overrides:
         key, equals, text = override.partition("=")
-        source = f"--set {override}"
+        source = f"`overrides` {shown(override)}"
         if not equals:
             raise RequestError(f"{source}: needs the form key=value, such as replay.tau=-2")
         _known(key.strip(), source)
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise RequestError(f"{source}: {text!r} is not valid YAML") from None
+            value = parse_yaml(text)
+        except ValueError:
+            raise RequestError(f"{source}: {shown(text)} is not valid YAML") from None
         _put(data, key.strip(), value, source)
         RunConfig.from_dict(data, source)
     later_wins(data, flags or {})
     for key, value in (flags or {}).items():
         before = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
-        _put(before, key, value, key)
-        RunConfig.from_dict(before, "--" + _flag(key))
+        _put(before, key, value, f"`{key}`")
+        RunConfig.from_dict(before, None)
         data = before
     return RunConfig.from_dict(data)
-
-
-FLAGS = {
-    "replay.ratio": "replay-ratio",
-    "replay.max_age": "max-replay-age",
-    "backend.name": "backend",
-    "backend.preset": "fpga",
-}
-"""Flags that are not called like the last part of their key."""
-
-
-def _flag(key: str) -> str:
-    return FLAGS.get(key, key.split(".")[-1].replace("_", "-"))

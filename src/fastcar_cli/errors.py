@@ -1,6 +1,17 @@
-"""What can go wrong, by who has to act: the request (exit status 2) or the run (exit status 1)."""
+"""What can go wrong, by who has to act: the request (exit status 2) or the run (exit status 1).
+
+Errors of the library know nothing of a command line. They name a parameter in backticks: a key of the configuration,
+dotted (`replay.max_age`) or its last part where that is plain (`tau`), or a parameter of the function that raises
+(`metrics`). A command turns what it has a flag for into that flag (cli/flags.py): "`replay.ratio` 0.9: 2 frames allow
+at most 0.5" reads "--replay-ratio 0.9: ..." there. So write "`tau` 3", never "--tau 3".
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_PARAMETER = re.compile(r"`([a-z][a-z0-9_.]*)`")
 
 
 class FastcarError(Exception):
@@ -11,6 +22,14 @@ class FastcarError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+    def told(self, flag: Callable[[str], str | None]) -> tuple[str, str | None]:
+        """Message and hint with `flag(parameter)` for each parameter in backticks; None leaves it as it is."""
+
+        def swap(found: re.Match[str]) -> str:
+            return flag(found[1]) or found[0]
+
+        return _PARAMETER.sub(swap, str(self)), None if self.hint is None else _PARAMETER.sub(swap, self.hint)
 
 
 class RequestError(FastcarError):

@@ -1,7 +1,13 @@
-"""TextToVideo: prompts in, frames out one by one. The only place that knows all the parts."""
+"""TextToVideo: prompts in, frames out one by one. The only place that knows all the parts.
+
+Who owns what: `from_config` decides device, dtype and threads once and holds the memory plan; the
+constructor resolves what the configuration leaves to the model's defaults; `stream` divides the videos
+into batches that fit; what a batch did is a `Run` (run_report.py), which owns all statistics.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,23 +20,16 @@ import torch
 from numpy.typing import NDArray
 
 from fastcar_cli.config import DEVICES, RunConfig
-from fastcar_cli.decoding.compiled import prepare
 from fastcar_cli.decoding.controller import Target, max_ratio
-from fastcar_cli.decoding.engine import Decode, DecodeSettings, Watcher
-from fastcar_cli.decoding.replay import ReplayStats
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.replay import ReplayRule, ReplayStats
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
+from fastcar_cli.decoding.state import DecodeSettings, Watcher
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import vila_u
-from fastcar_cli.models.checkpoint import (
-    BUNDLED,
-    FORMATS,
-    LoadedModel,
-    default_guidance,
-    folder_of,
-    load,
-    read_spec,
-)
-from fastcar_cli.models.plan import Plan, choose_dtype, make_plan
+from fastcar_cli.models.checkpoint import FORMATS, LoadedModel
+from fastcar_cli.models.plan import MemoryPlan, choose_dtype, make_plan, videos_that_fit
+from fastcar_cli.models.registry import BUNDLED, default_guidance, folder_of, load, read_spec
 from fastcar_cli.run_report import Run
 
 if TYPE_CHECKING:
@@ -40,6 +39,9 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = 64
 """Tokens of a prompt with its template that a plan reckons with."""
+
+SMALL_MODEL_THREADS = 2
+"""Threads of the native kernels for a bundled model: its products are too short to share among more."""
 
 
 @dataclass(frozen=True)
@@ -72,35 +74,10 @@ class TextToVideo:
 
         self.name, self.layers = model.name, spec.decoder.layers
         self.frames = choose(config.generation.frames, spec.frames)
-        if spec.place_tables and self.frames > spec.frames:
-            raise RequestError(
-                f"--frames {self.frames}: the model {model.name!r} was trained on {spec.frames} frames and has no "
-                "position for more",
-                hint=f"allowed: 1 to {spec.frames}",
-            )
-        longest = (spec.decoder.max_positions - 1) // spec.tokens_per_frame
-        if self.frames > longest:
-            raise RequestError(
-                f"--frames {self.frames}: {self.frames * spec.tokens_per_frame} tokens, the model {model.name!r} has "
-                f"{spec.decoder.max_positions} positions",
-                hint=f"allowed: 1 to {longest}",
-            )
+        self._check_frames()
         self.fps = choose(config.video.fps, spec.fps)
         self.height, self.width = spec.rqvae.frame_size
-        tau = config.replay.tau
-        taus: tuple[float | None, ...] | None
-        if tau == "off":
-            taus = None
-        elif isinstance(tau, (list, tuple)):
-            if len(tau) != self.layers:
-                raise RequestError(
-                    f"--tau has {len(tau)} values, the model {model.name!r} has {self.layers} layers",
-                    hint=f"give one value for all layers or {self.layers}",
-                )
-            taus = tuple(None if v in (None, "off") else float(v) for v in tau)
-        else:
-            taus = (float(tau),) * self.layers
-        s = config.sampling
+        s, replay = config.sampling, config.replay
         sampling = SamplingSettings(
             cfg=choose(s.cfg, own.cfg),
             temperature=choose(s.temperature, own.temperature),
@@ -108,19 +85,30 @@ class TextToVideo:
             top_p=choose(s.top_p, own.top_p),
             first_frame_top_p=choose(s.first_frame_top_p, own.first_frame_top_p),
         )
+        try:
+            replay.tau.by_layer(self.layers)
+        except ValueError as e:
+            hint = f"give one value for all layers or {self.layers}"
+            raise RequestError(f"`tau` {replay.tau}: {e}", hint=hint) from None
+        rule = ReplayRule(
+            tau=replay.tau,
+            tas=choose(replay.tas, own.tas),
+            pairs=choose(replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
+            max_age=replay.max_age,
+            target=self._target(config, spec.tokens_per_frame),
+        )
+        threads = config.runtime.threads
+        if threads is None and model.name in BUNDLED:
+            threads = min(SMALL_MODEL_THREADS, torch.get_num_threads())
         self.settings = DecodeSettings(
             frames=self.frames,
             sampling=sampling,
-            taus=taus,
-            tas=choose(config.replay.tas, own.tas),
-            pairs=choose(config.replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
-            max_age=config.replay.max_age,
-            target=self._target(config, spec.tokens_per_frame),
+            rule=rule,
             window=config.attention.window,
             sinks=config.attention.sinks,
             kernels=self._kernels(config),
+            threads=threads,
         )
-        self._graph = config.runtime.graph
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
             from fastcar_cli.backends.fpga.preset import load_preset
@@ -129,7 +117,24 @@ class TextToVideo:
             self._preset = load_preset(config.backend.preset)
             check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
         self.effective = self._effective(config)
-        self._run: Run | None = None
+        self._runs: list[Run] = []
+
+    def _check_frames(self) -> None:
+        """Refuse videos that are longer than the model has positions for."""
+        spec, frames = self._model.network.spec, self.frames
+        longest = (spec.decoder.max_positions - 1) // spec.tokens_per_frame
+        if spec.place_tables and frames > spec.frames:
+            raise RequestError(
+                f"`frames` {frames}: the model {self.name!r} was trained on {spec.frames} frames and has no "
+                "position for more",
+                hint=f"allowed: 1 to {spec.frames}",
+            )
+        if frames > longest:
+            raise RequestError(
+                f"`frames` {frames}: {frames * spec.tokens_per_frame} tokens, the model {self.name!r} has "
+                f"{spec.decoder.max_positions} positions",
+                hint=f"allowed: 1 to {longest}",
+            )
 
     def _target(self, config: RunConfig, tokens_per_frame: int) -> Target | None:
         """The replay ratio to keep. Raises RequestError for one that this many frames can't reach."""
@@ -138,9 +143,9 @@ class TextToVideo:
             return None
         most = max_ratio(self.frames, tokens_per_frame, asked.max_age)
         if asked.ratio > most:
-            age = "" if asked.max_age is None else f" and --max-replay-age {asked.max_age}"
+            age = "" if asked.max_age is None else f" and `replay.max_age` {asked.max_age}"
             raise RequestError(
-                f"--replay-ratio {asked.ratio:g}: {self.frames} frames{age} allow at most {most:.4f}, because the "
+                f"`replay.ratio` {asked.ratio:g}: {self.frames} frames{age} allow at most {most:.4f}, because the "
                 "first frame is always computed",
                 hint=f"allowed: above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
             )
@@ -158,7 +163,8 @@ class TextToVideo:
         began = time.perf_counter()
         device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
         dtype: str = config.runtime.dtype
-        use_threads(config.runtime.threads, small=bundled)
+        if config.runtime.threads is not None:
+            torch.set_num_threads(config.runtime.threads)
         progress = None
         if bundled:
             dtype = ("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype
@@ -178,17 +184,15 @@ class TextToVideo:
     @staticmethod
     def plans(
         config: RunConfig, *, videos: int = 1, device: str | None = None, folder: Path | None = None
-    ) -> dict[str, Plan]:
+    ) -> dict[str, MemoryPlan]:
         """What a run would need by dtype, from the model's configuration alone; nothing is loaded."""
         device = device or resolve_device(config.runtime.device)
         folder = folder or folder_of(config.model)
         spec = read_spec(folder)
         frames = config.generation.frames or spec.frames
         guided = default_guidance(folder) if config.sampling.cfg is None else config.sampling.cfg
-        dense = config.replay.tau == "off" and config.replay.ratio is None
-        taus: list[float | None] | None = None if dense else [0.0] * spec.decoder.layers
-        if isinstance(config.replay.tau, list):
-            taus = [None if t in (None, "off") else 0.0 for t in config.replay.tau]
+        layers, replay = spec.decoder.layers, config.replay
+        replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
         return {
             name: make_plan(
                 spec,
@@ -197,7 +201,7 @@ class TextToVideo:
                 rows=videos * (1 if guided == 1.0 else 2),
                 frames=frames,
                 prompt_tokens=PROMPT_TOKENS,
-                taus=taus,
+                replaying=replaying,
                 window=config.attention.window,
                 sinks=config.attention.sinks,
                 bundled=not vila_u.is_checkpoint(folder),
@@ -217,28 +221,46 @@ class TextToVideo:
             "top_p": s.sampling.top_p,
             "first_frame_top_p": s.sampling.first_frame_top_p,
         }
-        data["replay"]["tas"] = s.tas
-        data["replay"]["gate"] = "pair" if s.pairs else "row"
-        data["runtime"]["kernels"] = s.kernels
+        data["replay"]["tas"] = s.rule.tas
+        data["replay"]["gate"] = "pair" if s.rule.pairs else "row"
         data["video"]["fps"] = self.fps
         return data
 
     def _kernels(self, config: RunConfig) -> str:
-        """Which kernels decode. Raises RequestError where the ones asked for can't."""
-        network, asked = self._model.network, config.runtime.kernels
-        if network.weight_format == "int8" and config.backend.name != "torch":
-            raise RequestError(
-                f"--dtype int8 does not go with --backend {config.backend.name}, which has number formats of its own",
-                hint="allowed: --dtype float32, or --fpga u280-int8",
-            )
-        chosen = ("numba" if network.weight_format == "int8" else "torch") if asked == "auto" else asked
-        if chosen == "numba":
-            if config.backend.name != "torch":
+        """Who decodes. Raises RequestError for what does not go with another MLP backend."""
+        backend, asked = config.backend.name, config.runtime.kernels
+        if backend != "torch":
+            if self._model.network.weight_format == "int8":
                 raise RequestError(
-                    f"--kernels numba does not go with --backend {config.backend.name}", hint="allowed: --kernels torch"
+                    f"`dtype` int8 does not go with `backend` {backend}, which has number formats of its own",
+                    hint="allowed: `dtype` float32, or `backend.preset` u280-int8",
                 )
-            prepare(network)
-        return chosen
+            if asked not in ("auto", "torch"):
+                raise RequestError(
+                    f"`kernels` {asked} does not go with `backend` {backend}", hint="allowed: `kernels` torch"
+                )
+        return asked
+
+    def batch_size(self, videos: int) -> int:
+        """How many of so many videos are decoded at once: what memory and the accelerator have room for."""
+        network, settings = self._model.network, self.settings
+        rows = 1 if settings.sampling.cfg == 1.0 else 2
+        if self._preset is not None:
+            from fastcar_cli.backends.fpga.drs import INDEX_BITS
+
+            return max(1, min(videos, INDEX_BITS // rows))
+        return videos_that_fit(
+            network.spec,
+            videos,
+            itemsize=network.dtype.itemsize,
+            device=str(network.device),
+            rows=rows,
+            frames=self.frames,
+            prompt_tokens=PROMPT_TOKENS,
+            replays=not settings.rule.off,
+            window=settings.window,
+            sinks=settings.sinks,
+        )
 
     def notices(self, prompts: Sequence[str]) -> list[str]:
         """What a user should know before the run, such as words that the model does not know.
@@ -259,36 +281,53 @@ class TextToVideo:
         on_step: Callable[[int, int], None] | None = None,
         watch: Watcher | None = None,
     ) -> Iterator[Frame]:
-        """Decode one video a prompt; frame t of every video comes as soon as it is decoded.
+        """Decode one video a prompt; frame t of every video of a batch comes as soon as it is decoded.
 
-        `on_step(done, total)` is told of every position, `watch` of every block. All videos share the
-        batch; each draws from its own seed.
+        `on_step(done, total)` is told of every position, `watch` of every block. Videos are decoded in batches
+        that fit (`batch_size`); each draws from its own seed, and what shares its batch changes nothing.
         """
         if len(prompts) != len(seeds):
             raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
         self.notices(prompts)
+        size = self.batch_size(len(prompts))
+        batches = range(0, len(prompts), size)
+        total = len(batches) * self.frames * self.tokens_per_frame
+        self._runs = []
+        for done, first in enumerate(batches):
+            if self._runs:
+                self._runs[-1].release()
+            before = done * total // len(batches)
+
+            def told(step: int, before: int = before) -> None:
+                if on_step is not None:
+                    on_step(before + step, total)
+
+            for frame in self._batch(prompts[first : first + size], seeds[first : first + size], told, watch):
+                yield replace(frame, video=first + frame.video)
+
+    def _batch(
+        self, prompts: Sequence[str], seeds: Sequence[int], told: Callable[[int], None], watch: Watcher | None
+    ) -> Iterator[Frame]:
+        """The frames of one batch."""
         tokenizer, network = self._model.tokenizer, self._model.network
         readings = [tokenizer.complete(tokenizer.read(p), s) for p, s in zip(prompts, seeds, strict=True)]
         rows = [list(r.ids) for r in readings]
         if self.settings.sampling.cfg != 1.0:
             rows += [list(tokenizer.blank()) for _ in prompts]
         n = network.spec.tokens_per_frame
-        tokens = self.frames * n
-        noise = torch.stack([uniforms(s, tokens, network.spec.depth.depth) for s in seeds])
+        noise = torch.stack([uniforms(s, self.frames * n, network.spec.depth.depth) for s in seeds])
         backend = None
         if self._preset is not None:
             from fastcar_cli.backends.fpga.executor import FpgaBackend
 
             backend = FpgaBackend(network.llm, self._preset, len(rows))
-        decode = Decode(network, rows, self.settings, noise, backend, self._graph)
+        decode = Decode(network, rows, self.settings, noise, backend)
         decode.watch = watch
-        run = self._run = Run(
-            decode, self.name, self.fps, list(prompts), list(seeds), readings, self._load_seconds, self._preset
-        )
+        run = Run(decode, self.name, self.fps, list(prompts), list(seeds), readings, self._load_seconds, self._preset)
+        self._runs.append(run)
         started = time.perf_counter()
         for step in decode.steps():
-            if on_step is not None:
-                on_step(step.index + 1, tokens)
+            told(step.index + 1)
             if (step.index + 1) % n:
                 continue
             frame = step.index // n
@@ -309,15 +348,21 @@ class TextToVideo:
 
     @property
     def decode(self) -> Decode | None:
-        """The engine's state of the last run."""
-        return None if self._run is None else self._run.decode
+        """The engine's state of the last batch."""
+        return self._runs[-1].decode if self._runs else None
 
     @property
-    def run(self) -> Run:
-        """The last run. Raises ValueError before the first one."""
-        if self._run is None:
-            raise ValueError("nothing was decoded yet")
-        return self._run
+    def runs(self) -> list[Run]:
+        """The batches of the last call of `stream`, in order."""
+        return list(self._runs)
+
+    def _run_of(self, video: int) -> tuple[Run, int]:
+        """The batch of a video and its index there. Raises ValueError before it is begun."""
+        for run in self._runs:
+            if video < len(run.prompts):
+                return run, video
+            video -= len(run.prompts)
+        raise ValueError("the video was not decoded yet")
 
     @property
     def tokens_per_frame(self) -> int:
@@ -331,68 +376,51 @@ class TextToVideo:
 
     @property
     def codes(self) -> NDArray[np.int64]:
-        """Codes of the last run, [videos, T*N, depth]."""
-        return self.run.decode.codes.cpu().numpy()
+        """Codes of the last call of `stream`, [videos, T*N, depth]."""
+        return np.concatenate([run.decode.codes.cpu().numpy() for run in self._runs])
 
     def replay_stats(self, video: int) -> ReplayStats:
-        """What was replayed in one video of the last run."""
-        return self.run.replay_stats(video)
+        """What was replayed in one video."""
+        run, index = self._run_of(video)
+        return run.replay_stats(index)
 
     def decisions(self) -> Decisions:
-        """Replay decisions of the last run, all rows of the batch, whole frames only."""
-        return self.run.decisions()
+        """Replay decisions of the last batch, all its rows, whole frames only."""
+        return self._runs[-1].decisions()
 
     def emulated(self) -> Comparison | None:
-        """The last run on the accelerator of fpga-sim; None with another backend or before the first frame."""
-        return None if self._run is None else self._run.emulated()
+        """The last batch on the accelerator of fpga-sim; None with another backend or before the first frame."""
+        return self._runs[-1].emulated() if self._runs else None
 
     def report(self, video: int) -> dict[str, Any]:
         """The JSON document of one video (design: `generate --json`), without `video.path`."""
-        return self.run.document(video)
+        run, index = self._run_of(video)
+        return run.document(index)
 
     def with_config(self, config: RunConfig) -> TextToVideo:
         """The same loaded model in another run; model, device and dtype of `config` are not looked at."""
         return TextToVideo(self._model, config)
 
     def with_settings(self, **changes: Any) -> TextToVideo:
-        """The same loaded model with other decode settings (fields of `DecodeSettings`).
-
-        `taus` replace a target ratio, and a `target` replaces thresholds.
-        """
-        if "taus" in changes:
-            changes.setdefault("target", None)
-        elif changes.get("target") is not None:
-            changes["taus"] = None
+        """The same loaded model with other decode settings (fields of `DecodeSettings`)."""
         other = object.__new__(TextToVideo)
         other.__dict__.update(self.__dict__)
         other.settings = replace(self.settings, **changes)
         other.frames = other.settings.frames
-        other._run = None
+        other._runs = []
         return other
-
-
-def use_threads(asked: int | None, *, small: bool) -> None:
-    """Set torch's threads, and with them those of compiled kernels: as asked for, else all; for a small model one.
-
-    Two would gain a tenth of a command's time on a quiet machine, and take it three to six times as long on a busy one,
-    where each waits for the other between short products (docs/speed.md).
-    """
-    if asked is not None:
-        torch.set_num_threads(asked)
-    elif small:
-        torch.set_num_threads(1)
 
 
 def resolve_device(asked: str) -> str:
     """The torch device of a request; `auto` takes a GPU where there is one. Raises RequestError for others."""
     if not re.fullmatch(DEVICES, asked):
-        raise RequestError(f"--device {asked}: unknown", hint="allowed: auto, cpu, cuda or cuda:N")
+        raise RequestError(f"`device` {asked}: unknown", hint="allowed: auto, cpu, cuda or cuda:N")
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if asked.startswith("cuda"):
         if not torch.cuda.is_available():
-            raise RequestError(f"--device {asked}: no CUDA device here", hint="allowed: cpu, auto")
+            raise RequestError(f"`device` {asked}: no CUDA device here", hint="allowed: cpu, auto")
         index = int(asked.partition(":")[2] or 0)
         if index >= torch.cuda.device_count():
-            raise RequestError(f"--device {asked}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+            raise RequestError(f"`device` {asked}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
     return asked

@@ -1,4 +1,7 @@
-"""One run of the pipeline as others want it: replay counts, decisions, emulated cycles, the JSON document."""
+"""One batch of the pipeline as others want it: replay counts, decisions, emulated cycles, the JSON document.
+
+All statistics of a run are read here, from what the engine counted on tensors, once it is asked.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastcar_cli import __version__
+from fastcar_cli._version import __version__
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayStats
 from fastcar_cli.models.text import Reading
@@ -50,6 +53,10 @@ class Run:
             return ReplayStats(0.0, 0.0, [0.0] * layers, [0.0] * -(-passes // decode.frame))
         return decode.replay.stats(decode.passes, decode.rows_of(video))
 
+    def release(self) -> None:
+        """Let go of the caches; every statistic stays."""
+        self.decode.release()
+
     def decisions(self) -> Decisions:
         """Replay decisions of all rows of the batch, whole frames only."""
         from fastcar_cli.backends.fpga.decisions import Decisions
@@ -73,8 +80,8 @@ class Run:
                 "prompts": self.prompts,
                 "seeds": self.seeds,
                 "tau": self._tau(),
-                "target": None if settings.target is None else settings.target.ratio,
-                "tas": settings.tas,
+                "target": None if settings.rule.target is None else settings.rule.target.ratio,
+                "tas": settings.rule.tas,
             },
         )
 
@@ -101,15 +108,11 @@ class Run:
         return self._emulated
 
     def _tau(self) -> Any:
-        taus = self.decode.settings.taus
-        if taus is None:
-            return None
-        tau = taus[0] if len(set(taus)) == 1 else list(taus)
-        return "-inf" if tau == float("-inf") else tau
+        return self.decode.settings.rule.tau.plain()
 
     def _controlled(self, video: int) -> dict[str, Any]:
         """Report keys of the controller; all None where tau is given."""
-        target, replay = self.decode.settings.target, self.decode.replay
+        target, replay = self.decode.settings.rule.target, self.decode.replay
         if target is None or replay is None or replay.controller is None:
             return {"controller": None, "target": None, "taus": None}
         return {"controller": target.scope, "target": target.ratio, "taus": replay.controller.taus(video)}
@@ -122,8 +125,9 @@ class Run:
         height, width = spec.rqvae.frame_size
         stats, emulated = self.replay_stats(video), self.emulated()
         done = decode.passes + 1
-        # Compiled passes and GPUs do not time their MLPs apart.
-        timed = clock.decode and network.device.type == "cpu" and settings.kernels == "torch"
+        executor = decode.kernels
+        # On a GPU the host does not see when an MLP ends.
+        timed = clock.decode and network.device.type == "cpu" and executor == "torch"
         return {
             "version": __version__,
             "prompt": self.prompts[video],
@@ -151,8 +155,8 @@ class Run:
                 "eligible_ratio": stats.eligible_ratio,
                 "by_layer": stats.by_layer,
                 "by_frame": stats.by_frame,
-                "tas": settings.tas,
-                "gate": "pair" if settings.pairs else "row",
+                "tas": settings.rule.tas,
+                "gate": "pair" if settings.rule.pairs else "row",
                 **self._controlled(video),
             },
             "timing": {
@@ -166,7 +170,7 @@ class Run:
                 "tokens_per_s": done * decode.videos / clock.decode if clock.decode else 0.0,
                 "mlp_share": clock.mlp / clock.decode if timed else None,
             },
-            "path": {"name": decode.path.name, "why": decode.path.why} if decode.path else None,
+            "kernels": {"name": executor, "why": decode.why},
             "memory": {
                 "weights_bytes": network.weights_bytes(),
                 "kv_cache_bytes": decode.cache.nbytes,

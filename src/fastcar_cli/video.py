@@ -1,7 +1,7 @@
 """Frames to files and back: MP4 (H.264), GIF, or a folder of PNGs, by the suffix of the name.
 
-A file appears under its final name only when it is whole: frames go to a hidden neighbour that is
-renamed at the end. The recipe of a video travels in the file.
+A file appears under its final name only when it is whole: frames go to a hidden neighbour that gets
+the name at the end. The recipe of a video travels in the file.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
-import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -21,9 +18,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.files import empty_file, hidden_beside, publish, publish_folder
+from fastcar_cli.signals import uninterrupted
 
 Image8 = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
@@ -34,55 +33,35 @@ def check_target(path: Path) -> None:
     """Refuse a name that can't be written, before any work is done. Raises RequestError."""
     if path.suffix and path.suffix.lower() not in SUFFIXES:
         raise RequestError(
-            f"-o {path}: unknown suffix {path.suffix!r}",
+            f"{path}: unknown suffix {path.suffix!r}",
             hint="allowed: .mp4, .gif, or a name without suffix for a folder of PNGs",
         )
     parent = path.parent
     if not parent.is_dir():
-        raise RequestError(f"-o {path}: the folder {parent} does not exist", hint="make it first")
+        raise RequestError(f"{path}: the folder {parent} does not exist", hint="make it first")
     if not os.access(parent, os.W_OK):
-        raise RequestError(f"-o {path}: the folder {parent} is not writable")
+        raise RequestError(f"{path}: the folder {parent} is not writable")
     if path.suffix and path.is_dir():
-        raise RequestError(f"-o {path}: is a folder")
+        raise RequestError(f"{path} is a folder")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RequestError(f"-o {path}: exists and is not an empty folder", hint="name a new folder")
+        raise RequestError(f"{path} exists and is not an empty folder", hint="name a new folder")
 
 
 def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str = ".mp4") -> Path:
-    """A name from prompt and seed that no file has yet: `a-red-ball-s7.mp4`, then `-2`, `-3`, ..."""
+    """A name from prompt and seed, `a-red-ball-s7.mp4`; a writer with `new` adds `-2`, `-3`, ... where it is taken."""
     slug = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:60].rstrip("-") or "video"
-    stem, n = f"{slug}-s{seed}", 1
-    while (path := folder / (f"{stem}{suffix}" if n == 1 else f"{stem}-{n}{suffix}")).exists():
-        n += 1
-    return path
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done: a frame is written whole or not at all."""
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is None or threading.current_thread() is not threading.main_thread():
-        # Signals reach the main thread only, and only there a handler may be set.
-        yield
-        return
-    held = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if held:
-        signal.raise_signal(held[0])
+    return folder / f"{slug}-s{seed}{suffix}"
 
 
 class Writer:
     """Takes frames one by one and closes to a whole file, or to nothing.
 
-    Used as a context manager it closes at the end and aborts on an exception.
+    Used as a context manager it closes at the end and aborts on an exception. `path` is the name asked for, and
+    after `close` the one that the file got.
     """
 
-    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any]) -> None:
-        self.path, self.fps, self.scale, self.recipe = path, fps, scale, recipe
+    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any], new: bool) -> None:
+        self.path, self.fps, self.scale, self.recipe, self.new = path, fps, scale, recipe, new
         self.frames = 0
         self._done = False
 
@@ -93,7 +72,7 @@ class Writer:
             image = np.asarray(
                 Image.fromarray(image).resize((w * self.scale, h * self.scale), Image.Resampling.BICUBIC)
             )
-        with _uninterrupted():
+        with uninterrupted():
             with self._guard():
                 self._write(image)
             self.frames += 1
@@ -105,7 +84,7 @@ class Writer:
         if not self.frames:
             self.abort()
             return
-        with _uninterrupted():
+        with uninterrupted():
             with self._guard():
                 self._finish()
             self._done = True
@@ -146,29 +125,13 @@ class Writer:
             self.abort()
 
 
-def _temporary(path: Path) -> Path:
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    return Path(name)
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    """Make sure the bytes are on disk, then give the file its name with the usual permissions."""
-    with temporary.open("rb") as f:
-        os.fsync(f.fileno())
-    mask = os.umask(0)
-    os.umask(mask)
-    temporary.chmod(0o666 & ~mask)
-    temporary.replace(path)
-
-
 class _Mp4Writer(Writer):
-    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any]) -> None:
-        super().__init__(path, fps, scale, recipe)
+    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any], new: bool) -> None:
+        super().__init__(path, fps, scale, recipe, new)
         import av
 
         with self._guard():
-            self._file = _temporary(path)
+            self._file = hidden_beside(path, empty_file)
             self._container = av.open(
                 str(self._file), "w", format="mp4", options={"movflags": "+faststart+use_metadata_tags"}
             )
@@ -197,7 +160,7 @@ class _Mp4Writer(Writer):
         for packet in self._stream.encode():
             self._container.mux(packet)
         self._container.close()
-        _publish(self._file, self.path)
+        self.path = publish(self._file, self.path, new=self.new)
 
     def _discard(self) -> None:
         with contextlib.suppress(Exception):
@@ -208,11 +171,11 @@ class _Mp4Writer(Writer):
 class _GifWriter(Writer):
     """Keeps the frames: one palette for the whole clip needs them all."""
 
-    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any]) -> None:
-        super().__init__(path, fps, scale, recipe)
+    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any], new: bool) -> None:
+        super().__init__(path, fps, scale, recipe, new)
         self._images: list[Image.Image] = []
         with self._guard():
-            self._file = _temporary(path)
+            self._file = hidden_beside(path, empty_file)
 
     def _write(self, image: Image8) -> None:
         self._images.append(Image.fromarray(image))
@@ -233,35 +196,37 @@ class _GifWriter(Writer):
             loop=0,
             comment=json.dumps(self.recipe).encode(),
         )
-        _publish(self._file, self.path)
+        self.path = publish(self._file, self.path, new=self.new)
 
     def _discard(self) -> None:
         self._file.unlink(missing_ok=True)
 
 
 class _PngWriter(Writer):
-    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any]) -> None:
-        super().__init__(path, fps, scale, recipe)
+    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any], new: bool) -> None:
+        super().__init__(path, fps, scale, recipe, new)
         with self._guard():
-            self._folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+            self._folder = hidden_beside(path, Path.mkdir)
 
     def _write(self, image: Image8) -> None:
         Image.fromarray(image).save(self._folder / f"{self.frames:04d}.png")
 
     def _finish(self) -> None:
         (self._folder / "recipe.json").write_text(json.dumps(self.recipe, indent=1) + "\n", encoding="utf-8")
-        self._folder.chmod(0o755)
-        self._folder.replace(self.path)
+        self.path = publish_folder(self._folder, self.path)
 
     def _discard(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def open_writer(path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any]) -> Writer:
-    """A writer for this name. Raises RequestError for a name that can't be written."""
+def open_writer(path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False) -> Writer:
+    """A writer for this name; an existing file is replaced, or with `new` kept and the name numbered.
+
+    A folder of PNGs is always new. Raises RequestError for a name that can't be written.
+    """
     check_target(path)
     kinds: dict[str, type[Writer]] = {".mp4": _Mp4Writer, ".gif": _GifWriter, "": _PngWriter}
-    return kinds[path.suffix.lower()](path, fps, scale, recipe)
+    return kinds[path.suffix.lower()](path, fps, scale, recipe, new)
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -281,11 +246,12 @@ def read_recipe(path: Path) -> dict[str, Any]:
                 text = container.metadata.get("comment")
         recipe = json.loads(text or "")
     except FileNotFoundError:
-        raise RequestError(f"--from {path}: there is no such video") from None
-    except (OSError, ValueError):
-        raise RequestError(f"--from {path}: carries no recipe of fastcar") from None
-    if not isinstance(recipe, dict) or not {"prompt", "seed", "settings"} <= recipe.keys():
-        raise RequestError(f"--from {path}: carries no recipe of fastcar")
+        raise RequestError(f"{path}: there is no such video") from None
+    except (OSError, ValueError, RecursionError):
+        raise RequestError(f"{path} carries no recipe of fastcar") from None
+    kinds = {"prompt": str, "seed": int, "settings": dict}
+    if not isinstance(recipe, dict) or not all(isinstance(recipe.get(k), kind) for k, kind in kinds.items()):
+        raise RequestError(f"{path} carries no recipe of fastcar")
     return recipe
 
 
@@ -293,8 +259,10 @@ def read_frames(path: Path) -> Image8:
     """Every frame of an MP4, GIF or folder of PNGs, uint8 [T, H, W, 3]."""
     if path.is_dir():
         return np.stack([np.asarray(Image.open(p).convert("RGB")) for p in sorted(path.glob("*.png"))])
-    import imageio.v3 as iio
-
     if path.suffix.lower() == ".gif":
-        return np.asarray(iio.imread(path, plugin="pillow", mode="RGB"))
-    return np.asarray(iio.imread(path, plugin="pyav"))
+        with Image.open(path) as clip:
+            return np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(clip)])
+    import av
+
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])

@@ -1,9 +1,8 @@
-"""What a real decode did: replay by layer and frame, TAS by layer, likeness of MLP outputs, a map over the frames."""
+"""What a real decode did: replay by layer and frame, TAS by layer, similarity of MLP outputs, a map over the frames."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.pipeline import TextToVideo
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
-class _Likeness:
-    """Cosine similarity of each MLP output with the one at the same place a frame earlier, mean by layer."""
+class _Similarity:
+    """Cosine similarity of each MLP output with the one at the same position a frame earlier, mean by layer."""
 
     def __init__(self, layers: int, frame: int) -> None:
         self._frame = frame
@@ -30,13 +31,13 @@ class _Likeness:
     def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
         if t < 0:
             return
-        place = t % self._frame
-        before = self._last[layer].get(place)
+        position = t % self._frame
+        before = self._last[layer].get(position)
         now = mlp.detach().float().clone()
         if before is not None:
             self._sum[layer] += float(torch.cosine_similarity(before, now, dim=-1).sum())
             self._count[layer] += len(now)
-        self._last[layer][place] = now
+        self._last[layer][position] = now
 
     def means(self) -> list[float | None]:
         return [s / n if n else None for s, n in zip(self._sum, self._count, strict=True)]
@@ -44,15 +45,15 @@ class _Likeness:
 
 @dataclass(frozen=True)
 class DecodeProfile:
-    """A dense run (TAS, likeness) and a run at tau (replay), both of the same prompt and seed.
+    """A dense run (TAS, similarity) and a run at tau (replay), both of the same prompt and seed.
 
-    tas [layers, values]; by_place [frames, N] is the share of layers and rows that replayed;
+    tas [layers, values]; by_position [frames, N] is the share of layers and rows that replayed;
     images uint8 [frames, H, W, 3] of the run at tau.
     """
 
     prompt: str
     seed: int
-    tau: float | None
+    tau: float
     definition: str
     tas: NDArray[np.float32]
     similarity: list[float | None]
@@ -60,14 +61,14 @@ class DecodeProfile:
     by_frame: list[float]
     ratio: float
     eligible_ratio: float
-    by_place: NDArray[np.float32]
+    by_position: NDArray[np.float32]
     grid: tuple[int, int]
     images: NDArray[np.uint8]
 
     @property
     def warning(self) -> str | None:
         """Said where the threshold does nothing, or everything."""
-        if self.tau is None:
+        if self.tau == math.inf:
             return None
         if self.eligible_ratio in (0.0, 1.0):
             low, high = float(self.tas.min()), float(self.tas.max())
@@ -81,7 +82,7 @@ class DecodeProfile:
         return {
             "prompt": self.prompt,
             "seed": self.seed,
-            "tau": self.tau if self.tau is None or math.isfinite(self.tau) else str(self.tau),
+            "tau": Tau((self.tau,)).plain(),
             "tas": self.definition,
             "replay": {
                 "ratio": self.ratio,
@@ -92,7 +93,7 @@ class DecodeProfile:
             "tas_percentiles": [
                 {f"p{p}": float(v) for p, v in zip(PERCENTILES, row, strict=True)} for row in percentiles
             ],
-            "above_tau": None if self.tau is None else [float((row > self.tau).mean()) for row in self.tas],
+            "above_tau": None if self.tau == math.inf else [float((row > self.tau).mean()) for row in self.tas],
             "mlp_similarity": self.similarity,
             "warning": self.warning,
         }
@@ -108,34 +109,34 @@ def _run(pipe: TextToVideo, prompt: str, seed: int, watch: Any = None) -> tuple[
 
 def profile_decode(pipe: TextToVideo, prompt: str, seed: int) -> DecodeProfile:
     """Decode the prompt dense and at the pipeline's tau. A list of thresholds counts as its first number."""
-    taus: Sequence[float | None] | None = pipe.settings.taus
-    dense = pipe.with_settings(taus=(math.inf,) * pipe.layers, keep_tas=True)
-    likeness = _Likeness(pipe.layers, pipe.tokens_per_frame)
-    first, images = _run(dense, prompt, seed, likeness)
+    rule = pipe.settings.rule
+    dense = pipe.with_settings(rule=ReplayRule(tas=rule.tas), keep_tas=True)
+    similarity = _Similarity(pipe.layers, pipe.tokens_per_frame)
+    first, images = _run(dense, prompt, seed, similarity)
     assert first.replay is not None and first.replay.tas is not None
     tas = first.replay.tas[:, :, first.frame :].cpu().numpy().reshape(pipe.layers, -1)
     n = first.frame
-    by_place = np.zeros((pipe.frames, n), np.float32)
+    by_position = np.zeros((pipe.frames, n), np.float32)
     by_layer, by_frame, ratio, eligible = [0.0] * pipe.layers, [0.0] * pipe.frames, 0.0, 0.0
-    if taus is not None:
+    if not rule.off:
         second, images = _run(pipe, prompt, seed)
         assert second.replay is not None
         stats = second.replay.stats(second.passes)
         by_layer, by_frame, ratio, eligible = stats.by_layer, stats.by_frame, stats.ratio, stats.eligible_ratio
         shares = second.replay.replayed.float().mean((0, 1)).cpu().numpy()
-        by_place.reshape(-1)[: len(shares)] = shares
+        by_position.reshape(-1)[: len(shares)] = shares
     return DecodeProfile(
         prompt=prompt,
         seed=seed,
-        tau=None if taus is None else next((t for t in taus if t is not None), None),
-        definition=pipe.settings.tas,
+        tau=next((t for t in rule.tau.values if t < math.inf), math.inf),
+        definition=rule.tas,
         tas=tas,
-        similarity=likeness.means(),
+        similarity=similarity.means(),
         by_layer=by_layer,
         by_frame=by_frame,
         ratio=ratio,
         eligible_ratio=eligible,
-        by_place=by_place,
+        by_position=by_position,
         grid=pipe.grid,
         images=images,
     )

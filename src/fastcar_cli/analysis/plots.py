@@ -6,14 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
 from fastcar_cli.analysis.decode_profile import DecodeProfile
 from fastcar_cli.errors import RunError
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from fastcar_cli.extras import pyplot
 
 COLORS = {
     "attention": "#4477aa",
@@ -28,6 +25,7 @@ COLORS = {
 
 
 def _save(folder: Path, name: str, draw: Callable[[Any], None], size: tuple[float, float] = (7.5, 4.2)) -> list[Path]:
+    plt = pyplot("a plot")
     figure = plt.figure(figsize=size, layout="constrained")
     draw(figure)
     files = [folder / f"{name}.png", folder / f"{name}.svg"]
@@ -53,7 +51,7 @@ def write_plots(
             files += _save(folder, "replay-map", lambda f: _map(f, decode, columns, rows), (2.4 * columns, 2.6 * rows))
         return files
     except OSError as e:
-        raise RunError(f"--plots {folder}: {e.filename or folder} could not be written: {e.strerror}") from None
+        raise RunError(f"{e.filename or folder} could not be written: {e.strerror}") from None
 
 
 def _time(figure: Any, lengths: list[dict[str, Any]], unit: str) -> None:
@@ -93,7 +91,7 @@ def _by_layer(figure: Any, found: DecodeProfile) -> None:
 def _tas(figure: Any, found: DecodeProfile) -> None:
     axes = figure.subplots()
     axes.boxplot(list(found.tas), positions=range(len(found.tas)), whis=(1, 99), showfliers=False, widths=0.6)
-    if found.tau is not None and np.isfinite(found.tau):
+    if np.isfinite(found.tau):
         axes.axhline(found.tau, color=COLORS["mlp"], linewidth=1.5, label=f"tau {found.tau:g}")
         axes.legend(frameon=False)
     axes.set(xlabel="layer", ylabel=f"TAS ({found.definition})")
@@ -118,7 +116,7 @@ def _map(figure: Any, found: DecodeProfile, columns: int, rows: int) -> None:
         if i >= len(found.images):
             continue
         axes.imshow(found.images[i])
-        shares = found.by_place[i].reshape(found.grid)
+        shares = found.by_position[i].reshape(found.grid)
         shown = axes.imshow(
             shares, cmap="viridis", alpha=0.4, vmin=0, vmax=1, extent=(-0.5, width - 0.5, height - 0.5, -0.5)
         )

@@ -19,8 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.analysis.machine import Machine, seconds_of, synchronise
-from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import DTYPES, empty_network
 from fastcar_cli.models.plan import available_bytes, gib, parameter_bytes
@@ -33,7 +36,7 @@ BUDGET = 10 * 2**30
 """Most bytes the layers with random weights may take."""
 
 
-def parse_lengths(text: str, option: str = "--seq") -> list[int]:
+def parse_lengths(text: str, option: str = "seq") -> list[int]:
     """`2k,4096,0.5k` to numbers of tokens. Raises RequestError for anything else."""
     lengths = []
     for part in text.split(","):
@@ -41,7 +44,7 @@ def parse_lengths(text: str, option: str = "--seq") -> list[int]:
         value = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
         if value < 1 or value != int(value) or value > 2**20:
             raise RequestError(
-                f"{option} {text}: {part.strip()!r} is no length",
+                f"`{option}` {text}: {part.strip()!r} is no length",
                 hint="allowed: 1 to 1024k tokens, such as 2k,4096,0.5k",
             )
         lengths.append(int(value))
@@ -84,7 +87,7 @@ def random_shape(spec: ModelSpec, dtype: str, device: str, rows: int, longest: i
         raise RequestError(
             f"one layer at {longest} tokens does not fit: {gib(rest)} beside the layers + {gib(layer)} a layer + "
             f"{gib(cache)} caches a layer with {rows} rows = {gib(rest + layer + cache)}, {gib(free)} may be used",
-            hint="a smaller --seq, fewer --rows, or --dtype bfloat16",
+            hint="a smaller `seq`, fewer `rows`, or `dtype` bfloat16",
         )
     network = empty_network(replace(spec, decoder=replace(decoder, layers=int(layers))))
     filled: dict[str, Tensor] = {}
@@ -165,16 +168,23 @@ class Measured:
     spread: float
 
 
-def decode_at(shape: Shape, rows: int, seq: int, steps: int, taus: tuple[float | None, ...] | None) -> Iterator[Any]:
-    """A decode that begins with `seq` tokens of context; yields itself, then a step at a time."""
+def decode_at(shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, scored: bool = False) -> Iterator[Any]:
+    """A decode in plain torch that begins with `seq` tokens of context; yields itself, then a step at a time.
+
+    `scored` computes TAS whether or not it may exceed tau.
+    """
     guided = rows % 2 == 0
     n = shape.network.spec.tokens_per_frame
     text = min(12, max(1, seq - 1))
     first = max(1, seq - text)
-    if taus is not None:
+    if scored:
         first = max(first, n + 1)
     settings = DecodeSettings(
-        frames=-(-(first + steps + 1) // n), sampling=SamplingSettings(cfg=3.0 if guided else 1.0), taus=taus
+        frames=-(-(first + steps + 1) // n),
+        sampling=SamplingSettings(cfg=3.0 if guided else 1.0),
+        rule=ReplayRule(tau),
+        keep_tas=scored,
+        kernels="torch",
     )
     videos = rows // 2 if guided else rows
     noise = torch.rand(videos, settings.frames * n, shape.spec.depth.depth)
@@ -183,12 +193,11 @@ def decode_at(shape: Shape, rows: int, seq: int, steps: int, taus: tuple[float |
     yield from decode.steps(first=first)
 
 
-def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: float | None = None) -> Measured:
-    """Median seconds of a decode step at this context, whole and by part. tau None is dense, -inf replays all."""
+def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = OFF, scored: bool = False) -> Measured:
+    """Median seconds of a decode step at this context, whole and by part; arguments as in `decode_at`."""
     device = shape.network.device
-    taus = None if tau is None else (tau,) * shape.layers
     warm = 2
-    running = decode_at(shape, rows, seq, 2 * repeats + warm + 1, taus)
+    running = decode_at(shape, rows, seq, 2 * repeats + warm + 1, tau, scored)
     decode: Decode = next(running)
     watch = Stopwatch(device)
     whole: list[float] = []
@@ -248,8 +257,8 @@ def profile_length(
 ) -> dict[str, Any]:
     """The document of one length: modules that add up to step_ms, each with its parts, bytes and floor."""
     dense = measure_step(shape, rows, seq, repeats=repeats)
-    scored = measure_step(shape, rows, seq, repeats=repeats, tau=math.inf)
-    replayed = measure_step(shape, rows, seq, repeats=repeats, tau=-math.inf)
+    scored = measure_step(shape, rows, seq, repeats=repeats, scored=True)
+    replayed = measure_step(shape, rows, seq, repeats=repeats, tau=Tau((-math.inf,)), scored=True)
 
     def full(name: str, value: float) -> float:
         return value * (shape.scale if name.startswith(LAYER_PARTS) else 1.0)

@@ -12,7 +12,7 @@ from fastcar_cli.errors import RunError
 
 def write_trace(file: Path, shape: Shape, rows: int, seq: int) -> None:
     """Trace two steps at a context length. Raises RunError where the file can't be written."""
-    running = decode_at(shape, rows, seq, 4, None)
+    running = decode_at(shape, rows, seq, 4)
     for _ in range(3):
         next(running)
     activities = [ProfilerActivity.CPU]
@@ -24,6 +24,6 @@ def write_trace(file: Path, shape: Shape, rows: int, seq: int) -> None:
     try:
         found.export_chrome_trace(str(file))
     except (OSError, RuntimeError) as e:
-        raise RunError(f"--trace {file} could not be written: {e}") from None
+        raise RunError(f"{file} could not be written: {e}") from None
     if not file.exists():
-        raise RunError(f"--trace {file} could not be written")
+        raise RunError(f"{file} could not be written")

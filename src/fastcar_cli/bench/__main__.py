@@ -47,11 +47,12 @@ def whole_command(count: int) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console, machine = Console(), result["machine"]
-    console.print(
+    from fastcar_cli.cli.render import console
+
+    out, machine = console(stderr=False), result["machine"]
+    out.print(
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; reads "
         f"{machine['read_gb_s']:.1f} GB/s, copies {machine['copy_gb_s']:.1f} GB/s; beside the passes "
         f"{result['bandwidth_gb_s']:.1f} GB/s, each share counts from what was read right after it"
@@ -68,9 +69,9 @@ def _print(result: dict[str, Any]) -> None:
         cells += [f"{line['gb_s']:.1f}", f"{line['of_bandwidth']:.0%}"] if "gb_s" in line else ["", ""]
         cells += [f"{line['speedup']:.2f}", f"{line['of_ceiling']:.1%}"] if "speedup" in line else ["", ""]
         table.add_row(*cells)
-    console.print(table)
+    out.print(table)
     for name, value in result["ratios"].items():
-        console.print(f"{name:>34}  {value:.3f}")
+        out.print(f"{name:>34}  {value:.3f}")
 
 
 def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def bench(
             compiled=compiled,
             device=place,
         )
-        for tokens in parse_lengths(context or ("300" if mini else "512,2k,8k"), "--context")
+        for tokens in parse_lengths(context or ("300" if mini else "512,2k,8k"), "context")
     ]
     for plan in plans:
         check(plan)
@@ -152,9 +153,10 @@ def bench(
 def main() -> None:
     """Run it; errors end as those of `fastcar` do."""
     from fastcar_cli.cli.app import main as run
+    from fastcar_cli.cli.flags import Command
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(bench)
+    app.command(cls=Command)(bench)
     run(app)
 
 

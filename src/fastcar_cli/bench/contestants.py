@@ -14,25 +14,30 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.bench.plan import PROMPT_TOKENS
-from fastcar_cli.decoding.engine import Decode, DecodeSettings
-from fastcar_cli.decoding.kv_cache import FullCache
-from fastcar_cli.decoding.replay import Compute, ReplayCache
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.executor import HostExecutor
+from fastcar_cli.decoding.native import block_weights
+from fastcar_cli.decoding.plain import PlainExecutor
+from fastcar_cli.decoding.replay import Replay, ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.tau import OFF, Tau
+from fastcar_cli.extras import need
+from fastcar_cli.kernels import native
 from fastcar_cli.models.video_model import VideoModel
 
 Passes = Callable[[int], None]
 
 
-class ComputeThenSelect(ReplayCache):
+class ComputeThenSelect(PlainExecutor):
     """What the released FastCar code does: every MLP is computed, then rows are selected."""
 
-    def apply(self, layer: int, t: int, x: Tensor, scores: Tensor | None, compute: Compute) -> Tensor:
-        """See `ReplayCache.apply`; the result is the same, the saving is not."""
-        slot = self.outputs[layer, :, t % self.frame]
-        y = compute(x, None)
-        if scores is not None:
-            y = torch.where(self.decide(layer, t, scores)[:, None], slot, y)
-        slot.copy_(y)
+    def _mlp(self, layer: int, t: int, x: Tensor, replay: Replay | None) -> Tensor:
+        """As the plain executor has it; the result is the same, the saving is not."""
+        assert replay is not None
+        slot = replay.outputs[layer, :, t % replay.frame]
+        y = self._batch.blocks[layer].mlp_branch(x)
+        slot.copy_(torch.where(replay.replayed[layer, :, t, None], slot, y))
         return slot
 
 
@@ -69,7 +74,7 @@ def engine(
     settings = DecodeSettings(
         frames=frames,
         sampling=SamplingSettings(cfg=2.0 if guided else 1.0),
-        taus=None if ratio is None else (float("-inf"),) * layers,
+        rule=ReplayRule(OFF if ratio is None else Tau((float("-inf"),))),
         kernels=kernels,
     )
     videos = rows // 2 if guided else rows
@@ -77,14 +82,14 @@ def engine(
     decode = Decode(model, [[1] * PROMPT_TOKENS] * rows, settings, noise)
     if decode.replay is not None:
         assert ratio is not None
-        if select:
-            decode.replay.__class__ = ComputeThenSelect
         forced = torch.zeros_like(decode.replay.replayed)
         forced[:, :, first : first + passes] = pattern(ratio, layers, rows, passes, joint)
-        decode.replay.forced = forced
-    cache = decode.cache
-    assert isinstance(cache, FullCache)
+        decode.replay.force(forced)
+    if select:
+        decode.executor = ComputeThenSelect(decode)
     decode.start()
+    executor = decode.executor
+    assert isinstance(executor, HostExecutor)
     # transformers is given embeddings, so ours need not look up codes either.
     identity = isinstance(model.projector.layers, nn.Identity)
     inputs = model.spec.decoder.width if identity else model.spec.rqvae.code_width
@@ -94,8 +99,8 @@ def engine(
     @torch.inference_mode()
     def run(count: int) -> None:
         for t in range(first, first + count):
-            decode.token_pass(t, latent)
-        cache.rewind(count)
+            executor.token_pass(t, latent)
+        decode.cache.rewind(count)
 
     return run
 
@@ -104,15 +109,15 @@ def engine(
 def mlp_only(model: VideoModel, *, rows: int, kernels: str) -> Passes:
     """Only the MLP branches of all layers, for their share of a pass."""
     x = torch.randn(rows, model.spec.decoder.width, generator=torch.Generator().manual_seed(0)).to(model.dtype)
-    if kernels == "numba":
-        from fastcar_cli.decoding.compiled import CompiledMLPs
+    if kernels == "native":
+        weights = [block_weights(block) for block in model.llm.blocks]
+        branches = native.MLPs(weights, model.spec.decoder.rms_eps, torch.get_num_threads())
+        wide = x.float()
 
-        branches = CompiledMLPs(model)
+        def together(count: int) -> None:
+            branches(wide, count)
 
-        def compiled(count: int) -> None:
-            branches(x, count)
-
-        return compiled
+        return together
     blocks = model.llm.blocks
 
     @torch.inference_mode()
@@ -126,8 +131,8 @@ def mlp_only(model: VideoModel, *, rows: int, kernels: str) -> Passes:
 
 def llama(model: VideoModel, *, rows: int, context: int, passes: int, compiled: bool) -> Passes:
     """Transformers' LlamaModel with a static cache: the same weights, embeddings given."""
-    from transformers import LlamaConfig, LlamaModel, StaticCache
-
+    transformers = need("transformers", "the comparison with transformers")
+    LlamaModel, StaticCache = transformers.LlamaModel, transformers.StaticCache
     spec = model.spec.decoder
     # One token more than is used, so that both attend to about as many slots.
     slots = context + passes + 1
@@ -143,7 +148,7 @@ def llama(model: VideoModel, *, rows: int, context: int, passes: int, compiled: 
         "rope_theta": spec.rope_theta,
         "attn_implementation": "sdpa",
     }
-    config = LlamaConfig(**options)
+    config = transformers.LlamaConfig(**options)
     with torch.device("meta"):
         twin = LlamaModel(config)
     weights = {k: v for k, v in model.llm.state_dict().items() if "inv_freq" not in k}

@@ -14,7 +14,6 @@ from fastcar_cli.analysis.machine import Machine, Stream, measure_machine, synch
 from fastcar_cli.analysis.profiler import random_shape
 from fastcar_cli.bench.contestants import Passes, engine, llama, mlp_only
 from fastcar_cli.bench.plan import RATIOS, Plan
-from fastcar_cli.decoding.compiled import prepare
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.dummy import full_spec
@@ -34,7 +33,7 @@ def models(plan: Plan) -> dict[str, VideoModel]:
     spec = replace(spec, decoder=replace(spec.decoder, max_positions=max(plan.context + 2 * plan.passes, 4096)))
     shape = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context)
     if shape.layers < plan.layers:
-        raise RequestError(f"--layers {plan.layers}: there is memory for {shape.layers} of this width")
+        raise RequestError(f"`layers` {plan.layers}: there is memory for {shape.layers} of this width")
     network = shape.network
     # transformers is given embeddings; a projector of 4096 x 4096 would weigh much beside one or two layers.
     network.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
@@ -66,12 +65,10 @@ def contestants(plan: Plan, found: Mapping[str, VideoModel]) -> dict[str, Passes
     common: dict[str, Any] = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}
     made: dict[str, Passes] = {}
     for name, model in found.items():
-        kinds = ["numba"] if name == "int8" else ["torch", "numba"]
+        kinds = ["native"] if name == "int8" else ["torch", "native"]
         if plan.device != "cpu":
             kinds = ["torch"]
         for kernels in kinds:
-            if kernels == "numba":
-                prepare(model)
             label = f"{name}/{kernels}"
             made[f"{label}/dense"] = engine(model, kernels=kernels, **common)
             made[f"{label}/mlp"] = mlp_only(model, rows=plan.rows, kernels=kernels)
@@ -184,7 +181,7 @@ def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], firs
     def faster(ours: str, theirs: str) -> float:
         return statistics.median(b / a for a, b in zip(times[ours], times[theirs], strict=True))
 
-    kernels = "numba" if f"{first}/numba/dense" in times else "torch"
+    kernels = "native" if f"{first}/native/dense" in times else "torch"
     best, eager = f"{first}/{kernels}", f"{first}/transformers eager"
     ratios = {
         "dense_vs_transformers": faster(f"{best}/dense", eager),
@@ -195,10 +192,12 @@ def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], firs
     }
     if f"{first}/transformers compiled" in times:
         ratios["dense_vs_transformers_compiled"] = faster(f"{best}/dense", f"{first}/transformers compiled")
-    if "int8/numba/dense" in times:
+    if "int8/native/dense" in times:
         ratios |= {
-            "int8_vs_transformers": faster("int8/numba/dense", eager),
-            "int8_of_bandwidth": lines["int8/numba/dense"]["of_bandwidth"],
-            "int8_replay_vs_amdahl": min(v["of_ceiling"] for k, v in lines.items() if k.startswith("int8/numba/joint")),
+            "int8_vs_transformers": faster("int8/native/dense", eager),
+            "int8_of_bandwidth": lines["int8/native/dense"]["of_bandwidth"],
+            "int8_replay_vs_amdahl": min(
+                v["of_ceiling"] for k, v in lines.items() if k.startswith("int8/native/joint")
+            ),
         }
     return ratios

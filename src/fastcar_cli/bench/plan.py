@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import folder_of, read_spec
 from fastcar_cli.models.dummy import full_spec
 from fastcar_cli.models.plan import available_bytes, gib
+from fastcar_cli.models.registry import folder_of, read_spec
 from fastcar_cli.models.video_model import ModelSpec
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
@@ -45,7 +45,7 @@ def check(plan: Plan) -> None:
     most = (decoder.max_positions if mini else _LONGEST) - plan.passes
     if not least <= plan.context <= most:
         raise RequestError(
-            f"--context {plan.context}: the prompt takes {PROMPT_TOKENS} tokens, a frame {spec.tokens_per_frame}, and "
+            f"`context` {plan.context}: the prompt takes {PROMPT_TOKENS} tokens, a frame {spec.tokens_per_frame}, and "
             f"{plan.passes} passes follow",
             hint=f"allowed: {least} to {most}",
         )
@@ -55,7 +55,7 @@ def check(plan: Plan) -> None:
     free = available_bytes(plan.device)
     if caches > free:
         raise RequestError(
-            f"--context {plan.context}: {plan.contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
+            f"`context` {plan.context}: {plan.contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
             f"keys and values, {gib(free)} are free",
-            hint="a shorter --context, or fewer --rows or --layers",
+            hint="a shorter `context`, or fewer `rows` or `layers`",
         )

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     """Print files, sizes, memory and the replay ceiling; raises RequestError as the run would."""
     from fastcar_cli.models import hub
-    from fastcar_cli.models.checkpoint import BUNDLED, folder_of
     from fastcar_cli.models.plan import choose_dtype
+    from fastcar_cli.models.registry import BUNDLED, folder_of
     from fastcar_cli.models.vila_u import PARTS, is_checkpoint, read_spec, root_of
     from fastcar_cli.models.weights import weight_files
     from fastcar_cli.pipeline import TextToVideo
 
     repository = hub.repository_of(run.model)
     if repository is not None:
-        folder = hub.fetch(repository, configs_only=True)
+        folder = hub.fetch(repository, hub.revision_of(run.model), configs_only=True)
         try:
-            sizes = hub.remote_sizes(repository)
+            sizes = hub.remote_sizes(repository, hub.revision_of(run.model))
         except RunError:
             sizes = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
         missing = {name: size for name, size in sizes.items() if not (folder / name).exists()}
@@ -63,9 +63,9 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     elif not quiet:
         _table(document, plan)
     if repository is not None and not quiet:
-        from fastcar_cli.cli.render import console
+        from fastcar_cli.cli.render import console, note
 
-        console().print("[yellow]note:[/] " + hub.LICENCE.format(name=run.model, repository=repository))
+        note(console(), hub.LICENCE.format(name=run.model, repository=repository))
     if refusal is not None:
         raise refusal
     if document["missing"]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastcar_cli.cli.flags import refuse, refuse_all_but
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def fpga(
+    ctx: typer.Context,
     trace: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Decisions that generate has saved.")] = None,
     preset: Annotated[str, typer.Option(help="Accelerator: a preset or a YAML file.")] = "paper-u280",
     model: Annotated[
@@ -53,13 +55,23 @@ def fpga(
     from fastcar_cli.backends.fpga.workload import workload_of
     from fastcar_cli.models.video_model import ModelSpec
 
+    if table:
+        refuse_all_but(ctx, ("table", "preset", "as_json"), "with --table, which emulates the published runs")
+    if trace is not None:
+        refuse_all_but(
+            ctx,
+            ("trace", "preset", "window", "sinks", "explain", "report", "as_json"),
+            "with a file of decisions, which holds its own",
+        )
+    if window in (None, "off"):
+        refuse(ctx, ("sinks",), "where everything is attended to", "it needs --window with a number of tokens")
+    if pair_correlation and rows % 2:
+        raise RequestError(f"--pair-correlation with --rows {rows}: rows have no pairs", hint="an even number of rows")
     for name, value, allowed in (("spread", spread, ("eligible", "all")), ("profile", profile, ("flat", "valley"))):
         if value not in allowed:
             raise RequestError(f"--{name} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
     accelerator = load_preset(preset)
     if table:
-        if trace is not None:
-            raise RequestError("--table emulates the published run; it takes no file of decisions")
         _table(accelerator, as_json)
         return
     patterns = []
@@ -114,8 +126,8 @@ def fpga(
 
 
 def _shapes(model: str) -> Any:
-    from fastcar_cli.models.checkpoint import folder_of, read_spec
     from fastcar_cli.models.dummy import full_spec
+    from fastcar_cli.models.registry import folder_of, read_spec
 
     return full_spec() if model == "vila-u-7b" else read_spec(folder_of(model))
 

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli import __version__
+from fastcar_cli.cli.flags import given, refuse
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.extras import pyplot
+from fastcar_cli.files import write_whole
+from fastcar_cli.signals import status, uninterrupted
 
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 
 def generate(
+    ctx: typer.Context,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What the video shows.")] = None,
     prompts_file: Annotated[Path | None, typer.Option("--prompts", help="File with one prompt a line.")] = None,
     from_: Annotated[
@@ -44,7 +48,7 @@ def generate(
     tas: Annotated[str | None, typer.Option(help="Definition of the score: attention or released.")] = None,
     gate: Annotated[str | None, typer.Option(help="Who decides on a replay: row or pair.")] = None,
     max_replay_age: Annotated[int | None, typer.Option(help="Times in a row one value may be replayed.")] = None,
-    model: Annotated[str | None, typer.Option(help="mini, vila-u-7b, or the path of a model folder.")] = None,
+    model: Annotated[str | None, typer.Option(help="mini, vila-u-7b[@REVISION], or a model folder.")] = None,
     frames: Annotated[int | None, typer.Option(help="Frames of the video.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; drawn and printed where none is given.")] = None,
     samples: Annotated[int | None, typer.Option(help="Videos a prompt, with seeds counted up.")] = None,
@@ -84,9 +88,11 @@ def generate(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Make videos from prompts."""
-    from fastcar_cli.config import RunConfig, flat, later_wins, load_config, parse_tau
+    from fastcar_cli.config import load_config
     from fastcar_cli.video import check_target, default_name, read_recipe
 
+    if verbose and (quiet or as_json):
+        refuse(ctx, ("verbose",), f"with {'--quiet' if quiet else '--json'}", "leave one of them out")
     if tau is not None and replay_ratio is not None:
         raise RequestError(
             f"--tau {tau} and --replay-ratio {replay_ratio:g} exclude each other", hint="a ratio is kept by moving tau"
@@ -100,7 +106,7 @@ def generate(
         "sampling.temperature": temperature,
         "sampling.top_k": top_k,
         "sampling.top_p": top_p,
-        "replay.tau": None if tau is None else parse_tau(tau),
+        "replay.tau": tau,
         "replay.ratio": replay_ratio,
         "replay.tas": tas,
         "replay.gate": gate,
@@ -119,22 +125,23 @@ def generate(
     flags = {k: v for k, v in flags.items() if v is not None}
     texts = _prompts(prompts or [], prompts_file)
     notes: list[str] = []
+    recipe: dict[str, Any] | None = None
     if from_ is not None:
         if config is not None:
             raise RequestError("--from and --config exclude each other", hint="change single keys with flags or --set")
+        from fastcar_cli.recipe import same_weights, settings_of
+
         recipe = read_recipe(from_)
-        base = RunConfig.from_dict(recipe["settings"], f"--from {from_}")
-        earlier = {**flat(base.to_dict()), "generation.seed": recipe["seed"]}
-        later_wins(earlier, flags)
-        flags = {**earlier, **flags}
+        taken, told = settings_of(recipe, str(from_), [*flags, *(o.partition("=")[0].strip() for o in set_ or [])])
+        flags = {**taken, **flags}
         texts = texts or [recipe["prompt"]]
-        if recipe.get("version") != __version__:
-            notes.append(
-                f"{from_} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ"
-            )
+        notes += told
     run = load_config(config, set_ or [], flags)
-    if run.backend.name != "fpga-sim" and (fpga is not None or report_to is not None):
-        raise RequestError(f"{'--fpga' if fpga is not None else '--report'} needs --backend fpga-sim")
+    if run.backend.name != "fpga-sim":
+        refuse(ctx, ("fpga", "report_to"), f"with the backend {run.backend.name}", "it needs --backend fpga-sim")
+    notes += _without_effect(ctx, run)
+    if report_to is not None:
+        pyplot("--report")
     if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir()):
         raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
     if not texts:
@@ -152,37 +159,33 @@ def generate(
     if many and output is not None:
         _make_folder(Path(output))
 
-    from fastcar_cli.cli.render import console, summary
+    from fastcar_cli.cli.render import console, note, summary
     from fastcar_cli.models.hub import LICENCE, repository_of
 
-    terminal = console(quiet or as_json)
+    terminal = console(quiet)
     pipe = _load(run, len(jobs), terminal)
     repository = repository_of(run.model)
     if repository is not None:
         notes.append(LICENCE.format(name=run.model, repository=repository))
-    for note in notes + pipe.notices(texts):
-        console(quiet).print(f"[yellow]note:[/] {_escape(note)}")
-    paths: list[Path] = []
-    for text, s in jobs:
-        if many or output is None:
-            folder = Path(output) if output is not None else Path(".")
-            path = default_name(text, s, folder)
-            while path in paths:
-                path = path.with_name(f"{path.stem}-{len(paths) + 1}.mp4")
-        else:
-            path = Path(output)
+    if recipe is not None:
+        notes += same_weights(recipe, str(from_), run.model)
+    for text in notes + pipe.notices(texts):
+        note(terminal, text)
+    if many or output is None:
+        folder = Path(output) if output is not None else Path(".")
+        paths = [default_name(text, s, folder) for text, s in jobs]
+    else:
+        paths = [Path(output)]
+    for path in paths:
         check_target(path)
-        paths.append(path)
-    interrupted = _write(pipe, run, jobs, paths, terminal)
+    written, stop = _write(pipe, run, jobs, paths, many or output is None, terminal)
     reports = []
-    for i, path in enumerate(paths):
-        if not path.exists():
-            continue
+    for i, path in written.items():
         report = pipe.report(i)
         report["video"]["path"] = str(path)
         reports.append(report)
         if many:
-            _sidecar(path.with_suffix(".json"), report)
+            write_whole(path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
     if reports and trace_to is not None:
         from fastcar_cli.backends.fpga.decisions import save
 
@@ -192,15 +195,15 @@ def generate(
         from fastcar_cli.backends.fpga.report import write_report
 
         write_report(report_to, emulated)
-    if interrupted:
+    if stop is not None:
         kept = f"kept {reports[0]['video']['frames']} finished frames" if reports else "no frame was finished"
-        console(quiet).print(f"[yellow]stopped:[/] {kept}")
+        note(terminal, kept, "stopped")
     if as_json and reports:
         typer.echo(json.dumps({"videos": reports} if many else reports[0]))
-    for report in reports:
+    for report in reports if not as_json else []:
         terminal.print(summary(report, verbose))
-    if interrupted:
-        raise typer.Exit(130)
+    if stop is not None:
+        raise typer.Exit(status(stop))
 
 
 def _load(run: RunConfig, videos: int, terminal: Any) -> TextToVideo:
@@ -219,46 +222,63 @@ def _load(run: RunConfig, videos: int, terminal: Any) -> TextToVideo:
         return TextToVideo.from_config(run, videos=videos, on_load=on_load)
 
 
-def _write(pipe: TextToVideo, run: RunConfig, jobs: list[tuple[str, int]], paths: list[Path], terminal: Any) -> bool:
-    """Decode and write every video; True where the user stopped it (finished frames are kept)."""
+def _write(
+    pipe: TextToVideo, run: RunConfig, jobs: list[tuple[str, int]], paths: list[Path], new: bool, terminal: Any
+) -> tuple[dict[int, Path], KeyboardInterrupt | None]:
+    """Decode and write every video: the file of each that has a frame, and what stopped the run before its end.
+
+    With `new` no file is replaced. Frames that were finished before a stop are kept.
+    """
     from fastcar_cli.cli.render import progress
+    from fastcar_cli.models.plan import out_of_memory
+    from fastcar_cli.recipe import recipe_of
     from fastcar_cli.video import open_writer
 
+    stop: KeyboardInterrupt | None = None
     with ExitStack() as stack:
         writers: list[Writer] = []
         for (text, seed), path in zip(jobs, paths, strict=True):
-            recipe = {
-                "prompt": text,
-                "seed": seed,
-                "settings": {
-                    **pipe.effective,
-                    "generation": {**pipe.effective["generation"], "seed": seed, "samples": 1},
-                },
-                "model": pipe.name,
-                "version": __version__,
-            }
-            writer = open_writer(path, fps=pipe.fps, scale=run.video.scale, recipe=recipe)
-            stack.callback(writer.abort)
+            recipe = recipe_of(pipe, text, seed)
+            with uninterrupted():
+                writer = open_writer(path, fps=pipe.fps, scale=run.video.scale, recipe=recipe, new=new)
+                stack.callback(writer.abort)
             writers.append(writer)
-        interrupted = False
         with progress(terminal) as bar:
             task = bar.add_task("decoding", total=pipe.frames)
 
             def on_step(done: int, total: int) -> None:
-                bar.update(task, completed=done * pipe.frames // total)
+                bar.update(task, completed=done * pipe.frames / total)
 
             try:
                 for frame in pipe.stream([t for t, _ in jobs], [s for _, s in jobs], on_step):
                     writers[frame.video].add(frame.image)
-            except KeyboardInterrupt:
-                interrupted = True
+            except KeyboardInterrupt as e:
+                stop = e
             except (MemoryError, RuntimeError) as e:
-                if isinstance(e, MemoryError) or "alloc" in str(e) or "out of memory" in str(e).lower():
-                    raise RunError(f"out of memory: {e}", hint="fewer --samples or prompts at once need less") from None
+                if out_of_memory(e):
+                    raise RunError(f"out of memory: {e}", hint="fewer `samples` or prompts at once need less") from None
                 raise
-        for writer in writers:
-            writer.close()
-    return interrupted
+        with uninterrupted():
+            for writer in writers:
+                writer.close()
+    return {i: writer.path for i, writer in enumerate(writers) if writer.frames}, stop
+
+
+def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
+    """What to tell of options that this run has no use for: a loop over thresholds may well hold a dense run."""
+    dense = run.replay.tau.off and run.replay.ratio is None
+    idle = {
+        "nothing replays: it takes --tau or --replay-ratio": (dense, ("tas", "gate", "max_replay_age")),
+        "everything is attended to: it takes --window": (run.attention.window is None, ("sinks",)),
+        "temperature 0 takes the likeliest code": (run.sampling.temperature == 0, ("top_k", "top_p")),
+    }
+    flags = given(ctx)
+    return [
+        f"{flags[name]} has no effect, because {why}"
+        for why, (holds, names) in idle.items()
+        for name in names
+        if holds and name in flags
+    ]
 
 
 def _prompts(given: list[str], file: Path | None) -> list[str]:
@@ -289,25 +309,11 @@ def _window(text: str) -> int | str:
         raise RequestError(f"--window {text}: not a number", hint="allowed: a number of tokens, or 'off'") from None
 
 
-def _sidecar(path: Path, report: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    except OSError as e:
-        path.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written: {e.strerror}; the videos are whole") from None
-
-
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RequestError(f"-o {folder}: several videos need a folder, and it can't be made: {e.strerror}") from None
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 if sys.platform == "win32":  # pragma: no cover

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.cli.flags import refuse
+from fastcar_cli.errors import RequestError
+from fastcar_cli.extras import pyplot
+from fastcar_cli.files import write_whole
 
 if TYPE_CHECKING:
     from fastcar_cli.analysis.profiler import Shape
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def profile(
+    ctx: typer.Context,
     seq: Annotated[
         str | None, typer.Option(help="Context lengths with commas between them, such as 2k,4k,8192.")
     ] = None,
@@ -25,9 +29,7 @@ def profile(
     rows: Annotated[int | None, typer.Option(help="Rows of the batch; a guided video is two.", min=1, max=256)] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads; default one for the bundled model, else all.", min=1)
-    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default all.", min=1)] = None,
     repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1)] = 5,
     backend: Annotated[str, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")] = "torch",
     fpga: Annotated[str, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = "paper-u280",
@@ -48,11 +50,21 @@ def profile(
         raise RequestError(f"--backend {backend}: unknown", hint="allowed: torch, fpga-sim")
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise RequestError(f"--dtype {dtype}: unknown", hint="allowed: auto, float32, bfloat16, float16")
-    lengths = (
-        parse_lengths(seq if seq is not None else ("2k,4k,8k" if decode is None else "512"))
-        if (seq is not None or decode is None)
-        else []
-    )
+    if decode is None:
+        refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
+    elif seq is None:
+        measured = ("rows", "repeats", "trace", "compare")
+        refuse(ctx, measured, "with --decode alone", "it needs --seq, which measures steps beside the run")
+    if backend == "torch":
+        refuse(ctx, ("fpga",), "with the backend torch", "it needs --backend fpga-sim")
+    else:
+        refuse(
+            ctx, ("dtype", "device", "threads", "repeats", "trace", "decode"), "with an emulated accelerator",
+            "leave it out, or leave out --backend fpga-sim",
+        )  # fmt: skip
+    lengths = [] if decode is not None and seq is None else parse_lengths(seq or "2k,4k,8k")
+    if plots is not None:
+        pyplot("--plots")
     earlier = _read(compare) if compare is not None else None
     for name, file in (("--save", save), ("--trace", trace)):
         if file is not None and not file.parent.is_dir():
@@ -62,11 +74,9 @@ def profile(
             "--decode needs weights; --model vila-u-7b stands for shapes here", hint="--model mini or a folder"
         )
     if backend == "fpga-sim":
-        if trace is not None or decode is not None:
-            raise RequestError("--trace and --decode measure the torch backend", hint="leave out --backend fpga-sim")
         document = _emulated(model, lengths, rows, fpga)
     else:
-        document = _measured(model, lengths, rows, dtype, device, threads, repeats, trace, as_json)
+        document = _measured(model, lengths, rows, dtype, device, threads, repeats, trace)
     found = None
     if decode is not None:
         found = _decoded(model, decode, tau, seed, device, dtype)
@@ -76,10 +86,7 @@ def profile(
 
         write_plots(plots, document["lengths"], found, "ms" if backend == "torch" else "emulated ms")
     if save is not None:
-        try:
-            save.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        except OSError as e:
-            raise RunError(f"--save {save} could not be written: {e.strerror}") from None
+        write_whole(save, json.dumps(document, indent=1) + "\n")
     if earlier is not None:
         document["compared"] = _ratios(document, earlier)
     if as_json:
@@ -91,15 +98,15 @@ def profile(
 
 
 def _spec(model: str) -> ModelSpec:
-    from fastcar_cli.models.checkpoint import folder_of, read_spec
     from fastcar_cli.models.dummy import full_spec
+    from fastcar_cli.models.registry import folder_of, read_spec
 
     return full_spec() if model == "vila-u-7b" else read_spec(folder_of(model))
 
 
 def _measured(
     model: str, lengths: list[int], rows: int | None, dtype: str, device: str, threads: int | None, repeats: int,
-    trace: Path | None, quiet: bool,
+    trace: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     import torch
 
@@ -107,10 +114,11 @@ def _measured(
     from fastcar_cli.analysis.profiler import profile_length, replay_table, vision_seconds
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.models.checkpoint import DTYPES
-    from fastcar_cli.pipeline import resolve_device, use_threads
+    from fastcar_cli.pipeline import resolve_device
 
     place = resolve_device(device)
-    use_threads(threads, small=model == "mini")
+    if threads is not None:
+        torch.set_num_threads(threads)
     chosen = ("float32" if place == "cpu" else "bfloat16") if dtype == "auto" else dtype
     machine = measure_machine(torch.device(place), DTYPES[chosen])
     document: dict[str, Any] = {
@@ -124,7 +132,7 @@ def _measured(
         return document
     shape, count = _shape(model, chosen, place, rows, max(lengths))
     vision = vision_seconds(shape.network, max(1, count // 2))
-    with progress(console(quiet), "lengths") as bar:
+    with progress(console(), "lengths") as bar:
         task = bar.add_task("measuring", total=len(lengths))
         for length in lengths:
             document["lengths"].append(profile_length(shape, machine, count, length, repeats=repeats, vision=vision))
@@ -144,7 +152,7 @@ def _measured(
 
 def _shape(model: str, dtype: str, place: str, rows: int | None, longest: int) -> tuple[Shape, int]:
     from fastcar_cli.analysis.profiler import Shape, random_shape
-    from fastcar_cli.models.checkpoint import default_guidance, folder_of, load
+    from fastcar_cli.models.registry import default_guidance, folder_of, load
 
     if model == "vila-u-7b":
         count = rows or 2
@@ -163,10 +171,10 @@ def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str) -> di
 
 def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> Any:
     from fastcar_cli.analysis.decode_profile import profile_decode
-    from fastcar_cli.config import load_config, parse_tau
+    from fastcar_cli.config import load_config
     from fastcar_cli.pipeline import TextToVideo
 
-    flags = {"model": model, "replay.tau": parse_tau(tau), "runtime.device": device, "runtime.dtype": dtype}
+    flags = {"model": model, "replay.tau": tau, "runtime.device": device, "runtime.dtype": dtype}
     pipe = TextToVideo.from_config(load_config(None, (), flags))
     pipe.notices([prompt])
     return profile_decode(pipe, prompt, seed)

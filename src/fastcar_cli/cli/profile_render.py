@@ -6,8 +6,9 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
-from fastcar_cli.cli.render import console
+from fastcar_cli.cli.render import console, note
 
 
 def _table(title: str, columns: list[str]) -> Table:
@@ -25,7 +26,8 @@ def show(document: dict[str, Any]) -> None:
     """Print everything the document holds."""
     out = console()
     machine = document["machine"]
-    out.print(f"[bold]{machine['device']}[/]" + (f", {machine['threads']} threads" if "threads" in machine else ""))
+    threads = f", {machine['threads']} threads" if "threads" in machine else ""
+    out.print(Text.assemble((machine["device"], "bold"), threads))
     if "copy_gb_s" in machine:
         out.print(
             f"measured: copy {machine['copy_gb_s']:.1f} GB/s (read + written), read {machine['read_gb_s']:.1f} GB/s, "
@@ -35,8 +37,9 @@ def show(document: dict[str, Any]) -> None:
     layers = document.get("layers")
     if layers and layers["measured"] != layers["scaled_to"]:
         out.print(
-            f"[yellow]measured with {layers['measured']} layers of true width and random weights; attention, MLP and "
-            f"TAS are scaled to {layers['scaled_to']} layers, the rest is as measured[/]"
+            f"measured with {layers['measured']} layers of true width and random weights; attention, MLP and "
+            f"TAS are scaled to {layers['scaled_to']} layers, the rest is as measured",
+            style="yellow",
         )
     for length in document["lengths"]:
         out.print(_length(document["model"], length))
@@ -122,4 +125,4 @@ def _decode(found: dict[str, Any]) -> None:
     out.print(table)
     out.print("  by frame: " + "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
     if found["warning"]:
-        out.print(f"[yellow]warning:[/] {found['warning']}")
+        note(out, found["warning"], "warning")

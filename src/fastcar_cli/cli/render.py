@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -10,48 +12,73 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
+
+PLAIN_SECONDS = 60.0
+"""Seconds between lines where standard error is no terminal."""
 
 
-def console(quiet: bool = False) -> Console:
-    """The console of everything but results."""
-    return Console(stderr=True, quiet=quiet)
+def console(quiet: bool = False, *, stderr: bool = True) -> Console:
+    """The console of everything but results. Nothing that it prints is read as markup: styles are `Text`."""
+    return Console(stderr=stderr, quiet=quiet, markup=False, emoji=False)
 
 
-def progress(target: Console, things: str = "frames") -> Progress:
-    """A bar by frame (or other things) with time left; silent where the console is no terminal."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(things),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=target,
-        transient=True,
-        disable=not target.is_terminal,
-    )
+def note(target: Console, text: str, label: str = "note") -> None:
+    """Tell the user something, after a yellow label."""
+    target.print(Text.assemble((f"{label}:", "yellow"), f" {text}"), soft_wrap=True)
 
 
-def loading(target: Console) -> Progress:
-    """A bar by bytes with speed and time left; silent where the console is no terminal."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=target,
-        transient=True,
-        disable=not target.is_terminal,
-    )
+class _Bar(Progress):
+    """A bar in a terminal; elsewhere a plain line a minute, so that a log shows that a long run goes on."""
+
+    def __init__(self, target: Console, things: str, *columns: ProgressColumn, clock: Callable[[], float]) -> None:
+        super().__init__(*columns, console=target, transient=True, disable=not target.is_terminal, get_time=clock)
+        self._things, self._clock, self._last = things, clock, clock()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """As `Progress.update`."""
+        super().update(task_id, **changes)
+        self._line(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """As `Progress.advance`."""
+        super().advance(task_id, advance)
+        self._line(task_id)
+
+    def _line(self, task_id: TaskID) -> None:
+        if not self.disable or self._clock() - self._last < PLAIN_SECONDS:
+            return
+        self._last = self._clock()
+        task = self._tasks[task_id]
+        line = f"{task.description}: {task.percentage:.0f} %"
+        if task.total:
+            line += f" of {task.total:,.0f} {self._things}, {(task.elapsed or 0) / 60:.0f} min"
+        self.console.print(line, soft_wrap=True, highlight=False)
+
+
+def _words(text: str) -> TextColumn:
+    return TextColumn(text, markup=False)
+
+
+def progress(target: Console, things: str = "frames", clock: Callable[[], float] = time.monotonic) -> Progress:
+    """A bar by frame (or other things) with time left."""
+    left = (_words(things), TimeElapsedColumn(), _words("left"), TimeRemainingColumn())
+    return _Bar(target, things, _words("{task.description}"), BarColumn(), MofNCompleteColumn(), *left, clock=clock)
+
+
+def loading(target: Console, clock: Callable[[], float] = time.monotonic) -> Progress:
+    """A bar by bytes with speed and time left."""
+    left = (TransferSpeedColumn(), _words("left"), TimeRemainingColumn())
+    columns = (_words("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), *left)
+    return _Bar(target, "bytes", *columns, clock=clock)
 
 
 def summary(report: dict[str, Any], verbose: bool = False) -> Table:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from fastcar_cli.cli.flags import Command
 from fastcar_cli.errors import RequestError
+from fastcar_cli.signals import status
 
 if TYPE_CHECKING:
     from fastcar_cli.analysis.sweep.session import Request, Session
@@ -34,7 +36,7 @@ class _Group(TyperGroup):
 app = typer.Typer(cls=_Group, pretty_exceptions_enable=False, add_completion=False)
 
 
-@app.command("sweep")
+@app.command("sweep", cls=Command)
 def sweep(
     prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What the videos show.")] = None,
     prompts_file: Annotated[
@@ -87,10 +89,10 @@ def sweep(
     command: VBench's total from its result files.
     """
     from fastcar_cli.analysis.sweep import plan as parse
-    from fastcar_cli.analysis.sweep.find import parse_target
     from fastcar_cli.analysis.sweep.metrics import parse_metrics
     from fastcar_cli.analysis.sweep.session import Request, Session
-    from fastcar_cli.cli.render import console
+    from fastcar_cli.analysis.sweep.target import parse_target
+    from fastcar_cli.cli.render import console, note
     from fastcar_cli.config import load_config
 
     texts, notes = parse.join_prompts(prompts or [], prompts_file)
@@ -110,8 +112,8 @@ def sweep(
         seeds=parse.parse_seeds(seeds),
         taus=None if tau is None else parse.parse_taus(tau),
         windows=None if window is None else parse.parse_windows(window),
-        gates=None if gate is None else parse.parse_names("--gate", gate, parse.GATES),
-        backends=None if backend is None else parse.parse_names("--backend", backend, parse.BACKENDS),
+        gates=None if gate is None else parse.parse_names("gate", gate, parse.GATES),
+        backends=None if backend is None else parse.parse_names("backend", backend, parse.BACKENDS),
         repeats=repeats,
         metrics=parse_metrics(metrics, lpips_weights),
         lpips=lpips_weights,
@@ -123,23 +125,24 @@ def sweep(
         searches=find is not None,
     )
     target = None if find is None else parse_target(find, request)
-    terminal = console(quiet or as_json)
+    terminal = console(quiet)
     if dry:
         _dry_run(request, output, as_json, terminal, notes)
         return
     session = Session.open(request)
-    for note in [*notes, *session.notices]:
-        terminal.print(f"[yellow]note:[/] {_escape(note)}")
+    for text in [*notes, *session.notices]:
+        note(terminal, text)
     assert output is not None
     with session.opened(output) as store:
-        for note in store.damaged:
-            terminal.print(f"[yellow]damaged cell, made again where the plan has it:[/] {_escape(note)}")
+        for text in store.damaged:
+            note(terminal, text, "damaged cell, made again where the plan has it")
         results, told = _work(session, store, target, terminal)
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
-    from fastcar_cli.cli.sweep_render import show
+    else:
+        from fastcar_cli.cli.sweep_render import show
 
-    show(terminal, results, output, told)
+        show(terminal, results, output, told)
     if target is not None:
         target.verdict(results["find"])
 
@@ -147,7 +150,7 @@ def sweep(
 def _work(session: Session, store: Store, target: Any, terminal: Any) -> tuple[dict[str, Any], list[str]]:
     """Decode what is left under a bar, and write the tables; Ctrl-C keeps what is finished."""
     from fastcar_cli.analysis.sweep.find import find_threshold
-    from fastcar_cli.cli.render import progress
+    from fastcar_cli.cli.render import note, progress
 
     try:
         with session.engine() as engine, progress(terminal, "decodes") as bar:
@@ -163,12 +166,10 @@ def _work(session: Session, store: Store, target: Any, terminal: Any) -> tuple[d
                     bar.update(task, description=label, total=(bar.tasks[0].total or 0) + decodes)
 
                 found = find_threshold(session, store, engine, target, on_evaluate)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         rest = session.left(store)
-        terminal.print(
-            f"[yellow]stopped:[/] {len(store.cells)} cells are kept; the same command does the {rest} decodes left"
-        )
-        raise typer.Exit(130) from None
+        note(terminal, f"{len(store.cells)} cells are kept; the same command does the {rest} decodes left", "stopped")
+        raise typer.Exit(status(e)) from None
     return session.finish(store, found)
 
 
@@ -184,7 +185,7 @@ def _dry_run(request: Request, output: Path | None, as_json: bool, terminal: Any
         show_plan(terminal, document)
 
 
-@app.command("vbench-score")
+@app.command("vbench-score", cls=Command)
 def vbench_score(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of VBench's *_eval_results.json.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
@@ -199,9 +200,3 @@ def vbench_score(
         typer.echo(json.dumps(scores))
     else:
         show_scores(scores)
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

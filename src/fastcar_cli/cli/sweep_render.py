@@ -7,8 +7,10 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from fastcar_cli.cli.render import console, note
 
 _COLUMNS = {
     "psnr_db": ("PSNR", ".1f"),
@@ -60,16 +62,15 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
         table.add_row(*cells, style="bold" if cells[0].endswith("*") else None)
     terminal.print(table)
     for knee in results["knee"]:
-        terminal.print(f"* knee at tau {_tau(knee['tau'])}: {escape(knee['why'])}")
-    for note in results["inert"]:
-        terminal.print(f"[yellow]inert:[/] {escape(note['why'])}")
+        terminal.print(f"* knee at tau {_tau(knee['tau'])}: {knee['why']}")
+    for line in results["inert"]:
+        note(terminal, line["why"], "inert")
     if "find" in results:
         _found(terminal, results["find"])
-    terminal.print(
-        f"{len(results['cells'])} cells in {folder}: results.csv, results.parquet, results.json", soft_wrap=True
-    )
+    files = ", ".join(sorted(p.name for p in folder.glob("results.*")))
+    terminal.print(f"{len(results['cells'])} cells in {folder}: {files}", soft_wrap=True)
     for line in told:
-        terminal.print(escape(line), soft_wrap=True)
+        terminal.print(line, soft_wrap=True)
 
 
 def _found(terminal: Console, found: dict[str, Any]) -> None:
@@ -77,17 +78,16 @@ def _found(terminal: Console, found: dict[str, Any]) -> None:
     if best is not None:
         tau, value = _tau(best["tau"]), _told(best["value"], ".4g", "same")
         which = f"tau {tau}" if found["reached"] else f"not reached; the best is tau {tau}, which"
+        rest = f"{best['replay_ratio']:.1%} replayed ({len(found['evaluated'])} thresholds tried)"
         terminal.print(
-            f"[bold]{escape(found['target'])}[/]: {which} gives {found['metric']} {value} with "
-            f"{best['replay_ratio']:.1%} replayed ({len(found['evaluated'])} thresholds tried)"
+            Text.assemble((found["target"], "bold"), f": {which} gives {found['metric']} {value} with {rest}")
         )
-    for line in found["cliffs"]:
-        terminal.print(f"[yellow]cliff:[/] {escape(line['why'])}")
-    for line in found["inert"]:
-        terminal.print(f"[yellow]inert:[/] {escape(line['why'])}")
+    for kind, name in (("cliffs", "cliff"), ("inert", "inert")):
+        for line in found[kind]:
+            note(terminal, line["why"], name)
     check = found["validation"]
     if check is not None:
-        met = "met" if check["met"] else "[red]missed[/]"
+        met = "met" if check["met"] else "missed"
         terminal.print(
             f"held out, {check['videos']} videos (seeds from {check['seeds'][0]}, {check['captions']} captions): "
             f"{met}, {found['metric']} {_told(check['value'], '.4g', 'same')} with {check['replay_ratio']:.1%} replayed"
@@ -117,8 +117,8 @@ def show_plan(terminal: Console, document: dict[str, Any]) -> None:
         "expected", told + (" at most, metrics not counted (one short dense decode was measured)" if seconds else "")
     )
     terminal.print(table)
-    for note in document["notes"]:
-        terminal.print(f"[yellow]note:[/] {escape(note)}")
+    for text in document["notes"]:
+        note(terminal, text)
 
 
 def duration(seconds: float) -> str:
@@ -130,7 +130,7 @@ def duration(seconds: float) -> str:
 
 def show_scores(scores: dict[str, Any]) -> None:
     """VBench's dimensions, its two parts and the total."""
-    terminal = Console(stderr=True)
+    terminal = console()
     table = Table("dimension", "part", "score", "in its range", box=SIMPLE, pad_edge=False)
     for name, entry in scores["dimensions"].items():
         table.add_row(name, entry["part"], f"{entry['score']:.4f}", f"{entry['normalised']:.4f}")
@@ -138,6 +138,6 @@ def show_scores(scores: dict[str, Any]) -> None:
         table.add_row(name, "", "", _told(scores[name], ".4f", "dimensions are missing"), style="bold")
     terminal.print(table)
     if scores["missing"]:
-        terminal.print(f"[yellow]missing:[/] {escape(', '.join(scores['missing']))}", soft_wrap=True)
+        note(terminal, ", ".join(scores["missing"]), "missing")
     if scores["unknown"]:
-        terminal.print(f"[yellow]no dimension of VBench:[/] {escape(', '.join(scores['unknown']))}", soft_wrap=True)
+        note(terminal, ", ".join(scores["unknown"]), "no dimension of VBench")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +20,19 @@ def train(
         list[str] | None,
         typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order."),
     ] = None,
-    tokenizer_minutes: Annotated[float, typer.Option(help="Wall time for the tokenizer.", min=0.01)] = 15.0,
-    base_minutes: Annotated[float, typer.Option(help="Wall time for the base stage.", min=0.01)] = 70.0,
-    replay_minutes: Annotated[float, typer.Option(help="Wall time for the replay stage.", min=0.01)] = 110.0,
+    tokenizer_steps: Annotated[int, typer.Option(help="Steps of the tokenizer.", min=1)] = 12000,
+    base_steps: Annotated[int, typer.Option(help="Steps of the base stage.", min=1)] = 6000,
+    replay_steps: Annotated[int, typer.Option(help="Steps of the replay stage.", min=1)] = 8500,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop after this wall time with a checkpoint; the same command goes on.", min=0.0),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Videos a step.", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16, or float32, which is faster on processors without bfloat16 units.")
+    ] = "bfloat16",
     compile_: Annotated[
         bool, typer.Option("--compile", help="Fuse the training pass with torch.compile; needs a C++ compiler.")
     ] = False,
@@ -40,9 +48,11 @@ def train(
 
     from fastcar_cli.world import train_decoder, train_tokenizer
     from fastcar_cli.world.export import export
+    from fastcar_cli.world.steps import OutOfTime
 
-    if device not in ("cpu", "cuda"):
-        raise RequestError(f"--device {device}: unknown", hint="allowed: cpu, cuda")
+    for option, value, allowed in (("--device", device, ("cpu", "cuda")), ("--dtype", dtype, ("bfloat16", "float32"))):
+        if value not in allowed:
+            raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
     if device == "cuda" and not torch.cuda.is_available():
         raise RequestError(f"--device {device}: no CUDA device here", hint="allowed: cpu")
     if threads is not None:
@@ -53,29 +63,29 @@ def train(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RequestError(f"-o {output}: the folder can't be made: {e.strerror}") from None
-    (output / "run.json").write_text(
-        json.dumps({"torch": torch.__version__, "seed": seed, "batch": batch, "device": device}) + "\n",
-        encoding="utf-8",
-    )
     tokenizer_file = output / "tokenizer.safetensors"
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
 
     def log(line: str) -> None:
         typer.echo(line, err=True)
 
-    if "tokenizer" in chosen and not tokenizer_file.exists():
-        minutes = tokenizer_minutes * 60
-        train_tokenizer.train(tokenizer_file, seconds=(0.3 * minutes, 0.7 * minutes), seed=seed, log=log)
-    needed = {"base": tokenizer_file, "replay": output / "base" / "checkpoint.pt"}
-    for name, minutes in (("base", base_minutes), ("replay", replay_minutes)):
-        if name not in chosen:
-            continue
-        if not needed[name].exists():
-            raise RequestError(f"--stage {name} needs {needed[name]}", hint="run the stage before it first")
-        settings = train_decoder.stage_settings(
-            name, seconds=minutes * 60, batch=batch, seed=seed, device=device, compile=compile_
+    try:
+        if "tokenizer" in chosen and not tokenizer_file.exists():
+            train_tokenizer.train(tokenizer_file, steps=tokenizer_steps, seed=seed, deadline=deadline, log=log)
+        needed = {"base": tokenizer_file, "replay": output / "base" / "checkpoint.pt"}
+        base = train_decoder.TrainSettings(
+            base_steps, batch=batch, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_
         )
-        start = needed["replay"] if name == "replay" else None
-        train_decoder.train(output / name, tokenizer_file, settings, start=start, log=log)
+        for name, settings in (("base", base), ("replay", replace(base, steps=replay_steps).replay_stage())):
+            if name not in chosen:
+                continue
+            if not needed[name].exists():
+                raise RequestError(f"--stage {name} needs {needed[name]}", hint="run the stage before it first")
+            start = needed["replay"] if name == "replay" else None
+            train_decoder.train(output / name, tokenizer_file, settings, start=start, deadline=deadline, log=log)
+    except OutOfTime as e:
+        log(f"{e}: the same command goes on")
+        return
     if "export" in chosen:
         checkpoint = next(
             (output / s / "checkpoint.pt" for s in ("replay", "base") if (output / s / "checkpoint.pt").exists()), None
@@ -83,4 +93,4 @@ def train(
         if checkpoint is None or not tokenizer_file.exists():
             raise RequestError(f"--stage export finds no checkpoint in {output}", hint="run the stages before it first")
         export(output / "mini", checkpoint, tokenizer_file)
-        typer.echo(f"{output / 'mini'}: use it with fastcar generate --model {output / 'mini'}", err=True)
+        log(f"{output / 'mini'}: use it with fastcar generate --model {output / 'mini'}")

@@ -137,9 +137,9 @@ class Controller:
         split = values.unflatten(1, (self._per_video, self._videos))
         return split.permute(2, 0, 1, 3).reshape(*self._done.shape, -1)
 
-    def observe(self, layer: int | slice, t: int, scores: Tensor) -> None:
-        """Remember the scores [rows] on which a layer decides at input token t; of layers [layers, rows]."""
-        self._scores[layer, :, t % self.frame] = scores
+    def observe(self, t: int, scores: Tensor) -> None:
+        """Remember the scores [layers, rows] that were compared at input token t."""
+        self._scores[:, :, t % self.frame] = scores
 
     def _quantile(self, share: Tensor, dither: float, among: Tensor | None = None) -> Tensor:
         """The threshold that `share` [videos, groups] of the remembered scores exceed, [videos, groups].

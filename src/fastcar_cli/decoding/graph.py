@@ -1,141 +1,135 @@
-"""A decode step without the host: the same work for every token, captured once as a CUDA graph.
+"""The executor of GPUs: a whole step without the host, captured once as a CUDA graph and replayed.
 
-`StaticStep` takes its input token from a counter on the device, runs the decoder, draws the codes
-of the next position through the depth transformer and counts on. Called from the host it runs on
-any device; `captured` makes a CUDA graph of it that the host replays once a token.
+The step takes its input token from a counter on the device, runs the decoder by Triton kernels, draws
+the codes of the next position through the depth transformer and counts on. Caches, codes and decisions
+are the batch's own tensors, so what the graph writes is what the report reads.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.paths import Path
-from fastcar_cli.decoding.sampling import draw, guide
-from fastcar_cli.decoding.static_ops import Ops, TorchOps
-from fastcar_cli.decoding.static_state import StaticState
-from fastcar_cli.errors import RequestError
-from fastcar_cli.kernels.gpu import installed
-
-if TYPE_CHECKING:
-    from fastcar_cli.decoding.engine import Decode, Step
+from fastcar_cli.decoding.device_state import DeviceState
+from fastcar_cli.decoding.state import Batch, Step
+from fastcar_cli.errors import RunError
+from fastcar_cli.kernels.gpu import installed, most_rows
+from fastcar_cli.models.decoder import Block, RMSNorm
 
 
-class StaticStep:
-    """One position: from the input token that the state counts to the codes of the next."""
+class Ops(Protocol):
+    """What a step is made of."""
 
-    def __init__(self, decode: Decode, state: StaticState, ops: Ops) -> None:
-        self._model, self._books = decode.model, decode.books
-        self.state, self._ops = state, ops
+    def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
+        """One decoder block on the residual stream x [rows, width], which may be overwritten."""
+        ...
 
-    def __call__(self) -> None:
-        """Run the step; every result is in the state."""
-        s, model = self.state, self._model
-        x = model.feedback(s.codes.index_select(1, s.t)[:, 0], s.t.expand(s.videos))
-        x = torch.cat([x, x]) if s.guided else x.contiguous()
-        for layer, block in enumerate(model.llm.blocks):
-            x = self._ops.block(layer, block, x)
-        s.hidden.copy_(self._ops.norm(model.llm.norm, x))
-        at = s.t + 1
-        s.codes.index_copy_(1, at, self._codes(s.hidden, at)[:, None])
-        s.t.add_(1)
+    def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """RMS norm of [rows, width]."""
+        ...
 
-    def _codes(self, hidden: Tensor, at: Tensor) -> Tensor:
-        """Codes [P, depth] of the position `at` [1], drawn one depth after another."""
-        s = self.state
-        uniforms = s.uniforms.index_select(1, at)[:, 0]
-        top_p: float | Tensor
-        if s.top_ps is not None:
-            top_p = s.top_ps.index_select(0, at)
-        else:
-            assert s.top_p is not None
-            top_p = s.top_p
-        x, total = hidden, None
-        codes = []
-        for d in range(self._model.spec.depth.depth):
-            raw = self._ops.depth(x, d)
-            code = draw(guide(raw, s.sampling.cfg), uniforms[:, d], s.sampling, top_p)
-            codes.append(code)
-            vector = self._books[d](code)
-            total = vector if total is None else total + vector
-            x = torch.cat([total, total]) if s.guided else total
-        return torch.stack(codes, -1)
+    def logits(self, x: Tensor, d: int) -> Tensor:
+        """See `sampling.Logits`."""
+        ...
 
 
-def make_ops(decode: Decode, state: StaticState, path: Path) -> Ops:
-    """The parts that a path names. Raises RequestError where triton is missing."""
-    if path.ops == "torch":
-        return TorchOps(decode.model, state)
+def obstacle(batch: Batch) -> str | None:
+    """Why a step of this batch can't be one CUDA graph; None where it can."""
+    device = batch.model.device
+    if device.type != "cuda":
+        return f"the device is {device.type}, a graph needs cuda"
     if not installed():
-        raise RequestError("triton is not installed", hint="CUDA builds of torch bring it; pip install triton")
-    from fastcar_cli.decoding.triton_ops import TritonOps
+        return "triton is not installed"
+    properties = torch.cuda.get_device_properties(device)
+    most = most_rows(getattr(properties, "shared_memory_per_block_optin", 48 * 1024))
+    rules = (
+        (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
+        (batch.forced is not None, "codes are given instead of drawn"),
+        (batch.keep_logits, "logits are kept"),
+        (batch.settings.rule.target is not None, "a replay ratio is kept, which moves the thresholds as it goes"),
+        (batch.tokens < 2, "there is one token only"),
+    )
+    return next((why for hit, why in rules if hit), None)
 
-    return TritonOps(decode.model, state)
 
+class GraphExecutor:
+    """Steps of a batch by Triton kernels; with `capture` as one CUDA graph, else called from the host.
 
-def captured(step: StaticStep) -> Callable[[], None]:
-    """The step as a CUDA graph; calling it replays the graph without waiting for it.
-
-    The step runs twice before, to compile its kernels and to let libraries allocate; it is run from
-    the same token again, which leaves the state as it was but for the ages of replayed outputs, so
-    those are put back.
+    Raises RunError where the kernels don't compile or the graph can't be captured.
     """
-    state = step.state
-    ages = None if state.taus is None else state.ages.clone()
-    device = state.t.device
-    with torch.cuda.device(device):
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(2):
-                step()
-                state.rewind()
-                if ages is not None:
-                    state.ages.copy_(ages)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-    return graph.replay
 
+    name = "graph"
 
-def static_steps(decode: Decode, hidden: Tensor, path: Path, first: int = 0) -> Iterator[Step]:
-    """The rest of a decode whose prompts have been run, by static steps; see `Decode.steps`.
+    def __init__(self, batch: Batch, capture: bool = True) -> None:
+        # Triton is optional, and slow to import.
+        from fastcar_cli.decoding.triton_ops import TritonOps
 
-    hidden [rows, width] belongs to the prompts' last tokens. A step that is yielded may still be
-    running on the device; its tensors are views of the state, good until the next step. The host
-    waits for the device once a frame.
-    """
-    from fastcar_cli.decoding.engine import Step
+        self._batch, self._capture = batch, capture
+        self.state = DeviceState(batch)
+        self._ops: Ops = TritonOps(batch, self.state)
+        self._replay: Callable[[], None] | None = None
 
-    on_gpu = decode.codes.device.type == "cuda"
-    if first == 0:
-        began = time.perf_counter()
-        decode.codes[:, 0] = decode.draw(hidden, 0)
-        decode.clock.decode += time.perf_counter() - began
-        yield Step(0, decode.codes[:, 0], hidden, None)
-    began = time.perf_counter()
-    start = max(first, 1)
-    state = StaticState(decode, start - 1)
-    static = StaticStep(decode, state, make_ops(decode, state, path))
-    step: Callable[[], None] = static
-    if path.name == "graph":
-        step = captured(static)
-        torch.cuda.synchronize(decode.codes.device)
-    decode.clock.capture = time.perf_counter() - began
-    began = time.perf_counter()
-    for index in range(start, decode.tokens):
-        step()
-        decode.passes = index
-        whole = (index + 1) % decode.frame == 0
-        if on_gpu and whole:
-            torch.cuda.synchronize(decode.codes.device)
-        if whole or not on_gpu:
-            decode.clock.decode += time.perf_counter() - began
-        yield Step(index, decode.codes[:, index], state.hidden, None)
-        if whole or not on_gpu:
+    @torch.inference_mode()
+    def step(self, index: int) -> Step:
+        """See `Executor.step`."""
+        batch, state = self._batch, self.state
+        if self._replay is None:
             began = time.perf_counter()
+            state.t.fill_(index - 1)
+            self._replay = self._captured() if self._capture else self._run
+            batch.clock.capture = time.perf_counter() - began
+        self._replay()
+        batch.cache.advance()
+        batch.passes = index
+        return Step(index, batch.codes[:, index], state.hidden, None)
+
+    def _run(self) -> None:
+        """One step from the input token that the state counts; all results are in the state and the batch."""
+        batch, state, model, replay = self._batch, self.state, self._batch.model, self._batch.replay
+        t = state.t
+        if replay is not None:
+            state.thresholds.copy_(replay.thresholds(t))
+        x = model.feedback(batch.codes.index_select(1, t)[:, 0], t.expand(batch.videos))
+        x = batch.doubled(x).contiguous()
+        for layer, block in enumerate(batch.blocks):
+            x = self._ops.block(layer, block, x)
+        state.hidden.copy_(self._ops.norm(model.llm.norm, x))
+        if replay is not None:
+            replay.replayed.index_copy_(-1, t, state.flags.bool()[..., None])
+            replay.finish(t, state.scores)
+        codes, _ = batch.sampler.draw(state.hidden, t + 1, self._ops.logits)
+        batch.codes.index_copy_(1, t + 1, codes[:, None])
+        t.add_(1)
+
+    def _captured(self) -> Callable[[], None]:
+        """The step as a CUDA graph; calling it replays the graph without waiting for it.
+
+        The step runs twice before, to compile its kernels and to let libraries allocate. Run again from the
+        same token it writes what it wrote, but for what the replay rule counts, which is put back.
+        """
+        batch, t = self._batch, self.state.t
+        first, device = int(t), t.device
+        kept = None if batch.replay is None else batch.replay.counts()
+        try:
+            with torch.cuda.device(device):
+                aside = torch.cuda.Stream()
+                aside.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(aside):
+                    for _ in range(2):
+                        self._run()
+                        t.fill_(first)
+                        if batch.replay is not None and kept is not None:
+                            batch.replay.restore(kept)
+                torch.cuda.current_stream().wait_stream(aside)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    self._run()
+                torch.cuda.synchronize(device)
+        except Exception as e:  # whatever triton's compiler, the driver or the capture raise
+            reason = (str(e).strip() or type(e).__name__).splitlines()[0]
+            raise RunError(f"a step can't be captured as a CUDA graph: {reason}", hint="allowed: kernels torch") from e
+        return graph.replay

@@ -1,22 +1,80 @@
-"""Cache attentive replay: the gate on TAS, the cache of one frame of MLP outputs, and its counts.
+"""Cache attentive replay: the rule, and one batch under it (FastCar, arXiv 2505.14709, section 4).
 
 A block's MLP output for token j is the one used for the aligned token j - N if the temporal
-attention score exceeds tau (strictly), else it is computed; either way it is stored for the next
-frame (FastCar, arXiv 2505.14709, section 4).
+attention score (TAS) exceeds tau (strictly), else it is computed; either way it is stored for the
+next frame. Everything else that decides (the age of a value, decisions forced for measuring, a
+controller that moves tau, the first frame) is turned into thresholds here, once a pass, before the
+pass runs. What executes a pass only compares: a row replays where its score > its threshold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.controller import Controller
+from fastcar_cli.decoding.controller import Controller, Target
+from fastcar_cli.decoding.tau import OFF, Tau
 
-Compute = Callable[[Tensor, Sequence[int] | None], Tensor]
-"""MLP branch of residual inputs [n, width] of these rows (None: all), [n, width]."""
+
+@dataclass(frozen=True)
+class ReplayRule:
+    """When a block replays.
+
+    Attributes:
+        tau: the thresholds.
+        tas: definition of the score, `attention` (q and k rotated) or `released` (q before rotation, as the
+            published code has it).
+        pairs: whether the two rows of a guided video decide together, on their mean score.
+        max_age: how often in a row one value may be replayed; None: without end, 0: never.
+        target: a replay ratio that a controller keeps by moving the thresholds, in the place of `tau`.
+
+    """
+
+    tau: Tau = OFF
+    tas: str = "attention"
+    pairs: bool = False
+    max_age: int | None = None
+    target: Target | None = None
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing ever replays."""
+        return self.tau.off and self.target is None
+
+
+def temporal_attention_score(q: Tensor, k_aligned: Tensor) -> Tensor:
+    """Mean over heads of <q, k_aligned> / sqrt(head_dim), [rows, ...].
+
+    q [rows, heads, ..., head_dim], k_aligned [rows, kv_heads, ..., head_dim]; a key head serves its group
+    of query heads.
+    """
+    heads, d = q.shape[1], q.shape[-1]
+    if k_aligned.shape[1] != heads:
+        q = q.unflatten(1, (k_aligned.shape[1], -1)).sum(2)
+    return (q * k_aligned).sum((1, -1)) * (d**-0.5 / heads)
+
+
+def replays(scores: Tensor, thresholds: Tensor | float) -> Tensor:
+    """Which scores replay, bool: strictly above the threshold. NaN computes, so that it shows."""
+    return scores > thresholds
+
+
+def replay_known(outputs: Tensor, hits: Tensor, n: int) -> Tensor:
+    """MLP outputs used where all are computed at once and some replay (a teacher-forced run, as in training).
+
+    outputs [B, S, width] of S visual tokens in frames of n; hits bool [B, S - n] says which of the tokens
+    from n on replay. What a frame used is what the next one may replay, so chains are right.
+    """
+    frames = [outputs[:, :n]]
+    for begin in range(n, outputs.shape[1], n):
+        now = outputs[:, begin : begin + n]
+        hit = hits[:, begin - n : begin - n + now.shape[1], None]
+        frames.append(torch.where(hit, frames[-1][:, : now.shape[1]], now))
+    return torch.cat(frames, 1)
 
 
 @dataclass(frozen=True)
@@ -31,109 +89,124 @@ class ReplayStats:
     by_frame: list[float]
 
 
-def temporal_attention_score(q: Tensor, k_aligned: Tensor) -> Tensor:
-    """Mean over heads of <q, k_aligned> / sqrt(head_dim), [rows].
-
-    q [rows, heads, head_dim], k_aligned [rows, kv_heads, head_dim]; a key head serves its group of
-    query heads.
-    """
-    rows, heads, d = q.shape
-    if k_aligned.shape[1] != heads:
-        q = q.view(rows, k_aligned.shape[1], -1, d).sum(2)
-    return (q * k_aligned).sum((1, 2)) * (d**-0.5 / heads)
+def _at(tensor: Tensor, index: int | Tensor) -> Tensor:
+    """One index of the last dimension; an index on the device, int64 [1], is not looked at on the host."""
+    return tensor.index_select(-1, index)[..., 0] if isinstance(index, Tensor) else tensor[..., index]
 
 
-class ReplayCache:
-    """MLP outputs of the last frame, [layers, rows, N, width], with the gate that replays them.
+class Replay:
+    """The rule at work on one batch: the MLP outputs of the last frame, and what was decided.
 
-    taus: one threshold a layer, None for a layer that never replays. `pairs` [rows] names the video
-    of each row and makes the rows of a video decide together on their mean TAS (`--gate pair`).
-    `max_age` bounds how often in a row one value may be replayed. A `controller` sets the thresholds
-    as it goes, instead of `taus`.
+    Attributes:
+        outputs: MLP outputs used in the last frame, [layers, rows, N, width].
+        replayed: decisions by input token, bool [layers, rows, T*N - 1]; whoever executes a pass writes them.
+        scored: layers whose TAS is wanted, bool [layers], on the CPU.
+        tas: kept scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None unless asked for.
+        controller: moves the thresholds; None where tau is given.
+
     """
 
     def __init__(
         self,
-        taus: Sequence[float | None],
+        rule: ReplayRule,
         *,
+        layers: int,
         rows: int,
+        videos: int,
         tokens_per_frame: int,
         tokens: int,
         width: int,
         dtype: torch.dtype,
         device: torch.device,
-        pairs: bool = False,
-        max_age: int | None = None,
         keep_tas: bool = False,
-        controller: Controller | None = None,
     ) -> None:
-        layers = len(taus)
-        self.controller = controller
-        self.taus = tuple(taus)
-        self.frame = tokens_per_frame
-        self.pairs, self.max_age = pairs, max_age
+        self.rule, self.frame = rule, tokens_per_frame
         self.outputs = torch.zeros(layers, rows, tokens_per_frame, width, dtype=dtype, device=device)
+        self.nbytes = self.outputs.nbytes
+        """Bytes of the cached outputs."""
         self.replayed = torch.zeros(layers, rows, tokens - 1, dtype=torch.bool, device=device)
-        self.ages = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
-        self.forced: Tensor | None = None
-        """Decisions bool [layers, rows, T*N - 1] to take instead of the gate's, for measuring at an exact ratio."""
-        self.tas = (
-            torch.full((layers, rows, tokens - 1), float("nan"), dtype=torch.float32, device=device)
-            if keep_tas
-            else None
-        )
+        self.tas = torch.full(self.replayed.shape, math.nan, device=device) if keep_tas else None
+        self.controller: Controller | None = None
+        if rule.target is not None:
+            self.controller = Controller(
+                rule.target,
+                layers=layers,
+                rows=rows,
+                videos=videos,
+                tokens_per_frame=tokens_per_frame,
+                tokens=tokens,
+                max_age=rule.max_age,
+                device=device,
+            )
+        taus = torch.tensor(rule.tau.by_layer(layers), dtype=torch.float32)
+        self.scored = (taus < math.inf) | (keep_tas or rule.target is not None)
+        self._taus = taus[:, None].repeat(1, rows).to(device)
+        self._forced: Tensor | None = None
+        self._ages = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
 
-    def wants(self, layer: int, t: int) -> bool:
-        """Whether input token t of this layer may replay, so that its TAS is needed."""
-        return t >= self.frame and self.taus[layer] is not None
+    def force(self, decisions: Tensor) -> None:
+        """Take these decisions, bool [layers, rows, T*N - 1], instead of the scores', to measure at an exact ratio."""
+        self._forced = decisions.to(self.replayed.device)
+        self.scored = torch.ones_like(self.scored)
 
-    def decide(self, layer: int, t: int, scores: Tensor) -> Tensor:
-        """Which rows replay, bool [rows], from their TAS [rows]."""
-        tau: float | Tensor | None = self.taus[layer]
-        assert tau is not None
+    def eligible(self, t: int) -> bool:
+        """Whether input token t has an aligned token."""
+        return t >= self.frame
+
+    def thresholds(self, t: int | Tensor) -> Tensor:
+        """What scores at input token t must exceed, float32 [layers, rows].
+
+        t is an eligible token, or any token as int64 [1] on the device, which then is not looked at on the
+        host (not with a controller).
+        """
+        taus = self._taus
         if self.controller is not None:
-            tau = self.controller.thresholds(t, self.replayed, self.ages)[layer]
-        if self.tas is not None:
-            self.tas[layer, :, t] = scores
-        scores = self.gated(scores)
-        if self.controller is not None:
-            self.controller.observe(layer, t, scores)
-        hit = scores > tau if self.forced is None else self.forced[layer, :, t]
-        if self.max_age is not None:
-            age = self.ages[layer, :, t % self.frame]
-            young = age < self.max_age
-            if self.pairs:
-                young = young.view(2, -1).all(0).repeat(2)
-            hit = hit & young
-            age.copy_(torch.where(hit, age + 1, torch.zeros_like(age)))
-        self.replayed[layer, :, t] = hit
-        return hit
+            assert isinstance(t, int)
+            taus = self.controller.thresholds(t, self.replayed, self._ages)
+        if self._forced is not None:
+            taus = torch.where(_at(self._forced, t), -math.inf, math.inf)
+        if self.rule.max_age is not None:
+            young = _at(self._ages, t % self.frame) < self.rule.max_age
+            if self.rule.pairs:
+                young = young.unflatten(1, (2, -1)).all(1).repeat(1, 2)
+            taus = torch.where(young, taus, math.inf)
+        return torch.where(t >= self.frame, taus, math.inf) if isinstance(t, Tensor) else taus
 
     def gated(self, scores: Tensor) -> Tensor:
-        """The scores [..., rows] that are compared with tau: each row's own, or the mean of its pair."""
-        return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2) if self.pairs else scores
+        """The scores [..., rows] that are compared: each row's own, or the mean of its pair."""
+        if not self.rule.pairs:
+            return scores
+        return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2)
 
-    def apply(self, layer: int, t: int, x: Tensor, scores: Tensor | None, compute: Compute) -> Tensor:
-        """The MLP branch of input token t, [rows, width]: replayed rows are read, the rest computed.
+    def finish(self, t: int | Tensor, scores: Tensor) -> None:
+        """After a pass with input token t: learn from the decisions in `replayed` and from scores [layers, rows].
 
-        x [rows, width] is the residual stream after attention; scores its TAS, None where `wants`
-        says no. Rows that replay never reach `compute`.
+        t as in `thresholds`; scores of layers that are not scored mean nothing.
         """
-        slot = self.outputs[layer, :, t % self.frame]
-        if scores is None:
-            y = compute(x, None)
-            slot.copy_(y)
-            return y
-        flags = self.decide(layer, t, scores).tolist()
-        if all(flags):
-            return slot
-        if not any(flags):
-            y = compute(x, None)
-            slot.copy_(y)
-            return y
-        rows = [i for i, flag in enumerate(flags) if not flag]
-        slot[rows] = compute(x[rows], rows)
-        return slot
+        if self.rule.max_age is not None:
+            hits, slot = _at(self.replayed, t), t % self.frame
+            ages = torch.where(hits, _at(self._ages, slot) + 1, 0).to(torch.int16)
+            if isinstance(slot, Tensor):
+                self._ages.index_copy_(-1, slot, ages[..., None])
+            else:
+                self._ages[..., slot] = ages
+        if self.tas is not None:
+            if isinstance(t, Tensor):
+                kept = torch.where(t >= self.frame, scores, math.nan)
+                self.tas.index_copy_(-1, t, kept[..., None])
+            else:
+                self.tas[..., t] = scores
+        if self.controller is not None:
+            assert isinstance(t, int)
+            self.controller.observe(t, self.gated(scores))
+
+    def counts(self) -> Tensor:
+        """A copy of what `finish` counts up, for `restore`: how often in a row each value was replayed."""
+        return self._ages.clone()
+
+    def restore(self, counts: Tensor) -> None:
+        """Put back what `counts` gave."""
+        self._ages.copy_(counts)
 
     def stats(self, passes: int, rows: Sequence[int] | None = None) -> ReplayStats:
         """Counts over the first `passes` input tokens, of some rows only if asked."""
@@ -151,7 +224,6 @@ class ReplayCache:
             by_frame,
         )
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the cached outputs."""
-        return self.outputs.nbytes
+    def release(self) -> None:
+        """Let go of the cached outputs; decisions and scores stay."""
+        self.outputs = self.outputs.new_empty(0)

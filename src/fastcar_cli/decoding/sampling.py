@@ -6,10 +6,16 @@ else is in the batch cannot change it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+Logits = Callable[[Tensor, int], Tensor]
+"""Logits [rows, codes] of depth d, from the hidden states [rows, width] at depth 0 and the running sum of code
+vectors [rows, code_width] after it; called in the order of the depths.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,13 +73,11 @@ def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float | 
     return probs, order
 
 
-def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, frame: int) -> Tensor:
-    """One code a video, int64 [P], of guided logits [P, K] and uniform numbers in [0, 1) [P]."""
-    return draw(logits, uniform, settings, settings.top_p_of(frame))
+def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: float | Tensor) -> Tensor:
+    """One code a video, int64 [P], of guided logits [P, K] and uniform numbers in [0, 1) [P].
 
-
-def draw(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: float | Tensor) -> Tensor:
-    """As `sample`, with the top-p in force given; a tensor [1] stays on the device."""
+    `top_p` is the one in force (`SamplingSettings.top_p_of`); a tensor [1] stays on the device.
+    """
     if settings.temperature == 0:
         return logits.argmax(-1)
     probs, order = distribution(logits, settings.temperature, settings.top_k, top_p)
@@ -82,6 +86,61 @@ def draw(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: flo
     last = (probs > 0).sum(-1, keepdim=True) - 1
     place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     return order.gather(-1, torch.minimum(place, last))[:, 0]
+
+
+class CodeSampler:
+    """Draws the codes of a position, one depth after another.
+
+    books: a codebook a depth. uniforms [P, T*N, depth] fix the draws.
+    """
+
+    def __init__(
+        self, books: Sequence[nn.Embedding], settings: SamplingSettings, uniforms: Tensor, tokens_per_frame: int
+    ) -> None:
+        self._books, self._settings, self._uniforms = books, settings, uniforms
+        self._frame = tokens_per_frame
+        first, later = settings.top_p_of(0), settings.top_p_of(1)
+        # By position on the device, only where it changes.
+        self._top_ps: Tensor | None = None
+        if first != later:
+            self._top_ps = torch.full(uniforms.shape[1:2], later, device=uniforms.device)
+            self._top_ps[:tokens_per_frame] = first
+
+    def _settings_at(self, index: int | Tensor) -> tuple[Tensor, float | Tensor]:
+        """Uniform numbers [P, depth] and top-p of a position."""
+        if not isinstance(index, Tensor):
+            return self._uniforms[:, index], self._settings.top_p_of(index // self._frame)
+        top_p = self._settings.top_p_of(1) if self._top_ps is None else self._top_ps.index_select(0, index)
+        return self._uniforms.index_select(1, index)[:, 0], top_p
+
+    def draw(
+        self,
+        hidden: Tensor,
+        index: int | Tensor,
+        logits: Logits,
+        forced: Tensor | None = None,
+        kept: list[Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Codes int64 [P, depth] of a position and the sum of their vectors [P, code_width].
+
+        hidden [rows, width]; an index int64 [1] stays on the device. `forced` codes [P, depth] are taken
+        instead of drawn ones; guided logits [P, codes] are added to `kept`.
+        """
+        settings = self._settings
+        uniforms, top_p = self._settings_at(index)
+        x, total = hidden, None
+        codes = []
+        for d, book in enumerate(self._books):
+            guided = guide(logits(x, d), settings.cfg)
+            if kept is not None:
+                kept.append(guided.clone())
+            code = sample(guided, uniforms[:, d], settings, top_p) if forced is None else forced[:, d]
+            codes.append(code)
+            vector = book(code)
+            total = vector if total is None else total + vector
+            x = torch.cat([total, total]) if settings.cfg != 1.0 else total
+        assert total is not None
+        return torch.stack(codes, -1), total
 
 
 def uniforms(seed: int, tokens: int, depth: int) -> Tensor:

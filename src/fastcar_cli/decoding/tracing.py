@@ -12,8 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import LoadedModel
 
@@ -99,13 +102,14 @@ def trace(
         model: what `fastcar_cli.models.load` returns.
         prompts: P texts.
         codes: integers [P, T*N, depth].
-        tau: threshold of all layers, None for dense, or one number or None a layer.
+        tau: threshold of all layers, None for dense, or one number or None a layer. Layers with None have no scores;
+            with infinity they have, and never replay.
         cfg: guidance scale; with 1 there are no unconditional rows.
         tas: definition of the score, `attention` or `released`.
         steps: predicted tokens for which logits and hidden states are kept; None keeps all.
         mlp_tokens: input tokens for which MLP outputs are kept.
         gate: who decides on a replay, `row` or `pair`.
-        kernels: `torch`, or `numba` for the compiled pass, which keeps neither MLP nor block outputs.
+        kernels: `torch`, or `native`, which keeps neither MLP nor block outputs.
 
     Raises:
         RequestError: a prompt the model can't take, codes, thresholds or indices that do not fit.
@@ -119,23 +123,20 @@ def trace(
         raise RequestError(f"tas is {tas!r}, allowed: 'attention', 'released'")
     if gate not in ("row", "pair"):
         raise RequestError(f"gate is {gate!r}, allowed: 'row', 'pair'")
-    if kernels not in ("torch", "numba"):
-        raise RequestError(f"kernels is {kernels!r}, allowed: 'torch', 'numba'")
-    if kernels == "numba" and mlp_tokens:
-        raise RequestError("mlp_tokens: the compiled pass keeps no MLP outputs", hint="allowed: kernels='torch'")
+    if kernels not in ("torch", "native"):
+        raise RequestError(f"kernels is {kernels!r}, allowed: 'torch', 'native'")
+    if kernels == "native" and mlp_tokens:
+        raise RequestError("mlp_tokens: native kernels keep no MLP outputs", hint="allowed: kernels='torch'")
     layers = spec.decoder.layers
-    taus: tuple[float | None, ...] | None
-    if tau is None:
-        taus = None
-    elif isinstance(tau, (int, float)):
-        taus = (float(tau),) * layers
-    else:
-        taus = tuple(None if v is None else float(v) for v in tau)
-        if len(taus) != layers:
-            raise RequestError(f"tau has {len(taus)} values, the model has {layers} layers")
+    given = list(tau) if isinstance(tau, Sequence) else [tau] * layers
+    try:
+        rule = ReplayRule(Tau.read(given), tas, pairs=gate == "pair" and cfg != 1.0)
+        rule.tau.by_layer(layers)
+    except ValueError as e:
+        raise RequestError(f"tau is {tau!r}: {e}") from None
     kept = list(range(tokens)) if steps is None else [int(s) for s in steps]
-    for name, given, end in (("steps", kept, tokens), ("mlp_tokens", mlp_tokens, tokens - 1)):
-        for index in given:
+    for name, indices, end in (("steps", kept, tokens), ("mlp_tokens", mlp_tokens, tokens - 1)):
+        for index in indices:
             if not 0 <= index < end:
                 raise RequestError(f"{name} holds {index}, allowed: 0 to {end - 1}")
     rows = [list(model.tokenizer.read(p).ids) for p in prompts]
@@ -144,9 +145,7 @@ def trace(
     settings = DecodeSettings(
         frames=frames,
         sampling=SamplingSettings(cfg=cfg),
-        taus=taus,
-        tas=tas,
-        pairs=gate == "pair",
+        rule=rule,
         keep_tas=True,
         kernels=kernels,
     )
@@ -154,27 +153,29 @@ def trace(
     watcher = _Keep(layers, kept if kernels == "torch" else [], mlp_tokens, len(rows), spec.decoder.width)
     if kernels == "torch":
         decode.watch = watcher
-    place = {s: i for i, s in enumerate(kept)}
+    kept_at = {s: i for i, s in enumerate(kept)}
     logits = torch.zeros(len(kept), spec.depth.depth, len(prompts), spec.depth.codes)
     hidden = torch.zeros(len(kept), len(rows), spec.decoder.width)
     for step in decode.steps(codes.to(network.device, torch.int64), keep_logits=True):
-        at = place.get(step.index)
+        at = kept_at.get(step.index)
         if at is not None:
             assert step.logits is not None
             logits[at], hidden[at] = step.logits.float().cpu(), step.hidden.float().cpu()
     images = torch.stack([decode.decode_frame(f).cpu() for f in range(frames)], 1)
     replay = decode.replay
-    empty = (layers, len(rows), tokens - 1)
+    assert replay is not None and replay.tas is not None
+    scores = replay.tas.cpu()
+    scores[[v is None for v in given]] = float("nan")
     return Trace(
         input_ids=rows,
         position_ids=decode.positions().cpu(),
         steps=kept,
         logits=logits,
         hidden=hidden,
-        tas=torch.full(empty, float("nan")) if replay is None or replay.tas is None else replay.tas.cpu(),
-        replayed=torch.zeros(empty, dtype=torch.bool) if replay is None else replay.replayed.cpu(),
+        tas=scores,
+        replayed=replay.replayed.cpu(),
         mlp=watcher.mlp,
         block_out=watcher.out,
         frames=images,
-        replay_ratio=0.0 if replay is None else replay.stats(decode.passes).ratio,
+        replay_ratio=replay.stats(decode.passes).ratio,
     )

@@ -1,4 +1,4 @@
-"""The parts of a static step as Triton kernels. Imports triton."""
+"""The parts of a step as Triton kernels. Imports triton."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.decoding.static_state import StaticState
-from fastcar_cli.kernels.gpu.append import Places, Score, append
+from fastcar_cli.decoding.device_state import DeviceState
+from fastcar_cli.decoding.state import Batch
+from fastcar_cli.kernels.gpu.append import Gate, Layout, append
 from fastcar_cli.kernels.gpu.attend import attend, chunks_of
 from fastcar_cli.kernels.gpu.depth import attend_depths
 from fastcar_cli.kernels.gpu.linear import linear
-from fastcar_cli.kernels.gpu.mlp import Gate, mlp
+from fastcar_cli.kernels.gpu.mlp import Cached, mlp
 from fastcar_cli.kernels.gpu.norm import layer_norm, rms_norm
 from fastcar_cli.models.decoder import Block, RMSNorm
-from fastcar_cli.models.video_model import VideoModel
 
 
 class TritonOps:
     """Triton kernels; the MLP of a block in which every row replays reads no weight."""
 
-    def __init__(self, model: VideoModel, state: StaticState) -> None:
-        self._state = state
-        spec, rows = model.spec.decoder, state.rows
-        self._spec = spec
+    def __init__(self, batch: Batch, state: DeviceState) -> None:
+        model, rows, cache = batch.model, batch.rows, batch.cache
+        self._batch, self._state = batch, state
+        spec = model.spec.decoder
         like = state.hidden
 
         def empty(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
@@ -36,7 +36,7 @@ class TritonOps:
         self._query = empty(rows, heads, d)
         self._attended = empty(rows, heads * d)
         self._middle = empty(rows, spec.mlp_width)
-        chunks = chunks_of(state.cache.k.shape[3])
+        chunks = chunks_of(cache.k.shape[3])
         self._scratch = (
             empty(rows, heads, chunks, d, dtype=torch.float32),
             empty(rows, heads, chunks, dtype=torch.float32),
@@ -48,8 +48,9 @@ class TritonOps:
         self._wide_middle = empty(rows, 4 * d_spec.width)
         self._past = empty(d_spec.blocks, d_spec.depth, rows, 3 * d_spec.width)
         self._logits = empty(rows, d_spec.codes)
-        cache = state.cache
-        self._places = Places(cache.padded, cache.frame, cache.window, cache.sinks)
+        self._layout = Layout(cache.padded, cache.frame, cache.window or 0, cache.first_ring_slot)
+        # By input token and row, also where all prompts are equally long.
+        self._cos, self._sin = (a.expand(-1, rows, -1).contiguous() for a in (batch.cos, batch.sin))
 
     def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """See `Ops.norm`. The result is overwritten by the next norm."""
@@ -57,34 +58,26 @@ class TritonOps:
 
     def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
         """See `Ops.block`."""
-        s, cache, attn = self._state, self._state.cache, block.self_attn
-        score = gate = None
-        if s.taus is not None:
-            score = Score(
-                tau=s.taus[layer],
-                flags=s.flags[layer],
-                forced=None if s.forced is None else s.forced[layer],
-                ages=s.ages[layer],
-                tas=None if s.tas is None else s.tas[layer],
-                max_age=s.max_age or 0,
-                released=s.released,
-                pairs=s.pairs,
-            )
-            gate = Gate(s.flags[layer], s.t, s.outputs[layer])
+        batch, s, attn = self._batch, self._state, block.self_attn
+        cache, replay = batch.cache, batch.replay
+        gate = cached = None
+        if replay is not None and bool(replay.scored[layer]):
+            rule = replay.rule
+            gate = Gate(s.thresholds[layer], s.scores[layer], s.flags[layer], rule.tas == "released", rule.pairs)
+            cached = Cached(s.flags[layer], s.t, replay.outputs[layer])
         h = self.norm(block.input_layernorm, x)
         projections = (attn.q_proj, attn.k_proj, attn.v_proj)
         linear(h, [p.weight for p in projections], [p.bias for p in projections], self._qkv)
-        keys, values = cache.k[layer], cache.v[layer]
-        ring = None if cache.ring is None else cache.ring[layer]
-        append(self._qkv, self._query, keys, values, ring, s.cos, s.sin, s.t, self._places, s.videos, score)
-        attend(self._query, keys, values, cache.pad, s.t, self._places, self._scratch, self._attended)
+        k, v, ring = cache.k[layer], cache.v[layer], cache.aligned[layer]
+        append(self._qkv, self._query, k, v, ring, self._cos, self._sin, s.t, self._layout, batch.videos, gate)
+        attend(self._query, k, v, cache.pad, cache.sinks, s.t, self._layout, self._scratch, self._attended)
         linear(self._attended, [attn.o_proj.weight], [attn.o_proj.bias], x, add=True)
         h = self.norm(block.post_attention_layernorm, x)
         m = block.mlp
-        return mlp(h, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight, x, self._middle, gate)
+        return mlp(h, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight, x, self._middle, cached)
 
-    def depth(self, x: Tensor, d: int) -> Tensor:
-        """See `Ops.depth`. The result is overwritten by the next call."""
+    def logits(self, x: Tensor, d: int) -> Tensor:
+        """See `Ops.logits`. The result is overwritten by the next call."""
         net, h, normed = self._depth, self._wide, self._wide_normed
 
         def norm(layer: nn.LayerNorm) -> Tensor:

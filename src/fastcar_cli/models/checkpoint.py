@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.hub import REPOSITORIES, fetch, repository_of
 from fastcar_cli.models.int8 import quantized, use_int8
 from fastcar_cli.models.text import PhraseTokenizer, TextTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
 FORMAT = "fastcar-1"
-BUNDLED = ("mini",)
-"""Names of the models that come with the package."""
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FORMATS = (*DTYPES, "int8")
 """Weight formats a model can be loaded in; int8 keeps the decoder blocks in int8 and the rest in a float dtype."""
@@ -58,27 +52,6 @@ class LoadedModel:
     network: VideoModel
     tokenizer: TextTokenizer
     defaults: GenerationDefaults
-
-
-def folder_of(model: str) -> Path:
-    """The folder of a bundled name, a hub name (fetched where it is not in the cache) or a path.
-
-    Raises RequestError where there is none, RunError where it can't be fetched.
-    """
-    if model in BUNDLED:
-        return Path(str(resources.files("fastcar_cli"))) / "assets" / model
-    repository = repository_of(model)
-    if repository is not None:
-        return fetch(repository)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
-    raise RequestError(
-        f"unknown model {model!r}: neither a known name nor a folder"
-        + (f"; did you mean {near[0]!r}?" if near else ""),
-        hint=f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder",
-    )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -138,23 +111,8 @@ def read_weights(
     return result
 
 
-def read_spec(folder: Path) -> ModelSpec:
-    """The specification of a model folder of either layout. Raises RequestError naming file and key."""
-    from fastcar_cli.models import vila_u
-
-    if vila_u.is_checkpoint(folder):
-        return vila_u.read_spec(folder)
-    return _own(folder)[0]
-
-
-def default_guidance(folder: Path) -> float:
-    """The guidance scale that a model folder wants to be used with."""
-    from fastcar_cli.models import vila_u
-
-    return vila_u.DEFAULTS.cfg if vila_u.is_checkpoint(folder) else _own(folder)[1].cfg
-
-
-def _own(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseTokenizer]:
+def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseTokenizer]:
+    """What config.json says. Raises RequestError naming file and key."""
     config = _read_config(folder)
     try:
         text = config["text"]
@@ -166,33 +124,16 @@ def _own(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseTokenizer]:
         raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
 
 
-def load(
-    model: str, dtype: str = "float32", device: str = "cpu", progress: Callable[[int], None] | None = None
-) -> LoadedModel:
-    """Load a bundled model or a checkpoint of the hub by name, or a model folder by path.
-
-    `progress` is told the bytes read so far of a large checkpoint. Raises RequestError for an unknown
-    model or damaged files, RunError for a checkpoint that can't be fetched.
-    """
-    from fastcar_cli.models import vila_u
-
-    if dtype not in FORMATS:
-        raise RequestError(f"dtype is {dtype!r}, allowed: {', '.join(FORMATS)}")
-    folder = folder_of(model)
-    place, int8 = torch.device(device), dtype == "int8"
-    if int8 and place.type != "cpu":
-        raise RequestError(f"--dtype int8 runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
-    if vila_u.is_checkpoint(folder):
-        name = model if repository_of(model) else None
-        return vila_u.load_checkpoint(folder, float_dtype(dtype, False), place, name, progress, int8)
-    spec, defaults, tokenizer = _own(folder)
+def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
+    """Load a folder of this layout in a weight format. Raises RequestError naming file and key."""
+    spec, defaults, tokenizer = read_folder(folder)
     network = empty_network(spec)
-    weights = read_weights(folder / "model.safetensors", network.state_dict(), float_dtype(dtype, True), place)
-    if int8:
+    weights = read_weights(folder / "model.safetensors", network.state_dict(), float_dtype(dtype, True), device)
+    if dtype == "int8":
         weights = {k: v for name, tensor in weights.items() for k, v in quantized(name, tensor).items()}
         use_int8(network)
     network.load_state_dict(weights, assign=True)
-    network.llm.rotary.to(place)
+    network.llm.rotary.to(device)
     return LoadedModel(spec.name, network.eval().requires_grad_(False), tokenizer, defaults)
 
 

@@ -7,6 +7,7 @@ but it loads, runs and costs what the real one does, layer by layer.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import tempfile
 import zlib
@@ -21,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.models.checkpoint import DTYPES, empty_network
-from fastcar_cli.models.llama_text import ADDED
+from fastcar_cli.models.llama_text import ADDED, SYSTEM
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.models.vila_u import MODEL_TYPE, components, read_spec
 
@@ -94,11 +95,7 @@ def write_configs(folder: Path, llm: dict[str, Any], tower: dict[str, Any], proj
 
 def write_tokenizer(folder: Path, pieces: int = 320) -> None:
     """A small sentencepiece model in LLaMA's manner (byte fallback, dummy prefix), trained on the template's text."""
-    import io
-
     from sentencepiece import SentencePieceTrainer
-
-    from fastcar_cli.models.llama_text import SYSTEM
 
     out = io.BytesIO()
     SentencePieceTrainer.train(

@@ -6,12 +6,18 @@ download goes on where it stopped.
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 from fastcar_cli.errors import FastcarError, RunError
+from fastcar_cli.models.vila_u import PARTS, read_spec, root_of
+from fastcar_cli.models.weights import weight_files
 
 REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"}
 """Short names of checkpoints and their repositories."""
+
+REVISION = "main"
+"""Branch, tag or commit where `NAME@REVISION` names none."""
 
 LICENCE = (
     "the weights of {name} build on LLaMA 2: its community licence and acceptable use policy hold for them "
@@ -24,16 +30,25 @@ _CONFIGS = [p.replace("*", "*.json") for p in _WANTED] + ["llm/tokenizer.model",
 
 
 def repository_of(name: str) -> str | None:
-    """The repository of a short or full name that is known; None for any other."""
+    """The repository of a short or full name that is known, with or without @REVISION; None for any other."""
+    name = name.partition("@")[0]
     return REPOSITORIES.get(name, name if name in REPOSITORIES.values() else None)
+
+
+def revision_of(name: str) -> str:
+    """The revision of `NAME@REVISION`."""
+    return name.partition("@")[2] or REVISION
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that a folder of the user's cache holds; None for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
 
 
 def _unreachable(repository: str, error: Exception) -> RunError:
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    way_out = (
-        f"run once with a network, or copy the repository {repository} into a folder and give its path with --model"
-    )
+    way_out = f"run once with a network, or copy the repository {repository} into a folder and give its path as `model`"
     if isinstance(error, GatedRepoError):
         reason, way_out = "access to it must be granted", f"accept its terms on huggingface.co/{repository} and log in"
     elif isinstance(error, RepositoryNotFoundError):
@@ -47,9 +62,6 @@ def _unreachable(repository: str, error: Exception) -> RunError:
 
 def _complete(folder: Path) -> bool:
     """Whether every file that loading needs is in the folder."""
-    from fastcar_cli.models.vila_u import PARTS, read_spec, root_of
-    from fastcar_cli.models.weights import weight_files
-
     try:
         read_spec(folder)
         return all(f.is_file() for part in PARTS[:2] for f in weight_files(root_of(folder) / part))
@@ -57,33 +69,32 @@ def _complete(folder: Path) -> bool:
         return False
 
 
-def fetch(repository: str, *, configs_only: bool = False) -> Path:
-    """Folder of a repository in the user's cache, downloaded where it is not there yet.
+def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = False) -> Path:
+    """Folder of a revision of a repository in the user's cache, downloaded where it is not there yet.
 
     Raises RunError with one sentence where it is neither there nor can be fetched.
     """
     from huggingface_hub import snapshot_download
 
     try:
-        cached = Path(snapshot_download(repository, local_files_only=True))
+        cached = Path(snapshot_download(repository, revision=revision, local_files_only=True))
         if configs_only or _complete(cached):
             return cached
     except (OSError, ValueError):
         pass
     try:
-        return Path(snapshot_download(repository, allow_patterns=_CONFIGS if configs_only else _WANTED))
+        patterns = _CONFIGS if configs_only else _WANTED
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except Exception as e:  # the errors of a connection belong to whichever client the hub library uses
         raise _unreachable(repository, e) from None
 
 
-def remote_sizes(repository: str) -> dict[str, int]:
+def remote_sizes(repository: str, revision: str = REVISION) -> dict[str, int]:
     """Sizes in bytes of the files that would be downloaded, by name. Raises RunError without a network."""
-    from fnmatch import fnmatch
-
     from huggingface_hub import HfApi
 
     try:
-        info = HfApi().model_info(repository, files_metadata=True)
+        info = HfApi().model_info(repository, revision=revision, files_metadata=True)
     except Exception as e:  # the errors of a connection belong to whichever client the hub library uses
         raise _unreachable(repository, e) from None
     return {s.rfilename: int(s.size or 0) for s in info.siblings or [] if any(fnmatch(s.rfilename, p) for p in _WANTED)}

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from fastcar_cli.models.video_model import VideoModel
 
 _MATRIX = re.compile(r"llm\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight$")
 
@@ -60,7 +57,7 @@ def quantized(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
     return {name: numbers, name.removesuffix("weight") + "scale": scale}
 
 
-def use_int8(network: VideoModel) -> None:
+def use_int8(network: nn.Module) -> None:
     """Put int8 maps in the place of the block matrices of a network that has no weights yet."""
     for name in [n for n, _ in network.named_parameters() if is_matrix(n)]:
         path = name.removesuffix(".weight")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ def parameter_bytes(network: VideoModel, itemsize: int, part: str = "") -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """Bytes by purpose, and the ceiling of what replay can buy.
 
     `ceiling` is dense bytes read a step over bytes read when every eligible MLP replays (of the layers
@@ -100,6 +99,40 @@ def available_bytes(device: str) -> int:
     return free if limit == "max" else min(free, max(0, int(limit) - used))
 
 
+def cache_bytes(
+    spec: ModelSpec,
+    itemsize: int,
+    *,
+    rows: int,
+    frames: int,
+    prompt_tokens: int,
+    replays: bool,
+    window: int | None,
+    sinks: int,
+) -> tuple[int, int]:
+    """Bytes of the KV cache and of the replay cache of so many rows."""
+    decoder, n = spec.decoder, spec.tokens_per_frame
+    slot = decoder.layers * rows * decoder.kv_heads * decoder.head_dim * itemsize
+    slots = 2 * (prompt_tokens + frames * n - 1) if window is None else 2 * (window + sinks) + n + 1
+    return slot * slots, decoder.layers * rows * n * decoder.width * itemsize if replays else 0
+
+
+PIXEL_COPIES = 8
+"""Activations of a frame's full size that the RQ-VAE's decoder holds at once, with room to spare (assumed)."""
+
+
+def videos_that_fit(spec: ModelSpec, wanted: int, *, itemsize: int, device: str, rows: int, **settings: Any) -> int:
+    """How many videos of `rows` rows each can be decoded at once, at least 1 and at most `wanted`.
+
+    Caches and the pixels of a frame of all of them take at most half of the memory that is free; `settings` are
+    the rest of what `cache_bytes` takes.
+    """
+    height, width = spec.rqvae.frame_size
+    pixels = PIXEL_COPIES * height * width * spec.rqvae.ch * max(spec.rqvae.ch_mult[:1]) * itemsize
+    one = sum(cache_bytes(spec, itemsize, rows=rows, **settings)) + pixels
+    return max(1, min(wanted, available_bytes(device) // 2 // one))
+
+
 def make_plan(
     spec: ModelSpec,
     *,
@@ -108,12 +141,12 @@ def make_plan(
     rows: int,
     frames: int,
     prompt_tokens: int,
-    taus: Sequence[float | None] | None,
+    replaying: int,
     window: int | None = None,
     sinks: int = 4,
     bundled: bool = False,
-) -> Plan:
-    """The plan of one batch of `rows` rows; `bundled` as `float_dtype` has it."""
+) -> MemoryPlan:
+    """The plan of one batch of `rows` rows; `replaying` layers may replay; `bundled` as `float_dtype` has it."""
     network = empty_network(spec)
     size = float_dtype(dtype, bundled).itemsize
     matrix = 1 if dtype == "int8" else size
@@ -122,21 +155,26 @@ def make_plan(
     weights = parameter_bytes(network, size) - inside * (size - matrix)
     tokens = frames * n
     slot = decoder.layers * rows * decoder.kv_heads * decoder.head_dim * size
-    slots = 2 * (prompt_tokens + tokens - 1) if window is None else 2 * (window + sinks) + n + 1
-    replaying = decoder.layers if taus is None else sum(t is not None for t in taus)
-    replay = 0 if taus is None else decoder.layers * rows * n * decoder.width * size
+    shared: dict[str, Any] = {
+        "rows": rows,
+        "frames": frames,
+        "prompt_tokens": prompt_tokens,
+        "window": window,
+        "sinks": sinks,
+    }
+    kv_cache, replay = cache_bytes(spec, size, replays=replaying > 0, **shared)
     mlp = parameter_bytes(network, matrix, ".mlp.gate_proj") * 3
     blocks = parameter_bytes(network, matrix, "llm.layers.")
     depth = parameter_bytes(network, size, "depth.") * spec.depth.depth
     seen = min(window or tokens, prompt_tokens + tokens // 2)
     step = blocks + depth + 2 * slot * seen
-    ratio = max(0.0, 1 - n / max(1, tokens - 1)) * replaying / decoder.layers
+    ratio = max(0.0, 1 - n / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
     saved = mlp * ratio
-    return Plan(
+    return MemoryPlan(
         dtype=dtype,
         device=device,
         weights=weights,
-        kv_cache=slot * slots,
+        kv_cache=kv_cache,
         replay_cache=replay,
         base=BASE,
         available=available_bytes(device),
@@ -146,7 +184,7 @@ def make_plan(
     )
 
 
-def choose_dtype(asked: str, device: str, plans: dict[str, Plan]) -> str:
+def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
     """The dtype of a run: what was asked for; else bfloat16 on a GPU, and on a CPU where float32 does not fit.
 
     Raises RequestError with the arithmetic where it does not fit.
@@ -163,9 +201,9 @@ def choose_dtype(asked: str, device: str, plans: dict[str, Plan]) -> str:
             name for name in ("bfloat16", "int8") if plans[name].fits and not (name == "int8" and device != "cpu")
         ]
         hint = (
-            f"--dtype {fitting[0]} needs {gib(plans[fitting[0]].needed)}"
+            f"`dtype` {fitting[0]} needs {gib(plans[fitting[0]].needed)}"
             if fitting
-            else "fewer --frames, fewer prompts at once, --window, or a larger machine"
+            else "fewer `frames`, fewer prompts at once, `window`, or a larger machine"
         )
         raise RequestError(
             f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}, "
@@ -173,3 +211,15 @@ def choose_dtype(asked: str, device: str, plans: dict[str, Plan]) -> str:
             hint=hint,
         )
     return chosen
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: Python's, a device's, or that of torch's allocator on the CPU."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    # These have no error of their own: c10/core/impl/alloc_cpu.cpp (on Windows the second), and a failed cudaMalloc.
+    words = ("DefaultCPUAllocator: can't allocate memory:", "DefaultCPUAllocator: not enough memory:")
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        any(w in text for w in words) or text.startswith("CUDA error: out of memory")
+    )

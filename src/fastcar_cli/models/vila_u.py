@@ -279,7 +279,7 @@ def load_checkpoint(
     spec = read_spec(folder)
     root = root_of(folder)
     if dtype == torch.float16 and device.type == "cpu":
-        raise RequestError("--dtype float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
+        raise RequestError("`dtype` float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
     tokenizer = LlamaTokenizer(root / "llm", spec.decoder.vocab, spec.decoder.max_positions - spec.tokens_per_frame)
     network = empty_network(spec)
     wanted = network.state_dict()

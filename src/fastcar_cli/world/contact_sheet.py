@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.config import load_config, parse_tau
+from fastcar_cli.config import load_config
+from fastcar_cli.extras import pyplot
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.analyser import analyse, judge, wanted_of
 from fastcar_cli.world.evaluate import generate_videos, held_out_captions
@@ -25,10 +26,7 @@ def draw_sheet(
     """Videos uint8 [count, T, H, W, 3] with a caption each; wrong ones have a red caption."""
     import textwrap
 
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot("a contact sheet")
 
     rows = -(-len(videos) // columns)
     figure, axes = plt.subplots(
@@ -54,9 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=48)
     parser.add_argument("--seed", type=int, default=77)
     options = parser.parse_args(arguments)
-    pipe = TextToVideo.from_config(
-        load_config(None, [], {"model": options.model, "replay.tau": parse_tau(options.tau)})
-    )
+    pipe = TextToVideo.from_config(load_config(None, [], {"model": options.model, "replay.tau": options.tau}))
     chosen = held_out_captions(options.count, options.seed)
     texts = [caption for _, caption in chosen]
     videos, _ = generate_videos(pipe, texts, [options.seed * 1000 + i for i in range(len(texts))])

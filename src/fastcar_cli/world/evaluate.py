@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from fastcar_cli.config import RunConfig, load_config, parse_tau
-from fastcar_cli.models.checkpoint import folder_of, load
+from fastcar_cli.config import RunConfig, load_config
+from fastcar_cli.models.registry import folder_of, load
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.analyser import analyse, judge, shares, wanted_of
 from fastcar_cli.world.captions import caption
@@ -136,9 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result["tokenizer"] = tokenizer_quality(options.model, options.captions, options.seed)
     reference: NDArray[np.uint8] | None = None
     for tau in options.tau.split(";"):
-        config: RunConfig = load_config(
-            None, options.overrides, {"model": options.model, "replay.tau": parse_tau(tau.strip())}
-        )
+        config: RunConfig = load_config(None, options.overrides, {"model": options.model, "replay.tau": tau.strip()})
         began = time.perf_counter()
         row, videos = fidelity(
             TextToVideo.from_config(config), options.captions, options.seed, options.batch, reference

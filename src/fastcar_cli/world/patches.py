@@ -39,8 +39,8 @@ def image(scene: Scene, pose: Pose) -> Array:
 
 
 @functools.cache
-def _looks(shape: str, pose: Pose, facing: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """What each patch shows apart from colour, [64, 192], and its kind, [64]."""
+def _looks(shape: str, pose: Pose, facing: int) -> tuple[NDArray[np.float32], tuple[bytes, ...], NDArray[np.int64]]:
+    """What each patch shows apart from colour, [64, 192], the same as keys, and its kind, [64]."""
     dark = np.zeros((SIDE, SIDE, 3), np.float32)
     views = [
         place(canvas, shape, (tone, tone, tone), pose, facing).mean(-1)
@@ -50,7 +50,7 @@ def _looks(shape: str, pose: Pose, facing: int) -> tuple[NDArray[np.float32], ND
     scene = Scene(shape, "red", "small", "left" if facing < 0 else "right", "sky", (0, 0))
     alpha = to_patches(torch.from_numpy(coverage(scene, pose))[..., None]).numpy()
     kinds = np.where(alpha.max(-1) < 1e-4, EMPTY, np.where(alpha.min(-1) > 1 - 1e-4, FULL, EDGE))
-    return looks, kinds
+    return looks, tuple(np.round(look * 255).astype(np.uint8).tobytes() for look in looks), kinds
 
 
 @dataclass(frozen=True)
@@ -68,22 +68,16 @@ class Dictionary:
 
     def codes(self, scene: Scene, pose: Pose) -> NDArray[np.int16]:
         """The true codes of a frame, [64, 2]: palette, mask."""
-        looks, kinds = _looks(scene.shape, pose, scene.facing)
-        out = np.empty((len(kinds), 2), np.int16)
-        for i, (look, kind) in enumerate(zip(looks, kinds, strict=True)):
-            out[i, 0] = self.palettes[_palette(int(kind), scene.color, scene.background)]
-            out[i, 1] = self.masks[_key(look)]
-        return out
+        _, keys, kinds = _looks(scene.shape, pose, scene.facing)
+        palettes = [self.palettes[_palette(kind, scene.color, scene.background)] for kind in (EMPTY, EDGE, FULL)]
+        return np.stack([np.take(palettes, kinds), [self.masks[key] for key in keys]], 1).astype(np.int16)
 
 
 def _palette(kind: int, color: str, where: str) -> tuple[int, str, str]:
     return kind, "" if kind == EMPTY else color, "" if kind == FULL else where
 
 
-def _key(look: NDArray[np.float32]) -> bytes:
-    return np.round(look * 255).astype(np.uint8).tobytes()
-
-
+@functools.cache
 def build_dictionary(codes: int, width: int, seed: int = 0) -> Dictionary:
     """Enumerate the patches of the world and place their code vectors.
 
@@ -97,8 +91,8 @@ def build_dictionary(codes: int, width: int, seed: int = 0) -> Dictionary:
         if c[1] == "red" and c[4] == "sky":
             for scene in scenes_of(c):
                 for pose in poses(scene):
-                    for look in _looks(scene.shape, pose, scene.facing)[0]:
-                        if (key := _key(look)) not in masks:
+                    for look, key in zip(*_looks(scene.shape, pose, scene.facing)[:2], strict=True):
+                        if key not in masks:
                             masks[key] = len(masks)
                             looks.append(look)
     palettes = {

@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fastcar_cli.extras import pyplot
+
 IDENTICAL = 80.0
 """Height in dB at which videos without any difference are drawn."""
 
 
 def draw_plot(file: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Draw both curves, a point a threshold."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot("a plot")
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for document, label, color in ((before, "before", "#ee6677"), (after, "after the replay stage", "#4477aa")):

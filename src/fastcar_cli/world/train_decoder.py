@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,18 +27,19 @@ from fastcar_cli.world.dataset import Codes, encode_world
 from fastcar_cli.world.muon import Muon
 from fastcar_cli.world.recipe import MINI, initialise, mini_tokenizer
 from fastcar_cli.world.scene import ATTRIBUTES, Scene
+from fastcar_cli.world.steps import remaining_steps, rng_of
 from fastcar_cli.world.train_tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train. `seconds` is wall time of this stage; the schedule runs on it.
+    """How to train: `steps` of `batch` videos each, on which the schedule runs, evaluated 20 times.
 
     `dense_share` and `all_share` of the videos of the replay stage are dense and replay everything, the
     rest have a threshold between. `compile` fuses the pass with torch.compile (a C++ compiler is needed).
     """
 
-    seconds: float = 3600.0
+    steps: int
     batch: int = 4
     lr: float = 3e-3
     muon_lr: float = 1.5e-2
@@ -52,29 +52,17 @@ class TrainSettings:
     dense_share: float = 0.25
     all_share: float = 0.4
     align: float = 0.05
-    evaluate_every: float = 120.0
-    checkpoint_every: float = 120.0
     warmup: float = 0.02
+    bfloat16: bool = True
     compile: bool = False
 
+    def replay_stage(self) -> TrainSettings:
+        """The same for the replay stage: gentler, with the replay rule, other random numbers."""
+        return replace(self, replay=True, muon_lr=1e-2, lr=2e-3, seed=self.seed + 1)
 
-def stage_settings(
-    stage: str, *, seconds: float, batch: int, seed: int, device: str, compile: bool = False
-) -> TrainSettings:
-    """Settings of the `base` stage (dense) or of the `replay` stage (gentler, with the replay rule)."""
-    every = min(120.0, max(5.0, seconds / 20))
-    common = TrainSettings(
-        seconds=seconds,
-        batch=batch,
-        seed=seed,
-        device=device,
-        evaluate_every=every,
-        checkpoint_every=every,
-        compile=compile,
-    )
-    if stage == "base":
-        return common
-    return replace(common, replay=True, muon_lr=1e-2, lr=2e-3, seed=seed + 1)
+    def precision(self) -> torch.autocast:
+        """Matrices in bfloat16, or everything in float32."""
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.bfloat16)
 
 
 def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,11 +187,10 @@ def _weights(codes: Tensor, n: int, extra: float) -> Tensor:
 
 
 class Batches:
-    """Endless random batches of (text ids [B, P], codes [B, T*N, depth])."""
+    """Random batches of (text ids [B, P], codes [B, T*N, depth])."""
 
-    def __init__(self, data: Codes, settings: TrainSettings, seed: int) -> None:
+    def __init__(self, data: Codes, settings: TrainSettings) -> None:
         self.data, self.settings = data, settings
-        self.rng = random.Random(seed)
         self.tokenizer = mini_tokenizer()
         # Each combination equally often, however many start positions it has.
         groups: dict[tuple[str, ...], list[int]] = {}
@@ -211,17 +198,17 @@ class Batches:
             groups.setdefault(scene.combination, []).append(i)
         self.groups = list(groups.values())
 
-    def ids(self, scene: Scene) -> tuple[int, ...]:
+    def _ids(self, scene: Scene, rng: random.Random) -> tuple[int, ...]:
         """Token ids of a caption drawn for the scene, at times blank."""
-        if self.rng.random() < self.settings.drop_caption:
+        if rng.random() < self.settings.drop_caption:
             return self.tokenizer.blank()
-        return self.tokenizer.read(caption(scene, self.rng, drop=self.settings.drop_attribute)).ids
+        return self.tokenizer.read(caption(scene, rng, drop=self.settings.drop_attribute)).ids
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        while True:
-            chosen = [self.rng.choice(self.rng.choice(self.groups)) for _ in range(self.settings.batch)]
-            text = torch.tensor([self.ids(self.data.scenes[i]) for i in chosen])
-            yield text, torch.from_numpy(self.data.codes[chosen].astype(np.int64))
+    def draw(self, rng: random.Random) -> tuple[Tensor, Tensor]:
+        """One batch."""
+        chosen = [rng.choice(rng.choice(self.groups)) for _ in range(self.settings.batch)]
+        text = torch.tensor([self._ids(self.data.scenes[i], rng) for i in chosen])
+        return text, torch.from_numpy(self.data.codes[chosen].astype(np.int64))
 
 
 def _swapped(scene: Scene, attribute: str, rng: random.Random) -> Scene:
@@ -230,9 +217,11 @@ def _swapped(scene: Scene, attribute: str, rng: random.Random) -> Scene:
 
 
 @torch.no_grad()
-def validate(model: VideoModel, data: Codes, device: str, videos: int = 24, seed: int = 5) -> dict[str, float]:
+def validate(
+    model: VideoModel, data: Codes, settings: TrainSettings, videos: int = 24, seed: int = 5
+) -> dict[str, float]:
     """Held-out loss (nats a code), and how much it rises when one word of the caption is swapped."""
-    rng = random.Random(seed)
+    rng, device = random.Random(seed), settings.device
     tokenizer = mini_tokenizer()
     chosen = [rng.randrange(len(data.scenes)) for _ in range(videos)]
     codes = torch.from_numpy(data.codes[chosen].astype(np.int64)).to(device)
@@ -240,7 +229,7 @@ def validate(model: VideoModel, data: Codes, device: str, videos: int = 24, seed
     def loss(scenes: list[Scene]) -> float:
         captions = random.Random(seed)
         text = torch.tensor([tokenizer.read(caption(s, captions)).ids for s in scenes], device=device)
-        with torch.autocast(device, torch.bfloat16):
+        with settings.precision():
             logits, _, _ = forward(model, text, codes)
         return float(F.cross_entropy(logits.float().flatten(0, 2), codes.flatten()))
 
@@ -270,6 +259,7 @@ def optimizers(
 
 def new_model(tokenizer: Tokenizer, seed: int) -> VideoModel:
     """A model with fresh decoder weights and the tokenizer's, which stay fixed."""
+    torch.manual_seed(seed)  # for the biases, which `initialise` leaves as they are
     model = VideoModel(MINI)
     initialise(model, seed)
     model.rqvae.load_state_dict(tokenizer.rqvae.state_dict())
@@ -279,63 +269,50 @@ def new_model(tokenizer: Tokenizer, seed: int) -> VideoModel:
     return model
 
 
+def _factor(done: float, warmup: float) -> float:
+    """Share of the full learning rate when this share of the steps is done."""
+    return min(1.0, (done + 1e-3) / warmup) * max(0.02, min(1.0, (1.0 - done) / 0.6))
+
+
 def train(
     out: Path,
     tokenizer_path: Path,
     settings: TrainSettings,
     *,
     start: Path | None = None,
+    deadline: float | None = None,
     log: Callable[[str], None] = print,
 ) -> VideoModel:
-    """Train one stage in folder `out`; an interrupted stage goes on from its last checkpoint.
+    """Train one stage in folder `out`; a stopped stage goes on from its last checkpoint as if it had not been stopped.
 
     `start` is a checkpoint of an earlier stage to begin from. Writes `checkpoint.pt` (everything
-    to resume) and `log.jsonl` (one line an evaluation).
+    to go on from) and `log.jsonl` (one line an evaluation). `deadline` and errors: see `remaining_steps`.
     """
     out.mkdir(parents=True, exist_ok=True)
     trained, held_out = encode_world(out.parent, log)
     model = new_model(Tokenizer.load(tokenizer_path), settings.seed).to(settings.device)
     opts = optimizers(model, settings)
-    state: dict[str, Any] = {"elapsed": 0.0, "step": 0, "videos": 0}
-    checkpoint = out / "checkpoint.pt"
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, map_location=settings.device, weights_only=True)
-        model.load_state_dict(saved["model"])
-        for opt, s in zip(opts, saved["optimizers"], strict=True):
-            opt.load_state_dict(s)
-        state = saved["state"]
-        log(f"resumed at step {state['step']}, {state['elapsed']:.0f} s")
-    elif start is not None:
+    if start is not None:
         model.load_state_dict(torch.load(start, map_location=settings.device, weights_only=True)["model"])
-    base = [[g["lr"] for g in opt.param_groups] for opt in opts]
-    if checkpoint.exists():
-        base = [[settings.muon_lr], [settings.lr]]
+    base = (settings.muon_lr, settings.lr)
     n = model.spec.tokens_per_frame
-    rng = random.Random(settings.seed * 1000 + state["step"])
-    batches = iter(Batches(trained, settings, settings.seed * 1000 + state["step"]))
-    began, before = time.monotonic(), state["elapsed"]
-    next_eval, next_save = before + settings.evaluate_every, before + settings.checkpoint_every
-    running: dict[str, float] = {}
+    batches = Batches(trained, settings)
+    state: dict[str, Any] = {"means": {}, "log": []}
+    every = max(1, settings.steps // 20)
     run = torch.compile(forward) if settings.compile else forward
-
-    def save() -> None:
-        temporary = checkpoint.with_suffix(".tmp")
-        torch.save(
-            {"model": model.state_dict(), "optimizers": [o.state_dict() for o in opts], "state": state}, temporary
-        )
-        temporary.replace(checkpoint)
-
-    while state["elapsed"] < settings.seconds:
-        done = state["elapsed"] / settings.seconds
-        factor = min(1.0, (done + 1e-3) / settings.warmup) * max(0.02, min(1.0, (1.0 - done) / 0.6))
-        for opt, lrs in zip(opts, base, strict=True):
-            for group, lr in zip(opt.param_groups, lrs, strict=True):
-                group["lr"] = lr * factor
-        text, codes = (x.to(settings.device) for x in next(batches))
+    # Where and how a step is computed may change on the way, what it computes may not.
+    fixed = {k: v for k, v in asdict(settings).items() if k not in ("device", "compile")}
+    for step in remaining_steps(
+        out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
+    ):
+        for opt, lr in zip(opts, base, strict=True):
+            opt.param_groups[0]["lr"] = lr * _factor(step / settings.steps, settings.warmup)
+        rng = rng_of(settings.seed, step)
+        text, codes = (x.to(settings.device) for x in batches.draw(rng))
         taus = None
         if settings.replay:
             taus = torch.tensor([draw_tau(settings, rng) for _ in range(len(text))], device=settings.device)
-        with torch.autocast(settings.device, torch.bfloat16):
+        with settings.precision():
             logits, scores, shares = run(model, text, codes, taus)
         each = F.cross_entropy(logits.float().flatten(0, 2), codes.flatten(), reduction="none").view(codes.shape)
         weights = _weights(codes, n, settings.changed_weight)[..., None]
@@ -352,19 +329,13 @@ def train(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for opt in opts:
             opt.step()
-        state["step"] += 1
-        state["videos"] += len(text)
-        state["elapsed"] = before + time.monotonic() - began
         for key, value in values.items():
-            running[key] = 0.95 * running.get(key, value) + 0.05 * value
-        if state["elapsed"] >= next_eval or state["elapsed"] >= settings.seconds:
-            next_eval = state["elapsed"] + settings.evaluate_every
-            row = {**state, **running, **validate(model, held_out, settings.device)}
-            with (out / "log.jsonl").open("a") as f:
-                f.write(json.dumps(row) + "\n")
+            state["means"][key] = 0.95 * state["means"].get(key, value) + 0.05 * value
+        done = step + 1
+        if done % every == 0 or done == settings.steps:
+            row = {"step": done, "videos": done * settings.batch, **state["means"]}
+            row |= validate(model, held_out, settings)
+            state["log"].append(row)
+            (out / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in state["log"]), encoding="utf-8")
             log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))
-        if state["elapsed"] >= next_save or state["elapsed"] >= settings.seconds:
-            next_save = state["elapsed"] + settings.checkpoint_every
-            save()
-    save()
     return model

@@ -8,7 +8,6 @@ to find the code vectors from pixels, each on its own.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 from fastcar_cli.world.patches import PatchEncoder, build_dictionary, image, quantize, to_patches
 from fastcar_cli.world.scene import Pose, Scene, poses, scenes_of, split_combinations
+from fastcar_cli.world.steps import remaining_steps, rng_of
 
 TOKENIZER_SPEC = RQVAESpec(
     grid=(8, 8),
@@ -104,17 +104,24 @@ def evaluate(model: Tokenizer, scenes: list[Scene], count: int = 200, seed: int 
 
 
 def _train_encoder(
-    model: Tokenizer, scenes: list[Scene], seconds: float, seed: int, log: Callable[[str], None]
+    model: Tokenizer,
+    scenes: list[Scene],
+    checkpoint: Path,
+    total: int,
+    seed: int,
+    deadline: float | None,
+    log: Callable[[str], None],
 ) -> None:
     """Regress the code vectors of patches from their pixels (slightly noisy)."""
     dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
-    rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.encoder.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
     books = model.codebooks().detach()
-    began, step = time.monotonic(), 0
-    while (passed := time.monotonic() - began) < seconds:
-        optimizer.param_groups[0]["lr"] = 2e-3 * min(1.0, step / 50) * max(0.01, 1 - passed / seconds)
-        chosen = _draw(scenes, 48, rng)
+    settings = {"steps": total, "seed": seed}
+    for step in remaining_steps(
+        checkpoint, total, model, [optimizer], settings=settings, state={}, deadline=deadline, log=log
+    ):
+        optimizer.param_groups[0]["lr"] = 2e-3 * _factor(step, total)
+        chosen = _draw(scenes, 48, rng_of(seed, step))
         patches = to_patches(torch.from_numpy(np.stack([image(s, p) for s, p in chosen])))
         codes = torch.from_numpy(np.stack([dictionary.codes(s, p) for s, p in chosen]).astype(np.int64))
         busy = codes[..., 1] != codes[..., 1].mode(1, keepdim=True).values
@@ -126,18 +133,19 @@ def _train_encoder(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        step += 1
-        if step % 250 == 0:
+        if (step + 1) % 250 == 0:
             right = (quantize(z.detach(), books) == codes).float().mean(0)
-            log(f"encoder step {step} {passed:.0f} s loss {float(loss.detach()):.4f} codes right {right.tolist()}")
+            log(f"encoder step {step + 1} loss {float(loss.detach()):.4f} codes right {right.tolist()}")
 
 
 def _train_pixels(
     model: Tokenizer,
     scenes: list[Scene],
     held_out: list[Scene],
-    seconds: float,
+    checkpoint: Path,
+    total: int,
     seed: int,
+    deadline: float | None,
     log: Callable[[str], None],
     *,
     batch: int = 16,
@@ -145,13 +153,16 @@ def _train_pixels(
 ) -> None:
     """Draw the true codes of frames: windows around the object first, whole frames later."""
     dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
-    rng = random.Random(seed)
     parameters = [*model.rqvae.decoder.parameters(), *model.rqvae.post_quant_conv.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
-    began, step, running = time.monotonic(), 0, 0.0
-    while (passed := time.monotonic() - began) < seconds:
-        optimizer.param_groups[0]["lr"] = lr * min(1.0, step / 50) * max(0.01, 1 - passed / seconds)
-        whole = passed > 0.4 * seconds
+    state = {"loss": 1.0}
+    settings = {"steps": total, "seed": seed, "batch": batch, "lr": lr}
+    for step in remaining_steps(
+        checkpoint, total, model, [optimizer], settings=settings, state=state, deadline=deadline, log=log
+    ):
+        optimizer.param_groups[0]["lr"] = lr * _factor(step, total)
+        rng = rng_of(seed, step)
+        whole = step > 0.4 * total
         side = 8 if whole else 4
         chosen = _draw(scenes, batch // 2 if whole else batch, rng)
         window = np.stack([_window(p, side, rng) for _, p in chosen])
@@ -172,11 +183,9 @@ def _train_pixels(
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        now = float(loss.detach())
-        running = 0.98 * running + 0.02 * now if step else now
-        step += 1
-        if step % 500 == 0:
-            log(f"pixels step {step} {passed:.0f} s loss {running:.5f} PSNR {evaluate(model, held_out, 64):.2f} dB")
+        state["loss"] = 0.98 * state["loss"] + 0.02 * float(loss.detach())
+        if (step + 1) % 500 == 0:
+            log(f"pixels step {step + 1} loss {state['loss']:.5f} PSNR {evaluate(model, held_out, 64):.2f} dB")
 
 
 def _window(pose: Pose, side: int, rng: random.Random) -> np.ndarray:
@@ -185,27 +194,31 @@ def _window(pose: Pose, side: int, rng: random.Random) -> np.ndarray:
     return (np.arange(row, row + side)[:, None] * 8 + np.arange(column, column + side)).ravel()
 
 
+def _factor(step: int, total: int) -> float:
+    """Share of the full learning rate in a step."""
+    return min(1.0, (step + 1) / 50) * max(0.01, 1 - step / total)
+
+
 def train(
     out: Path,
     *,
-    seconds: tuple[float, float] = (60.0, 420.0),
+    steps: int,
     seed: int = 0,
-    start: Path | None = None,
+    deadline: float | None = None,
     log: Callable[[str], None] = print,
 ) -> Tokenizer:
-    """Train encoder and pixels for `seconds` each and write `out`; returns the model.
+    """Train the encoder for a quarter of the steps and pixels for the rest, and write `out`; returns the model.
 
-    `start` is a file of an earlier run to go on from.
+    Their checkpoints lie in the folder `out` without its suffix. `deadline` and errors: see `remaining_steps`.
     """
     torch.manual_seed(seed)
     trained, held_out = ([s for c in part for s in scenes_of(c)] for part in split_combinations())
-    model = Tokenizer.load(start).train() if start else Tokenizer.with_dictionary()
+    model = Tokenizer.with_dictionary()
     log(f"codes in use: {model.used.sum(-1).tolist()}")
-    if seconds[0]:
-        _train_encoder(model, trained, seconds[0], seed, log)
-    if seconds[1]:
-        _train_pixels(model, trained, held_out, seconds[1], seed, log)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    parts = out.with_suffix("")
+    parts.mkdir(parents=True, exist_ok=True)
+    _train_encoder(model, trained, parts / "encoder.pt", steps // 4, seed, deadline, log)
+    _train_pixels(model, trained, held_out, parts / "pixels.pt", steps - steps // 4, seed, deadline, log)
     model.eval()
     model.save(out)
     log(f"tokenizer saved: {asdict(model.spec)}; held-out PSNR {evaluate(model, held_out):.2f} dB")

@@ -11,14 +11,13 @@ import base64
 import html
 import json
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import RequestError
+from fastcar_cli.files import write_whole
 
 SCRIPTS = ("core.js", "charts.js", "heat.js", "player.js", "tables.js", "main.js")
 VIDEO_LIMIT = 32 * 2**20
@@ -47,22 +46,7 @@ def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
     encoded = {cell: base64.b64encode(data).decode("ascii") for cell, data in videos.items()}
     page = _fill(results, encoded)
     path = folder / "report.html"
-    try:
-        handle, name = tempfile.mkstemp(prefix=".report-", suffix=".html", dir=folder)
-    except OSError as e:
-        raise RunError(f"{path} could not be written: {e.strerror}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
-            f.write(page)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)
-        Path(name).replace(path)
-    except BaseException as e:
-        Path(name).unlink(missing_ok=True)
-        if isinstance(e, OSError):
-            raise RunError(f"{path} could not be written: {e.strerror}") from None
-        raise
+    write_whole(path, page)
     return path
 
 

@@ -59,7 +59,7 @@ function startHow() {
     card("Plan", { prompts: `${(prompts || []).length}`, ...plan, tau: (plan.tau || []).map(tauText), window: (plan.window || []).map(windowText), metrics: DATA.metrics })];
   at("how").append(...parts.filter(Boolean));
   at("words").append(...WORDS.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]));
-  at("footer").textContent = `Written by fastcar ${DATA.version || ""}. Everything is in this file; nothing is loaded from a network. The same numbers: results.csv, results.parquet, results.json.`;
+  at("footer").textContent = `Written by fastcar ${DATA.version || ""}. Everything is in this file; nothing is loaded from a network. The same numbers: results.csv, results.json.`;
 }
 
 function start() {

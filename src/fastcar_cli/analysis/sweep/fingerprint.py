@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from fastcar_cli import __version__
-from fastcar_cli.analysis.sweep.files import sha256_of
+from fastcar_cli._version import __version__
 from fastcar_cli.config import flat
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import folder_of
+from fastcar_cli.files import sha256_of
+from fastcar_cli.models.registry import folder_of
 from fastcar_cli.pipeline import TextToVideo
 
 SWEPT = (
@@ -35,7 +35,7 @@ def model_identity(model: str) -> dict[str, str]:
     try:
         return {str(f.relative_to(folder)): sha256_of(f) for f in files if f.name != "encoder.safetensors"}
     except OSError as e:
-        raise RequestError(f"--model {model}: {e.filename} can't be read: {e.strerror}") from None
+        raise RequestError(f"{e.filename} can't be read: {e.strerror}") from None
 
 
 def fingerprint(

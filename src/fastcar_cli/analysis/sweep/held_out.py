@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +20,9 @@ from fastcar_cli.analysis.sweep.results import cells_of, summarise
 from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Session
 from fastcar_cli.analysis.sweep.store import Store
-from fastcar_cli.models.checkpoint import BUNDLED
+from fastcar_cli.analysis.sweep.target import HELD_OUT, TOLERANCE, Target
+from fastcar_cli.models.registry import BUNDLED
 
-if TYPE_CHECKING:
-    from fastcar_cli.analysis.sweep.find import Target
-
-TOLERANCE = 0.005
-"""A ratio this near its target is taken."""
-HELD_OUT = 0.03
-"""Farthest that a ratio may be from its target on held-out videos, and on the ones searched."""
 _ALLOWED = 0.8 * HELD_OUT
 _ROUNDS = 3
 _STEPS = 8
@@ -200,7 +194,9 @@ class HeldOut:
             if tau in found:
                 break
             found[tau] = whole(tau)
-            if target.meets(lines[tau]) and (limited or abs(found[tau] - target.wanted) <= TOLERANCE):
+            used = abs(target.value(lines[tau]) - target.wanted)
+            at_limit = limited and abs(used - _ALLOWED) <= TOLERANCE
+            if target.meets(lines[tau]) and (at_limit or abs(found[tau] - target.wanted) <= TOLERANCE):
                 break
         good = [t for t in found if target.meets(lines[t])]
         return min(good, key=lambda t: (abs(found[t] - target.wanted), -t))

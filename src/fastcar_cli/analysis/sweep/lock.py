@@ -45,7 +45,7 @@ def master(folder: Path) -> Iterator[None]:
     except Timeout:
         raise RunError(f"{folder / _MASTER} has been held for two minutes", hint="is another sweep stuck?") from None
     except (OSError, NotImplementedError) as e:
-        raise RequestError(f"-o {folder}: can't be locked: {e}", hint="choose a folder on a local disk") from None
+        raise RequestError(f"{folder}: can't be locked: {e}", hint="choose a folder on a local disk") from None
     try:
         yield
     finally:
@@ -76,7 +76,7 @@ def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[
             if not compatible and _held(other):
                 part = f" (shard {match[1]}/{match[2]})" if match[2] else ""
                 raise RequestError(
-                    f"-o {folder}: another sweep{part} is at work there: {_holder(folder, other.name)}",
+                    f"{folder}: another sweep{part} is at work there: {_holder(folder, other.name)}",
                     hint="wait for it, or name another folder",
                 )
         mine.acquire(timeout=0)

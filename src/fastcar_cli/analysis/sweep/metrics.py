@@ -38,14 +38,14 @@ def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
 
     Raises RequestError for an unknown one, and for LPIPS without weights or weights without LPIPS.
     """
-    chosen = (*DEFAULT, *(["lpips"] if lpips else [])) if text is None else parse_names("--metrics", text, NAMES)
+    chosen = (*DEFAULT, *(["lpips"] if lpips else [])) if text is None else parse_names("metrics", text, NAMES)
     if "lpips" in chosen and lpips is None:
         raise RequestError(
-            "--metrics lpips: needs the weights of its network in a file, nothing is downloaded",
-            hint="--lpips-weights PATH: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)",
+            "`metrics` lpips: needs the weights of its network in a file, nothing is downloaded",
+            hint="`lpips_weights` PATH: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)",
         )
     if lpips is not None and "lpips" not in chosen:
-        raise RequestError("--lpips-weights: lpips is not among --metrics", hint="add it there")
+        raise RequestError("`lpips_weights`: lpips is not among `metrics`", hint="add it there")
     return tuple(n for n in NAMES if n in chosen)
 
 
@@ -138,8 +138,8 @@ class Scorer:
             if name in self.names and side < least:
                 rest = ",".join(n for n in self.names if n not in ("ssim", "ms-ssim")) or "psnr"
                 raise RequestError(
-                    f"--metrics {name}: needs frames of {least} x {least} pixels, the model's have {height} x {width}",
-                    hint=f"--metrics {rest}",
+                    f"`metrics` {name}: needs frames of {least} x {least} pixels, the model's have {height} x {width}",
+                    hint=f"`metrics` {rest}",
                 )
         if "lpips" in self.names and self._lpips is None:
             from fastcar_cli.analysis.sweep.lpips_metric import load_lpips
@@ -162,7 +162,7 @@ class Scorer:
                 known = [x for x in values if x is not None]
                 means[KEYS[name]] = float(np.mean(known)) if known else None
             if not all(x is None or math.isfinite(x) for x in values):
-                raise RunError(f"--metrics {name}: gives values that are not finite", hint="are its weights damaged?")
+                raise RunError(f"`metrics` {name}: gives values that are not finite", hint="are its weights damaged?")
             frames[KEYS[name]] = list(values)
         return means, frames
 

@@ -161,7 +161,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise RequestError(
-            f"--shard {text}: not a part of a whole", hint="allowed: k/n with k from 1 to n, such as 3/8"
+            f"`shard` {text}: not a part of a whole", hint="allowed: k/n with k from 1 to n, such as 3/8"
         )
     return int(match[1]), int(match[2])
 
@@ -169,20 +169,20 @@ def parse_shard(text: str) -> tuple[int, int]:
 def _parts(option: str, text: str) -> list[str]:
     parts = [p.strip() for p in text.split(",")]
     if not all(parts):
-        raise RequestError(f"{option} {text!r}: holds an empty entry", hint="entries have one comma between them")
+        raise RequestError(f"`{option}` {text!r}: holds an empty entry", hint="entries have one comma between them")
     return parts
 
 
 def _once(option: str, text: str, values: Sequence[Any], told: Sequence[str]) -> None:
     for i, value in enumerate(values):
         if value in values[:i]:
-            raise RequestError(f"{option} {text}: {told[i]} stands twice")
+            raise RequestError(f"`{option}` {text}: {told[i]} stands twice")
 
 
 def parse_taus(text: str) -> tuple[float | None, ...]:
     """Thresholds of "off,0,-0.5,-inf". Raises RequestError."""
     found: list[float | None] = []
-    parts = _parts("--tau", text)
+    parts = _parts("tau", text)
     for part in parts:
         try:
             value = None if part.lower() == "off" else float(part)
@@ -190,41 +190,41 @@ def parse_taus(text: str) -> tuple[float | None, ...]:
             value = math.nan
         if value is not None and (math.isnan(value) or value == math.inf):
             raise RequestError(
-                f"--tau {text}: {part!r} is no threshold",
+                f"`tau` {text}: {part!r} is no threshold",
                 hint="allowed: 'off', numbers and -inf, with commas between them",
             )
         # -0.0 and 0.0 are one threshold and shall be one cell.
         found.append(None if value is None else value + 0.0)
-    _once("--tau", text, found, parts)
+    _once("tau", text, found, parts)
     return tuple(found)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Seeds of "0-3", "0,5,7" or both mixed. Raises RequestError."""
     found: list[int] = []
-    for part in _parts("--seeds", text):
+    for part in _parts("seeds", text):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if last < first or last >= 2**63 or last - first >= MAX_CELLS:
             raise RequestError(
-                f"--seeds {text}: {part!r} is neither a seed nor a range", hint="allowed: 0-3, 0,5,7 or 0-3,7"
+                f"`seeds` {text}: {part!r} is neither a seed nor a range", hint="allowed: 0-3, 0,5,7 or 0-3,7"
             )
         found += range(first, last + 1)
     if len(set(found)) < len(found):
         twice = next(s for i, s in enumerate(found) if s in found[:i])
-        raise RequestError(f"--seeds {text}: {twice} stands twice")
+        raise RequestError(f"`seeds` {text}: {twice} stands twice")
     return tuple(found)
 
 
 def parse_windows(text: str) -> tuple[int | None, ...]:
     """Windows of "off,256". Raises RequestError."""
-    parts = _parts("--window", text)
+    parts = _parts("window", text)
     found: list[int | None] = []
     for part in parts:
         if part.lower() != "off" and not (part.isdecimal() and int(part) >= 1):
-            raise RequestError(f"--window {text}: {part!r} is no window", hint="allowed: 'off' and numbers of tokens")
+            raise RequestError(f"`window` {text}: {part!r} is no window", hint="allowed: 'off' and numbers of tokens")
         found.append(None if part.lower() == "off" else int(part))
-    _once("--window", text, found, parts)
+    _once("window", text, found, parts)
     return tuple(found)
 
 
@@ -233,7 +233,7 @@ def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ..
     parts = _parts(option, text)
     for part in parts:
         if part not in allowed:
-            raise RequestError(f"{option} {text}: {part!r} is unknown", hint=f"allowed: {', '.join(allowed)}")
+            raise RequestError(f"`{option}` {text}: {part!r} is unknown", hint=f"allowed: {', '.join(allowed)}")
     _once(option, text, parts, parts)
     return tuple(parts)
 
@@ -248,36 +248,36 @@ def read_prompts(file: Path) -> tuple[list[str], list[str]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise RequestError(f"--prompts {file}: there is no such file") from None
+        raise RequestError(f"`prompts` {file}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"--prompts {file} can't be read: {e}") from None
+        raise RequestError(f"`prompts` {file} can't be read: {e}") from None
     if file.suffix.lower() != ".json":
         lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
         if not lines:
-            raise RequestError(f"--prompts {file}: holds no prompt", hint="one prompt a line")
+            raise RequestError(f"`prompts` {file}: holds no prompt", hint="one prompt a line")
         first: dict[str, int] = {}
         for number, line in lines:
             if line in first:
                 raise RequestError(
-                    f"--prompts {file}: line {number} repeats line {first[line]}: {line!r}",
-                    hint="more videos of a prompt come from more --seeds",
+                    f"`prompts` {file}: line {number} repeats line {first[line]}: {line!r}",
+                    hint="more videos of a prompt come from more `seeds`",
                 )
             first[line] = number
         return list(first), []
     try:
         data = json.loads(text)
     except ValueError as e:
-        raise RequestError(f"--prompts {file} is not valid JSON: {e}") from None
+        raise RequestError(f"`prompts` {file} is not valid JSON: {e}") from None
     if not isinstance(data, list):
-        raise RequestError(f"--prompts {file}: the top level is a {type(data).__name__}, needed: a list")
+        raise RequestError(f"`prompts` {file}: the top level is a {type(data).__name__}, needed: a list")
     found = []
     for i, entry in enumerate(data):
         value = entry.get("prompt_en") if isinstance(entry, dict) else entry
         if not isinstance(value, str) or not value.strip():
-            raise RequestError(f"--prompts {file}: entry {i} has no text under 'prompt_en'")
+            raise RequestError(f"`prompts` {file}: entry {i} has no text under 'prompt_en'")
         found.append(value.strip())
     if not found:
-        raise RequestError(f"--prompts {file}: holds no prompt", hint='needed: [{"prompt_en": "..."}, ...]')
+        raise RequestError(f"`prompts` {file}: holds no prompt", hint='needed: [{"prompt_en": "..."}, ...]')
     single = list(dict.fromkeys(found))
     notices = [f"{file}: {len(found) - len(single)} entries repeat a prompt and share its video"]
     return single, notices if len(single) < len(found) else []
@@ -295,8 +295,8 @@ def join_prompts(given: Sequence[str], file: Path | None) -> tuple[list[str], li
     for i, text in enumerate(texts):
         if text in texts[:i]:
             raise RequestError(
-                f"the prompt {text!r} stands twice", hint="more videos of a prompt come from more --seeds"
+                f"the prompt {text!r} stands twice", hint="more videos of a prompt come from more `seeds`"
             )
     if not texts:
-        raise RequestError("no prompt given", hint='fastcar sweep "a red ball rolling" --tau off,-2 -o DIR')
+        raise RequestError("no prompt given", hint="give one, or a file of them: `prompts`")
     return texts, notices

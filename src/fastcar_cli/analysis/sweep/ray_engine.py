@@ -17,6 +17,7 @@ from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.worker import Finding, Task, Worker
 from fastcar_cli.config import RunConfig
 from fastcar_cli.errors import FastcarError, RequestError, RunError
+from fastcar_cli.extras import need
 
 RETRIES = 10
 """How often a task is done again after its worker or node was lost."""
@@ -46,7 +47,7 @@ def _knock(address: str) -> None:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
     except (OSError, OverflowError) as e:
         raise RequestError(
-            f"--address {address}: no cluster answers there: {e}", hint="ray start --head tells its address"
+            f"`address` {address}: no cluster answers there: {e}", hint="ray start --head tells its address"
         ) from None
 
 
@@ -58,10 +59,7 @@ class RayEngine:
 
     def __init__(self, worker: Worker, *, address: str | None = None, workers: int | None = None) -> None:
         """Connect. Raises RequestError where Ray is not installed or no cluster answers."""
-        try:
-            import ray
-        except ImportError:
-            raise RequestError("--engine ray: Ray is not installed", hint='pip install "fastcar[ray]"') from None
+        ray = need("ray", "`engine` ray")
         self._ray: Any = ray
         self._mine = not ray.is_initialized()
         threads = worker.config.runtime.threads or 1
@@ -77,7 +75,7 @@ class RayEngine:
                 ray.init(**options)
             except (ConnectionError, ValueError, RuntimeError, OSError) as e:
                 reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-                where = "starting Ray here" if address is None else f"--address {address}"
+                where = "starting Ray here" if address is None else f"`address` {address}"
                 raise RequestError(f"{where}: no cluster: {reason}") from None
         scorer = worker.scorer
         self._setting = (
@@ -93,7 +91,7 @@ class RayEngine:
         if room < 1:
             needed = ", ".join(f"{n} {k.removeprefix('num_')}" for k, n in resources.items())
             self.close()
-            raise RequestError(f"--engine ray: no node of the cluster has what a worker needs ({needed})")
+            raise RequestError(f"`engine` ray: no node of the cluster has what a worker needs ({needed})")
         self.workers = min(room, workers or room)
         # More than fit are handed in when nothing bounds them, so that nodes that join later have work as well.
         self._in_flight = workers or 2 * room

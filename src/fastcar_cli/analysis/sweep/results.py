@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fastcar_cli import __version__
+from fastcar_cli._version import __version__
 from fastcar_cli.analysis.machine import processor
 from fastcar_cli.analysis.sweep.metrics import error_of, psnr_of
 from fastcar_cli.analysis.sweep.plan import Cell, told_tau

@@ -70,9 +70,9 @@ class Session:
         taus = request.taus
         if taus is None:
             tau = request.config.replay.tau
-            if (tau == "off" and not request.searches) or isinstance(tau, list):
-                raise RequestError("no thresholds given", hint="--tau off,0,-1,-2,-4 or --find replay=0.8")
-            taus = () if tau == "off" else (float(tau),)
+            if (tau.off and not request.searches) or len(tau.values) > 1:
+                raise RequestError("no thresholds given", hint="`tau` off,0,-1,-2,-4 or `find` replay=0.8")
+            taus = () if tau.off else tau.values
         plan = Plan(
             prompts=request.prompts,
             seeds=request.seeds,
@@ -86,7 +86,7 @@ class Session:
         )
         if len(plan) > MAX_CELLS:
             raise RequestError(
-                f"the plan has {len(plan)} cells, allowed: {MAX_CELLS}", hint="--seeds or --tau with less"
+                f"the plan has {len(plan)} cells, allowed: {MAX_CELLS}", hint="`seeds` or `tau` with less"
             )
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
         scorer.check(pipe.height, pipe.width)
@@ -94,7 +94,7 @@ class Session:
         if "pair" in plan.gates and pipe.settings.sampling.cfg == 1.0:
             notices.append(
                 "gate pair: without guidance (cfg 1) a video is one row, so it decides as row does; "
-                "--set sampling.cfg=2 makes pairs"
+                "sampling.cfg=2 makes pairs"
             )
         if request.vbench:
             notices += check_names(plan, pipe.fps)
@@ -198,7 +198,7 @@ class Session:
             results = build(store, self.worker.base, config, self.worker.scorer.keys)
             if find is not None:
                 results["find"] = find
-            write_tables(store.folder, results)
+            told += write_tables(store.folder, results)
             if self.request.vbench:
                 told.append(f"videos by VBench's names are in {link_names(store, self.plan)}")
             if results["cells"]:
@@ -218,10 +218,10 @@ def _plain(request: Request) -> RunConfig:
     """The configuration without what the plan decides. Raises RequestError for keys that contradict a sweep."""
     data = request.config.to_dict()
     if data["generation"]["samples"] != 1:
-        raise RequestError("generation.samples: a sweep takes its videos from --seeds", hint="--seeds 0-3")
+        raise RequestError("`generation.samples`: a sweep takes its videos from `seeds`", hint="`seeds` 0-3")
     if data["replay"]["ratio"] is not None:
         raise RequestError(
-            "replay.ratio: a sweep compares thresholds", hint=f"--find replay={data['replay']['ratio']} finds one"
+            "`replay.ratio`: a sweep compares thresholds", hint=f"`find` replay={data['replay']['ratio']} finds one"
         )
     if request.vbench and data["video"]["fps"] is None:
         data["video"]["fps"] = VBENCH_FPS
@@ -239,7 +239,7 @@ def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
     if repository_of(request.config.model) is not None:
         if request.taus is None or request.gates is None:
             raise RequestError(
-                "--dry-run of a model on the hub loads nothing, so it needs --tau and --gate", hint="--gate row"
+                "the plan of a model on the hub loads nothing, so it needs `tau` and `gate`", hint="`gate` row"
             )
         plan = Plan(
             request.prompts,

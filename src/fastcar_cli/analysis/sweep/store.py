@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.sweep.files import sha256_of, write_whole
 from fastcar_cli.analysis.sweep.fingerprint import difference
 from fastcar_cli.analysis.sweep.lock import master
 from fastcar_cli.analysis.sweep.plan import Cell, Plan
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.files import sha256_of, write_whole
 from fastcar_cli.video import open_writer
 
 FORMAT = "fastcar-sweep-1"
@@ -62,16 +62,16 @@ class Store:
         try:
             (folder / "cells").mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise RequestError(f"-o {folder}: can't be made: {e.strerror}") from None
+            raise RequestError(f"{folder}: can't be made: {e.strerror}") from None
         for place in (folder, folder / "cells"):
             if not os.access(place, os.W_OK | os.X_OK):
-                raise RequestError(f"-o {folder}: {place} is not writable")
+                raise RequestError(f"{place} is not writable")
         known = (folder / "sweep.json").exists()
         strangers = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name != "cells"]
         if not known and strangers and not any((folder / "cells").iterdir()):
             (folder / "cells").rmdir()
             raise RequestError(
-                f"-o {folder}: is no sweep and not empty ({sorted(strangers)[0]})", hint="name a new folder"
+                f"{folder}: is no sweep and not empty ({sorted(strangers)[0]})", hint="name a new folder"
             )
         return cls(folder)
 
@@ -111,7 +111,7 @@ class Store:
         found = difference(before, fingerprint)
         if found is not None:
             raise RequestError(
-                f"-o {self.folder}: holds a sweep of another configuration: {found}",
+                f"{self.folder}: holds a sweep of another configuration: {found}",
                 hint="name a new folder, or ask for what was asked for there",
             )
         return before, old
@@ -125,7 +125,7 @@ class Store:
 
     def clean(self) -> None:
         """Remove what a killed sweep left half-written. Only for who holds the whole folder."""
-        for path in (*self.place.glob(".*"), *self.folder.glob(".results*"), *self.folder.glob(".sweep.json-*")):
+        for path in (*self.place.glob(".*"), *self.folder.glob(".results*"), *self.folder.glob(".sweep-*")):
             if path.is_file():
                 path.unlink(missing_ok=True)
 

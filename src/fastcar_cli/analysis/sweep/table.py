@@ -1,15 +1,18 @@
-"""results.json, and one tidy row a cell as results.csv and results.parquet."""
+"""results.json, and one tidy row a cell as results.csv and, with the extra `parquet`, results.parquet."""
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.analysis.sweep.files import write_whole
+from fastcar_cli.errors import RequestError
+from fastcar_cli.extras import need
+from fastcar_cli.files import csv_of, write_whole
+
+PARQUET = "results.parquet"
 
 _FIDELITY = ("background", "color", "shape", "motion", "size", "persists", "all_right")
 
@@ -32,39 +35,36 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     return table
 
 
-def _csv(table: Sequence[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(table[0]) if table else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: str(v).lower() if isinstance(v, bool) else v for k, v in row.items()} for row in table)
-    return out.getvalue()
-
-
 def _parquet(table: Sequence[dict[str, Any]]) -> bytes:
-    import pyarrow
-    import pyarrow.parquet
-
+    pyarrow, parquet = (need(name, PARQUET) for name in ("pyarrow", "pyarrow.parquet"))
     whole, flags = (
         {"seed", "window", "runs", "fpga_cycles"},
         {"dense", *(k for k in table[0] if k.startswith("right_"))},
     )
     words = {"id", "prompt", "gate", "backend", "reference", "video"}
 
-    def kind(name: str) -> pyarrow.DataType:
+    def kind(name: str) -> Any:
         if name in words:
             return pyarrow.string()
         return pyarrow.int64() if name in whole else pyarrow.bool_() if name in flags else pyarrow.float64()
 
     schema = pyarrow.schema([(name, kind(name)) for name in table[0]])
     out = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(table), schema=schema), out)
+    parquet.write_table(pyarrow.Table.from_pylist(list(table), schema=schema), out)
     return out.getvalue()
 
 
-def write_tables(folder: Path, results: dict[str, Any]) -> None:
-    """Write the three files, each whole. Raises RunError."""
-    table = rows(results)
+def write_tables(folder: Path, results: dict[str, Any]) -> list[str]:
+    """Write the files, each whole; what to tell the user where one needs a package that is missing. Raises RunError."""
+    table, told = rows(results), []
     if table:
-        write_whole(folder / "results.csv", _csv(table))
-        write_whole(folder / "results.parquet", _parquet(table))
+        cells = ([str(v).lower() if isinstance(v, bool) else v for v in row.values()] for row in table)
+        write_whole(folder / "results.csv", csv_of(list(table[0]), cells))
+        try:
+            write_whole(folder / PARQUET, _parquet(table))
+        except RequestError as e:
+            # One of an earlier run would tell other numbers.
+            (folder / PARQUET).unlink(missing_ok=True)
+            told.append(f"{e}; {e.hint}")
     write_whole(folder / "results.json", json.dumps(results, ensure_ascii=False, allow_nan=False) + "\n")
+    return told

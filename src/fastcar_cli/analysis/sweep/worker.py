@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli import __version__
 from fastcar_cli.analysis.sweep.fidelity import draws_the_world, fidelity_of
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import CellRecord
 from fastcar_cli.config import RunConfig
+from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RunError
+from fastcar_cli.models.plan import out_of_memory
 from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.recipe import recipe_of
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,9 @@ class Worker:
         if cell.backend in self._warm:
             return
         pipe = self.pipe(cell)
-        for taus in (None, (-np.inf,) * pipe.layers):
-            short = pipe.with_settings(taus=taus, frames=min(2, pipe.frames) if taus else 1)
+        for tau in (OFF, Tau((-np.inf,))):
+            rule = replace(pipe.settings.rule, tau=tau, target=None)
+            short = pipe.with_settings(rule=rule, frames=1 if tau.off else min(2, pipe.frames))
             for _ in short.stream([cell.prompt], [cell.seed]):
                 pass
         self._warm.add(cell.backend)
@@ -87,9 +90,9 @@ class Worker:
             pipe = self.pipe(cell)
             return pipe, np.stack([frame.image for frame in pipe.stream([cell.prompt], [cell.seed])])
         except (MemoryError, RuntimeError) as e:
-            if isinstance(e, MemoryError) or "alloc" in str(e) or "out of memory" in str(e).lower():
+            if out_of_memory(e):
                 raise RunError(
-                    f"out of memory: {e}", hint="fewer --frames need less; finished cells are kept"
+                    f"out of memory: {e}", hint="fewer `frames` need less; finished cells are kept"
                 ) from None
             raise
 
@@ -132,15 +135,7 @@ class Worker:
             "digest": hashlib.sha256(images.tobytes()).hexdigest(),
             "runs": [run],
         }
-        # Threads and samples of this process say nothing about the video, and shards may differ in them.
-        settings = {**pipe.effective, "generation": {**pipe.effective["generation"], "seed": cell.seed, "samples": 1}}
-        recipe = {
-            "prompt": cell.prompt,
-            "seed": cell.seed,
-            "settings": settings,
-            "model": pipe.name,
-            "version": __version__,
-        }
+        recipe = recipe_of(pipe, cell.prompt, cell.seed)
         return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import RequestError
+from fastcar_cli.files import write_whole
 
 VERSION = 1
 """Version of the file format."""
@@ -45,14 +47,9 @@ def save(file: Path, decisions: Decisions) -> None:
         "sinks": decisions.sinks,
         "note": decisions.note,
     }
-    temporary = file.with_name(f".{file.name}.tmp.npz")
-    try:
-        with temporary.open("wb") as f:
-            np.savez_compressed(f, bits=np.packbits(decisions.replayed), meta=np.array(json.dumps(meta)))
-        temporary.replace(file)
-    except OSError as e:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"{file} could not be written: {e.strerror}") from None
+    packed = io.BytesIO()
+    np.savez_compressed(packed, bits=np.packbits(decisions.replayed), meta=np.array(json.dumps(meta)))
+    write_whole(file, packed.getvalue())
 
 
 def read(file: Path) -> Decisions:
@@ -108,12 +105,12 @@ def draw(
     passes = frames * tokens_per_frame - 1
     first = tokens_per_frame if spread == "eligible" else 0
     if first >= passes:
-        raise RequestError(f"{frames} frames have no pass that may replay", hint="at least 2 frames, or --spread all")
+        raise RequestError(f"{frames} frames have no pass that may replay", hint="at least 2 frames, or `spread` all")
     rate = ratio * passes / (passes - first)
     if rate > 1 + 1e-12:
         raise RequestError(
-            f"--replay {ratio:g}: at most {(passes - first) / passes:.4f} of the passes of {frames} frames may replay",
-            hint="--spread all spreads the ratio over the first frame too",
+            f"`ratio` {ratio:g}: at most {(passes - first) / passes:.4f} of the passes of {frames} frames may replay",
+            hint="`spread` all spreads the ratio over the first frame too",
         )
     rates = np.full(layers, min(rate, 1.0))
     if profile == "valley" and layers > 1:

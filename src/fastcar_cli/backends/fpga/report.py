@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +14,8 @@ from fastcar_cli.backends.fpga.energy import energy_of
 from fastcar_cli.backends.fpga.machine import simulate
 from fastcar_cli.backends.fpga.summary import Comparison
 from fastcar_cli.errors import RunError
+from fastcar_cli.extras import pyplot
+from fastcar_cli.files import csv_of, write_whole
 
 
 def write_report(folder: Path, found: Comparison) -> list[Path]:
@@ -32,14 +33,11 @@ def write_report(folder: Path, found: Comparison) -> list[Path]:
         ]
         return files + _charts(folder, found)
     except OSError as e:
-        raise RunError(f"--report {folder}: {e.filename or folder} could not be written: {e.strerror}") from None
+        raise RunError(f"{e.filename or folder} could not be written: {e.strerror}") from None
 
 
 def _csv(file: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    with file.open("w", newline="", encoding="utf-8") as f:
-        writer = csv.writer(f)
-        writer.writerow(header)
-        writer.writerows(rows)
+    write_whole(file, csv_of(header, rows))
     return file
 
 
@@ -144,10 +142,7 @@ def _timeline(file: Path, found: Comparison) -> Path:
 
 
 def _charts(folder: Path, found: Comparison) -> list[Path]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot("a report")
 
     preset, work = found.emulator.preset, found.emulator.work
     milliseconds = preset.seconds_per_cycle * 1e3

@@ -1,8 +1,9 @@
-"""Rotation, append to the KV cache, temporal attention score and the decision on replay, in one kernel.
+"""Rotation, append to the KV cache, temporal attention score and the gate of replay, in one kernel.
 
-The token, and with it every place in the caches, is read from the device. A cache is full (slot s
-of the padded sequence lies in place s) or a window (sinks first, then slot s in place
-sinks + s % window, and one frame of keys for the score in a ring of frame + 1).
+The token, and with it every slot in the caches, is read from the device. A cache is full (index i of
+the padded sequence lies in slot i) or a window (sinks first, then index i in slot first + i % window,
+and one frame of keys for the score in a ring of frame + 1). Lengths are run-time values: another prompt
+or video compiles nothing.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ def _append_row(
     sin,
     row,
     t,
+    slots,
+    padded,
+    frame,
+    window,
+    first,
     ROWS: tl.constexpr,
     H: tl.constexpr,
     KV: tl.constexpr,
     D: tl.constexpr,
-    PLACES: tl.constexpr,
-    PADDED: tl.constexpr,
-    FRAME: tl.constexpr,
     WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    REPLAY: tl.constexpr,
+    SCORE: tl.constexpr,
     RELEASED: tl.constexpr,
     HP: tl.constexpr,
     KP: tl.constexpr,
@@ -50,10 +52,10 @@ def _append_row(
 ):
     """Rotate and append one row; returns its temporal attention score (0 in the first frame)."""
     kind = query.dtype.element_ty
-    slot = PADDED + t
-    place = slot
-    if WINDOW > 0:
-        place = SINKS + slot % WINDOW
+    index = padded + t
+    slot = index
+    if WINDOW:
+        slot = first + index % window
     i = tl.arange(0, DP)[None, :]
     h = tl.arange(0, HP)[:, None]
     g = tl.arange(0, KP)[:, None]
@@ -80,7 +82,7 @@ def _append_row(
         s,
         kind,
     )
-    to = ((row * KV + g) * PLACES + place) * D + i
+    to = ((row * KV + g) * slots + slot) * D + i
     tl.store(keys + to, ka.to(kind), mask=kept)
     tl.store(keys + to + D // 2, kb.to(kind), mask=kept)
     at = base + (H + KV + g) * D + i
@@ -88,18 +90,18 @@ def _append_row(
     tl.store(values + to + D // 2, tl.load(at + D // 2, mask=kept, other=0.0), mask=kept)
 
     score = 0.0
-    if REPLAY:
+    if SCORE:
         # The query heads of a group score against the one key that serves them.
         group = row * KV + h // (H // KV)
-        if WINDOW > 0:
-            to = ring + ((row * KV + g) * (FRAME + 1) + slot % (FRAME + 1)) * D + i
+        if WINDOW:
+            to = ring + ((row * KV + g) * (frame + 1) + index % (frame + 1)) * D + i
             tl.store(to, ka.to(kind), mask=kept)
             tl.store(to + D // 2, kb.to(kind), mask=kept)
-            before = ring + (group * (FRAME + 1) + (slot + 1) % (FRAME + 1)) * D + i
+            before = ring + (group * (frame + 1) + (index + 1) % (frame + 1)) * D + i
         else:
-            before = keys + (group * PLACES + slot - FRAME) * D + i
+            before = keys + (group * slots + index - frame) * D + i
         # No frame before the first: no head is read.
-        there = (h < tl.where(t >= FRAME, H, 0)) & (i < D // 2)
+        there = (h < tl.where(t >= frame, H, 0)) & (i < D // 2)
         aa = tl.load(before, mask=there, other=0.0).to(tl.float32)
         ab = tl.load(before + D // 2, mask=there, other=0.0).to(tl.float32)
         if RELEASED:
@@ -110,27 +112,7 @@ def _append_row(
     return score
 
 
-@triton.jit
-def _decide(
-    score, age, row, t, tau, flags, forced, ages, tas,
-    TOKENS: tl.constexpr, FRAME: tl.constexpr, MAX_AGE: tl.constexpr, FORCED: tl.constexpr, KEEP: tl.constexpr,
-    own,
-):  # fmt: skip
-    """Write a row's flag, its age and its score `own`; `score` and `age` are what the gate judges."""
-    hit = (score > tl.load(tau)) & (t >= FRAME)
-    if FORCED:
-        hit = (tl.load(forced + row * TOKENS + t) != 0) & (t >= FRAME) & (tl.load(tau) == tl.load(tau))
-    if MAX_AGE > 0:
-        hit = hit & (age < MAX_AGE)
-        at = ages + row * FRAME + t % FRAME
-        tl.store(at, tl.where(hit, tl.load(at) + 1, 0).to(ages.dtype.element_ty))
-    tl.store(flags + row * TOKENS + t, hit.to(tl.uint8))
-    if KEEP:
-        wanted = (t >= FRAME) & (tl.load(tau) == tl.load(tau))
-        tl.store(tas + row * TOKENS + t, tl.where(wanted, own, float("nan")))
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "padded", "frame", "window", "first"])
 def _append_kernel(
     qkv,
     query,
@@ -140,28 +122,23 @@ def _append_kernel(
     cos,
     sin,
     token,
-    tau,
+    thresholds,
+    scores,
     flags,
-    forced,
-    ages,
-    tas,
+    slots,
+    padded,
+    frame,
+    window,
+    first,
     VIDEOS: tl.constexpr,
     OF: tl.constexpr,
     H: tl.constexpr,
     KV: tl.constexpr,
     D: tl.constexpr,
-    PLACES: tl.constexpr,
-    PADDED: tl.constexpr,
-    FRAME: tl.constexpr,
-    TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    REPLAY: tl.constexpr,
+    SCORE: tl.constexpr,
     RELEASED: tl.constexpr,
     PAIRS: tl.constexpr,
-    MAX_AGE: tl.constexpr,
-    FORCED: tl.constexpr,
-    KEEP: tl.constexpr,
     HP: tl.constexpr,
     KP: tl.constexpr,
     DP: tl.constexpr,
@@ -169,63 +146,54 @@ def _append_kernel(
     """One video a program, so that its rows can decide together."""
     t = tl.load(token)
     a = tl.program_id(0).to(tl.int64)
+    b = a + VIDEOS
     rows: tl.constexpr = VIDEOS * OF
     sa = _append_row(
-        qkv, query, keys, values, ring, cos, sin, a, t,
-        rows, H, KV, D, PLACES, PADDED, FRAME, WINDOW, SINKS, REPLAY, RELEASED, HP, KP, DP,
+        qkv, query, keys, values, ring, cos, sin, a, t, slots, padded, frame, window, first,
+        rows, H, KV, D, WINDOW, SCORE, RELEASED, HP, KP, DP,
     )  # fmt: skip
-    ga = sa
-    age_a = 0
+    sb = sa
     if OF == 2:
-        b = a + VIDEOS
         sb = _append_row(
-            qkv, query, keys, values, ring, cos, sin, b, t,
-            rows, H, KV, D, PLACES, PADDED, FRAME, WINDOW, SINKS, REPLAY, RELEASED, HP, KP, DP,
+            qkv, query, keys, values, ring, cos, sin, b, t, slots, padded, frame, window, first,
+            rows, H, KV, D, WINDOW, SCORE, RELEASED, HP, KP, DP,
         )  # fmt: skip
-        gb = sb
-        age_b = 0
-    if REPLAY:
-        if MAX_AGE > 0:
-            age_a = tl.load(ages + a * FRAME + t % FRAME).to(tl.int32)
-            if OF == 2:
-                age_b = tl.load(ages + b * FRAME + t % FRAME).to(tl.int32)
+    if SCORE:
+        ga, gb = sa, sb
         if PAIRS:
             ga = (sa + sb) / 2
             gb = ga
-            age_a = tl.maximum(age_a, age_b)
-            age_b = age_a
-        _decide(ga, age_a, a, t, tau, flags, forced, ages, tas, TOKENS, FRAME, MAX_AGE, FORCED, KEEP, sa)
+        tl.store(scores + a, sa)
+        tl.store(flags + a, (ga > tl.load(thresholds + a)).to(tl.uint8))
         if OF == 2:
-            _decide(gb, age_b, b, t, tau, flags, forced, ages, tas, TOKENS, FRAME, MAX_AGE, FORCED, KEEP, sb)
+            tl.store(scores + b, sb)
+            tl.store(flags + b, (gb > tl.load(thresholds + b)).to(tl.uint8))
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where tokens lie in the caches: tokens of the padded prompts, and window and sinks (window 0: full)."""
+class Layout:
+    """Where tokens lie in the caches: tokens of the padded prompts, N, and with a window (0: full) its length and
+    first slot.
+    """
 
     padded: int
     frame: int
     window: int = 0
-    sinks: int = 0
+    first: int = 0
 
 
 @dataclass(frozen=True)
-class Score:
+class Gate:
     """What the append kernel needs of a layer to decide on replay.
 
-    tau: float32 [1], NaN for a layer that never replays; flags: uint8 [rows, tokens], written at the
-    input token; forced: flags to take instead of deciding, or None; ages: int16 [rows, frame], how
-    often in a row each output was replayed, bounded by `max_age` (0: no bound); tas: float32
-    [rows, tokens] that keeps the scores, or None. `released` scores q before rotation, `pairs` lets
-    the two rows of a video decide on their mean.
+    thresholds: float32 [rows]; scores: float32 [rows] and flags: uint8 [rows], written: a row's own TAS, and 1
+    where what is compared exceeds its threshold. `released` scores q before rotation, `pairs` compares the
+    mean of the two rows of a video.
     """
 
-    tau: Tensor
+    thresholds: Tensor
+    scores: Tensor
     flags: Tensor
-    forced: Tensor | None
-    ages: Tensor
-    tas: Tensor | None
-    max_age: int
     released: bool
     pairs: bool
 
@@ -235,55 +203,49 @@ def append(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    ring: Tensor | None,
+    ring: Tensor,
     cos: Tensor,
     sin: Tensor,
     token: Tensor,
-    places: Places,
+    layout: Layout,
     videos: int,
-    score: Score | None,
+    gate: Gate | None,
 ) -> None:
-    """Rotate q and k, append k and v to a layer's cache and, with `score`, decide which rows replay.
+    """Rotate q and k, append k and v to a layer's cache and, with a gate, decide which rows replay.
 
     qkv [rows, (heads + 2 kv_heads) head_dim] unrotated; query [rows, heads, head_dim] takes the
-    rotated q; keys, values [rows, kv_heads, places, head_dim]; ring [rows, kv_heads, frame + 1,
-    head_dim] with a window, else None; cos, sin [tokens, rows, head_dim] by input token; token int64
-    [1]. Rows are the conditional ones of all videos, then the unconditional ones where there are any.
+    rotated q; keys, values [rows, kv_heads, slots, head_dim]; ring [rows, kv_heads, N + 1, head_dim] with a
+    window, else the keys; cos, sin [tokens, rows, head_dim] by input token; token int64 [1]. Rows are the
+    conditional ones of all videos, then the unconditional ones where there are any.
     """
     rows, heads, d = query.shape
-    kv, size = keys.shape[1], keys.shape[2]
-    flags = qkv if score is None else score.flags
+    kv = keys.shape[1]
     _append_kernel[(videos,)](
         qkv,
         query,
         keys,
         values,
-        keys if ring is None else ring,
+        ring,
         cos,
         sin,
         token,
-        qkv if score is None else score.tau,
-        flags,
-        flags if score is None or score.forced is None else score.forced,
-        flags if score is None else score.ages,
-        flags if score is None or score.tas is None else score.tas,
+        qkv if gate is None else gate.thresholds,
+        qkv if gate is None else gate.scores,
+        qkv if gate is None else gate.flags,
+        keys.shape[2],
+        layout.padded,
+        layout.frame,
+        layout.window,
+        layout.first,
         VIDEOS=videos,
         OF=rows // videos,
         H=heads,
         KV=kv,
         D=d,
-        PLACES=size,
-        PADDED=places.padded,
-        FRAME=places.frame,
-        TOKENS=flags.shape[1],
-        WINDOW=places.window,
-        SINKS=places.sinks,
-        REPLAY=score is not None,
-        RELEASED=score is not None and score.released,
-        PAIRS=score is not None and score.pairs,
-        MAX_AGE=0 if score is None else score.max_age,
-        FORCED=score is not None and score.forced is not None,
-        KEEP=score is not None and score.tas is not None,
+        WINDOW=layout.window > 0,
+        SCORE=gate is not None,
+        RELEASED=gate is not None and gate.released,
+        PAIRS=gate is not None and gate.pairs,
         HP=triton.next_power_of_2(heads),
         KP=triton.next_power_of_2(kv),
         DP=triton.next_power_of_2(d // 2),

@@ -10,47 +10,50 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcar_cli.kernels.gpu.append import Places
+from fastcar_cli.kernels.gpu.append import Layout
 
 CHUNK = 128
-"""Places of the cache that one program reads."""
+"""Slots of the cache that one program reads."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "padded", "window", "ring", "chunks"])
 def _attend_kernel(
     query,
     keys,
     values,
     pad,
+    sinks,
     token,
     sums,
     peaks,
     weights,
+    slots,
+    padded,
+    window,
+    ring,
+    chunks,
     H: tl.constexpr,
     KV: tl.constexpr,
     D: tl.constexpr,
-    PLACES: tl.constexpr,
-    PADDED: tl.constexpr,
     WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     DP: tl.constexpr,
 ):
-    """One chunk of places for one head of one row: softmax sum, its peak and its weight, float32.
+    """One chunk of slots for one head of one row: softmax sum, its peak and its weight, float32.
 
-    A chunk past the last token has weight 0 and reads no keys.
+    A chunk past the last token has weight 0 and reads no keys. `ring` is the first slot behind the sinks.
     """
     head = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = head // H
     group = row * KV + (head % H) // (H // KV)
-    slot = PADDED + tl.load(token).to(tl.int32)
+    index = padded + tl.load(token).to(tl.int32)
     first = tl.load(pad + row).to(tl.int32)
-    end = slot + 1
-    if WINDOW > 0:
-        end = SINKS + WINDOW
+    kept = tl.load(sinks + row).to(tl.int32)
+    end = index + 1
+    if WINDOW:
+        end = slots
     end = tl.minimum(end, (chunk + 1) * CHUNK)
     i = tl.arange(0, DP)
     q = tl.load(query + head * D + i, mask=i < D, other=0.0).to(tl.float32) / tl.sqrt(D * 1.0)
@@ -58,14 +61,14 @@ def _attend_kernel(
     weight = 0.0
     total = tl.zeros((DP,), tl.float32)
     for start in tl.range(0, CHUNK, BLOCK):
-        place = chunk * CHUNK + start + tl.arange(0, BLOCK)
-        if WINDOW > 0:
-            # The last slot so far that lies in this place of the ring; sinks are not counted again.
-            held = slot - (slot - (place - SINKS) + WINDOW) % WINDOW
-            seen = (place < end) & ((place < SINKS) | (held >= first + SINKS))
+        slot = chunk * CHUNK + start + tl.arange(0, BLOCK)
+        if WINDOW:
+            # The last index so far that lies in this slot of the ring; sinks are not counted again.
+            held = index - (index - (slot - ring) + window) % window
+            seen = (slot < end) & ((slot < kept) | ((slot >= ring) & (held >= first + kept)))
         else:
-            seen = (place < end) & (place >= first)
-        at = (group * PLACES + place)[:, None] * D + i[None, :]
+            seen = (slot < end) & (slot >= first)
+        at = (group * slots + slot)[:, None] * D + i[None, :]
         inside = seen[:, None] & (i[None, :] < D)
         k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32)
         v = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
@@ -78,33 +81,31 @@ def _attend_kernel(
         weight = weight * fade + tl.sum(p, 0)
         total = total * fade + tl.sum(p[:, None] * v, 0)
         peak = higher
-    at = head * CHUNKS + chunk
+    at = head * chunks + chunk
     tl.store(sums + at * D + i, total, mask=i < D)
     tl.store(peaks + at, peak)
     tl.store(weights + at, weight)
 
 
-@triton.jit
-def _combine_kernel(
-    sums, peaks, weights, out, D: tl.constexpr, CHUNKS: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr
-):
+@triton.jit(do_not_specialize=["chunks"])
+def _combine_kernel(sums, peaks, weights, out, chunks, D: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr):
     """All chunks of one head of one row, in their order."""
     head = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CP)
     i = tl.arange(0, DP)
-    at = head * CHUNKS + c
-    peak = tl.load(peaks + at, mask=c < CHUNKS, other=float("-inf"))
+    at = head * chunks + c
+    peak = tl.load(peaks + at, mask=c < chunks, other=float("-inf"))
     share = tl.exp(peak - tl.max(peak, 0))
-    weight = tl.sum(share * tl.load(weights + at, mask=c < CHUNKS, other=0.0), 0)
-    inside = (c[:, None] < CHUNKS) & (i[None, :] < D)
+    weight = tl.sum(share * tl.load(weights + at, mask=c < chunks, other=0.0), 0)
+    inside = (c[:, None] < chunks) & (i[None, :] < D)
     part = tl.load(sums + at[:, None] * D + i[None, :], mask=inside, other=0.0)
     total = tl.sum(share[:, None] * part, 0) / weight
     tl.store(out + head * D + i, total.to(out.dtype.element_ty), mask=i < D)
 
 
-def chunks_of(places: int, chunk: int = CHUNK) -> int:
+def chunks_of(slots: int, chunk: int = CHUNK) -> int:
     """Chunks that `attend` divides a cache into."""
-    return int(triton.cdiv(places, chunk))
+    return int(triton.cdiv(slots, chunk))
 
 
 def attend(
@@ -112,8 +113,9 @@ def attend(
     keys: Tensor,
     values: Tensor,
     pad: Tensor,
+    sinks: Tensor,
     token: Tensor,
-    places: Places,
+    layout: Layout,
     scratch: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     *,
@@ -122,12 +124,12 @@ def attend(
 ) -> Tensor:
     """Attention of query [rows, heads, head_dim] over the cache up to the input token, into out [rows, heads head_dim].
 
-    pad int64 [rows] counts the padding before each prompt. Only places that hold a token so far are
-    read. scratch: float32 [rows, heads, chunks, head_dim] and twice [rows, heads, chunks].
+    pad, sinks int64 [rows] count the padding before each prompt and its sinks. Only slots that hold a token so
+    far are read. scratch: float32 [rows, heads, chunks, head_dim] and twice [rows, heads, chunks].
     """
     rows, heads, d = query.shape
-    size = keys.shape[2]
-    chunks = chunks_of(size, chunk)
+    slots = keys.shape[2]
+    chunks = chunks_of(slots, chunk)
     sums, peaks, weights = scratch
     wide = triton.next_power_of_2(d)
     _attend_kernel[(rows * heads, chunks)](
@@ -135,24 +137,26 @@ def attend(
         keys,
         values,
         pad,
+        sinks,
         token,
         sums,
         peaks,
         weights,
+        slots,
+        layout.padded,
+        layout.window,
+        layout.first,
+        chunks,
         H=heads,
         KV=keys.shape[1],
         D=d,
-        PLACES=size,
-        PADDED=places.padded,
-        WINDOW=places.window,
-        SINKS=places.sinks,
-        CHUNKS=chunks,
+        WINDOW=layout.window > 0,
         CHUNK=chunk,
         BLOCK=block,
         DP=wide,
         num_warps=4,
     )
     _combine_kernel[(rows * heads,)](
-        sums, peaks, weights, out, D=d, CHUNKS=chunks, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4
+        sums, peaks, weights, out, chunks, D=d, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4
     )
     return out

@@ -20,10 +20,9 @@ DOWN = Tile(out=32, inner=256, stages=4)
 
 
 @triton.jit
-def _replays(flags, t, r, ROWS: tl.constexpr, TOKENS: tl.constexpr):
-    """Replay flag of each row at token t, int32 [RP]; rows that do not exist replay."""
-    at = flags + r.to(tl.int64) * TOKENS + tl.load(t)
-    return tl.load(at, mask=r < ROWS, other=1).to(tl.int32)
+def _replays(flags, r, ROWS: tl.constexpr):
+    """Replay flag of each row, int32 [RP]; rows that do not exist replay."""
+    return tl.load(flags + r, mask=r < ROWS, other=1).to(tl.int32)
 
 
 @triton.jit
@@ -33,11 +32,9 @@ def _gate_up_kernel(
     up,
     out,
     flags,
-    t,
     ROWS: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
-    TOKENS: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     RP: tl.constexpr,
@@ -48,7 +45,7 @@ def _gate_up_kernel(
     """A tile of silu(gate x) * (up x). Returns before any weight is read where every row replays."""
     r = tl.arange(0, RP)
     if REPLAY:
-        if tl.min(_replays(flags, t, r, ROWS, TOKENS), 0) == 1:
+        if tl.min(_replays(flags, r, ROWS), 0) == 1:
             return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     g = tl.zeros((BN, RP), tl.float32)
@@ -66,7 +63,7 @@ def _gate_up_kernel(
     tl.store(out + r[None, :] * N + n[:, None], y.to(kind), mask=(n[:, None] < N) & (r[None, :] < ROWS))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["frame"])
 def _down_kernel(
     h,
     down,
@@ -74,11 +71,10 @@ def _down_kernel(
     cache,
     flags,
     t,
+    frame,
     ROWS: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
-    TOKENS: tl.constexpr,
-    FRAME: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     RP: tl.constexpr,
@@ -96,9 +92,9 @@ def _down_kernel(
     at = x + r[None, :] * N + n[:, None]
     kind = x.dtype.element_ty
     if REPLAY:
-        replays = _replays(flags, t, r, ROWS, TOKENS)
-        place = (r.to(tl.int64) * FRAME + tl.load(t) % FRAME) * N
-        slot = cache + place[None, :] + n[:, None]
+        replays = _replays(flags, r, ROWS)
+        first = (r.to(tl.int64) * frame + tl.load(t) % frame) * N
+        slot = cache + first[None, :] + n[:, None]
         kept = inside & (replays[None, :] == 1)
         y = tl.load(slot, mask=kept, other=0.0).to(tl.float32)
         if tl.min(replays, 0) == 0:
@@ -112,16 +108,16 @@ def _down_kernel(
 
 
 @dataclass(frozen=True)
-class Gate:
+class Cached:
     """What the MLP kernels read of a layer's replay state.
 
-    flags: uint8 [rows, tokens], 1 where the row replays at that token; t: int64 [1], the input
-    token; cache: MLP outputs [rows, frame, width].
+    flags: uint8 [rows], 1 where the row replays; t: int64 [1], the input token; outputs: [rows, N, width],
+    the MLP outputs of the last frame.
     """
 
     flags: Tensor
     t: Tensor
-    cache: Tensor
+    outputs: Tensor
 
 
 def mlp(
@@ -131,7 +127,7 @@ def mlp(
     down: Tensor,
     x: Tensor,
     middle: Tensor,
-    replay: Gate | None,
+    replay: Cached | None,
     *,
     tiles: tuple[Tile, Tile] = (GATE_UP, DOWN),
 ) -> Tensor:
@@ -144,15 +140,14 @@ def mlp(
     rows, width = h.shape
     wide = len(gate)
     first, second = tiles[0].of(wide, width), tiles[1].of(width, wide)
-    flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.cache)
-    shared = {"ROWS": rows, "TOKENS": flags.shape[1], "RP": padded_rows(rows), "UPCAST": upcast(h)}
+    flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.outputs)
+    shared = {"ROWS": rows, "RP": padded_rows(rows), "UPCAST": upcast(h)}
     _gate_up_kernel[(triton.cdiv(wide, first.out),)](
         h,
         gate,
         up,
         middle,
         flags,
-        t,
         N=wide,
         K=width,
         BN=first.out,
@@ -169,9 +164,9 @@ def mlp(
         cache,
         flags,
         t,
+        cache.shape[1],
         N=width,
         K=wide,
-        FRAME=cache.shape[1],
         BN=second.out,
         BK=second.inner,
         STAGES=second.stages,

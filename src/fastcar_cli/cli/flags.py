@@ -1,0 +1,86 @@
+"""What all commands share: options that would be ignored are refused, and errors speak of flags."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from fastcar_cli.errors import FastcarError, RequestError
+from fastcar_cli.signals import status
+
+FLAGS = {
+    "replay.ratio": ("--replay-ratio",),
+    "ratio": ("--replay-ratio", "--replay"),
+    "replay.max_age": ("--max-replay-age",),
+    "max_age": ("--max-replay-age",),
+    "backend.name": ("--backend",),
+    "backend.preset": ("--fpga",),
+    "overrides": ("--set",),
+}
+"""Flags that are not called like the last part of their parameter; the first one that a command has is meant."""
+
+
+def flag_of(parameter: str, flags: Collection[str]) -> str | None:
+    """The flag of a command with these flags for a parameter of the library; `--set KEY` where it has none."""
+    last = parameter.split(".")[-1].replace("_", "-")
+    for flag in FLAGS.get(parameter, (f"--{last}", f"-{last}")):
+        if flag in flags:
+            return flag
+    from fastcar_cli.config import allowed_keys
+
+    keys = [key for key in allowed_keys() if key == parameter or key.endswith(f".{parameter}")]
+    return f"--set {keys[0]}" if len(keys) == 1 and "--set" in flags else None
+
+
+class Command(TyperCommand):
+    """A command that refuses empty values, names flags in the library's errors, and ends as it was stopped."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option whose value is empty: as a path it would be the current folder."""
+        valued = {opt for p in self.params if not getattr(p, "is_flag", True) for opt in p.opts}
+        for before, value in zip(["", *args], args, strict=False):
+            name, equals, rest = value.partition("=")
+            if (value == "" and before in valued) or (name in valued and equals and rest == ""):
+                raise RequestError(f"{before or name}: is empty", hint="give a value, or leave the option out")
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; errors leave with flags in the place of parameters."""
+        try:
+            return super().invoke(ctx)
+        except FastcarError as e:
+            flags = {opt for p in self.params for opt in p.opts}
+            message, e.hint = e.told(lambda parameter: flag_of(parameter, flags))
+            e.args = (message,)
+            raise
+        except KeyboardInterrupt as e:
+            from fastcar_cli.cli.render import console, note
+
+            note(console(), "nothing more was done", "stopped")
+            raise typer.Exit(status(e)) from None
+
+
+def given(ctx: typer.Context) -> dict[str, str]:
+    """Flags of the options that the user gave, by the name of their parameter."""
+    return {
+        p.name: p.opts[-1]
+        for p in ctx.command.params
+        if p.name and (source := ctx.get_parameter_source(p.name)) is not None and source.name == "COMMANDLINE"
+    }
+
+
+def refuse(ctx: typer.Context, parameters: Collection[str], why: str, hint: str) -> None:
+    """Refuse what was given of these options, which would be ignored: raises RequestError."""
+    for name, flag in given(ctx).items():
+        if name in parameters:
+            raise RequestError(f"{flag} has no effect {why}", hint=hint)
+
+
+def refuse_all_but(ctx: typer.Context, parameters: Collection[str], why: str) -> None:
+    """Refuse every option that was given beside these and --debug: raises RequestError that says what is allowed."""
+    allowed = [p.opts[-1] for p in ctx.command.params if p.name in parameters and p.opts[-1].startswith("-")]
+    others = {p.name for p in ctx.command.params if p.name} - {*parameters, "debug"}
+    refuse(ctx, others, why, f"allowed: {', '.join(allowed)}")

@@ -1,0 +1,147 @@
+"""The executor of CPUs: a pass, and a step of the depth transformer, in one call each of the native kernels."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.decoding.executor import HostExecutor
+from fastcar_cli.decoding.state import Batch
+from fastcar_cli.kernels import native
+from fastcar_cli.models.decoder import Block
+from fastcar_cli.models.depth import DepthBlock, DepthTransformer
+from fastcar_cli.models.int8 import Int8Linear
+from fastcar_cli.models.video_model import VideoModel
+
+
+def obstacle(model: VideoModel) -> str | None:
+    """Why the native kernels can't run this model here; None where they can."""
+    if model.device.type != "cpu":
+        return f"native kernels are for the CPU, the model is on {model.device}"
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        return f"native kernels have no dtype {str(model.dtype).removeprefix('torch.')}"
+    return native.unavailable()
+
+
+def _linear(module: nn.Linear | Int8Linear) -> native.Linear:
+    if isinstance(module, Int8Linear):
+        return native.Linear(module.weight, module.scale)
+    return native.Linear(module.weight, bias=None if module.bias is None else module.bias.float())
+
+
+def block_weights(block: Block) -> native.BlockWeights:
+    """A decoder block as the kernels take it; matrices are not copied."""
+    attention, mlp = block.self_attn, block.mlp
+    return native.BlockWeights(
+        norm1=block.input_layernorm.weight.float(),
+        q=_linear(attention.q_proj),
+        k=_linear(attention.k_proj),
+        v=_linear(attention.v_proj),
+        o=_linear(attention.o_proj),
+        norm2=block.post_attention_layernorm.weight.float(),
+        gate=_linear(mlp.gate_proj),
+        up=_linear(mlp.up_proj),
+        down=_linear(mlp.down_proj),
+    )
+
+
+def _norm(module: nn.LayerNorm) -> native.Norm:
+    return native.Norm(module.weight.float(), module.bias.float())
+
+
+def _depth_block(block: DepthBlock) -> native.DepthBlockWeights:
+    attention, up, down = block.attn, cast(nn.Linear, block.mlp[0]), cast(nn.Linear, block.mlp[2])
+    return native.DepthBlockWeights(
+        norm1=_norm(block.ln1),
+        q=_linear(attention.query),
+        k=_linear(attention.key),
+        v=_linear(attention.value),
+        o=_linear(attention.proj),
+        norm2=_norm(block.ln2),
+        up=_linear(up),
+        down=_linear(down),
+    )
+
+
+def depth_steps(depth: DepthTransformer, rows: int, threads: int) -> native.DepthSteps:
+    """The depth transformer as the kernels take it; matrices are not copied."""
+    return native.DepthSteps(
+        [_depth_block(block) for block in depth.blocks],
+        first=_linear(depth.in_mlp_2),
+        later=_linear(depth.in_mlp_1),
+        places=depth.pos_emb_d[0].float().contiguous(),
+        norm=_norm(depth.classifier_mlp.layer_norm),
+        classes=_linear(depth.classifier_mlp.linear),
+        heads=depth.spec.heads,
+        rows=rows,
+        threads=threads,
+    )
+
+
+class NativeExecutor(HostExecutor):
+    """Hands the tensors of a batch to the native kernels. The thresholds of a pass are its whole replay rule."""
+
+    name = "native"
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__(batch)
+        model, spec, replay = batch.model, batch.model.spec.decoder, batch.replay
+        threads = batch.settings.threads or torch.get_num_threads()
+        cache, layers = batch.cache, range(spec.layers)
+        self._pass = native.DecoderPass(
+            [block_weights(b) for b in batch.blocks],
+            model.llm.norm.weight.float(),
+            spec.rms_eps,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            keys=[cache.k[i] for i in layers],
+            values=[cache.v[i] for i in layers],
+            aligned=[cache.aligned[i] for i in layers],
+            outputs=None if replay is None else [replay.outputs[i] for i in layers],
+            start=cache.pad if cache.window is None else torch.zeros_like(cache.pad),
+            released=replay is not None and replay.rule.tas == "released",
+            pairs=replay is not None and replay.rule.pairs,
+            threads=threads,
+        )
+        self._cos, self._sin = batch.cos.float(), batch.sin.float()
+        self._places = None if batch.place_vectors is None else batch.place_vectors.float()
+        self._depth = depth_steps(model.depth, batch.rows, threads)
+        self._scores = torch.full((spec.layers, batch.rows), torch.nan)
+        self._replayed = torch.zeros(spec.layers, batch.rows, dtype=torch.bool)
+
+    @torch.inference_mode()
+    def run(self, t: int, latent: Tensor) -> Tensor:
+        """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
+        batch, cache, replay = self._batch, self._batch.cache, self._batch.replay
+        x = batch.model.feedback_latent(latent).float()
+        x = batch.doubled(x if self._places is None else x + self._places[t]).contiguous()
+        at = native.Slots(*cache.slots())
+        mask = None if cache.window is None else cache.mask()
+        cos, sin = self._cos[t], self._sin[t]
+        if replay is None:
+            self._pass(x, cos, sin, at, mask=mask)
+        elif not replay.eligible(t):
+            self._pass(x, cos, sin, at, mask=mask, position=t % batch.frame)
+        else:
+            self._pass(
+                x,
+                cos,
+                sin,
+                at,
+                mask=mask,
+                position=t % batch.frame,
+                thresholds=replay.thresholds(t),
+                scored=replay.scored,
+                scores=self._scores,
+                replayed=self._replayed,
+            )
+            replay.replayed[:, :, t] = self._replayed
+            replay.finish(t, self._scores)
+        return x if batch.model.dtype is torch.float32 else x.to(batch.model.dtype)
+
+    @torch.inference_mode()
+    def logits(self, x: Tensor, d: int) -> Tensor:
+        """See `sampling.Logits`."""
+        return self._depth(x.float().contiguous(), d)

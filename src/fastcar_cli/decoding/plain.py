@@ -1,0 +1,119 @@
+"""The readable executor: a pass in plain torch, on any device, with every part open to look at.
+
+It is the only one for watchers, profiling and other MLP backends, and what the others are tested against.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastcar_cli.decoding.executor import HostExecutor
+from fastcar_cli.decoding.kv_cache import prompt_mask
+from fastcar_cli.decoding.replay import Replay, replays, temporal_attention_score
+from fastcar_cli.decoding.state import Batch
+from fastcar_cli.models.decoder import rotate
+
+
+@torch.inference_mode()
+def prefill(batch: Batch) -> Tensor:
+    """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
+    llm, settings, lengths = batch.model.llm, batch.settings, batch.lengths
+    x = llm.embed_tokens(batch.ids)
+    cos, sin = (a[:, None] for a in llm.rotary(batch.positions(), x.dtype))
+    mask = prompt_mask(lengths, batch.padded, settings.window, settings.sinks)
+    groups = llm.spec.heads // llm.spec.kv_heads
+    for i, block in enumerate(batch.blocks):
+        q, k, v = block.self_attn.project(block.input_layernorm(x))
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        batch.cache.prefill(i, k, v)
+        k, v = (a.repeat_interleave(groups, 1) for a in (k, v)) if groups > 1 else (k, v)
+        x = x + block.self_attn.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+        added = block.mlp_branch(x)
+        x = x + added
+        if batch.watch is not None:
+            batch.watch.layer(i, -1, added[:, -1], x[:, -1])
+    return llm.norm(x[:, -1])
+
+
+class PlainExecutor(HostExecutor):
+    """A pass in plain torch. What replays is decided on the host, a layer at a time."""
+
+    name = "torch"
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__(batch)
+        self._past: list[tuple[Tensor, Tensor]] | None = None
+
+    def _mark(self, part: str) -> None:
+        if self._batch.mark is not None:
+            self._batch.mark(part)
+
+    @torch.inference_mode()
+    def run(self, t: int, latent: Tensor) -> Tensor:
+        """See `HostExecutor.run`."""
+        batch, cache, replay = self._batch, self._batch.cache, self._batch.replay
+        llm, spec, rows = batch.model.llm, batch.model.spec.decoder, batch.rows
+        thresholds = replay.thresholds(t) if replay is not None and replay.eligible(t) else None
+        scores = torch.full((spec.layers, rows), torch.nan, device=latent.device)
+        x = batch.model.feedback_latent(latent)
+        x = batch.doubled(x if batch.place_vectors is None else x + batch.place_vectors[t])
+        self._mark("embedding")
+        cos, sin = batch.cos[t][:, None, None], batch.sin[t][:, None, None]
+        at, mask = cache.slots(), cache.mask()
+        mask = None if mask is None else mask[:, None, None]
+        for i, block in enumerate(batch.blocks):
+            q, k, v = block.self_attn.project(block.input_layernorm(x)[:, None])
+            self._mark("attention.projections")
+            rotated, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            self._mark("attention.rotary")
+            keys, values = cache.append(i, k, v, at)
+            # One query a head: the query heads of a group stand in the place of query positions.
+            grouped = rotated.view(rows, spec.kv_heads, -1, spec.head_dim)
+            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+            self._mark("attention.core")
+            x = x + block.self_attn.merge(out.view(rows, spec.heads, 1, spec.head_dim))[:, 0]
+            self._mark("attention.output")
+            if replay is not None and thresholds is not None and replay.scored[i]:
+                query = rotated if replay.rule.tas == "attention" else q
+                scores[i] = temporal_attention_score(query[:, :, 0], cache.aligned[i, :, :, at.aligned])
+                replay.replayed[i, :, t] = replays(replay.gated(scores[i]), thresholds[i])
+                self._mark("tas")
+            began = time.perf_counter()
+            added = self._mlp(i, t, x, replay)
+            batch.clock.mlp += time.perf_counter() - began
+            x = x + added
+            self._mark("mlp.rest")
+            if batch.watch is not None:
+                batch.watch.layer(i, t, added, x)
+        if replay is not None and thresholds is not None:
+            replay.finish(t, scores)
+        x = llm.norm(x)
+        self._mark("heads")
+        return x
+
+    def _mlp(self, layer: int, t: int, x: Tensor, replay: Replay | None) -> Tensor:
+        """What the MLP branch adds to x [rows, width]; rows that replay never reach the backend."""
+        norm, backend = self._batch.blocks[layer].post_attention_layernorm, self._batch.backend
+        if replay is None:
+            return backend.mlp(layer, norm(x), None)
+        slot = replay.outputs[layer, :, t % replay.frame]
+        flags = replay.replayed[layer, :, t].tolist() if replay.eligible(t) else [False]
+        if not any(flags):
+            slot.copy_(backend.mlp(layer, norm(x), None))
+        elif not all(flags):
+            rows = [row for row, replayed in enumerate(flags) if not replayed]
+            slot[rows] = backend.mlp(layer, norm(x[rows]), rows)
+        return slot
+
+    @torch.inference_mode()
+    def logits(self, x: Tensor, d: int) -> Tensor:
+        """See `sampling.Logits`."""
+        if d:
+            self._mark("sampling")
+        logits, self._past = self._batch.model.depth.step(x, d, self._past if d else None)
+        self._mark("depth_transformer")
+        return logits

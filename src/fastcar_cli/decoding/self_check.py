@@ -1,0 +1,132 @@
+"""Whether a CUDA graph may be trusted on this device: a few tokens decoded both ways and compared, once.
+
+The verdict is kept in the user's cache under everything it depends on (device, versions, shapes), so
+a new driver's torch or another model asks again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastcar_cli.decoding.executor import Executor
+from fastcar_cli.decoding.graph import GraphExecutor
+from fastcar_cli.decoding.plain import PlainExecutor, prefill
+from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.state import Batch
+from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.errors import RunError
+
+TOKENS = 12
+"""Positions that are decoded both ways, for each of the settings tried."""
+
+ALLOWED = 0.05
+"""Share of tokens or decisions that may differ where sums are rounded to 16 bit; none may in float32."""
+
+
+def verdict_file() -> Path:
+    """Where verdicts are kept: `$XDG_CACHE_HOME/fastcar/graph.json`, by default under `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastcar" / "graph.json"
+
+
+def _key(batch: Batch) -> str:
+    """What a verdict depends on, as a readable text with the shapes hashed."""
+    device = batch.model.device
+    spec = json.dumps(batch.model.spec.to_dict(), sort_keys=True)
+    parts = [torch.cuda.get_device_name(device), f"torch {torch.__version__}", f"cuda {torch.version.cuda}"]
+    for name in ("triton", "fastcar"):
+        try:
+            parts.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            parts.append(f"{name} unknown")
+    shapes = hashlib.sha256(spec.encode()).hexdigest()[:12]
+    return ", ".join([*parts, str(batch.model.dtype), f"{batch.rows} rows", f"shapes {shapes}"])
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(file: Path, verdicts: dict[str, Any]) -> None:
+    """Keep the verdicts; where the cache can't be written the check runs again next time."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f"{file.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(verdicts, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(file)
+    except OSError:
+        pass
+
+
+def unproven(batch: Batch) -> str | None:
+    """Why the graph is not to be trusted for batches like this; None once it has proved equal to plain torch.
+
+    The first call on a device runs the check, which takes seconds to a minute (kernels are compiled).
+    """
+    file, key = verdict_file(), _key(batch)
+    verdicts = _read(file)
+    if key not in verdicts:
+        try:
+            why = difference(batch)
+        except RunError as e:
+            why = str(e)
+        verdicts = _read(file) | {key: why}
+        _write(file, verdicts)
+    why = verdicts[key]
+    return None if why is None else f"the self-check of the CUDA graph failed on this device: {why} ({file})"
+
+
+def difference(batch: Batch, capture: bool = True) -> str | None:
+    """Decode some tokens of the batch's model both ways, with a full cache and with a window; how they differ, or None.
+
+    Every position starts from the same codes, keys, values and MLP outputs in both ways. Raises RunError where
+    the kernels don't compile or the graph can't be captured.
+    """
+    n = batch.frame
+    settings = replace(batch.settings, frames=2 + -(-TOKENS // n), rule=ReplayRule(Tau((0.0,))), keep_tas=False)
+    for window in (None, max(4, n // 4)):
+        found = []
+        for kind in (PlainExecutor, GraphExecutor):
+            one = Batch(
+                batch.model,
+                _prompts(batch),
+                replace(settings, window=window),
+                torch.full((batch.videos, settings.frames * n, batch.codes.shape[2]), 0.5),
+            )
+            prefill(one)
+            one.fast_forward(n)
+            given = one.codes.clone()
+            executor: Executor = PlainExecutor(one) if kind is PlainExecutor else GraphExecutor(one, capture)
+            drawn = []
+            for index in range(n + 1, n + 1 + TOKENS):
+                # What was drawn before does not count: both ways go on from the same tokens.
+                one.codes.copy_(given)
+                one.latent = None
+                drawn.append(executor.step(index).codes.clone())
+            assert one.replay is not None
+            found.append((torch.stack(drawn), one.replay.replayed[:, :, n : n + TOKENS]))
+        (codes, decisions), (other_codes, other_decisions) = found
+        allowed = 0.0 if batch.model.dtype is torch.float32 else ALLOWED
+        for what, a, b in (("tokens", codes, other_codes), ("replay decisions", decisions, other_decisions)):
+            share = float((a != b).float().mean())
+            if share > allowed:
+                return f"{share:.1%} of the {what} differ, window {window or 'off'}"
+    return None
+
+
+def _prompts(batch: Batch) -> list[list[int]]:
+    """The prompts of the batch, without padding."""
+    return [
+        row[batch.padded - length :] for row, length in zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)
+    ]

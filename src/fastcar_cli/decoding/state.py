@@ -1,0 +1,215 @@
+"""One batch of videos being decoded: settings, caches, codes. What the engine and its executors share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.backends import MLPBackend, TorchBackend
+from fastcar_cli.decoding.kv_cache import KVCache
+from fastcar_cli.decoding.replay import Replay, ReplayRule
+from fastcar_cli.decoding.sampling import CodeSampler, Logits, SamplingSettings
+from fastcar_cli.models.video_model import VideoModel
+
+KERNELS = ("auto", "torch", "native", "graph")
+"""Who executes a decode pass; `auto` takes the fastest that can, see `executors.choose`."""
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """How to decode.
+
+    `rule` says what replays; `keep_tas` computes and keeps the scores of every layer. A `window` attends to the
+    last tokens and each prompt's first `sinks` only. `kernels` is one of KERNELS; `threads` those of the native
+    kernels (None: as many as torch has), which change nobody else's.
+    """
+
+    frames: int
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    rule: ReplayRule = field(default_factory=ReplayRule)
+    window: int | None = None
+    sinks: int = 4
+    keep_tas: bool = False
+    kernels: str = "auto"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decoded position.
+
+    index: of the token in the video; codes [P, depth]; hidden [rows, width] after the final norm;
+    logits [depth, P, codes], guided, before top-k; None unless asked for.
+    """
+
+    index: int
+    codes: Tensor
+    hidden: Tensor
+    logits: Tensor | None
+
+
+class Watcher(Protocol):
+    """Looks on while a decode runs; see `Batch.watch`."""
+
+    def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
+        """A block is done with input token t (-1: the prompt's last token).
+
+        mlp [rows, width] is what the MLP branch added, computed or replayed; out [rows, width] the
+        residual stream after it. Both are only valid during the call.
+        """
+        ...
+
+
+@dataclass
+class Clock:
+    """Wall seconds of the phases of a decode, the device waited for at their ends.
+
+    `capture` is what building a CUDA graph took, compiling its kernels included. `mlp` is the part of `decode`
+    spent in MLP branches, 0 where the executor does not time them.
+    """
+
+    prefill: float = 0.0
+    capture: float = 0.0
+    decode: float = 0.0
+    mlp: float = 0.0
+
+
+def left_pad(prompts: Sequence[Sequence[int]], pad: int = 0) -> tuple[Tensor, Tensor]:
+    """Token ids of rows of unequal length as ([rows, longest], lengths [rows]), padded on the left."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
+    return ids, torch.tensor([len(p) for p in prompts])
+
+
+class Batch:
+    """Everything that changes during a decode. Rows: conditional ones first, then unconditional.
+
+    Args:
+        model: the network, in evaluation mode.
+        prompts: token ids, one list a row; 2 P rows with guidance, P without (cfg 1).
+        settings: what to do.
+        uniforms: [P, T*N, depth] numbers in [0, 1) that fix the draws.
+        backend: executes the MLPs; torch by default.
+
+    Attributes:
+        watch: where set, sees every block's output.
+        mark: called with a name at the end of each part of a pass, for profiling.
+        forced: codes [P, T*N, depth] to take instead of drawn ones, or None.
+        keep_logits: whether steps carry logits.
+        codes: int64 [P, T*N, depth], filled as positions are decoded.
+        latent: sum of the code vectors of the last position, [P, code_width].
+        cos, sin: rotations of every visual token, [T*N, rows or 1, head_dim] (1 where all prompts are equally long).
+        place_vectors: [T*N, width] or None, what the model adds to the input for its position.
+        passes: decode passes run so far.
+
+    """
+
+    def __init__(
+        self,
+        model: VideoModel,
+        prompts: Sequence[Sequence[int]],
+        settings: DecodeSettings,
+        uniforms: Tensor,
+        backend: MLPBackend | None = None,
+    ) -> None:
+        spec, device = model.spec, model.device
+        self.model, self.settings = model, settings
+        self.blocks = model.llm.blocks
+        self.backend = backend or TorchBackend(model.llm)
+        self.guided = settings.sampling.cfg != 1.0
+        self.rows = len(prompts)
+        self.videos = self.rows // 2 if self.guided else self.rows
+        self.frame = spec.tokens_per_frame
+        self.tokens = settings.frames * self.frame
+        ids, lengths = left_pad(prompts)
+        self.ids, self.lengths = ids.to(device), lengths.to(device)
+        self.padded = ids.shape[1]
+        self.cache = KVCache(
+            spec.decoder,
+            self.lengths,
+            self.padded,
+            self.tokens - 1,
+            self.frame,
+            model.dtype,
+            settings.window,
+            settings.sinks,
+        )
+        self.replay: Replay | None = None
+        if settings.keep_tas or not settings.rule.off:
+            self.replay = Replay(
+                settings.rule,
+                layers=spec.decoder.layers,
+                rows=self.rows,
+                videos=self.videos,
+                tokens_per_frame=self.frame,
+                tokens=self.tokens,
+                width=spec.decoder.width,
+                dtype=model.dtype,
+                device=device,
+                keep_tas=settings.keep_tas,
+            )
+        self.sampler = CodeSampler(model.rqvae.quantizer.books, settings.sampling, uniforms.to(device), self.frame)
+        self.codes = torch.zeros(self.videos, self.tokens, spec.depth.depth, dtype=torch.int64, device=device)
+        self.latent: Tensor | None = None
+        self.forced: Tensor | None = None
+        self.keep_logits = False
+        self.clock = Clock()
+        self.passes = 0
+        self.watch: Watcher | None = None
+        self.mark: Callable[[str], None] | None = None
+        # Every later rotation at once.
+        lengths = self.lengths if bool((self.lengths != self.lengths[0]).any()) else self.lengths[:1]
+        later = lengths[None] + torch.arange(self.tokens, device=device)[:, None]
+        self.cos, self.sin = model.llm.rotary(later, model.dtype)
+        self.place_vectors = None if model.places is None else model.places(torch.arange(self.tokens, device=device))
+
+    def positions(self) -> Tensor:
+        """Rotary positions of the padded prompt, [rows, padded]; padding has 1."""
+        i = torch.arange(self.padded, device=self.ids.device)[None] - (self.padded - self.lengths)[:, None]
+        return torch.where(i >= 0, i, torch.ones_like(i))
+
+    def doubled(self, x: Tensor) -> Tensor:
+        """What both rows of a video share, [P, ...], for every row, [rows, ...]."""
+        return torch.cat([x, x]) if self.guided else x
+
+    def draw(self, hidden: Tensor, index: int, logits: Logits) -> Step:
+        """Draw the codes of a position from its hidden states [rows, width] and keep them."""
+        kept: list[Tensor] | None = [] if self.keep_logits else None
+        forced = None if self.forced is None else self.forced[:, index].to(hidden.device)
+        codes, self.latent = self.sampler.draw(hidden, index, logits, forced, kept)
+        self.codes[:, index] = codes
+        if self.mark is not None:
+            self.mark("sampling")
+        return Step(index, codes, hidden, torch.stack(kept) if kept else None)
+
+    def input_latent(self, t: int) -> Tensor:
+        """Sum of the code vectors of input token t, [P, code_width]."""
+        if self.latent is None:
+            return self.model.rqvae.embed(self.codes[:, t])
+        return self.latent
+
+    def fast_forward(self, t: int, seed: int = 0) -> None:
+        """Stand where t visual tokens have been decoded, with random codes, keys, values and MLP outputs.
+
+        For measuring a step at a context length without decoding up to it; what is decoded then means
+        nothing.
+        """
+        generator = torch.Generator(self.codes.device).manual_seed(seed)
+        self.codes.random_(self.model.spec.depth.codes, generator=generator)
+        self.latent = None
+        self.cache.fill(t, generator)
+        if self.replay is not None:
+            self.replay.outputs.normal_(0.0, 0.1, generator=generator)
+
+    def rows_of(self, video: int) -> list[int]:
+        """The batch rows of a video."""
+        return [video, video + self.videos] if self.guided else [video]
+
+    @torch.inference_mode()
+    def decode_frame(self, frame: int) -> Tensor:
+        """Pixels of a finished frame of every video, float32 [P, H, W, 3] in 0..255."""
+        return self.model.rqvae.decode(self.codes[:, frame * self.frame : (frame + 1) * self.frame])

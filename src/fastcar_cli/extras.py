@@ -1,0 +1,28 @@
+"""Packages that only one optional part needs, and a clear word where they are missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from fastcar_cli.errors import RequestError
+
+EXTRAS = {"lpips": "lpips", "matplotlib": "plots", "pyarrow": "parquet", "ray": "ray", "transformers": "bench"}
+"""Packages and the extras of pyproject.toml that bring them."""
+
+
+def need(module: str, what: str) -> Any:
+    """Import a module of an optional package. Raises RequestError: `what` (a plot, a metric) needs its extra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        extra = EXTRAS[module.split(".")[0]]
+        raise RequestError(
+            f"{what} needs the extra fastcar[{extra}]: {e}", hint=f"pip install 'fastcar[{extra}]'"
+        ) from None
+
+
+def pyplot(what: str) -> Any:
+    """Pyplot of matplotlib, drawing to files only. Raises RequestError where it is missing."""
+    need("matplotlib", what).use("Agg")
+    return need("matplotlib.pyplot", what)

@@ -1,0 +1,126 @@
+"""Files that appear whole or not at all, and names that two runs never share.
+
+New files are made with the mode 0o666 (folders 0o777), from which the system takes away the user's umask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import hashlib
+import io
+import itertools
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastcar_cli.errors import RunError
+from fastcar_cli.signals import uninterrupted
+
+
+def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
+    """Let `make` make something under a hidden name beside `path`; it raises FileExistsError where one exists."""
+    while True:
+        hidden = path.with_name(f".{path.stem[:60]}-{secrets.token_hex(4)}{path.suffix}")
+        with contextlib.suppress(FileExistsError):
+            make(hidden)
+            return hidden
+
+
+def empty_file(path: Path) -> None:
+    """Make an empty file. Raises FileExistsError where there is something of this name, else OSError."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+
+
+def _names(path: Path) -> Iterator[Path]:
+    """`a.mp4`, `a-2.mp4`, `a-3.mp4`, ..."""
+    yield path
+    for n in itertools.count(2):
+        yield path.with_name(f"{path.stem}-{n}{path.suffix}")
+
+
+def _put(temporary: Path, path: Path) -> None:
+    """Give a file a name that nothing has. Raises FileExistsError where something has it, else OSError."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without links: the name is taken first, and given back where the file can't be put there.
+        empty_file(path)
+        try:
+            temporary.replace(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    else:
+        temporary.unlink()
+
+
+def publish(temporary: Path, path: Path, *, new: bool) -> Path:
+    """Put a finished file under its name, in one step and with its bytes on disk; the name it got.
+
+    With `new` an existing file stays, and the name gets a number: no two runs end with the same one.
+    """
+    with temporary.open("rb") as f:
+        os.fsync(f.fileno())
+    if not new:
+        temporary.replace(path)
+        return path
+    for name in _names(path):
+        with contextlib.suppress(FileExistsError):
+            _put(temporary, name)
+            return name
+    raise AssertionError("names do not end")
+
+
+def publish_folder(temporary: Path, path: Path) -> Path:
+    """Put a finished folder under its name, or under the next with a number where others are; the name it got."""
+    for name in _names(path):
+        try:
+            temporary.rename(name)
+        except OSError as e:
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        else:
+            return name
+    raise AssertionError("names do not end")
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Write a file under a hidden name beside it and rename it. Raises RunError, leaving what was there."""
+    temporary: Path | None = None
+    with uninterrupted():
+        try:
+            temporary = hidden_beside(path, empty_file)
+            temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+            publish(temporary, path, new=False)
+        except OSError as e:
+            raise RunError(f"{path} could not be written: {e.strerror or e}", hint="what is finished is kept") from None
+        finally:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+
+
+def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as CSV. Text that a spreadsheet would take for a formula gets a quote before it; numbers stay."""
+
+    def plain(cell: Any) -> Any:
+        return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([plain(cell) for cell in row] for row in (header, *rows))
+    return out.getvalue()
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of a file's bytes. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as f:
+        while block := f.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

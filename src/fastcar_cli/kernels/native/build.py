@@ -1,0 +1,127 @@
+"""Compile the native kernels: `python src/fastcar_cli/kernels/native/build.py` does so in a checkout.
+
+The build of the package runs this file alone, so it needs the standard library only. The compiler is the one of the
+`ziglang` package, which brings its headers with it; else `$CXX`, c++, clang++ or g++.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+NAME = "libfastcar.so"
+"""Of the library in FOLDER, on every system."""
+WHY_NOT = "not_built.txt"
+"""Says in FOLDER why there is no library, where it could not be built."""
+SOURCES = FOLDER / "source"
+
+_MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+_X86 = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]}
+# NaN and infinity keep their meaning; that no status of floating point is read is all that is assumed.
+_FLAGS = (
+    *("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math"),
+    *("-ffp-contract=fast", "-fvisibility=hidden"),
+)
+
+
+class BuildError(Exception):
+    """No library, and why."""
+
+
+def source_hash() -> str:
+    """Of the sources, which the library carries."""
+    found = hashlib.sha256()
+    for path in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
+        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
+
+
+def platform_tag() -> str:
+    """Of a wheel with a library that zig built: it needs no more of the system than this."""
+    if sys.platform == "darwin":
+        return "macosx_11_0_arm64" if _MACHINE == "aarch64" else "macosx_10_13_x86_64"
+    if sys.platform == "win32":
+        return "win_arm64" if _MACHINE == "aarch64" else "win_amd64"
+    return f"{'manylinux_2_17' if platform.libc_ver()[0] else 'musllinux_1_1'}_{_MACHINE}"
+
+
+def _zig() -> list[str] | None:
+    """Zig as a compiler for this kind of machine, not just for this one."""
+    if importlib.util.find_spec("ziglang") is None:
+        return None
+    libc = "gnu.2.17" if platform.libc_ver()[0] else "musl"
+    system = {"win32": "windows-gnu", "darwin": "macos.11.0"}.get(sys.platform, f"linux-{libc}")
+    return [sys.executable, "-m", "ziglang", "cc", "-target", f"{_MACHINE}-{system}", "-fno-sanitize=all"]
+
+
+def _system() -> list[str] | None:
+    names = [os.environ.get("CXX"), "c++", "clang++", "g++"]
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    return None if found is None else [found]
+
+
+def _run(command: list[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
+        last = done.stdout.decode(errors="replace").strip().splitlines()[-6:]
+        raise BuildError(f"{' '.join(command[:4])} ... ended with status {done.returncode}: " + " | ".join(last))
+
+
+def _compile(compiler: list[str], to: Path, folder: Path, zig: bool) -> None:
+    environment = dict(os.environ)
+    if zig:
+        environment |= {"ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")}
+    flags = [*compiler, "-x", "c++", *_FLAGS, *([] if sys.platform == "win32" else ["-fPIC"])]
+    sets = {"plain": [], **(_X86 if _MACHINE == "x86_64" else {})}
+    jobs = {
+        "team": [*flags, "-c", "team.cpp"],
+        "door": [*flags, f'-DSOURCES="{source_hash()}"', "-c", "door.cpp"],
+        **{name: [*flags, *more, f"-DNAME=kernels_{name}", "-c", "kernels.cpp"] for name, more in sets.items()},
+    }
+    objects = {name: str(folder / f"{name}.o") for name in jobs}
+
+    def one(name: str) -> None:
+        command = [*jobs[name], "-o", objects[name]]
+        command[command.index("-c") + 1] = str(SOURCES / command[command.index("-c") + 1])
+        _run(command, environment)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, jobs))
+    # On Linux what the C library has is found when the library is loaded, so that none has to be at hand now.
+    bare = ["-nostdlib"] if sys.platform == "linux" else []
+    _run([*compiler, "-shared", *bare, *objects.values(), "-o", str(folder / NAME)], environment)
+    shutil.move(folder / NAME, to)
+
+
+def build(to: Path) -> str:
+    """Write the library to a path; returns the platform tag of a wheel that holds it. Raises BuildError."""
+    reasons = []
+    for name, compiler in (("ziglang", _zig()), ("c++", _system())):
+        if compiler is None:
+            reasons.append(f"{name} not found")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                _compile(compiler, to, Path(folder), name == "ziglang")
+            except (BuildError, OSError) as e:
+                reasons.append(str(e))
+                continue
+        return platform_tag() if name == "ziglang" else ""
+    raise BuildError("; ".join(reasons))
+
+
+if __name__ == "__main__":
+    try:
+        build(FOLDER / NAME)
+    except BuildError as e:
+        sys.exit(f"error: {e}")
+    (FOLDER / WHY_NOT).unlink(missing_ok=True)

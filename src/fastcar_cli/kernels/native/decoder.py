@@ -1,0 +1,228 @@
+"""One decode pass of all decoder blocks on one token of every row, few rows, on the CPU.
+
+A pass at one position is bound by reading weights, so each product streams a weight matrix once in its stored layout
+[out, in]; attention reads the KV cache in place; the gate decides between attention and MLP, so the weights of an MLP
+that every row replays are not touched. Activations are float32 throughout. Numbers don't depend on the number of
+threads, nor a row's on its neighbours (except that a pair decides together).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.kernels.native import structs
+from fastcar_cli.kernels.native.library import kernels, scratch
+from fastcar_cli.kernels.native.structs import FORMATS, Linear, expect, matrix
+
+MOST_ROWS = 1024
+_FLOATS = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """A decoder block: norms float32 [width], the seven maps of attention and MLP."""
+
+    norm1: Tensor
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    norm2: Tensor
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where a token goes in the caches: its slot among the keys and values, the slots to attend to (those below
+    `length`), and, among the aligned keys, the slot of the key it is scored against and its own.
+    """
+
+    slot: int
+    length: int
+    aligned_from: int
+    aligned_to: int
+
+
+def _weights(block: BlockWeights, layer: int, width: int) -> structs.Block:
+    name = f"layer {layer}: "
+    inner, mlp = block.q.weight.shape[0], block.up.weight.shape[0]
+    sizes = {
+        "q": (inner, width),
+        "k": (None, width),
+        "v": (block.k.weight.shape[0], width),
+        "o": (width, inner),
+        "gate": (mlp, width),
+        "up": (mlp, width),
+        "down": (width, mlp),
+    }
+    found = structs.Block()
+    for part, size in sizes.items():
+        setattr(found, part, matrix(name + part, getattr(block, part), *size))
+    for part in ("norm1", "norm2"):
+        setattr(found, part, expect(name + part, getattr(block, part), (width,), torch.float32))
+    return found
+
+
+def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> structs.Decoder:
+    """Filled as far as weights alone tell."""
+    if not blocks or threads < 1:
+        raise ValueError(f"{len(blocks)} blocks and {threads} threads, expected at least one of each")
+    width = blocks[0].norm1.numel()
+    layers = (structs.Block * len(blocks))(*(_weights(block, i, width) for i, block in enumerate(blocks)))
+    for part in ("q", "k", "up"):
+        if any(getattr(layer, part).outputs != getattr(layers[0], part).outputs for layer in layers):
+            raise ValueError(f"{part}.weight has other shapes in other layers")
+    return structs.Decoder(layers=len(blocks), width=width, threads=threads, eps=eps, blocks=layers)
+
+
+class DecoderPass:
+    """All blocks and the last norm on one token of every row; weights and caches are used in place, not copied.
+
+    norm: weight of the last norm, float32 [width]; eps: of all norms. keys, values, aligned: a layer each, [rows,
+    kv_heads, slots, head width] float32 or bfloat16; aligned may have other slots, or be the same tensors as keys.
+    outputs: the replay cache, a layer each, [rows, N, width] float32 or bfloat16; None: nothing is stored or replayed.
+    start: int64 [rows], slots before it are padding; it must not change. released: TAS takes the query before it
+    is rotated, as the released code does. pairs: row r and row r + rows / 2 decide together, by the mean of their
+    scores. Raises ValueError with the name of a tensor that does not fit, RuntimeError where `unavailable` says why.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[BlockWeights],
+        norm: Tensor,
+        eps: float,
+        *,
+        heads: int,
+        kv_heads: int,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        aligned: Sequence[Tensor],
+        outputs: Sequence[Tensor] | None,
+        start: Tensor,
+        released: bool = False,
+        pairs: bool = False,
+        threads: int = 1,
+    ) -> None:
+        decoder = _decoder(blocks, eps, threads)
+        inner, cached = decoder.blocks[0].q.outputs, decoder.blocks[0].k.outputs
+        if heads < 1 or kv_heads < 1 or heads % kv_heads or inner % heads or inner // heads * kv_heads != cached:
+            raise ValueError(f"{heads} heads and {kv_heads} kv heads don't divide q and k of {inner} and {cached}")
+        d, rows, first = inner // heads, len(start), keys[0]
+        if d % 2:
+            raise ValueError(f"heads are {d} wide, expected an even number")
+        if not 1 <= rows <= MOST_ROWS or (pairs and rows % 2):
+            raise ValueError(f"{rows} rows: expected 1 to {MOST_ROWS}, an even number in pairs")
+        for name, layers in (("keys", keys), ("values", values), ("aligned", aligned), ("outputs", outputs)):
+            if layers is not None and len(layers) != len(blocks):
+                raise ValueError(f"{name} has {len(layers)} layers, the decoder {len(blocks)}")
+        slots, ring = first.shape[2], aligned[0].shape[2]
+        positions = 0 if outputs is None else outputs[0].shape[1]
+        expect("keys of layer 0", first, (rows, kv_heads, slots, d), *_FLOATS)
+        for i in range(len(blocks)):
+            block, of = decoder.blocks[i], f"of layer {i}"
+            block.keys = expect(f"keys {of}", keys[i], first.shape, first.dtype)
+            block.values = expect(f"values {of}", values[i], first.shape, first.dtype)
+            block.aligned = expect(f"aligned {of}", aligned[i], (rows, kv_heads, ring, d), first.dtype)
+            if outputs is not None:
+                shape, kept = (rows, positions, decoder.width), outputs[0].dtype
+                block.outputs = expect(f"outputs {of}", outputs[i], shape, *(_FLOATS if i == 0 else (kept,)))
+        for field, value in {
+            **{"rows": rows, "heads": heads, "kv_heads": kv_heads, "head_width": d, "slots": slots, "ring": ring},
+            **{"positions": positions, "pairs": pairs, "released": released},
+            "cache_format": FORMATS[first.dtype],
+            "output_format": 0 if outputs is None else FORMATS[outputs[0].dtype],
+            "norm": expect("norm", norm, (decoder.width,), torch.float32),
+            "start": expect("start", start, (rows,), torch.int64),
+        }.items():
+            setattr(decoder, field, value)
+        self._kernels, self._decoder, self._step = kernels(), decoder, structs.Step()
+        self._scratch = scratch(self._kernels.decoder_bytes(decoder))
+        decoder.scratch = self._scratch.data_ptr()
+        # What an address points to must live as long as this object.
+        self._held = (blocks, norm, keys, values, aligned, outputs, start)
+        self._last_start = int(start.max())
+        if int(start.min()) < 0:
+            raise ValueError(f"start: {start.tolist()}, expected slots")
+
+    def __call__(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        at: Slots,
+        *,
+        mask: Tensor | None = None,
+        position: int = 0,
+        thresholds: Tensor | None = None,
+        scored: Tensor | None = None,
+        scores: Tensor | None = None,
+        replayed: Tensor | None = None,
+    ) -> None:
+        """One token of every row; x [rows, width] float32 becomes its hidden state after the last norm.
+
+        cos, sin: float32 [rows or 1, head width]. mask: bool [rows, slots], slots that may be attended to, None: all
+        from `start` on. position: slot in the replay cache. scored: bool [layers], where TAS is computed and gated,
+        None: in all; the other layers are dense. Written in the scored layers: scores float32 and replayed bool
+        [layers, rows]; both or neither are given. A row replays where its score (in pairs the mean) is greater than
+        thresholds [layers, rows] float32: never with +inf, with -inf unless the score is NaN; None: nothing replays.
+        What is replayed is added from the replay cache and stays there, what is computed is stored.
+        """
+        d, step = self._decoder, self._step
+        rows, both = d.rows, (d.layers, d.rows)
+        for name, value, limit in (
+            ("slot", at.slot, d.slots),
+            ("length", at.length - 1, d.slots),
+            ("aligned_from", at.aligned_from, d.ring),
+            ("aligned_to", at.aligned_to, d.ring),
+            ("position", position if d.positions else 0, max(d.positions, 1)),
+        ):
+            if not 0 <= value < limit:
+                raise ValueError(f"{name} lies outside of its cache of {limit}: {at}, position {position}")
+        if self._last_start >= at.length:
+            raise ValueError(f"start: a row begins at slot {self._last_start}, but the length is {at.length}")
+        if (scores is None) != (replayed is None):
+            raise ValueError("scores and replayed: both or neither")
+        if thresholds is not None and (scores is None or not d.positions):
+            raise ValueError("thresholds: replay needs outputs, scores and replayed")
+        angles = (len(cos), d.head_width)
+        if len(cos) not in (1, rows):
+            raise ValueError(f"cos has {len(cos)} rows, expected 1 or {rows}")
+        step.x = expect("x", x, (rows, d.width), torch.float32)
+        step.cos, step.sin = expect("cos", cos, angles, torch.float32), expect("sin", sin, angles, torch.float32)
+        step.angles, step.position = len(cos), position
+        step.slot, step.length, step.aligned_from, step.aligned_to = at.slot, at.length, at.aligned_from, at.aligned_to
+        step.mask = None if mask is None else expect("mask", mask, (rows, d.slots), torch.bool)
+        step.thresholds = None if thresholds is None else expect("thresholds", thresholds, both, torch.float32)
+        step.scored = None if scored is None else expect("scored", scored, both[:1], torch.bool)
+        step.scores = None if scores is None else expect("scores", scores, both, torch.float32)
+        step.replayed = None if replayed is None else expect("replayed", replayed, both, torch.bool)
+        self._kernels.decode(ctypes.byref(d), ctypes.byref(step))
+
+
+class MLPs:
+    """Only the norms and MLPs of all layers, for timing their share of a pass."""
+
+    def __init__(self, blocks: Sequence[BlockWeights], eps: float, threads: int = 1) -> None:
+        self._kernels, self._decoder = kernels(), _decoder(blocks, eps, threads)
+        # Sizes of attention that need no memory.
+        self._decoder.heads = self._decoder.kv_heads = self._decoder.head_width = 1
+        self._held = blocks
+        self._scratch: Tensor | None = None
+
+    def __call__(self, x: Tensor, passes: int = 1) -> Tensor:
+        """Run them on x float32 [rows, width], each layer on the same numbers; what the last one adds is returned."""
+        d, y = self._decoder, torch.empty_like(x)
+        at = expect("x", x, (len(x), d.width), torch.float32)
+        if self._scratch is None or d.rows != len(x):
+            d.rows = len(x)
+            self._scratch = scratch(self._kernels.decoder_bytes(d))
+            d.scratch = self._scratch.data_ptr()
+        self._kernels.mlps(ctypes.byref(d), at, y.data_ptr(), passes)
+        return y

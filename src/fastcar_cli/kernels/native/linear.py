@@ -1,0 +1,37 @@
+"""Single products."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.kernels.native import structs
+from fastcar_cli.kernels.native.library import kernels, scratch
+from fastcar_cli.kernels.native.structs import Linear, expect, matrix
+
+
+class Product:
+    """A linear map for a fixed number of rows; its weights are used in place."""
+
+    def __init__(self, linear: Linear, rows: int, threads: int = 1) -> None:
+        if rows < 1 or threads < 1:
+            raise ValueError(f"{rows} rows and {threads} threads, expected at least one of each")
+        self._kernels, self._held = kernels(), linear
+        self._product = structs.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
+        self._scratch = scratch(self._kernels.product_bytes(self._product))
+        self._product.scratch = self._scratch.data_ptr()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Float32 [rows, in] to float32 [rows, out]."""
+        p = self._product
+        y = torch.empty(p.rows, p.matrix.outputs)
+        p.x, p.y = expect("x", x, (p.rows, p.matrix.inputs), torch.float32), y.data_ptr()
+        self._kernels.product(ctypes.byref(p))
+        return y
+
+
+def linear(x: Tensor, weight: Linear, threads: int = 1) -> Tensor:
+    """Float32 [rows, in] to float32 [rows, out]; `Product` does the same over and over."""
+    return Product(weight, len(x), threads)(x)

@@ -1,0 +1,190 @@
+// One decode pass of all decoder blocks on one token of every row.
+#pragma once
+#include "attention.h"
+
+namespace {
+
+struct Workspace {
+    Rows normed, q, k, v, attended, branch, hidden, gate, query, total;
+    float *state, *parts, *line;
+    long bytes;
+
+    Workspace(const Decoder& d, char* memory) {
+        Scratch scratch{memory};
+        const Block& b = d.blocks[0];
+        long items = d.rows * d.heads;
+        normed = scratch.rows(d.rows, d.width);
+        q = scratch.rows(d.rows, b.q.outputs);
+        k = scratch.rows(d.rows, b.k.outputs);
+        v = scratch.rows(d.rows, b.v.outputs);
+        attended = scratch.rows(d.rows, b.q.outputs);
+        branch = scratch.rows(d.rows, d.width);
+        hidden = scratch.rows(d.rows, b.up.outputs);
+        gate = scratch.rows(d.rows, b.up.outputs);
+        query = scratch.rows(items, d.head_width);
+        total = scratch.rows(items, d.head_width);
+        state = scratch.floats(2 * items);
+        parts = scratch.floats(items);
+        line = scratch.floats(d.width);
+        bytes = scratch.used;
+    }
+};
+
+inline void rotate(const float* x, const float* cos, const float* sin, long d, float* out) {
+    long half = d / 2;
+    for (long j = 0; j < half; j++) {
+        float a = x[j], b = x[half + j];
+        out[j] = a * cos[j] - b * sin[j];
+        out[half + j] = b * cos[half + j] + a * sin[half + j];
+    }
+}
+
+template <class Format>
+inline void put(const float* x, long n, void* rows, long row) {
+    char* at = static_cast<char*>(rows) + row * n * Format::size;
+    for (long k = 0; k < n; k++) Format::write(at + k * Format::size, x[k]);
+}
+
+// Attention of the heads of row r that share kv head g: their queries and the new key are rotated, key and value go into
+// the caches, and TAS is summed up where `scored`.
+template <class Format>
+void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, bool scored) {
+    long n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = r * d.heads + first;
+    long cache = r * d.kv_heads + g, slots = step.length - d.start[r], bytes = n * Format::size;
+    const float *cos = step.cos + (step.angles == 1 ? 0 : r * n), *sin = step.sin + (step.angles == 1 ? 0 : r * n);
+    float* key = w.query[item];
+    rotate(w.k[r] + g * n, cos, sin, n, key);
+    put<Format>(key, n, b.keys, cache * d.slots + step.slot);
+    put<Format>(key, n, b.aligned, cache * d.ring + step.aligned_to);
+    put<Format>(w.v[r] + g * n, n, b.values, cache * d.slots + step.slot);
+
+    Queries queries{{w.query[item], w.query.step}, {w.total[item], w.total.step}, w.state + 2 * item, groups};
+    float scale = inverse_root(float(n));
+    auto keys = static_cast<const char*>(b.keys) + cache * d.slots * bytes;
+    auto aligned = static_cast<const char*>(b.aligned) + (cache * d.ring + step.aligned_from) * bytes;
+    for (long h = 0; h < groups; h++) {
+        const float* q = w.q[r] + (first + h) * n;
+        float* query = queries.query[h];
+        rotate(q, cos, sin, n, query);
+        if (scored) {
+            if (d.released) memcpy(w.total[item + h], q, 4 * n);
+            const float* with = d.released ? w.total[item + h] : query;
+            dot<Format, 1, 1>(aligned, bytes, n, Ahead{0, 0, 0}, with, 0, w.parts + item + h, 0);
+        }
+        for (long k = 0; k < n; k++) query[k] *= scale;
+    }
+    long next = cache + 1 < d.rows * d.kv_heads ? cache + 1 : cache;
+    Seen seen{keys + d.start[r] * bytes,
+              static_cast<const char*>(b.values) + (cache * d.slots + d.start[r]) * bytes,
+              static_cast<const char*>(b.keys) + (next * d.slots + d.start[next / d.kv_heads]) * bytes,
+              step.mask ? step.mask + r * d.slots + d.start[r] : nullptr, slots};
+    attend<Format>(seen, queries, n);
+    for (long h = 0; h < groups; h++) memcpy(w.attended[r] + (first + h) * n, queries.total[h], 4 * n);
+}
+
+// The rule of replay for one layer: scores [rows] of this token, and which rows replay.
+inline void decide(const Decoder& d, const Step& step, const Workspace& w, long layer, bool* replays) {
+    float* scores = step.scores + layer * d.rows;
+    for (long r = 0; r < d.rows; r++) {
+        float score = 0;
+        for (long h = 0; h < d.heads; h++) score += w.parts[r * d.heads + h];
+        scores[r] = score / (__builtin_sqrtf(float(d.head_width)) * float(d.heads));
+    }
+    for (long r = 0, half = d.rows / 2; r < d.rows; r++) {
+        long low = d.pairs ? r % half : r;
+        float gated = d.pairs ? (scores[low] + scores[low + half]) / 2.0f : scores[r];
+        replays[r] = step.thresholds && gated > step.thresholds[layer * d.rows + r];
+        step.replayed[layer * d.rows + r] = replays[r];
+    }
+}
+
+// The MLP branch of normed inputs [rows] into w.branch; then(first, last) follows each chunk of outputs.
+template <class Then>
+void mlp(Team& team, const Block& b, const Workspace& w, long rows, Then then) {
+    gated_product(team, b.gate, b.up, w.normed, rows, w.hidden, w.gate);
+    product(team, b.down, w.hidden, rows, w.branch, then);
+}
+
+void decode(const Decoder* decoder, const Step* given) {
+    const Decoder& d = *decoder;
+    const Step& step = *given;
+    Team team(d.threads);
+    Workspace w(d, static_cast<char*>(d.scratch));
+    long rows = d.rows, width = d.width;
+    // Rows whose MLP is computed: their places in x, in the order of w.normed.
+    long computing[MOST_ROWS];
+    bool replays[MOST_ROWS];
+    for (long layer = 0; layer < d.layers; layer++) {
+        const Block& b = d.blocks[layer];
+        bool scored = step.scores && (!step.scored || step.scored[layer]);
+        for (long r = 0; r < rows; r++) rms_norm(step.x + r * width, b.norm1, width, float(d.eps), w.normed[r]);
+        const Matrix* const maps[] = {&b.q, &b.k, &b.v};
+        const Rows mapped[] = {w.q, w.k, w.v};
+        products(team, maps, w.normed, rows, mapped);
+        share(team, rows * d.kv_heads, [&](long i) {
+            with_cache_format(d.cache_format, [&](auto format) {
+                attend_group<decltype(format)>(d, b, step, w, i / d.kv_heads, i % d.kv_heads, scored);
+            });
+        });
+        product(team, b.o, w.attended, rows, w.branch, [&](long first, long last) {
+            for (long r = 0; r < rows; r++) add(step.x + r * width + first, w.branch[r] + first, last - first);
+        });
+
+        for (long r = 0; r < rows; r++) replays[r] = false;
+        if (scored) decide(d, step, w, layer, replays);
+        long count = 0;
+        for (long r = 0; r < rows; r++)
+            if (!replays[r]) {
+                rms_norm(step.x + r * width, b.norm2, width, float(d.eps), w.normed[count]);
+                computing[count++] = r;
+            }
+        auto with_outputs = [&](auto format) {
+            using Format = decltype(format);
+            auto kept = [&](long r) {
+                return static_cast<char*>(b.outputs) + (r * d.positions + step.position) * width * Format::size;
+            };
+            // What is added is what is kept, rounded as it is.
+            auto add_kept = [&](long r, long first, long last) {
+                const char* at = kept(r);
+                for (long k = first; k < last; k++) step.x[r * width + k] += Format::read(at + k * Format::size);
+            };
+            for (long r = 0; r < rows; r++)
+                if (replays[r]) add_kept(r, 0, width);
+            if (count)
+                mlp(team, b, w, count, [&](long first, long last) {
+                    for (long n = 0; n < count; n++) {
+                        char* at = kept(computing[n]);
+                        for (long k = first; k < last; k++) Format::write(at + k * Format::size, w.branch[n][k]);
+                        add_kept(computing[n], first, last);
+                    }
+                });
+        };
+        if (b.outputs)
+            with_cache_format(d.output_format, with_outputs);
+        else
+            mlp(team, b, w, rows, [&](long first, long last) {
+                for (long r = 0; r < rows; r++) add(step.x + r * width + first, w.branch[r] + first, last - first);
+            });
+    }
+    for (long r = 0; r < rows; r++) {
+        rms_norm(step.x + r * width, d.norm, width, float(d.eps), w.line);
+        memcpy(step.x + r * width, w.line, 4 * width);
+    }
+}
+
+int64_t decoder_bytes(const Decoder* d) { return Workspace(*d, nullptr).bytes; }
+
+// Norms and MLPs alone, every layer on x [rows, width]; y [rows, width] is what the last one adds.
+void mlps(const Decoder* decoder, const float* x, float* y, int64_t passes) {
+    const Decoder& d = *decoder;
+    Team team(d.threads);
+    Workspace w(d, static_cast<char*>(d.scratch));
+    for (long n = 0; n < passes * d.layers; n++) {
+        const Block& b = d.blocks[n % d.layers];
+        for (long r = 0; r < d.rows; r++) rms_norm(x + r * d.width, b.norm2, d.width, float(d.eps), w.normed[r]);
+        mlp(team, b, w, d.rows, [](long, long) {});
+    }
+    for (long r = 0; r < d.rows; r++) memcpy(y + r * d.width, w.branch[r], 4 * d.width);
+}
+
+}  // namespace

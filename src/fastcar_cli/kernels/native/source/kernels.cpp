@@ -1,0 +1,32 @@
+// The kernels, compiled once for each instruction set; NAME is what that copy of them is called.
+#include "decoder.h"
+#include "depth.h"
+
+namespace {
+
+struct ProductWorkspace {
+    Rows x, y;
+    long bytes;
+
+    ProductWorkspace(const Product& p, char* memory) {
+        Scratch scratch{memory};
+        x = scratch.rows(p.rows, p.matrix.inputs);
+        y = scratch.rows(p.rows, p.matrix.outputs);
+        bytes = scratch.used;
+    }
+};
+
+int64_t product_bytes(const Product* p) { return ProductWorkspace(*p, nullptr).bytes; }
+
+void single_product(const Product* given) {
+    const Product& p = *given;
+    Team team(p.threads);
+    ProductWorkspace w(p, static_cast<char*>(p.scratch));
+    copy(p.x, p.matrix.inputs, w.x, p.rows, p.matrix.inputs);
+    product(team, p.matrix, w.x, p.rows, w.y, [](long, long) {});
+    for (long r = 0; r < p.rows; r++) memcpy(p.y + r * p.matrix.outputs, w.y[r], 4 * p.matrix.outputs);
+}
+
+}  // namespace
+
+extern "C" const Kernels NAME = {decoder_bytes, decode, mlps, depth_bytes, depth_step, product_bytes, single_product};

@@ -1,0 +1,83 @@
+// What the Python side hands over, laid out as structs.py declares it.
+#pragma once
+#include <stdint.h>
+
+// A linear map, weight [outputs, inputs] of a format of formats.h; scale and bias [outputs] or null.
+struct Matrix {
+    const void* weight;
+    const float* scale;
+    const float* bias;
+    int64_t outputs, inputs, format;
+};
+
+// A decoder block with its memory. keys, values [rows, kv heads, slots, head width], aligned likewise with `ring`
+// slots, outputs [rows, positions, width] or null.
+struct Block {
+    const float* norm1;
+    Matrix q, k, v, o;
+    const float* norm2;
+    Matrix gate, up, down;
+    void *keys, *values, *aligned, *outputs;
+};
+
+struct Decoder {
+    int64_t layers, rows, width, heads, kv_heads, head_width, slots, ring, positions;
+    int64_t cache_format, output_format, pairs, released, threads;
+    double eps;
+    const Block* blocks;
+    const float* norm;
+    const int64_t* start;
+    void* scratch;
+};
+
+// One pass: x [rows, width] in place; cos, sin [angles, head width], angles rows or 1. May be null: mask [rows, slots],
+// thresholds [layers, rows], scored [layers], scores and replayed [layers, rows].
+struct Step {
+    float* x;
+    const float *cos, *sin;
+    int64_t angles, slot, length, aligned_from, aligned_to, position;
+    const uint8_t* mask;
+    const float* thresholds;
+    const uint8_t* scored;
+    float* scores;
+    uint8_t* replayed;
+};
+
+// A linear map of its own: y [rows, outputs] from x [rows, inputs].
+struct Product {
+    Matrix matrix;
+    const float* x;
+    float* y;
+    int64_t rows, threads;
+    void* scratch;
+};
+
+struct DepthBlock {
+    const float *norm1, *norm1_bias;
+    Matrix q, k, v, o;
+    const float *norm2, *norm2_bias;
+    Matrix up, down;
+};
+
+// The depth transformer: maps of the hidden state (first) and of code vectors (later) into it, place [depth, width],
+// keys and values [blocks, rows, heads, depth, width / heads] float32.
+struct Depth {
+    int64_t blocks_count, rows, width, heads, depth, threads;
+    const DepthBlock* blocks;
+    Matrix first, later;
+    const float *place, *norm, *norm_bias;
+    Matrix classes;
+    float *keys, *values;
+    void* scratch;
+};
+
+// What one instruction set's copy of the kernels offers. The *_bytes are sizes of zeroed scratch memory.
+struct Kernels {
+    int64_t (*decoder_bytes)(const Decoder*);
+    void (*decode)(const Decoder*, const Step*);
+    void (*mlps)(const Decoder*, const float* x, float* y, int64_t passes);
+    int64_t (*depth_bytes)(const Depth*);
+    void (*depth)(const Depth*, const float* x, int64_t d, float* logits);
+    int64_t (*product_bytes)(const Product*);
+    void (*product)(const Product*);
+};

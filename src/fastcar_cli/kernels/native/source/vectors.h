@@ -1,0 +1,144 @@
+// Vectors of the instruction set this text is compiled for, and what elementwise steps need of them. The functions of
+// <math.h> are not used: they are calls, and differ between systems.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+
+constexpr int LINE = 64;
+
+template <class V>
+inline V load_as(const void* at) {
+    V v;
+    memcpy(&v, at, sizeof v);
+    return v;
+}
+inline Floats load(const float* at) { return load_as<Floats>(at); }
+inline void store(float* at, Floats v) { memcpy(at, &v, sizeof v); }
+inline Floats broadcast(float x) { return x - Floats{}; }
+
+template <class To, class From>
+inline To bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+// Sum of the lanes: halves are added up until one is left.
+inline float total(Floats v) {
+#if defined(__AVX512F__)
+    typedef float Eight __attribute__((vector_size(32)));
+    Eight e = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+              __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif defined(__AVX2__)
+    Floats e = v;
+#endif
+    typedef float Four __attribute__((vector_size(16)));
+#if defined(__AVX2__)
+    Four f = __builtin_shufflevector(e, e, 0, 1, 2, 3) + __builtin_shufflevector(e, e, 4, 5, 6, 7);
+#else
+    Four f = v;
+#endif
+    f = f + __builtin_shufflevector(f, f, 2, 3, 2, 3);
+    return f[0] + f[1];
+}
+
+// e^x by range reduction and a polynomial of degree 5 (Cephes), for x up to 88; below -87 as if it were -87. NaN stays.
+inline Floats exp(Floats x) {
+    x = x < -87.0f ? broadcast(-87.0f) : x;
+    Floats shifted = x * 1.44269504f + 12582912.0f;
+    Ints power = bits<Ints>(shifted) - 0x4B400000;
+    Floats z = shifted - 12582912.0f;
+    Floats r = x - z * 0.693359375f + z * 2.12194440e-4f;
+    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * bits<Floats>((power + 127) << 23);
+}
+inline float exp(float x) { return exp(broadcast(x))[0]; }
+
+// x / (1 + e^-x)
+inline Floats silu(Floats x) { return x / (1.0f + exp(x < -87.0f ? broadcast(87.0f) : -x)); }
+
+// x Phi(x), the error function by Abramowitz and Stegun 7.1.26, to 1.5e-7.
+inline Floats gelu(Floats x) {
+    Floats size = bits<Floats>(bits<Ints>(x) & 0x7FFFFFFF);
+    Floats z = size * 0.70710678f;
+    Floats t = 1.0f / (1.0f + 0.3275911f * z);
+    Floats p = 1.061405429f * t - 1.453152027f;
+    p = (p * t + 1.421413741f) * t - 0.284496736f;
+    Floats e = 1.0f - (p * t + 0.254829592f) * t * exp(-z * z);
+    return 0.5f * (x + size * e);
+}
+
+// y[k] = f(y[k], z[k]) for n numbers.
+template <class F>
+inline void combine(float* y, const float* z, long n, F f) {
+    long k = 0;
+    for (; k + LANES <= n; k += LANES) store(y + k, f(load(y + k), load(z + k)));
+    if (k == n) return;
+    float a[LANES] = {}, b[LANES] = {};
+    memcpy(a, y + k, 4 * (n - k));
+    memcpy(b, z + k, 4 * (n - k));
+    store(a, f(load(a), load(b)));
+    memcpy(y + k, a, 4 * (n - k));
+}
+
+inline void add(float* y, const float* z, long n) {
+    combine(y, z, n, [](Floats a, Floats b) { return a + b; });
+}
+
+// Sum of f(x[k]) over n numbers; f(0) must be 0.
+template <class F>
+inline float sum(const float* x, long n, F f) {
+    Floats sums[4] = {};
+    long k = 0;
+    for (; k + 4 * LANES <= n; k += 4 * LANES)
+        for (int i = 0; i < 4; i++) sums[i] += f(load(x + k + i * LANES));
+    for (; k < n; k += LANES) {
+        float rest[LANES] = {};
+        memcpy(rest, x + k, 4 * (n - k < LANES ? n - k : LANES));
+        sums[0] += f(load(rest));
+    }
+    return total((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+inline float inverse_root(float x) {
+    float root = __builtin_sqrtf(x);
+    return 1.0f / root;
+}
+
+inline void rms_norm(const float* x, const float* weight, long n, float eps, float* out) {
+    float squares = sum(x, n, [](Floats v) { return v * v; });
+    float factor = inverse_root(squares / float(n) + eps);
+    for (long k = 0; k < n; k++) out[k] = x[k] * factor * weight[k];
+}
+
+inline void layer_norm(const float* x, const float* weight, const float* bias, long n, float* out) {
+    float mean = sum(x, n, [](Floats v) { return v; }) / float(n);
+    for (long k = 0; k < n; k++) out[k] = x[k] - mean;
+    float squares = sum(out, n, [](Floats v) { return v * v; });
+    float factor = inverse_root(squares / float(n) + 1e-5f);
+    for (long k = 0; k < n; k++) out[k] = out[k] * factor * weight[k] + bias[k];
+}
+
+}  // namespace

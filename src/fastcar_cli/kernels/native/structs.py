@@ -1,0 +1,150 @@
+"""What the native kernels are handed, as `source/structs.h` declares it, and how tensors get there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_double, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""Numbers of the formats in `source/formats.h`; caches have the first two."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear map: weight [out, in] float32, bfloat16 or int8; scale float32 [out], with int8 only; bias float32 [out]
+    or None.
+    """
+
+    weight: Tensor
+    scale: Tensor | None = None
+    bias: Tensor | None = None
+
+
+def expect(name: str, tensor: Tensor, shape: Sequence[int], *dtypes: torch.dtype) -> int:
+    """The address of a contiguous CPU tensor of this shape and one of these dtypes; else ValueError with its name."""
+    if tensor.shape != tuple(shape) or tensor.dtype not in dtypes:
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        given = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise ValueError(f"{name} is {given}, expected {allowed} {list(shape)}")
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous and on the CPU")
+    return tensor.data_ptr()
+
+
+class Matrix(ctypes.Structure):
+    """A linear map."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "scale", "bias")),
+        *((name, c_int64) for name in ("outputs", "inputs", "format")),
+    )
+
+
+def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | None = None) -> Matrix:
+    """Its addresses, checked; sizes that are None are taken as they are."""
+    weight = linear.weight
+    if weight.dim() != 2 or 0 in weight.shape:
+        raise ValueError(f"{name}.weight is {list(weight.shape)}, expected [out, in]")
+    shape = (weight.shape[0] if outputs is None else outputs, weight.shape[1] if inputs is None else inputs)
+    at = expect(f"{name}.weight", weight, shape, *FORMATS)
+    if (linear.scale is not None) != (weight.dtype is torch.int8):
+        raise ValueError(f"{name}.scale: int8 weights have one, others none")
+    scale, bias = (
+        None if vector is None else expect(f"{name}.{part}", vector, shape[:1], torch.float32)
+        for part, vector in (("scale", linear.scale), ("bias", linear.bias))
+    )
+    return Matrix(at, scale, bias, *shape, FORMATS[weight.dtype])
+
+
+class Block(ctypes.Structure):
+    """A decoder block with its memory."""
+
+    _fields_ = (
+        ("norm1", c_void_p),
+        *((name, Matrix) for name in "qkvo"),
+        ("norm2", c_void_p),
+        *((name, Matrix) for name in ("gate", "up", "down")),
+        *((name, c_void_p) for name in ("keys", "values", "aligned", "outputs")),
+    )
+
+
+class Decoder(ctypes.Structure):
+    """A decode pass."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("layers", "rows", "width", "heads", "kv_heads", "head_width", "slots", "ring")),
+        *((name, c_int64) for name in ("positions", "cache_format", "output_format", "pairs", "released", "threads")),
+        ("eps", c_double),
+        ("blocks", POINTER(Block)),
+        *((name, c_void_p) for name in ("norm", "start", "scratch")),
+    )
+
+
+class Step(ctypes.Structure):
+    """What one pass is called with."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "cos", "sin")),
+        *((name, c_int64) for name in ("angles", "slot", "length", "aligned_from", "aligned_to", "position")),
+        *((name, c_void_p) for name in ("mask", "thresholds", "scored", "scores", "replayed")),
+    )
+
+
+class Product(ctypes.Structure):
+    """A linear map and what it maps."""
+
+    _fields_ = (
+        ("matrix", Matrix),
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("rows", c_int64),
+        ("threads", c_int64),
+        ("scratch", c_void_p),
+    )
+
+
+class DepthBlock(ctypes.Structure):
+    """A block of the depth transformer."""
+
+    _fields_ = (
+        ("norm1", c_void_p),
+        ("norm1_bias", c_void_p),
+        *((name, Matrix) for name in "qkvo"),
+        ("norm2", c_void_p),
+        ("norm2_bias", c_void_p),
+        ("up", Matrix),
+        ("down", Matrix),
+    )
+
+
+class Depth(ctypes.Structure):
+    """The depth transformer."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("blocks_count", "rows", "width", "heads", "depth", "threads")),
+        ("blocks", POINTER(DepthBlock)),
+        ("first", Matrix),
+        ("later", Matrix),
+        *((name, c_void_p) for name in ("place", "norm", "norm_bias")),
+        ("classes", Matrix),
+        *((name, c_void_p) for name in ("keys", "values", "scratch")),
+    )
+
+
+class Kernels(ctypes.Structure):
+    """The functions of one instruction set."""
+
+    _fields_ = (
+        ("decoder_bytes", ctypes.CFUNCTYPE(c_int64, POINTER(Decoder))),
+        ("decode", ctypes.CFUNCTYPE(None, POINTER(Decoder), POINTER(Step))),
+        ("mlps", ctypes.CFUNCTYPE(None, POINTER(Decoder), c_void_p, c_void_p, c_int64)),
+        ("depth_bytes", ctypes.CFUNCTYPE(c_int64, POINTER(Depth))),
+        ("depth", ctypes.CFUNCTYPE(None, POINTER(Depth), c_void_p, c_int64, c_void_p)),
+        ("product_bytes", ctypes.CFUNCTYPE(c_int64, POINTER(Product))),
+        ("product", ctypes.CFUNCTYPE(None, POINTER(Product))),
+    )

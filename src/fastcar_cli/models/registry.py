@@ -1,0 +1,114 @@
+"""Models by name: bundled, on the hub, or a folder; the only module that knows both layouts."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models import vila_u
+from fastcar_cli.models.checkpoint import FORMATS, LoadedModel, float_dtype, load_folder, read_folder
+from fastcar_cli.models.hub import REPOSITORIES, commit_of, fetch, repository_of, revision_of
+from fastcar_cli.models.video_model import ModelSpec
+
+BUNDLED = ("mini",)
+"""Names of the models that come with the package."""
+
+_IDENTIFYING = (".safetensors", ".bin", ".json", ".model")
+
+
+def folder_of(model: str) -> Path:
+    """The folder of a bundled name, a hub name (fetched where it is not in the cache) or a path.
+
+    Raises RequestError where there is none, RunError where it can't be fetched.
+    """
+    if model in BUNDLED:
+        return Path(str(resources.files("fastcar_cli"))) / "assets" / model
+    repository = repository_of(model)
+    if repository is not None:
+        return fetch(repository, revision_of(model))
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
+    raise RequestError(
+        f"unknown model {model!r}: neither a known name nor a folder"
+        + (f"; did you mean {near[0]!r}?" if near else ""),
+        hint=f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder",
+    )
+
+
+def public_name(model: str) -> bool:
+    """Whether a name means the same model on every machine: a bundled one or one of the hub, not a path."""
+    return model in BUNDLED or repository_of(model) is not None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which weights a name stood for: a digest of the files, and the commit where they come from the hub."""
+
+    weights: str
+    commit: str | None
+
+
+def identity(model: str) -> Identity:
+    """The identity of a model that is on this machine. Raises RequestError where a file can't be read.
+
+    The digest is over the configurations and, of each file of weights, its size and up to 256 evenly spread blocks
+    of 4 KiB: it tells trainings, formats and conversions apart without reading gigabytes, and is no proof against
+    somebody who forges it.
+    """
+    folder = folder_of(model)
+    digest = hashlib.sha256()
+    files = {f.relative_to(folder).as_posix(): f for f in folder.rglob("*") if f.suffix in _IDENTIFYING}
+    for name, file in sorted(files.items()):
+        if name.startswith(".") or file.name == "encoder.safetensors":
+            continue
+        try:
+            size = file.stat().st_size
+            digest.update(f"{name} {size}\n".encode())
+            with file.open("rb") as f:
+                for i in range(min(256, -(-size // 4096))):
+                    f.seek(i * max(4096, size // 256))
+                    digest.update(f.read(4096))
+        except OSError as e:
+            raise RequestError(f"{file} can't be read: {e.strerror}") from None
+    return Identity(digest.hexdigest(), commit_of(folder))
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    """The specification of a model folder of either layout. Raises RequestError naming file and key."""
+    if vila_u.is_checkpoint(folder):
+        return vila_u.read_spec(folder)
+    return read_folder(folder)[0]
+
+
+def default_guidance(folder: Path) -> float:
+    """The guidance scale that a model folder wants to be used with."""
+    return vila_u.DEFAULTS.cfg if vila_u.is_checkpoint(folder) else read_folder(folder)[1].cfg
+
+
+def load(
+    model: str, dtype: str = "float32", device: str = "cpu", progress: Callable[[int], None] | None = None
+) -> LoadedModel:
+    """Load a bundled model or a checkpoint of the hub by name, or a model folder by path.
+
+    `progress` is told the bytes read so far of a large checkpoint. Raises RequestError for an unknown
+    model or damaged files, RunError for a checkpoint that can't be fetched.
+    """
+    if dtype not in FORMATS:
+        raise RequestError(f"`dtype` is {dtype!r}, allowed: {', '.join(FORMATS)}")
+    folder = folder_of(model)
+    place, int8 = torch.device(device), dtype == "int8"
+    if int8 and place.type != "cpu":
+        raise RequestError(f"`dtype` int8 runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
+    if vila_u.is_checkpoint(folder):
+        name = model if repository_of(model) else None
+        return vila_u.load_checkpoint(folder, float_dtype(dtype, False), place, name, progress, int8)
+    return load_folder(folder, dtype, place)

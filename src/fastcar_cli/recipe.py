@@ -1,0 +1,101 @@
+"""The recipe that a video carries: what decides its tokens, and nothing of the machine it was made on.
+
+Videos are shared. So a recipe names no path, device or number of threads, and of a stranger's recipe nothing else is
+taken than what makes the same tokens (and the look of the file); what it leaves open is the user's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from fastcar_cli._version import __version__
+from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
+from fastcar_cli.config import RunConfig, flat, later_wins
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.registry import identity, public_name
+
+if TYPE_CHECKING:
+    from fastcar_cli.pipeline import TextToVideo
+
+_TAKEN = ("model", "generation.frames", "sampling.", "replay.", "attention.", "backend.", "runtime.dtype", "video.")
+_DECIDED = ("generation.seed", "generation.samples")
+
+
+def recipe_of(pipe: TextToVideo, prompt: str, seed: int) -> dict[str, Any]:
+    """The recipe of one video of a pipeline: prompt, seed, settings, which model and which weights, version."""
+    model, preset = pipe.effective["model"], pipe.effective["backend"]["preset"]
+    settings = {k: v for k, v in flat(pipe.effective).items() if k.startswith(_TAKEN)}
+    settings["runtime.dtype"] = pipe.model.network.weight_format
+    if not public_name(model):
+        del settings["model"]
+    recipe: dict[str, Any] = {"prompt": prompt, "seed": seed, "settings": _nested(settings)}
+    if preset not in fpga_presets():
+        del recipe["settings"]["backend"]["preset"]
+        if settings["backend.name"] == "fpga-sim":
+            recipe["accelerator"] = load_preset(preset).name
+    found = identity(model)
+    recipe["model"] = {"name": pipe.name, "weights": found.weights, "commit": found.commit}
+    return {**recipe, "version": __version__}
+
+
+def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """Dotted keys to take from a recipe that was read from `source`, and what to tell the user.
+
+    `given` are the keys that the user gives. Raises RequestError where the recipe leaves open what has to be known,
+    or holds what no run allows.
+    """
+    found = flat(recipe["settings"])
+    taken = {k: v for k, v in found.items() if k.startswith(_TAKEN) and k not in given}
+    model, preset = found.get("model"), found.get("backend.preset")
+    if "model" not in given and not (isinstance(model, str) and public_name(model)):
+        raise RequestError(
+            f"{source} was made with a model of its owner, {_name(recipe, model)!r}", hint="give its folder: `model`"
+        )
+    if preset not in fpga_presets():
+        taken.pop("backend.preset", None)
+        if found.get("backend.name") == "fpga-sim" and not {"backend.preset", "backend.name"} & {*given}:
+            raise RequestError(
+                f"{source} was made with an accelerator of its owner, {_last(recipe.get('accelerator', preset))!r}",
+                hint="give its file: `backend.preset`",
+            )
+    base = flat(RunConfig.from_dict(_nested(taken), source).to_dict())
+    taken = {k: base[k] for k in taken}
+    later_wins(taken, given)
+    if "generation.seed" not in given:
+        taken["generation.seed"] = recipe["seed"]
+    defaults = flat(RunConfig().to_dict())
+    left = [k for k in found if not k.startswith((*_TAKEN, *_DECIDED)) and k in defaults and found[k] != defaults[k]]
+    notes = [f"{source}: not taken from it, because it does not decide the tokens: {', '.join(left)}"] if left else []
+    if recipe.get("version") != __version__:
+        notes.append(f"{source} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ")
+    return taken, notes
+
+
+def same_weights(recipe: dict[str, Any], source: str, model: str) -> list[str]:
+    """What to tell where a model is not the one that the recipe was made with."""
+    written = recipe.get("model")
+    if not isinstance(written, dict) or "weights" not in written:
+        return []
+    found, commit = identity(model), written.get("commit")
+    if written["weights"] == found.weights:
+        return []
+    other = f" (commit {commit}; {model.partition('@')[0]}@{commit} names it)" if commit and found.commit else ""
+    return [f"{source} was made with other weights than {model!r} has{other}: tokens will differ"]
+
+
+def _name(recipe: dict[str, Any], model: Any) -> Any:
+    written = recipe.get("model")
+    return written.get("name") if isinstance(written, dict) else _last(model)
+
+
+def _last(path: Any) -> Any:
+    return path.replace("\\", "/").rstrip("/").split("/")[-1] if isinstance(path, str) else path
+
+
+def _nested(keys: dict[str, Any]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for key, value in keys.items():
+        section, _, last = key.rpartition(".")
+        (data.setdefault(section, {}) if section else data)[last] = value
+    return data

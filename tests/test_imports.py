@@ -1,0 +1,74 @@
+"""The import graph of the package, from its sources: module level and inside functions."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import fastcar_cli
+
+PACKAGE = Path(fastcar_cli.__file__).parent
+EXEMPT = "fastcar_cli.decoding."
+"""Modules of this prefix may import one another in circles."""
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _imports() -> dict[str, set[str]]:
+    """Modules of the package that each module imports, wherever in it the import stands."""
+    modules = _modules()
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        wanted: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                wanted |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0 and node.module, f"{name}: relative imports are not followed here"
+                # `from package import module` names a module, `from module import thing` does not.
+                wanted |= {m if (m := f"{node.module}.{a.name}") in modules else node.module for a in node.names}
+        graph[name] = {m for m in wanted if m in modules and m != name}
+    return graph
+
+
+def _circle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        return list(e.args[1])
+    return []
+
+
+def test_no_circle_of_imports() -> None:
+    graph = _imports()
+    assert len(graph) > 100
+    for name in graph:
+        if EXEMPT and name.startswith(EXEMPT):
+            graph[name] = {m for m in graph[name] if not m.startswith(EXEMPT)}
+    assert _circle(graph) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    assert _circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
+
+
+def test_models_import_nothing_above_them() -> None:
+    for name, wanted in _imports().items():
+        if name.startswith("fastcar_cli.models"):
+            above = {m for m in wanted if not m.startswith("fastcar_cli.models") and m != "fastcar_cli.errors"}
+            assert not above, name
+
+
+def test_importing_the_package_sets_no_environment_variable() -> None:
+    code = "import os; before = dict(os.environ); import fastcar_cli.pipeline; print(dict(os.environ) == before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "True"
