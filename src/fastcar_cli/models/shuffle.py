@@ -6,6 +6,7 @@ pixels whatever happens elsewhere in the frame.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
@@ -40,20 +41,21 @@ class ShuffleDecoder(nn.Module):
         super().__init__()
         widths, self.scale = spec.widths, spec.scale
         self.last = spec.scale // 2 ** (len(widths) - 1)
+        self.patch_linear = nn.Conv2d(spec.z_channels, spec.out_ch * spec.scale**2, 1)
         self.patch_in = nn.Conv2d(spec.z_channels, spec.ch, 1)
+        self.patch_mid = nn.Conv2d(spec.ch, spec.ch, 1)
         self.patch_out = nn.Conv2d(spec.ch, spec.out_ch * spec.scale**2, 1)
         self.conv_in = nn.Conv2d(spec.z_channels, widths[0], 3, padding=1)
         self.levels = nn.ModuleList(
             nn.Sequential(*(Residual(width) for _ in range(spec.num_res_blocks))) for width in widths
         )
-        self.widen = nn.ModuleList(
-            nn.Conv2d(coarse, 4 * fine, 1) for coarse, fine in zip(widths[:-1], widths[1:], strict=True)
-        )
+        self.widen = nn.ModuleList(nn.Conv2d(coarse, 4 * fine, 1) for coarse, fine in itertools.pairwise(widths))
         self.conv_out = nn.Conv2d(widths[-1], spec.out_ch * self.last**2, 3, padding=1)
 
     def own(self, z: Tensor) -> Tensor:
         """What each position draws by itself: [B, z_channels, h, w] -> [B, out_ch, H, W]."""
-        return F.pixel_shuffle(self.patch_out(F.silu(self.patch_in(z))), self.scale)
+        hidden = F.silu(self.patch_mid(F.silu(self.patch_in(z))))
+        return F.pixel_shuffle(self.patch_linear(z) + self.patch_out(hidden), self.scale)
 
     def forward(self, z: Tensor) -> Tensor:
         """[B, z_channels, h, w] -> [B, out_ch, H, W]."""

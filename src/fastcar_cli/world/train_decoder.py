@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,20 +153,7 @@ def tas_target(codes: Tensor, grid: tuple[int, int]) -> Tensor:
     return target.masked_fill(maps > 0, CHANGED_TAS).view(len(codes), -1)[:, :-1]
 
 
-class Rates(Protocol):
-    """What the settings of every world's training have: learning rates, and shares of videos in the replay stage."""
-
-    @property
-    def lr(self) -> float: ...  # noqa: D102
-    @property
-    def muon_lr(self) -> float: ...  # noqa: D102
-    @property
-    def dense_share(self) -> float: ...  # noqa: D102
-    @property
-    def all_share(self) -> float: ...  # noqa: D102
-
-
-def draw_tau(settings: Rates, rng: random.Random) -> float:
+def draw_tau(settings: TrainSettings, rng: random.Random) -> float:
     """Threshold of one training video: dense, everything replays, or anything between."""
     number = rng.random()
     if number < settings.dense_share:
@@ -240,10 +227,8 @@ def validate(
     return result
 
 
-def optimizers(
-    model: VideoModel, settings: Rates, dtype: torch.dtype = torch.bfloat16
-) -> list[torch.optim.Optimizer]:
-    """Muon, working in `dtype`, for the matrices of the blocks, AdamW for everything else."""
+def optimizers(model: VideoModel, settings: TrainSettings) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks, AdamW for everything else."""
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for name, p in model.named_parameters():
@@ -252,7 +237,7 @@ def optimizers(
         inside = p.dim() == 2 and ("llm.layers" in name or "head_transformer" in name)
         (matrices if inside else rest).append(p)
     return [
-        Muon(matrices, lr=settings.muon_lr, dtype=dtype),
+        Muon(matrices, lr=settings.muon_lr, dtype=torch.bfloat16 if settings.bfloat16 else torch.float32),
         torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0),
     ]
 
@@ -269,7 +254,7 @@ def new_model(tokenizer: Tokenizer, seed: int) -> VideoModel:
     return model
 
 
-def _factor(done: float, warmup: float) -> float:
+def factor(done: float, warmup: float) -> float:
     """Share of the full learning rate when this share of the steps is done."""
     return min(1.0, (done + 1e-3) / warmup) * max(0.02, min(1.0, (1.0 - done) / 0.6))
 
@@ -306,7 +291,7 @@ def train(
         out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
     ):
         for opt, lr in zip(opts, base, strict=True):
-            opt.param_groups[0]["lr"] = lr * _factor(step / settings.steps, settings.warmup)
+            opt.param_groups[0]["lr"] = lr * factor(step / settings.steps, settings.warmup)
         rng = rng_of(settings.seed, step)
         text, codes = (x.to(settings.device) for x in batches.draw(rng))
         taus = None

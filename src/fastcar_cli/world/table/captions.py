@@ -9,7 +9,8 @@ from fastcar_cli.world.table.scene import Scene, Thing
 
 _SPOKEN = {
     "ball": 4, "cube": 3, "cylinder": 3, "pyramid": 2, "ring": 4, "red": 2, "orange": 1, "yellow": 1, "green": 1,
-    "cyan": 2, "blue": 1, "purple": 2, "white": 1, "metal": 3, "rubber": 2, "small": 3, "large": 2, "slow": 2, "fast": 2,
+    "cyan": 2, "blue": 1, "purple": 2, "white": 1, "metal": 3, "rubber": 2, "small": 3, "large": 2, "slow": 2,
+    "fast": 2,
 }  # fmt: skip
 """How many of the ways to say a word captions use; the rest are known for those who write prompts."""
 _GROUNDS = {
@@ -86,7 +87,8 @@ def _event(scene: Scene, rng: random.Random, drop: float) -> str:
         return f"{names[0]} {rng.choice(('enters', 'comes in', 'enters the picture'))} {_pace(first, rng)}{side}"
     if base == "leave":
         out = rng.choice(("leaves", "leaves the frame", "goes out", "exits", "leaves the picture"))
-        return f"{names[0]} {out} {_pace(first, rng)}{rng.choice(('to the right', 'right') if first.vx > 0 else ('to the left', 'left'))}"
+        side = rng.choice(("to the right", "right") if first.vx > 0 else ("to the left", "left"))
+        return f"{names[0]} {out} {_pace(first, rng)}{side}"
     if base in ("hit", "chain"):
         hit = rng.choice(("hits", "strikes", "bumps into", "collides with"))
         text = f"{names[0]} {_goes(first, rng)} {_pace(first, rng)}{_way(first, rng)} and {hit} {names[1]}"
@@ -94,7 +96,8 @@ def _event(scene: Scene, rng: random.Random, drop: float) -> str:
             text += f" {rng.choice(('which hits', 'that hits', 'and that hits'))} {names[2]}"
     elif base in ("front", "behind"):
         where = "in front of" if base == "front" else "behind"
-        text = f"{names[0]} {rng.choice((_goes(first, rng), 'passes'))} {_pace(first, rng)}{_way(first, rng)} {where} {names[1]}"
+        goes = rng.choice((_goes(first, rng), "passes"))
+        text = f"{names[0]} {goes} {_pace(first, rng)}{_way(first, rng)} {where} {names[1]}"
     elif base == "apart":
         text = f"{names[0]} {deed(first, rng)}"
         second = scene.things[1]
@@ -120,7 +123,8 @@ def caption(scene: Scene, rng: random.Random, *, drop: float = 0.0) -> str:
     when = "" if rng.random() < unsaid else rng.choice(_LIGHTS[scene.light])
     camera = ""
     if scene.pan:
-        camera = f"the camera {rng.choice(('pans', 'moves'))} {rng.choice(('', 'to the '))}{'right' if scene.pan > 0 else 'left'}"
+        side = "right" if scene.pan > 0 else "left"
+        camera = f"the camera {rng.choice(('pans', 'moves'))} {rng.choice(('', 'to the '))}{side}"
     orders = (
         (event, where, when, camera),
         (event, where, when, camera),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,7 +91,8 @@ class Clips:
         self, count: int, frames: int, rng: random.Random, *, kept_out: bool = False, late: float = 0.5
     ) -> tuple[Batch, list[Scene]]:
         """`count` clips of `frames` frames; with probability `late` a clip does not begin with its video."""
-        texts, codes, begins, busy, scenes = [], [], [], [], []
+        texts, codes, begins, busy = [], [], [], []
+        scenes: list[Scene] = []
         while len(scenes) < count:
             scene = draw_scene(rng)
             if held_out(scene) != kept_out:
@@ -106,9 +106,6 @@ class Clips:
             busy.append(torch.from_numpy(busy_patches(scene, video, chosen)))
             scenes.append(scene)
         return Batch(torch.tensor(texts), torch.stack(codes), torch.tensor(begins), torch.stack(busy)), scenes
-
-
-Swap = Callable[[Tensor, random.Random], Tensor]
 
 
 def swapped(text: Tensor, values: tuple[str, ...], vocabulary: tuple[str, ...], rng: random.Random) -> Tensor:

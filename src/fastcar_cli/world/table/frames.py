@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.world.table.render import render
-from fastcar_cli.world.table.scene import SIDE, Scene
-from fastcar_cli.world.table.stories import draw_scene, held_out
+from fastcar_cli.world.table.scene import SIDE
+from fastcar_cli.world.table.stories import scene_of
 from fastcar_cli.world.table.tokenizer import PATCH
 
 _COUNT = SIDE // PATCH
@@ -26,15 +26,6 @@ def changed_patches(clip: NDArray[np.uint8]) -> NDArray[np.bool_]:
     patches = cut(clip)
     differs = (patches[1:] != patches[:-1]).any(-1)
     return np.concatenate([differs[:1], differs])
-
-
-def scene_of(seed: int, number: int, *, kept_out: bool = False) -> Scene:
-    """The scene with this number."""
-    rng = random.Random(seed * 1_000_003 + number)
-    while True:
-        scene = draw_scene(rng)
-        if held_out(scene) == kept_out:
-            return scene
 
 
 class Pool:

@@ -32,8 +32,8 @@ def _convex(o: Array, d: Array, planes: list[tuple[tuple[float, float, float], f
     near = np.full(o.shape[:-1], -FAR, np.float32)
     far = np.full(o.shape[:-1], FAR, np.float32)
     normal = np.zeros(o.shape, np.float32)
-    for n, k in planes:
-        n = np.asarray(n, np.float32)
+    for plane, k in planes:
+        n = np.asarray(plane, np.float32)
         speed = float(n @ d)
         gap = k - o @ n
         if abs(speed) < 1e-7:
@@ -50,15 +50,16 @@ def _convex(o: Array, d: Array, planes: list[tuple[tuple[float, float, float], f
 
 def _ball(o: Array, d: Array) -> tuple[Array, Array]:
     center = np.array([0, 0, 1], np.float32)
-    m = o - center
-    t, _ = _quadratic(1.0, m @ d, (m * m).sum(-1) - 1)
+    m = (o - center).astype(np.float32)
+    t, _ = _quadratic(1.0, m @ d, np.asarray((m * m).sum(-1) - 1, np.float32))
     return t.astype(np.float32), (m + t[..., None] * d).astype(np.float32)
 
 
 def _cylinder(o: Array, d: Array) -> tuple[Array, Array]:
     r, height = _CYLINDER, 2 * _CYLINDER
     flat, down = o[..., :2], d[:2]
-    side_near, side_far = _quadratic(float(down @ down) + 1e-12, flat @ down, (flat * flat).sum(-1) - r * r)
+    outside = np.asarray((flat * flat).sum(-1) - r * r, np.float32)
+    side_near, side_far = _quadratic(float(down @ down) + 1e-12, flat @ down, outside)
     top, bottom = (height - o[..., 2]) / d[2], -o[..., 2] / d[2]
     lid_near, lid_far = np.minimum(top, bottom), np.maximum(top, bottom)
     near, far = np.maximum(side_near, lid_near), np.minimum(side_far, lid_far)

@@ -45,10 +45,11 @@ def _shade(material: str, normal: Array) -> tuple[Array, Array]:
     mirrored = _VIEW - 2 * (normal @ _VIEW)[..., None] * normal
     glint = np.maximum(mirrored @ _LIGHT, 0)
     if material == "rubber":
-        return 0.40 + 0.66 * lit, 0.06 * glint**6
+        return (0.40 + 0.66 * lit).astype(np.float32), (0.06 * glint**6).astype(np.float32)
     # A metal mirrors a bright sky above a dark floor, with a soft edge between them.
     sky = 1 / (1 + np.exp(-7 * (mirrored[..., 2] - 0.12)))
-    return 0.26 + 0.36 * lit + 0.42 * sky, 0.80 * glint**20 + 0.16 * sky
+    shine = 0.80 * glint**20 + 0.16 * sky
+    return (0.26 + 0.36 * lit + 0.42 * sky).astype(np.float32), shine.astype(np.float32)
 
 
 def _smooth(a: Array) -> Array:
@@ -61,7 +62,7 @@ def _shadow(shape: str, angle: float, radius: float) -> Array:
     """Factor on the ground's light, [56, 56, 1]: the share of a wide lamp that each point still sees."""
     at = np.arange(2 * HALF, dtype=np.float32) + 0.5 - HALF
     v, u = np.meshgrid(at, at, indexing="ij")
-    ground = np.stack([u, -v / SLANT, np.full_like(u, 1e-3)], -1) / radius
+    ground = np.asarray(np.stack([u, -v / SLANT, np.full_like(u, 1e-3)], -1) / radius, np.float32)
     hidden = np.zeros_like(u)
     lamps = [(r * np.cos(a), r * np.sin(a)) for r, k in ((0.10, 5), (0.24, 9)) for a in np.arange(k) * 2 * np.pi / k]
     for dx, dy in lamps:

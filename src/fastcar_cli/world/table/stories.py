@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 from fastcar_cli.world.table.motion import contact_distance, simulate
 from fastcar_cli.world.table.scene import (
     COLORS,
     FRAMES,
     GROUNDS,
-    LIGHTS,
     MATERIALS,
     SHAPES,
     SIDE,
@@ -216,22 +215,10 @@ def held_out(scene: Scene) -> bool:
     return zlib.crc32(said.encode()) % 16 == 0
 
 
-def scenes(seed: int, *, kept_out: bool, story: str | None = None) -> Callable[[], Scene]:
-    """A source of random scenes, either only of those held out or only of the others."""
-    rng = random.Random(seed)
-
-    def following() -> Scene:
-        while True:
-            scene = draw_scene(rng, story)
-            if held_out(scene) == kept_out:
-                return scene
-
-    return following
-
-
-def key(scene: Scene) -> tuple[object, ...]:
-    """Everything that fixes a scene, to compare."""
-    return astuple(scene)
-
-
-__all__ = ["HOPS", "LIGHTS", "STORIES", "draw_scene", "held_out", "key", "scenes"]
+def scene_of(seed: int, number: int, *, kept_out: bool = False) -> Scene:
+    """The scene with this number, either of those held out or of the others."""
+    rng = random.Random(seed * 1_000_003 + number)
+    while True:
+        scene = draw_scene(rng)
+        if held_out(scene) == kept_out:
+            return scene

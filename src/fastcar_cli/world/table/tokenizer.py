@@ -40,10 +40,12 @@ class PatchEncoder(nn.Module):
             parts += [nn.Linear(before, width), nn.GELU()]
             before = width
         self.layers = nn.Sequential(*parts, nn.Linear(before, code_width))
+        self.linear = nn.Linear(PATCH * PATCH * 3, code_width)
 
     def forward(self, patches: Tensor) -> Tensor:
         """Patches [..., 768] in 0..1 to latents [..., code_width]."""
-        return self.layers(patches * 2 - 1)
+        x = patches * 2 - 1
+        return self.linear(x) + self.layers(x)
 
 
 class TableTokenizer(nn.Module):

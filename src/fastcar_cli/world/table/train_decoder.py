@@ -26,58 +26,36 @@ from fastcar_cli.world.table.lexicon import VOCABULARY
 from fastcar_cli.world.table.recipe import new_model
 from fastcar_cli.world.table.scene import COLORS, FRAMES, SHAPES
 from fastcar_cli.world.table.tokenizer import TableTokenizer
-from fastcar_cli.world.train_decoder import draw_tau, hidden_states, optimizers, tas_target
+from fastcar_cli.world.train_decoder import TrainSettings, draw_tau, factor, hidden_states, optimizers, tas_target
 
 _WORDS = {"color": tuple(COLORS), "shape": SHAPES, "way": ("left", "right"), "place": ("in_front_of", "behind")}
 """Words of a caption that are swapped to see whether the model heeds them."""
 
 
 @dataclass(frozen=True)
-class TableSettings:
-    """How to train: `steps` of `batch` clips of `clip` frames, whole videos (`clip` / 16 as many) in the last `whole`.
+class TableSettings(TrainSettings):
+    """How to train: steps of `batch` clips of `clip` frames; in the last `whole` of them in whole videos.
 
-    `busy_weight` is what a token with an object in it weighs beside one of the ground; of the tokens of
-    the ground a share `sampled` goes through the depth transformer, weighted up. `dense_share`,
-    `all_share`, `align` belong to the replay stage.
+    A share `late` of the clips does not begin with its video. Of the tokens of the ground a share `sampled`
+    goes through the depth transformer, weighted up; one with an object in it weighs `changed_weight` more.
     """
 
-    steps: int
     batch: int = 8
     clip: int = 5
     whole: float = 0.3
     late: float = 0.5
-    lr: float = 3e-3
-    muon_lr: float = 1.5e-2
-    seed: int = 0
-    device: str = "cpu"
-    busy_weight: float = 4.0
     sampled: float = 0.15
-    replay: bool = False
-    dense_share: float = 0.25
-    all_share: float = 0.4
-    align: float = 0.05
-    warmup: int = 100
     evaluate_every: int = 250
-    bfloat16: bool = False
 
     def replay_stage(self) -> TableSettings:
         """The same for the replay stage: gentler, whole videos, with the replay rule, other random numbers."""
         return replace(self, replay=True, whole=1.0, muon_lr=1e-2, lr=2e-3, seed=self.seed + 1)
-
-    def precision(self) -> torch.autocast:
-        """Matrices in bfloat16, or everything in float32."""
-        return torch.autocast(self.device, torch.bfloat16, enabled=self.bfloat16)
 
     def shape_of(self, step: int) -> tuple[int, int]:
         """(videos, frames of each) of a step."""
         if step < (1 - self.whole) * self.steps:
             return self.batch, self.clip
         return max(1, self.batch * self.clip // FRAMES), FRAMES
-
-    def factor(self, step: int) -> float:
-        """Share of the full learning rate: a linear rise, a plateau, and a linear fall over the last 60 %."""
-        done = step / self.steps
-        return min(1.0, (step + 1) / self.warmup, max(0.02, (1.0 - done) / 0.6))
 
 
 def token_losses(model: VideoModel, batch: Batch, hidden: Tensor, chosen: Tensor) -> Tensor:
@@ -90,17 +68,21 @@ def token_losses(model: VideoModel, batch: Batch, hidden: Tensor, chosen: Tensor
 
 def _weights(batch: Batch, settings: TableSettings, n: int) -> Tensor:
     """Weight [B, T*N] of each token in the loss; none in the first frame of a clip that begins later."""
-    weights = 1.0 + (settings.busy_weight - 1.0) * batch.busy.float()
+    weights = 1.0 + settings.changed_weight * batch.busy.float()
     weights[:, :n] *= (batch.begins == 0)[:, None]
     return weights
 
 
 def loss_of(
-    model: VideoModel, batch: Batch, settings: TableSettings, taus: Tensor | None
+    model: VideoModel,
+    batch: Batch,
+    settings: TableSettings,
+    taus: Tensor | None,
+    run: Callable[..., tuple[Tensor, list[Tensor], list[Tensor]]] = hidden_states,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The training loss of a batch, and numbers for the log."""
+    """The training loss of a batch, and numbers for the log; `run` is `hidden_states`, perhaps compiled."""
     n = model.spec.tokens_per_frame
-    hidden, scores, shares = hidden_states(model, batch.text, batch.codes, taus, batch.begins)
+    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins)
     weights = _weights(batch, settings, n)
     kept = batch.busy | (torch.rand(batch.busy.shape, device=weights.device) < settings.sampled)
     chosen = kept & (weights > 0)
@@ -172,19 +154,20 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = TableTokenizer.load(tokenizer_path)
     model = new_model(tokenizer, settings.seed).to(settings.device)
-    clips = Clips(tokenizer)
-    opts = optimizers(model, settings, torch.bfloat16 if settings.bfloat16 else torch.float32)
+    clips = Clips(tokenizer, drop_attribute=settings.drop_attribute, drop_caption=settings.drop_caption)
+    opts = optimizers(model, settings)
     if start is not None:
         model.load_state_dict(torch.load(start, map_location=settings.device, weights_only=True)["model"])
     state: dict[str, Any] = {"means": {}, "log": [], "videos": 0, "seconds": 0.0}
     # Where a step is computed and how often it is looked at may change on the way, what it computes may not.
-    fixed = {k: v for k, v in asdict(settings).items() if k not in ("device", "evaluate_every")}
+    fixed = {k: v for k, v in asdict(settings).items() if k not in ("device", "compile", "evaluate_every")}
+    run = torch.compile(hidden_states) if settings.compile else hidden_states
     began = time.monotonic()
     for step in remaining_steps(
         out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
     ):
         for opt, lr in zip(opts, (settings.muon_lr, settings.lr), strict=True):
-            opt.param_groups[0]["lr"] = lr * settings.factor(step)
+            opt.param_groups[0]["lr"] = lr * factor(step / settings.steps, settings.warmup)
         rng = rng_of(settings.seed, step)
         count, frames = settings.shape_of(step)
         batch = clips.draw(count, frames, rng, late=settings.late)[0].to(settings.device)
@@ -192,7 +175,7 @@ def train(
         if settings.replay:
             taus = torch.tensor([draw_tau(settings, rng) for _ in range(count)], device=settings.device)
         with settings.precision():
-            loss, values = loss_of(model, batch, settings, taus)
+            loss, values = loss_of(model, batch, settings, taus, run)
         for opt in opts:
             opt.zero_grad(set_to_none=True)
         loss.backward()
@@ -213,6 +196,3 @@ def train(
             log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))
             began = time.monotonic()
     return model
-
-
-__all__ = ["Batch", "TableSettings", "loss_of", "train", "validate"]

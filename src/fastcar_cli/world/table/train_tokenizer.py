@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastcar_cli.world.patches import to_patches
+from fastcar_cli.models.shuffle import ShuffleDecoder
 from fastcar_cli.world.steps import remaining_steps, rng_of
 from fastcar_cli.world.table.codebooks import Averages
-from fastcar_cli.world.table.frames import Pool, changed_patches, cut, scene_of
+from fastcar_cli.world.table.frames import Pool, changed_patches, cut
 from fastcar_cli.world.table.render import render
+from fastcar_cli.world.table.stories import scene_of
 from fastcar_cli.world.table.tokenizer import PATCH, TableTokenizer
 
 
@@ -44,7 +45,7 @@ class TokenizerSettings:
     decay: float = 0.98
     seed: int = 0
     warmup: int = 100
-    free: int = 150
+    free: int = 100
     evaluate_every: int = 250
 
     def rate(self, step: int) -> float:
@@ -85,14 +86,29 @@ def evaluate(model: TableTokenizer, clips: int = 12, seed: int = 999, *, own: bo
     }
 
 
-def _begin(model: TableTokenizer, seed: int) -> None:
-    """Weights to start from: convolutions that add nothing yet."""
-    torch.manual_seed(seed)
-    for name, p in model.rqvae.named_parameters():
-        if "conv2" in name or "conv_out" in name:
+@torch.no_grad()
+def begin(model: TableTokenizer, patches: Tensor) -> None:
+    """Weights to start from: the principal components of patches [count, 768], to which nothing is added yet."""
+    for name, p in model.named_parameters():
+        if name.startswith("encoder.layers.4.") or any(part in name for part in ("conv2", "conv_out", "patch_out")):
             nn.init.zeros_(p)
-        if "codebooks" in name:
+        elif "codebooks" in name:
             nn.init.normal_(p, 0, 0.1)
+    x = patches * 2 - 1
+    mean = x.mean(0)
+    components = torch.linalg.eigh((x - mean).T @ (x - mean))[1][:, -model.spec.code_width :]
+    scale = float(((x - mean) @ components).square().mean().sqrt())
+    model.encoder.linear.weight.copy_(components.T / scale)
+    model.encoder.linear.bias.copy_(-(components.T @ mean) / scale)
+    decoder = model.rqvae.decoder
+    assert isinstance(decoder, ShuffleDecoder)
+    # Patches hold their colours last, pixel_shuffle wants them first.
+    order = torch.arange(len(mean)).view(PATCH, PATCH, 3).permute(2, 0, 1).flatten()
+    decoder.patch_linear.weight.copy_(components[order, :, None, None] * scale)
+    assert decoder.patch_linear.bias is not None
+    decoder.patch_linear.bias.copy_(mean[order])
+    nn.init.dirac_(model.rqvae.post_quant_conv.weight)
+    nn.init.zeros_(model.rqvae.post_quant_conv.bias)
 
 
 def _codes_loss(model: TableTokenizer, books: Averages, pool: Pool, settings: TokenizerSettings, step: int) -> Tensor:
@@ -124,9 +140,9 @@ def standardise(model: TableTokenizer, patches: Tensor) -> None:
     with torch.no_grad():
         rms = float(model.encoder(patches).square().mean().sqrt())
         last = model.encoder.layers[-1]
-        assert isinstance(last, nn.Linear)
-        for p in (last.weight, last.bias, *(b.weight for b in model.rqvae.quantizer.books)):
-            p.div_(rms)
+        for part in (last, model.encoder.linear, *model.rqvae.quantizer.books):
+            for p in part.parameters():
+                p.div_(rms)
         model.rqvae.post_quant_conv.weight.mul_(rms)
 
 
@@ -146,14 +162,13 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     file = out / "tokenizer.safetensors"
     first = stage == "codes"
+    torch.manual_seed(settings.seed)
     model = TableTokenizer() if first else TableTokenizer.load(file).train()
-    decoder = model.rqvae.decoder
     if first:
-        _begin(model, settings.seed)
-        own = (decoder.patch_in, decoder.patch_out, model.rqvae.post_quant_conv, model.encoder)
-        trained = [p for part in own for p in part.parameters()]
+        names = ("encoder.", "rqvae.post_quant_conv.", "rqvae.decoder.patch_")
+        trained = [p for name, p in model.named_parameters() if name.startswith(names)]
     else:
-        trained = list(decoder.parameters())
+        trained = list(model.rqvae.decoder.parameters())
     books = Averages(model, settings.decay)
     optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0)
     state: dict[str, Any] = {"count": books.count, "sum": books.sum, "loss": 0.0, "seconds": 0.0}
@@ -166,6 +181,8 @@ def train(
         if pool is None:
             books.count, books.sum = state["count"], state["sum"]
             pool = Pool(settings.pool, 128, 2, settings.seed + (not first), step)
+            if first and step == 0:
+                begin(model, torch.from_numpy(pool.patches.reshape(-1, PATCH * PATCH * 3)[::2]).float() / 255)
         pool.advance(step)
         optimizer.param_groups[0]["lr"] = settings.rate(step)
         loss = _codes_loss(model, books, pool, settings, step) if first else _pixels_loss(model, pool, settings, step)

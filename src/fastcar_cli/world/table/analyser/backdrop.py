@@ -44,7 +44,8 @@ def _differences(frame: Array, name: str, light: str, shifts: range) -> Array:
     """Mean capped difference of every other pixel of a frame to a ground at each shift."""
     tint = np.asarray(LIGHTS[light], np.float32)
     return np.array(
-        [np.minimum(np.abs(frame[::2, ::2] - ground(name, s)[::2, ::2] * tint).mean(-1), _CAP).mean() for s in shifts], np.float32
+        [np.minimum(np.abs(frame[::2, ::2] - ground(name, s)[::2, ::2] * tint).mean(-1), _CAP).mean() for s in shifts],
+        np.float32,
     )
 
 

@@ -126,6 +126,3 @@ def _thin(t: Template) -> Template:
     """A template of a quarter of its pixels."""
     rows, columns = np.indices(t.solid.shape)
     return Template(t.solid & (rows % 2 == 0) & ((columns + rows // 2) % 2 == 0), t.rgb, t.top, t.left)
-
-
-__all__ = ["Found", "find", "places", "regions"]

@@ -35,7 +35,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Template:
-    """Pixels of a look: `solid` [h, w] where it hides the ground, `rgb` [h, w, 3], corner (top, left) from its place."""
+    """Pixels of a look: `solid` [h, w] where it hides the ground, `rgb` [h, w, 3], and its corner from its place."""
 
     solid: NDArray[np.bool_]
     rgb: Array

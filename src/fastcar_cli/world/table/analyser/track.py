@@ -78,9 +78,7 @@ def _turns(look: Look, turn: int) -> list[int]:
     return [turn, (turn + 1) % TURNS, (turn - 1) % TURNS] if len(look.turns()) > 1 else [0]
 
 
-def _locate(
-    padded: Array, light: str, track: Track, hidden: NDArray[np.bool_]
-) -> tuple[float, int, int, int, float]:
+def _locate(padded: Array, light: str, track: Track, hidden: NDArray[np.bool_]) -> tuple[float, int, int, int, float]:
     """(error, x, y, turn, share seen) of an object near its last and its expected place."""
     mask = np.pad(hidden.astype(np.float32), MARGIN)
     guess = track.expected()
@@ -222,7 +220,9 @@ def _look_for_more(
             # Too little of it is in the frame to say what it is; it may come further in.
             known |= ndimage.binary_dilation(parts[0], iterations=2)
             continue
-        known |= ndimage.binary_dilation(cover(template(found.look, found.turn, backdrop.light), found.x, found.y), iterations=2)
+        known |= ndimage.binary_dilation(
+            cover(template(found.look, found.turn, backdrop.light), found.x, found.y), iterations=2
+        )
         _assign(found, t, tracks, lost, wrong)
 
 
@@ -248,6 +248,3 @@ def _assign(found: Found, t: int, tracks: list[Track], lost: list[Track], wrong:
     if t and not near_border:
         wrong.append(f"frame {t}: a {found.look.color} {found.look.shape} appears")
     tracks.append(Track(found.look, [None] * t + [(found.x, found.y, found.turn)], t))
-
-
-__all__ = ["Track", "follow"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,7 +199,7 @@ def _deed(shape: str, path: Path, turns: list[int | None], until: int) -> tuple[
     way = tuple(int(np.sign(m)) if abs(m) > _STILL else 0 for m in move)
     if shape == "ball" and spread[1] >= 10 and len(t) >= 6 and _bounces(places, t):
         return "bounces", (way[0], 0)
-    steps = [(b - a) % 6 for a, b in zip(turns, turns[1:], strict=False) if a is not None and b is not None]
+    steps = [(b - a) % 6 for a, b in itertools.pairwise(turns) if a is not None and b is not None]
     if shape in TURNING and len(steps) >= 3 and max(steps.count(1), steps.count(5)) >= 0.6 * len(steps):
         return "turns", (way[0], way[1])
     if spread.max() <= _STILL:
@@ -252,6 +253,4 @@ def analyse(video: NDArray[Any]) -> Verdict:
 
 
 def _with(seen: Seen, deed: str, way: tuple[int, int]) -> Seen:
-    return Seen(
-        seen.shape, seen.size, seen.color, seen.material, deed, way, seen.enters, seen.leaves, seen.path
-    )
+    return Seen(seen.shape, seen.size, seen.color, seen.material, deed, way, seen.enters, seen.leaves, seen.path)
