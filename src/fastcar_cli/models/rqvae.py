@@ -26,7 +26,7 @@ class RQVAESpec:
     groups of every GroupNorm (32 in VILA-U; with few channels more than one must share a group, or
     the absolute colour is normalised away). Where `widths` are given, the decoder is the small one of
     `shuffle.py` with these widths from coarse to fine; `ch` is the width at which a position draws its own
-    patch, and `ch_mult` means nothing to it.
+    patch, and of `ch_mult` only its length counts.
     """
 
     grid: tuple[int, int]
@@ -48,7 +48,7 @@ class RQVAESpec:
     @property
     def scale(self) -> int:
         """Side in pixels that one position of the latents is drawn at."""
-        return self.resolution // self.grid[0] if self.widths else int(2 ** (len(self.ch_mult) - 1))
+        return int(2 ** (len(self.ch_mult) - 1))
 
     @property
     def tokens_per_frame(self) -> int:

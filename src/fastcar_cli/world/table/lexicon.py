@@ -99,7 +99,8 @@ FILLERS = frozenset(
     """
     a an and are as at by during camera clip color colored colour coloured floor footage for frame from ground in into
     is it its of on one onto out over picture piece place scene screen seen shape shaped shot show showing shows side
-    size sized some surface table that the then there there's this to toward towards two video view viewer where which while
+    size sized some surface table
+    that the then there there's this to toward towards two video view viewer where which while
     who with across along another object thing light under made
     """.split()
 )

@@ -74,33 +74,37 @@ def with_tint(look: Look, color: str, material: str) -> Look:
     return replace(look, color=color, material=material)
 
 
+_SPAN = SIDE + 2 * MARGIN
+
+
 def pad(image: Array) -> Array:
-    """An image with `MARGIN` pixels of nothing (NaN) around it."""
-    extra = ((MARGIN, MARGIN), (MARGIN, MARGIN)) + ((0, 0),) * (image.ndim - 2)
-    return np.pad(image.astype(np.float32), extra, constant_values=np.nan)
+    """An image [128, 128, 3] as [3, 240 * 240], with `MARGIN` pixels of nothing (NaN) around it."""
+    extra = ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0))
+    padded = np.pad(image.astype(np.float32), extra, constant_values=np.nan)
+    return np.ascontiguousarray(padded.reshape(-1, 3).T)
 
 
-def errors(padded: Array, t: Template, xs: range, ys: range, hidden: Array | None = None) -> tuple[Array, Array]:
+def errors(
+    padded: Array, t: Template, xs: range, ys: range, hidden: NDArray[np.bool_] | None = None
+) -> tuple[Array, Array]:
     """Mean capped difference of the visible solid pixels, and their number, at places (ys, xs): two arrays [y, x].
 
-    `padded` is a padded frame; `hidden` a padded mask (1 where something in front hides the object).
+    `padded` is a padded frame; `hidden` [128, 128] says where something in front hides the object.
     Places must keep the template within the margin.
     """
-    h, w = t.solid.shape
-    y0, x0 = ys.start + t.top + MARGIN, xs.start + t.left + MARGIN
-    view = np.lib.stride_tricks.sliding_window_view(
-        padded[y0 : y0 + (len(ys) - 1) * ys.step + h, x0 : x0 + (len(xs) - 1) * xs.step + w], (h, w), axis=(0, 1)
-    )[:: ys.step, :: xs.step]
-    pixels = view.transpose(0, 1, 3, 4, 2)[:, :, t.solid]
-    difference = np.minimum(np.abs(pixels - t.rgb[t.solid]).mean(-1), CAP)
+    rows, columns = np.nonzero(t.solid)
+    corners = (np.array(ys)[:, None] + t.top + MARGIN) * _SPAN + np.array(xs) + t.left + MARGIN
+    index = corners[..., None] + (rows * _SPAN + columns)
+    rgb = t.rgb[rows, columns]
+    difference = np.abs(padded[0].take(index) - rgb[:, 0])
+    difference += np.abs(padded[1].take(index) - rgb[:, 1])
+    difference += np.abs(padded[2].take(index) - rgb[:, 2])
     seen = ~np.isnan(difference)
     if hidden is not None:
-        mask = np.lib.stride_tricks.sliding_window_view(
-            hidden[y0 : y0 + (len(ys) - 1) * ys.step + h, x0 : x0 + (len(xs) - 1) * xs.step + w], (h, w)
-        )[:: ys.step, :: xs.step][:, :, t.solid]
-        seen &= ~(mask > 0.5)
+        seen &= ~np.pad(hidden, MARGIN).ravel().take(index)
     count = seen.sum(-1)
-    total = np.where(seen, difference, 0).sum(-1)
+    capped = np.minimum(difference, 3 * CAP, out=difference)
+    total = np.where(seen, capped, 0).sum(-1) / 3
     return (total / np.maximum(count, 1)).astype(np.float32), count.astype(np.float32)
 
 

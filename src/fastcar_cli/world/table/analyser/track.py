@@ -11,7 +11,6 @@ from scipy import ndimage
 from fastcar_cli.world.table.analyser.backdrop import Backdrop, strangeness
 from fastcar_cli.world.table.analyser.detect import Found, find, places, regions
 from fastcar_cli.world.table.analyser.looks import (
-    MARGIN,
     Look,
     cover,
     errors,
@@ -80,7 +79,6 @@ def _turns(look: Look, turn: int) -> list[int]:
 
 def _locate(padded: Array, light: str, track: Track, hidden: NDArray[np.bool_]) -> tuple[float, int, int, int, float]:
     """(error, x, y, turn, share seen) of an object near its last and its expected place."""
-    mask = np.pad(hidden.astype(np.float32), MARGIN)
     guess = track.expected()
     x0, y0, turn0 = track.last()
     best = (9.0, x0, y0, turn0, 0.0)
@@ -88,7 +86,7 @@ def _locate(padded: Array, light: str, track: Track, hidden: NDArray[np.bool_]) 
         t = template(track.look, turn, light)
         for cx, cy in {guess, (x0, y0)}:
             xs, ys = places(cx, _SEARCH[0]), places(cy, _SEARCH[1])
-            error, count = errors(padded, t, xs, ys, mask)
+            error, count = errors(padded, t, xs, ys, hidden)
             near = np.minimum(
                 np.abs(np.array(xs)[None] - guess[0]) + np.abs(np.array(ys)[:, None] - guess[1]),
                 4 + np.abs(np.array(xs)[None] - x0) + np.abs(np.array(ys)[:, None] - y0),
