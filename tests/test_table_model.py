@@ -147,7 +147,7 @@ def test_a_trained_folder_loads_and_has_no_place_tables(
     codes = torch.randint(0, 512, (1, 64, 4))
     mine = tokenizer.decode(codes)
     assert (model.network.rqvae.decode(codes).round().int() - mine.int()).abs().max() <= 6
-    assert quantize(torch.zeros(1, 64), tokenizer.codebooks()).shape == (1, 4)
+    assert quantize(torch.zeros(1, 32), tokenizer.codebooks()).shape == (1, 4)
 
 
 def test_the_replay_stage_trains_with_the_rule_in_the_pass(tokenizer: TableTokenizer) -> None:

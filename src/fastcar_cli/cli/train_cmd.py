@@ -23,14 +23,22 @@ def train(
         typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order."),
     ] = None,
     world: Annotated[str, typer.Option(help="Which model: mini or table.")] = "mini",
-    tokenizer_steps: Annotated[int | None, typer.Option(help="Steps of the tokenizer.", min=1)] = None,
-    base_steps: Annotated[int | None, typer.Option(help="Steps of the base stage.", min=1)] = None,
-    replay_steps: Annotated[int | None, typer.Option(help="Steps of the replay stage.", min=1)] = None,
+    tokenizer_steps: Annotated[
+        int | None, typer.Option(help="Steps of the tokenizer; default 12000, for table 8000.", min=1)
+    ] = None,
+    base_steps: Annotated[
+        int | None, typer.Option(help="Steps of the base stage; default 6000, for table 16000.", min=1)
+    ] = None,
+    replay_steps: Annotated[
+        int | None, typer.Option(help="Steps of the replay stage; default 8500, for table 4000.", min=1)
+    ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="Stop after this wall time with a checkpoint; the same command goes on.", min=0.0),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Videos a step; for table clips of 5 frames.", min=1)] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Videos a step; default 4, for table 8 clips of 5 frames.", min=1)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fastcar_cli.world.table.tokenizer import TableTokenizer
 
-_DEAD = 0.05
-"""A code that stands for fewer latents a step than this begins anew at one of the batch."""
+_DEAD = 0.02
+"""A code that stands for less than this share of the latents of an average code begins anew at one of the batch."""
 
 
 def nearest(residual: Tensor, book: Tensor) -> Tensor:
@@ -60,7 +60,8 @@ class Averages:
         total = torch.zeros_like(self.sum[d]).index_add_(0, index, residual)
         self.count[d].mul_(self.decay).add_(seen, alpha=1 - self.decay)
         self.sum[d].mul_(self.decay).add_(total, alpha=1 - self.decay)
-        dead = torch.nonzero(self.count[d] < _DEAD)[:, 0]
-        self.sum[d, dead] = residual[torch.randint(len(residual), (len(dead),))]
-        self.count[d, dead] = 1.0
+        dead = torch.nonzero(self.count[d] < _DEAD * len(residual) / self.codes)[:, 0]
+        share = 0.5 * len(residual) / self.codes
+        self.sum[d, dead] = share * residual[torch.randint(len(residual), (len(dead),))]
+        self.count[d, dead] = share
         self.books[d][: self.codes] = self.sum[d] / self.count[d][:, None]

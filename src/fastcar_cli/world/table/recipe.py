@@ -40,7 +40,13 @@ TABLE = ModelSpec(
         rope_periods=_PERIODS,
     ),
     depth=DepthSpec(
-        width=192, blocks=2, heads=4, depth=TABLE_RQVAE.depth, codes=TABLE_RQVAE.codes, code_width=64, hidden=256
+        width=192,
+        blocks=2,
+        heads=4,
+        depth=TABLE_RQVAE.depth,
+        codes=TABLE_RQVAE.codes,
+        code_width=TABLE_RQVAE.code_width,
+        hidden=256,
     ),
     rqvae=TABLE_RQVAE,
 )

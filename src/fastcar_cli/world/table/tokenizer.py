@@ -19,18 +19,18 @@ TABLE_RQVAE = RQVAESpec(
     grid=(8, 8),
     depth=4,
     codes=512,
-    code_width=64,
-    z_channels=64,
+    code_width=32,
+    z_channels=32,
     ch=512,
     ch_mult=(1, 1, 1, 1, 1),
     num_res_blocks=2,
     resolution=128,
-    widths=(192, 96, 64),
+    widths=(192, 96, 48),
 )
 
 
 class PatchEncoder(nn.Module):
-    """Patches to latents, each on its own, so a patch that stays the same keeps its codes: [..., 768] -> [..., 64]."""
+    """Patches to latents, each on its own, so a patch that stays the same keeps its codes: [..., 768] -> [..., code_width]."""
 
     def __init__(self, code_width: int, widths: tuple[int, ...] = (768, 512)) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
 """Training of the table world's tokenizer on rendered clips, in two stages.
 
-`codes`: encoder, codebooks and what a position draws by itself, on single patches. Then the codes are
-fixed, and `pixels` trains the whole pixel decoder on windows of frames; it may go on while the model
-that predicts codes is already being trained.
+`codes`: encoder, codebooks and what a position draws by itself, on single patches, no two the same.
+`pixels`: everything together on windows of frames, where a position is also drawn from its neighbours.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcar_cli.models.shuffle import ShuffleDecoder
+from fastcar_cli.world.patches import to_patches
 from fastcar_cli.world.steps import remaining_steps, rng_of
 from fastcar_cli.world.table.codebooks import Averages
 from fastcar_cli.world.table.frames import Pool, changed_patches, cut
@@ -126,13 +126,16 @@ def _codes_loss(model: TableTokenizer, books: Averages, pool: Pool, settings: To
     return 20 * pixels + settings.commitment * (latents[None] - sums).square().mean()
 
 
-def _pixels_loss(model: TableTokenizer, pool: Pool, settings: TokenizerSettings, step: int) -> Tensor:
+def _pixels_loss(model: TableTokenizer, books: Averages, pool: Pool, settings: TokenizerSettings, step: int) -> Tensor:
     side = settings.side
     windows = torch.from_numpy(pool.draw_windows(settings.windows, side, rng_of(settings.seed, step)))
-    with torch.no_grad():
-        z = model.rqvae.embed(model.encode(windows)).transpose(1, 2).unflatten(2, (side, side))
+    latents = model.encoder(to_patches(windows.float() / 255, PATCH))
+    sums = books.quantise(latents.detach().flatten(0, 1)).unflatten(1, latents.shape[:2])
+    quantised = latents + (sums[-1] - latents).detach()
+    z = quantised.transpose(1, 2).unflatten(2, (side, side))
     image = model.rqvae.decoder(model.rqvae.post_quant_conv(z))
-    return 20 * F.mse_loss(image, windows.permute(0, 3, 1, 2).float() / 127.5 - 1)
+    pixels = F.mse_loss(image, windows.permute(0, 3, 1, 2).float() / 127.5 - 1)
+    return 20 * pixels + settings.commitment * (latents[None] - sums).square().mean()
 
 
 def standardise(model: TableTokenizer, patches: Tensor) -> None:
@@ -157,18 +160,14 @@ def train(
     """Train a stage, `codes` or `pixels`, in folder `out`; a stopped stage goes on from its checkpoint.
 
     Writes `codes.pt` or `pixels.pt` (everything to go on from), `tokenizer.jsonl` (one line an evaluation)
-    and, when the stage is done or `deadline` over, `tokenizer.safetensors`, with which `pixels` begins.
+    and, when the stage is done, `codes.safetensors`, with which `pixels` begins, or `tokenizer.safetensors`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    file = out / "tokenizer.safetensors"
     first = stage == "codes"
     torch.manual_seed(settings.seed)
-    model = TableTokenizer() if first else TableTokenizer.load(file).train()
-    if first:
-        names = ("encoder.", "rqvae.post_quant_conv.", "rqvae.decoder.patch_")
-        trained = [p for name, p in model.named_parameters() if name.startswith(names)]
-    else:
-        trained = list(model.rqvae.decoder.parameters())
+    model = TableTokenizer() if first else TableTokenizer.load(out / "codes.safetensors").train()
+    names = ("encoder.", "rqvae.post_quant_conv.", "rqvae.decoder.patch_" if first else "rqvae.decoder.")
+    trained = [p for name, p in model.named_parameters() if name.startswith(names)]
     books = Averages(model, settings.decay)
     optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0)
     state: dict[str, Any] = {"count": books.count, "sum": books.sum, "loss": 0.0, "seconds": 0.0}
@@ -185,7 +184,7 @@ def train(
                 begin(model, torch.from_numpy(pool.patches.reshape(-1, PATCH * PATCH * 3)[::2]).float() / 255)
         pool.advance(step)
         optimizer.param_groups[0]["lr"] = settings.rate(step)
-        loss = _codes_loss(model, books, pool, settings, step) if first else _pixels_loss(model, pool, settings, step)
+        loss = (_codes_loss if first else _pixels_loss)(model, books, pool, settings, step)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
@@ -195,7 +194,7 @@ def train(
         state["seconds"] += time.monotonic() - began
         began = time.monotonic()
         last = step + 1 == settings.steps
-        if last and first:
+        if last:
             standardise(model, torch.from_numpy(pool.draw_patches(4096, rng_of(settings.seed, step))).float() / 255)
         if (step + 1) % settings.evaluate_every == 0 or last:
             row = {"stage": stage, "step": step + 1, "seconds": round(state["seconds"], 1), "loss": state["loss"]}
@@ -203,6 +202,7 @@ def train(
             with (out / "tokenizer.jsonl").open("a", encoding="utf-8") as f:
                 f.write(json.dumps(row) + "\n")
             log(" ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-            model.save(file if last or not first else out / "codes.safetensors")
+            if last:
+                model.save(out / ("codes.safetensors" if first else "tokenizer.safetensors"))
             began = time.monotonic()
     return model.eval()

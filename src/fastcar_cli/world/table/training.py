@@ -29,9 +29,9 @@ def run(
     """
     file = output / "tokenizer.safetensors"
     if "tokenizer" in stages:
-        train_tokenizer.train(output, "codes", tokenizer, deadline=deadline, log=log)
-        pixels = replace(tokenizer, steps=max(1, tokenizer.steps // 2))
-        train_tokenizer.train(output, "pixels", pixels, deadline=deadline, log=log)
+        codes = replace(tokenizer, steps=-(-tokenizer.steps // 4))
+        train_tokenizer.train(output, "codes", codes, deadline=deadline, log=log)
+        train_tokenizer.train(output, "pixels", tokenizer, deadline=deadline, log=log)
     before = {"base": file, "replay": output / "base" / "checkpoint.pt"}
     for name, settings in (("base", base), ("replay", replace(base, steps=replay_steps).replay_stage())):
         if name in stages:
