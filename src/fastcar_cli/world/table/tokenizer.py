@@ -30,7 +30,7 @@ TABLE_RQVAE = RQVAESpec(
 
 
 class PatchEncoder(nn.Module):
-    """Patches to latents, each on its own, so a patch that stays the same keeps its codes: [..., 768] -> [..., code_width]."""
+    """Patches [..., 768] to latents [..., code_width], each on its own, so one that stays the same keeps its codes."""
 
     def __init__(self, code_width: int, widths: tuple[int, ...] = (768, 512)) -> None:
         super().__init__()

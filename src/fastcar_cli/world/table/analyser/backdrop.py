@@ -68,8 +68,10 @@ def find_backdrop(frames: Array) -> Backdrop:
     return Backdrop(name, light, best[1], best[2], best[0])
 
 
-def strangeness(frame: Array, empty: Array) -> Array:
-    """How little each pixel of a frame is ground in any shade, [128, 128]: 0 for lit ground."""
+def strangeness(frame: Array, backdrop: Backdrop, t: int) -> Array:
+    """How little each pixel of frame t is ground in any shade, [128, 128] as it would be by day: 0 for lit ground."""
+    empty = backdrop.empty(t)
     share = np.clip((frame * empty).sum(-1) / np.maximum((empty * empty).sum(-1), 1e-4), 0.3, 1.06)
     rest = np.abs(frame - share[..., None] * empty).mean(-1)
+    rest /= np.float32(np.mean(LIGHTS[backdrop.light]))
     return np.asarray(rest + _SHADE * np.maximum(0.95 - share, 0), np.float32)

@@ -16,6 +16,7 @@ from fastcar_cli.world.table.analyser.looks import (
     geometries,
     pad,
     template,
+    thin,
     tints,
 )
 from fastcar_cli.world.table.scene import COLORS, LIGHTS, SIDE, STEP
@@ -58,7 +59,7 @@ def regions(strange: Array, known: NDArray[np.bool_]) -> list[NDArray[np.bool_]]
     """Parts of a frame that are strange and not `known`, largest first."""
     mask = (strange > STRANGE) & ~known
     # Edges of objects that are explained leave thin lines; what has no inside is no object.
-    mask &= ndimage.binary_opening(mask, np.ones((2, 2))) | (ndimage.uniform_filter(mask.astype(np.float32), 5) > 0.5)
+    mask &= ndimage.binary_opening(mask, np.ones((2, 2))) | (ndimage.uniform_filter(mask.astype(np.float32), 5) > 0.35)
     joined, count = ndimage.label(ndimage.binary_dilation(mask), structure=np.ones((3, 3)))
     parts = [mask & (joined == i + 1) for i in range(count)]
     return sorted((p for p in parts if p.sum() >= SPECK), key=lambda p: -int(p.sum()))
@@ -109,7 +110,7 @@ def find(frame: Array, strange: Array, region: NDArray[np.bool_], light: str) ->
                     continue
                 xs, ys = places(center_x, 4 + (spare_x + vague) // 2), places(center_y, 6 + (spare_y + vague) // 2)
                 look = Look(shape, size, color, material)
-                gain, _ = _gain(padded, grey, _thin(template(look, turn, light)), xs, ys)
+                gain, _ = _gain(padded, grey, thin(look, turn, light), xs, ys)
                 row, column = (int(k) for k in np.unravel_index(int(gain.argmax()), gain.shape))
                 rough.append((4 * float(gain.max()), look, turn, places(xs[column], STEP), places(ys[row], STEP)))
     best: tuple[float, Found] | None = None
@@ -120,9 +121,3 @@ def find(frame: Array, strange: Array, region: NDArray[np.bool_], light: str) ->
         if best is None or value > best[0]:
             best = (value, Found(look, turn, xs[int(at[1])], ys[int(at[0])], float(error[at])))
     return best[1] if best is not None and best[1].error <= _MISFIT and best[0] > 4 else None
-
-
-def _thin(t: Template) -> Template:
-    """A template of a quarter of its pixels."""
-    rows, columns = np.indices(t.solid.shape)
-    return Template(t.solid & (rows % 2 == 0) & ((columns + rows // 2) % 2 == 0), t.rgb, t.top, t.left)

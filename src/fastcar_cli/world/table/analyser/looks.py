@@ -17,6 +17,7 @@ MARGIN = 2 * HALF
 """Pixels around a frame where objects that leave it may be."""
 CAP = 0.35
 """Largest difference of a pixel that counts."""
+_SPAN = SIDE + 2 * MARGIN
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class Template:
         """Pixels that hide the ground."""
         return int(self.solid.sum())
 
+    @functools.cached_property
+    def pixels(self) -> tuple[NDArray[np.intp], Array]:
+        """Where its solid pixels are in a padded frame, counted from its corner, and their colours [3, pixels]."""
+        rows, columns = np.nonzero(self.solid)
+        return rows * _SPAN + columns, np.ascontiguousarray(self.rgb[rows, columns].T)
+
 
 @functools.cache
 def template(look: Look, turn: int, light: str) -> Template:
@@ -57,6 +64,14 @@ def template(look: Look, turn: int, light: str) -> Template:
     rgb = (s.gain[part] * np.asarray(COLORS[look.color], np.float32) + s.shine[part]) / np.maximum(s.alpha[part], 0.2)
     lit = np.minimum(rgb * np.asarray(LIGHTS[light], np.float32), 1)
     return Template(s.alpha[part][..., 0] > 0.6, np.asarray(lit, np.float32), top - HALF, left - HALF)
+
+
+@functools.cache
+def thin(look: Look, turn: int, light: str) -> Template:
+    """The template of a look at a quarter of its pixels."""
+    t = template(look, turn, light)
+    rows, columns = np.indices(t.solid.shape)
+    return Template(t.solid & (rows % 2 == 0) & ((columns + rows // 2) % 2 == 0), t.rgb, t.top, t.left)
 
 
 def geometries() -> Iterator[tuple[str, str]]:
@@ -74,9 +89,6 @@ def with_tint(look: Look, color: str, material: str) -> Look:
     return replace(look, color=color, material=material)
 
 
-_SPAN = SIDE + 2 * MARGIN
-
-
 def pad(image: Array) -> Array:
     """An image [128, 128, 3] as [3, 240 * 240], with `MARGIN` pixels of nothing (NaN) around it."""
     extra = ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0))
@@ -92,13 +104,12 @@ def errors(
     `padded` is a padded frame; `hidden` [128, 128] says where something in front hides the object.
     Places must keep the template within the margin.
     """
-    rows, columns = np.nonzero(t.solid)
+    offsets, rgb = t.pixels
     corners = (np.array(ys)[:, None] + t.top + MARGIN) * _SPAN + np.array(xs) + t.left + MARGIN
-    index = corners[..., None] + (rows * _SPAN + columns)
-    rgb = t.rgb[rows, columns]
-    difference = np.abs(padded[0].take(index) - rgb[:, 0])
-    difference += np.abs(padded[1].take(index) - rgb[:, 1])
-    difference += np.abs(padded[2].take(index) - rgb[:, 2])
+    index = corners[..., None] + offsets
+    difference = np.abs(padded[0].take(index) - rgb[0])
+    difference += np.abs(padded[1].take(index) - rgb[1])
+    difference += np.abs(padded[2].take(index) - rgb[2])
     seen = ~np.isnan(difference)
     if hidden is not None:
         seen &= ~np.pad(hidden, MARGIN).ravel().take(index)

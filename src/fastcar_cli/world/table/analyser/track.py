@@ -17,6 +17,7 @@ from fastcar_cli.world.table.analyser.looks import (
     geometries,
     pad,
     template,
+    thin,
     tints,
     with_tint,
 )
@@ -27,6 +28,8 @@ _LOST = 0.13
 """Mean difference above which an object is not where it was looked for."""
 _HIDDEN = 0.3
 """Share of an object that must be seen for its place to be measured."""
+_MOSTLY = 0.6
+"""Share below which what is seen of an object may be too little to fit."""
 _WHOLE = 0.75
 """Share of an object that must be seen for its look to be judged."""
 _ENOUGH = 0.65
@@ -70,7 +73,7 @@ def _hiding(tracks: list[tuple[Look, int, int, int]], light: str, own: int) -> N
     for i, (look, turn, x, y) in enumerate(tracks):
         if i != own and y > tracks[own][3]:
             hidden |= cover(template(look, turn, light), x, y)
-    return hidden
+    return ndimage.binary_dilation(hidden)
 
 
 def _turns(look: Look, turn: int) -> list[int]:
@@ -82,6 +85,10 @@ def _locate(padded: Array, light: str, track: Track, hidden: NDArray[np.bool_]) 
     guess = track.expected()
     x0, y0, turn0 = track.last()
     best = (9.0, x0, y0, turn0, 0.0)
+    there = cover(template(track.look, turn0, light), *guess)
+    share = float((there & ~hidden).sum()) / template(track.look, turn0, light).area
+    if share < _HIDDEN:
+        return best
     for turn in _turns(track.look, turn0):
         t = template(track.look, turn, light)
         for cx, cy in {guess, (x0, y0)}:
@@ -96,7 +103,8 @@ def _locate(padded: Array, light: str, track: Track, hidden: NDArray[np.bool_]) 
             at = np.unravel_index(int(score.argmin()), score.shape)
             if float(score[at]) < best[0]:
                 best = (float(score[at]), xs[int(at[1])], ys[int(at[0])], turn, float(count[at]) / t.area)
-    return best
+    # Little of it may be too little to fit: then it is taken to be where it should be.
+    return best if best[0] <= _LOST or share >= _MOSTLY else (9.0, *guess, turn0, 0.0)
 
 
 def _compare(padded: Array, light: str, track: Track, t: int) -> None:
@@ -108,7 +116,7 @@ def _compare(padded: Array, light: str, track: Track, t: int) -> None:
     look = track.look
 
     def error_of(other: Look, turn: int, xs: range, ys: range) -> float:
-        return float(errors(padded, template(other, turn, light), xs, ys)[0].min())
+        return float(errors(padded, thin(other, turn, light), xs, ys)[0].min())
 
     track.tint_errors.append({tint: error_of(with_tint(look, *tint), turn, one_x, one_y) for tint in tints()})
     mine = template(look, turn, light)
@@ -144,7 +152,7 @@ def follow(frames: Array, backdrop: Backdrop) -> tuple[list[Track], list[str]]:
                 _locate(padded, backdrop.light, tr, _hiding(state, backdrop.light, i)) for i, tr in enumerate(present)
             ]
             state = [
-                (tr.look, m[3], m[1], m[2]) if m[0] < 9 else (tr.look, tr.last()[2], *tr.expected())
+                (tr.look, m[3], m[1], m[2]) if m[0] <= _LOST else (tr.look, tr.last()[2], *tr.expected())
                 for tr, m in zip(present, measured, strict=True)
             ]
         lost: list[Track] = []
@@ -202,7 +210,7 @@ def _look_for_more(
     wrong: list[str],
 ) -> None:
     """Objects that no track explains: new ones, or lost ones elsewhere."""
-    strange = strangeness(frame, backdrop.empty(t))
+    strange = strangeness(frame, backdrop, t)
     for _ in range(4):
         parts = regions(strange, known)
         if not parts:
