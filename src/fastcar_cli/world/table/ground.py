@@ -30,7 +30,7 @@ def tile(name: str) -> Array:
     """One period of a ground, float32 [32, 32, 3] in 0..1."""
     rows, columns = np.mgrid[:PERIOD, :PERIOD]
     if name == "grey":
-        return _mix((0.66, 0.66, 0.67), 1 + 0.025 * _noise(1, 1.2, 0.9))
+        return _mix((0.60, 0.60, 0.61), 1 + 0.025 * _noise(1, 1.2, 0.9))
     if name == "wood":
         grain = 0.05 * _noise(2, 7.0, 0.6) + 0.03 * _noise(3, 2.5, 0.5)
         plank = np.where(rows < 16, 1.04, 0.93) + 0.02 * _noise(4, 12, 4)
@@ -46,7 +46,7 @@ def tile(name: str) -> Array:
     if name == "checker":
         light = (columns // 16 + rows // 16) % 2 == 0
         grain = 1 + 0.012 * _noise(8, 1.5, 1.0)
-        return np.where(light[..., None], _mix((0.78, 0.79, 0.81), grain), _mix((0.58, 0.61, 0.66), grain)).astype(
+        return np.where(light[..., None], _mix((0.70, 0.72, 0.76), grain), _mix((0.48, 0.51, 0.58), grain)).astype(
             np.float32
         )
     raise ValueError(f"unknown ground {name!r}")
