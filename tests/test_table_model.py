@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 from fastcar_cli.models.registry import load
 from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.world import steps
 from fastcar_cli.world.patches import quantize
 from fastcar_cli.world.steps import OutOfTime
 from fastcar_cli.world.table import train_decoder, train_tokenizer
@@ -118,16 +121,25 @@ def test_periods_must_be_one_for_each_pair() -> None:
         new_model(TableTokenizer(), 0, replace(TABLE, decoder=replace(TABLE.decoder, rope_periods=(2.0, 4.0, 8.0))))
 
 
-def test_stopped_tokenizer_training_goes_on_to_the_same_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stage", ["codes", "pixels"])
+def test_stopped_tokenizer_training_goes_on_to_the_same_weights(
+    stage: str, tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(train_tokenizer, "evaluate", lambda *_, **__: {})
-    settings = TokenizerSettings(6, patches=600, pool=4, free=2, warmup=2, evaluate_every=100)
-    whole = train_tokenizer.train(tmp_path / "whole", "codes", settings, log=lambda _: None)
-    (tmp_path / "parts").mkdir()
-    with pytest.raises(OutOfTime):
-        train_tokenizer.train(tmp_path / "parts", "codes", settings, deadline=-1.0, log=lambda _: None)
-    parts = train_tokenizer.train(tmp_path / "parts", "codes", settings, log=lambda _: None)
-    for name, value in whole.state_dict().items():
-        assert torch.allclose(value, parts.state_dict()[name], atol=1e-5), name
+    settings = TokenizerSettings(4, patches=512, windows=1, pool=2, free=1, warmup=2, evaluate_every=100)
+    results = []
+    for name, stops in (("whole", ()), ("parts", (2, 1))):
+        out = tmp_path / name
+        out.mkdir()
+        tokenizer.save(out / "codes.safetensors")
+        for stop in stops:
+            clock = count()
+            monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
+            with pytest.raises(OutOfTime):
+                train_tokenizer.train(out, stage, settings, deadline=float(stop), log=lambda _: None)
+        results.append(train_tokenizer.train(out, stage, settings, log=lambda _: None).state_dict())
+    for key, value in results[0].items():
+        assert torch.allclose(value, results[1][key], atol=1e-5), key
 
 
 def test_a_trained_folder_loads_and_has_no_place_tables(

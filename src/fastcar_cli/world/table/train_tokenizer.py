@@ -107,8 +107,10 @@ def begin(model: TableTokenizer, patches: Tensor) -> None:
     decoder.patch_linear.weight.copy_(components[order, :, None, None] * scale)
     assert decoder.patch_linear.bias is not None
     decoder.patch_linear.bias.copy_(mean[order])
-    nn.init.dirac_(model.rqvae.post_quant_conv.weight)
-    nn.init.zeros_(model.rqvae.post_quant_conv.bias)
+    after = model.rqvae.post_quant_conv
+    nn.init.dirac_(after.weight)
+    assert after.bias is not None
+    nn.init.zeros_(after.bias)
 
 
 def _codes_loss(model: TableTokenizer, books: Averages, pool: Pool, settings: TokenizerSettings, step: int) -> Tensor:
