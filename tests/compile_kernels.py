@@ -20,14 +20,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from fastcar_cli.kernels.gpu.append import Places, Score, append
+from fastcar_cli.kernels.gpu.append import Gate, Layout, append
 from fastcar_cli.kernels.gpu.attend import attend, chunks_of
 from fastcar_cli.kernels.gpu.depth import attend_depths
 from fastcar_cli.kernels.gpu.linear import linear
-from fastcar_cli.kernels.gpu.mlp import Gate, mlp
+from fastcar_cli.kernels.gpu.mlp import Cached, mlp
 from fastcar_cli.kernels.gpu.norm import layer_norm, rms_norm
 
-ROWS, WIDTH, WIDE, HEADS, HEAD, FRAME, TOKENS, PLACES, DEPTH = 2, 4096, 11008, 32, 128, 256, 2047, 2112, 2560
+ROWS, WIDTH, WIDE, HEADS, HEAD, FRAME, TOKENS, SLOTS, DEPTH = 2, 4096, 11008, 32, 128, 256, 2047, 2112, 2560
 
 
 class Hopper:
@@ -61,46 +61,47 @@ def launch() -> None:
     """Call every kernel once as a decode step does, with and without replay."""
     x, h, t = empty(ROWS, WIDTH), empty(ROWS, WIDTH), torch.zeros(1, dtype=torch.int64)
     square = empty(WIDTH, WIDTH)
-    flags, cache = torch.zeros(ROWS, TOKENS, dtype=torch.uint8), empty(ROWS, FRAME, WIDTH)
+    flags, cache = torch.zeros(ROWS, dtype=torch.uint8), empty(ROWS, FRAME, WIDTH)
     rms_norm(x, empty(WIDTH), 1e-5, h)
     qkv = linear(h, [square] * 3, [None] * 3, empty(ROWS, 3 * WIDTH))
     linear(h, [square], [None], x, add=True)
     gate, down = empty(WIDE, WIDTH), empty(WIDTH, WIDE)
-    for replay in (Gate(flags, t, cache), None):
+    for replay in (Cached(flags, t, cache), None):
         mlp(h, gate, gate, down, x, empty(ROWS, WIDE), replay)
-    keys = empty(ROWS, HEADS, PLACES, HEAD)
-    angles, query, places = empty(TOKENS + 1, ROWS, HEAD), empty(ROWS, HEADS, HEAD), Places(60, FRAME)
-    ages = torch.zeros(ROWS, FRAME, dtype=torch.int16)
-    for score in (Score(torch.zeros(1), flags, None, ages, None, 0, True, True), None):
-        append(qkv, query, keys, keys, None, angles, angles, t, places, 1, score)
-    variants(flags, ages, t)
-    chunks = chunks_of(PLACES)
+    keys = empty(ROWS, HEADS, SLOTS, HEAD)
+    angles, query, layout = empty(TOKENS + 1, ROWS, HEAD), empty(ROWS, HEADS, HEAD), Layout(60, FRAME)
+    limits, sinks = torch.zeros(ROWS), torch.zeros(ROWS, dtype=torch.int64)
+    for gate_of in (Gate(limits, limits, flags, True, True), None):
+        append(qkv, query, keys, keys, keys, angles, angles, t, layout, 1, gate_of)
+    variants(flags, t)
+    chunks = chunks_of(SLOTS)
     scratch = [empty(ROWS, HEADS, chunks, *s, dtype=torch.float32) for s in ((HEAD,), (), ())]
-    attend(query, keys, keys, torch.zeros(ROWS, dtype=torch.int64), t, places, tuple(scratch), x)  # type: ignore[arg-type]
+    attend(query, keys, keys, sinks, sinks, t, layout, tuple(scratch), x)  # type: ignore[arg-type]
     y = empty(ROWS, DEPTH)
     layer_norm(y, empty(DEPTH), empty(DEPTH), 1e-5, y)
     linear(y, [empty(4 * DEPTH, DEPTH)], [empty(4 * DEPTH)], empty(ROWS, 4 * DEPTH), gelu=True)
     attend_depths(empty(4, ROWS, 3 * DEPTH), 40, 3, y)
 
 
-def variants(flags: torch.Tensor, ages: torch.Tensor, t: torch.Tensor) -> None:
+def variants(flags: torch.Tensor, t: torch.Tensor) -> None:
     """Ways of deciding that cover each option, for a window and a full cache, with and without guidance."""
-    window, tas = 700, torch.zeros(ROWS, TOKENS)
+    window, limits = 700, torch.zeros(ROWS)
     rolling = empty(ROWS, 8, FRAME + 1, HEAD)
-    for ring, videos, max_age, kept, forced, pairs in (
-        (None, 1, 3, tas, None, True),
-        (None, 2, 0, None, flags, False),
-        (rolling, 1, 3, None, flags, False),
-        (rolling, 2, 3, tas, None, False),
-        (rolling, 1, 0, tas, None, True),
+    for windowed, videos, pairs in (
+        (False, 1, True),
+        (False, 2, False),
+        (True, 1, False),
+        (True, 2, False),
+        (True, 1, True),
     ):
-        keys = empty(ROWS, 8, PLACES if ring is None else window + 4, HEAD)
-        places = Places(60, FRAME) if ring is None else Places(60, FRAME, window, 4)
+        keys = empty(ROWS, 8, window + 4 if windowed else SLOTS, HEAD)
+        layout = Layout(60, FRAME, window, 4) if windowed else Layout(60, FRAME)
         query, angles = empty(ROWS, HEADS, HEAD), empty(TOKENS + 1, ROWS, HEAD)
-        score = Score(torch.zeros(1), flags, forced, ages, kept, max_age, False, pairs)
-        append(empty(ROWS, (HEADS + 16) * HEAD), query, keys, keys, ring, angles, angles, t, places, videos, score)
+        gate, qkv = Gate(limits, limits, flags, False, pairs), empty(ROWS, (HEADS + 16) * HEAD)
+        append(qkv, query, keys, keys, rolling if windowed else keys, angles, angles, t, layout, videos, gate)
     scratch = [empty(ROWS, HEADS, chunks_of(window + 4), *s, dtype=torch.float32) for s in ((HEAD,), (), ())]
-    attend(query, keys, keys, torch.zeros(ROWS, dtype=torch.int64), t, places, tuple(scratch), empty(ROWS, WIDTH))  # type: ignore[arg-type]
+    sinks = torch.zeros(ROWS, dtype=torch.int64)
+    attend(query, keys, keys, sinks, sinks, t, layout, tuple(scratch), empty(ROWS, WIDTH))  # type: ignore[arg-type]
 
 
 def stack_bytes(cubin: bytes) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import tiny_spec
+from conftest import SCREEN, tiny_spec
 from typer.testing import CliRunner, Result
 
 from fastcar_cli.cli.app import app
@@ -21,6 +21,7 @@ from fastcar_cli.world.export import text_section
 from fastcar_cli.world.lexicon import VOCABULARY
 
 BALL, STAR = "a red ball rolling to the right on the grass", "a big yellow star bouncing at night"
+_ENV = {**os.environ, **SCREEN, "OMP_NUM_THREADS": "1"}
 TINY_METRICS = "psnr,temporal"
 """Of frames of 4 x 4 pixels."""
 
@@ -42,12 +43,46 @@ def sweep(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
 
 
+_HELD = """
+import signal, sys
+
+at, seen = int(sys.argv.pop(1)), 0
+
+
+def hold(event, arguments):
+    global seen
+    if event in ("os.rename", "os.link") and "/cells/" in str(arguments[1]):
+        seen += 1
+        if seen == at:
+            # Blocked before it is told: a signal that came before the wait would be missed by it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+            print("held", flush=True)
+            number = signal.sigwait((signal.SIGINT, signal.SIGTERM))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+            signal.raise_signal(number)
+
+
+sys.addaudithook(hold)
+from fastcar_cli.cli.app import main
+main()
+"""
+
+
+def held(*arguments: object, at: int) -> subprocess.Popen[str]:
+    """The command as a process that has come to file number `at` of its cells and waits, its file not named yet."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HELD, str(at), "sweep", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_ENV,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "held\n", process.communicate()
+    return process
+
+
 def started(*arguments: object, **kwargs: Any) -> subprocess.Popen[str]:
     """The command as a process that may be killed."""
-    env = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "fastcar_cli", "sweep", *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **kwargs,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_ENV, **kwargs,
     )  # fmt: skip
 
 

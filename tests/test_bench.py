@@ -32,13 +32,13 @@ def test_forced_decisions_have_their_ratio_exactly(ratio: float, layers: int, ro
         assert not joint or bool((flags == flags[:, :1]).all())
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "native"])
 def test_weights_of_forced_mlps_are_not_touched_and_others_are(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastcar_cli.decoding.engine import Decode
+    from fastcar_cli.decoding.executor import HostExecutor
 
     hidden: list[torch.Tensor] = []
-    plain = Decode.token_pass
-    monkeypatch.setattr(Decode, "token_pass", lambda *a, **k: hidden.append(plain(*a, **k)))
+    plain = HostExecutor.token_pass
+    monkeypatch.setattr(HostExecutor, "token_pass", lambda *a, **k: hidden.append(plain(*a, **k)))
     model = tiny_model()
     for ratio, broken in ((1.0, False), (0.5, True)):
         # The first frame is computed while the weights are whole.
@@ -70,11 +70,11 @@ def test_json_tells_every_line_and_every_ratio() -> None:
     assert [c["context"] for c in document["contexts"]] == [100, 120]
     for result in document["contexts"]:
         lines = result["lines"]
-        assert {"float32/numba/dense", "int8/numba/joint 0.5", "float32/compute-then-select 1"} <= lines.keys()
+        assert {"float32/native/dense", "int8/native/joint 0.5", "float32/compute-then-select 1"} <= lines.keys()
         assert all(line["ms"] > 0 for line in lines.values())
         assert "of_bandwidth" in lines["float32/transformers eager"]
-        assert "of_bandwidth" not in lines["float32/numba/joint 1"]
-        joint = lines["float32/numba/joint 1"]
+        assert "of_bandwidth" not in lines["float32/native/joint 1"]
+        joint = lines["float32/native/joint 1"]
         assert joint["amdahl_ceiling"] == pytest.approx(1 / (1 - joint["mlp_share"]))
         assert joint["of_ceiling"] == pytest.approx(joint["speedup"] / joint["amdahl_ceiling"])
     wanted = {"dense_vs_transformers", "int8_vs_transformers", "dense_of_bandwidth", "replay_vs_amdahl"}

@@ -7,52 +7,60 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcar_cli.config import RunConfig, allowed_keys, load_config, parse_tau, presets
+from fastcar_cli.config import Replay, RunConfig, allowed_keys, load_config, presets
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("given", "values", "told", "plain"),
     [
-        ("-2", -2.0),
-        ("off", "off"),
-        ("OFF", "off"),
-        ("-2,-4,off", [-2.0, -4.0, "off"]),
-        ("-inf", -math.inf),
-        ("1e-3", 1e-3),
+        ("-2", (-2.0,), "-2", -2.0),
+        ("OFF", (math.inf,), "off", None),
+        (None, (math.inf,), "off", None),
+        (False, (math.inf,), "off", None),
+        ("inf", (math.inf,), "off", None),
+        ("-2,-4, off", (-2.0, -4.0, math.inf), "-2,-4,off", [-2.0, -4.0, None]),
+        ([0, "off", -0.5], (0.0, math.inf, -0.5), "0,off,-0.5", [0.0, None, -0.5]),
+        ("-inf", (-math.inf,), "-inf", "-inf"),
+        (1e-3, (1e-3,), "0.001", 1e-3),
     ],
 )
-def test_parse_tau(text: str, value: object) -> None:
-    assert parse_tau(text) == value
+def test_a_threshold_is_read_and_told(given: object, values: tuple[float, ...], told: str, plain: object) -> None:
+    tau = Tau.read(given)
+    assert tau.values == values
+    assert (str(tau), tau.plain()) == (told, plain)
 
 
-@pytest.mark.parametrize("text", ["abc", "nan", "", "-2,", "1,nan", "-2;3", "off,x"])
-def test_parse_tau_refuses(text: str) -> None:
-    with pytest.raises(RequestError, match="`tau`"):
-        parse_tau(text)
+@pytest.mark.parametrize("given", ["abc", "nan", "", "-2,", "1,nan", "-2;3", "off,x", [], [True], 10**400, object()])
+def test_what_is_no_threshold_is_refused(given: object) -> None:
+    with pytest.raises(ValueError, match="a number such as -2"):
+        Tau.read(given)
 
 
-@given(st.lists(st.one_of(st.just("off"), st.floats(allow_nan=False)), min_size=2, max_size=40))
-def test_parse_tau_round_trip(values: list[float | str]) -> None:
-    assert parse_tau(",".join(map(str, values))) == values
+@given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=40))
+def test_thresholds_survive_every_way_of_writing_them(values: list[float]) -> None:
+    layers = len(values)
+    tau = Tau(tuple(values))
+    for written in (str(tau), tau.plain(), RunConfig(replay=Replay(tau=tau)).to_dict()["replay"]["tau"]):
+        assert Tau.read(written).by_layer(layers) == tau.by_layer(layers)
 
 
 @given(st.text(max_size=20))
-def test_parse_tau_never_breaks(text: str) -> None:
+def test_any_text_is_a_threshold_or_refused(text: str) -> None:
     try:
-        tau = parse_tau(text)
-    except RequestError:
+        tau = Tau.read(text)
+    except ValueError:
         return
-    for v in tau if isinstance(tau, list) else [tau]:
-        assert v == "off" or not math.isnan(float(v))
+    assert not any(math.isnan(v) for v in tau.values)
 
 
 def test_later_layers_win(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("replay: {tau: -4, max_age: 2}\ngeneration: {seed: 1}\n")
     config = load_config(str(file), ["replay.tau=-3", "generation.seed=2"], {"generation.seed": 3})
-    assert (config.replay.tau, config.replay.max_age, config.generation.seed) == (-3.0, 2, 3)
-    assert load_config().replay.tau == "off"
+    assert (config.replay.tau, config.replay.max_age, config.generation.seed) == (Tau((-3.0,)), 2, 3)
+    assert load_config().replay.tau.off
 
 
 @pytest.mark.parametrize("name", presets())

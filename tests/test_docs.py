@@ -23,10 +23,18 @@ def _commands(page: Path) -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.startswith("fastcar ")]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if _commands(p)], ids=lambda p: p.name)
-def test_commands_run_in_their_order(run: Run, page: Path) -> None:
+LONG = ("profile.md", "speed.md", "sweep.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=pytest.mark.slow if p.name in LONG else ()) for p in PAGES if _commands(p)],
+    ids=lambda p: p.name,
+)
+def test_commands_run_in_their_order(run: Run, process: Run, page: Path) -> None:
+    call = process if page.name == "README.md" else run
     for line in _commands(page):
-        done = run(*shlex.split(line, comments=True)[1:])
+        done = call(*shlex.split(line, comments=True)[1:])
         assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 

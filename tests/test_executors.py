@@ -53,20 +53,24 @@ class Kind:
 
     make: Callable[[Decode], Any]
     formats: tuple[str, ...]
-    controller: bool = True
+    rules: tuple[str, ...] | None = None
     missing: str | None = None
+    marks: tuple[pytest.MarkDecorator, ...] = ()
 
 
 EXECUTORS = {
     "torch": Kind(PlainExecutor, ("float32", "bfloat16", "int8")),
     "native": Kind(NativeExecutor, ("float32", "bfloat16", "int8"), missing=native.unavailable()),
+    # Its kernels run through Triton's interpreter here, a minute a case.
     "graph": Kind(
         lambda decode: GraphExecutor(decode, capture=False),
         ("float32",),
-        controller=False,
-        missing=None if installed() else "triton is not installed",
+        ("by layer", "released", "pairs with ages", "window and tau", "sinks beyond a prompt", "forced"),
+        None if installed() else "triton is not installed",
+        (pytest.mark.slow,),
     ),
 }
+NAMES = [pytest.param(name, marks=kind.marks) for name, kind in EXECUTORS.items()]
 
 RULES: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -181,10 +185,8 @@ def _cases() -> list[Any]:
     found = []
     for name, kind in EXECUTORS.items():
         for form in kind.formats:
-            for rule, options in RULES.items():
-                if "target" in options and not kind.controller:
-                    continue
-                found.append(pytest.param(name, form, rule, id=f"{name}-{form}-{rule}"))
+            for rule in kind.rules or RULES:
+                found.append(pytest.param(name, form, rule, id=f"{name}-{form}-{rule}", marks=kind.marks))
     return found
 
 
@@ -259,7 +261,7 @@ def test_a_replayed_mlp_is_not_touched(executor: str) -> None:
         assert bool(step.hidden.isfinite().all())
 
 
-@pytest.mark.parametrize("executor", list(EXECUTORS))
+@pytest.mark.parametrize("executor", NAMES)
 def test_a_nan_in_a_weight_shows(executor: str) -> None:
     if EXECUTORS[executor].missing:
         pytest.skip(str(EXECUTORS[executor].missing))
@@ -269,7 +271,7 @@ def test_a_nan_in_a_weight_shows(executor: str) -> None:
     assert bool(hidden[1:].isnan().any(-1).all())
 
 
-@pytest.mark.parametrize("executor", list(EXECUTORS))
+@pytest.mark.parametrize("executor", NAMES)
 def test_drawn_tokens_are_the_same_in_every_way(executor: str) -> None:
     if EXECUTORS[executor].missing:
         pytest.skip(str(EXECUTORS[executor].missing))

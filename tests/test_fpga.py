@@ -28,8 +28,11 @@ from fastcar_cli.backends.fpga.published import TABLE, emulate_table, fit
 from fastcar_cli.backends.fpga.summary import compare
 from fastcar_cli.backends.fpga.workload import Workload
 from fastcar_cli.config import preset_folder
-from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 
@@ -231,6 +234,15 @@ def test_registers_deal_round_robin(computing: set[int], cores: int) -> None:
     assert [c for c in found if c is not None] == [i % cores for i in range(len(computing))]
 
 
+def test_videos_beyond_the_index_register_come_in_batches(run: Run, tmp_path: Path) -> None:
+    asked = ("--samples", "34", "--frames", "1", "--seed", "1", "--set", "sampling.cfg=1", "--json")
+    done = run("generate", "a red ball", "--backend", "fpga-sim", *asked, "-o", "many")
+    assert done.returncode == 0, done.stderr
+    videos = json.loads(done.stdout)["videos"]
+    assert [v["tokens"]["rows"] for v in videos] == [32] * 32 + [2] * 2
+    assert len(list((tmp_path / "many").glob("*.mp4"))) == 34
+
+
 def test_more_rows_than_the_index_register_has_bits() -> None:
     with pytest.raises(RequestError, match="33 rows: the Index Register of DRS has 32 bits"):
         Drs(4).remap(range(33))
@@ -294,7 +306,7 @@ def decode(tau: float | None, backend: Any, frames: int = 3) -> Decode:
     run = Decode(
         model,
         [[1, 4, 2], [1, 2]],
-        DecodeSettings(frames=frames, sampling=SamplingSettings(cfg=2.0), taus=None if tau is None else (tau,) * 3),
+        DecodeSettings(frames=frames, sampling=SamplingSettings(cfg=2.0), rule=ReplayRule(Tau.read(tau))),
         uniforms(0, frames * 4, 3)[None],
         None if backend is None else FpgaBackend(model.llm, backend, 2),
     )
@@ -422,18 +434,27 @@ def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("generate", "a red ball", "--fpga", "edge-small"), "--fpga needs --backend fpga-sim"),
-        (("generate", "a red ball", "--report", "r"), "--report needs --backend fpga-sim"),
+        (("generate", "a red ball", "--fpga", "edge-small"), "--fpga has no effect with the backend torch"),
+        (("generate", "a red ball", "--report", "r"), "--report has no effect with the backend torch"),
         (("generate", "a red ball", "--backend", "fpga-sim", "--fpga", "edge-smal"), "did you mean 'edge-small'"),
         (("generate", "a red ball", "--trace", "t.txt"), "ends in .npz"),
-        (("generate", "a red ball", "--backend", "fpga-sim", "--samples", "33"), "33 rows"),
-        (("fpga", "--rows", "33"), "33 rows"),
+        (
+            ("generate", "a red ball", "--backend", "fpga-sim", "--samples", "33", "--report", "r"),
+            "33 videos are decoded in batches of 32",
+        ),
+        (("fpga", "--rows", "33"), "32"),
         (("fpga", "none.npz"), "no such file"),
         (("fpga", "--replay", "0.9"), "at most 0.87"),
         (("fpga", "--replay", "x"), "not numbers"),
         (("fpga", "--preset", "edge-small"), "do not fit the memory of edge-small"),
         (("fpga", "--spread", "some"), "allowed: eligible, all"),
         (("fpga", "--window", "0"), "--window 0"),
+        (("fpga", "--table", "--rows", "3"), "--rows has no effect with --table"),
+        (("fpga", "--table", "--rows", "3"), "allowed: --preset, --table, --json"),
+        (("fpga", "--sinks", "2"), "--sinks has no effect"),
+        (("fpga", "--rows", "3", "--pair-correlation", "0.5"), "rows have no pairs"),
+        (("fpga", "none.npz", "--frames", "2"), "--frames has no effect with a file of decisions"),
+        (("fpga", "--report", ""), "--report: is empty"),
     ],
 )
 def test_wrong_requests(run: Run, arguments: tuple[str, ...], message: str) -> None:

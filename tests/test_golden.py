@@ -27,6 +27,15 @@ CASES = (
 pytestmark = pytest.mark.skipif(not CASES, reason=f"no recorded outputs of the released code in {GOLDEN}")
 
 
+QUICK = ("p0/mixed", "b01/t50")
+"""Cases that plain torch is held to in seconds; the rest of them is slow, the native kernels are held to all."""
+BOTH = [
+    pytest.param(name, kernels, marks=pytest.mark.slow if kernels == "torch" and name not in QUICK else ())
+    for kernels in ("torch", "native")
+    for name in CASES
+]
+
+
 @cache
 def golden() -> tuple[dict[str, Any], dict[str, torch.Tensor], LoadedModel]:
     data = json.loads((GOLDEN / "golden.json").read_text())
@@ -71,8 +80,7 @@ def test_prompt_ids_and_positions(group: str) -> None:
     assert torch.equal(later, tensors[f"{group}/decode_position_ids"].long())
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "kernels"), BOTH)
 def test_hidden_states_and_logits(name: str, kernels: str) -> None:
     case, run = traced(name, kernels=kernels)
     tensors = golden()[1]
@@ -80,8 +88,7 @@ def test_hidden_states_and_logits(name: str, kernels: str) -> None:
     close(run.logits[at(run, case["logit_steps"])], tensors[f"{name}/logits"], 1e-3)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "kernels"), BOTH)
 def test_scores_and_decisions(name: str, kernels: str) -> None:
     case, run = traced(name, unreachable=True, kernels=kernels)
     data, tensors, _ = golden()
@@ -99,7 +106,7 @@ def test_scores_and_decisions(name: str, kernels: str) -> None:
     assert run.replay_ratio == pytest.approx(case["skipped"] / case["total"], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
 def test_mlp_outputs_and_frames(name: str) -> None:
     _, run = traced(name)
     tensors = golden()[1]
@@ -108,6 +115,7 @@ def test_mlp_outputs_and_frames(name: str) -> None:
     close(run.frames.permute(0, 1, 4, 2, 3), tensors[f"{name}/frames"], 0.1 + 0.0625)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", sorted({c.split("/")[0] for c in CASES}))
 def test_block_outputs_and_feedback(group: str) -> None:
     data, tensors, model = golden()
@@ -118,6 +126,6 @@ def test_block_outputs_and_feedback(group: str) -> None:
 
 
 def test_dense_run_has_no_scores() -> None:
-    _, run = traced(CASES[0])
+    _, run = traced(CASES[0], kernels="native")
     assert run.tas.isnan().all() and not run.replayed.any() and run.replay_ratio == 0.0
     assert np.isfinite(run.logits.numpy()).all()

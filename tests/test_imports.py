@@ -11,7 +11,7 @@ from pathlib import Path
 import fastcar_cli
 
 PACKAGE = Path(fastcar_cli.__file__).parent
-EXEMPT = "fastcar_cli.decoding."
+EXEMPT = ""
 """Modules of this prefix may import one another in circles."""
 
 

@@ -6,8 +6,11 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.tau import Tau
 
 
 def test_decoder_equals_transformers_llama() -> None:
@@ -74,10 +77,16 @@ def test_training_pass_equals_the_engine_with_replay() -> None:
         with torch.no_grad():
             logits, _, shares = forward(model, torch.tensor(prompts), codes, torch.tensor([tau, tau]))
         decode = Decode(
-            model, prompts, DecodeSettings(4, SamplingSettings(cfg=1.0), taus=(tau,) * 3), torch.zeros(codes.shape)
+            model,
+            prompts,
+            DecodeSettings(4, SamplingSettings(cfg=1.0), ReplayRule(Tau((tau,)))),
+            torch.zeros(codes.shape),
         )
         mine = torch.stack([s.logits for s in decode.steps(codes, keep_logits=True)])  # type: ignore[misc]
         assert float((mine.permute(2, 0, 1, 3) - logits).abs().max()) < 1e-4
         ratio = float(torch.stack(shares).mean())
+        if tau == float("inf"):
+            assert decode.replay is None and ratio == 0.0
+            continue
         assert decode.replay is not None
         assert abs(decode.replay.stats(decode.passes).eligible_ratio - ratio) < 1e-6

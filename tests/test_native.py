@@ -24,6 +24,7 @@ from fastcar_cli.kernels.native import (
     Linear,
     MLPs,
     Norm,
+    Product,
     Slots,
     linear,
 )
@@ -95,6 +96,14 @@ def test_a_row_does_not_depend_on_its_neighbours(kind: str) -> None:
     together = linear(x, weight)
     for rows in (slice(0, 1), slice(1, 3), slice(2, 5)):
         assert torch.equal(linear(x[rows].contiguous(), weight), together[rows])
+
+
+def test_a_bias_of_one_call_stays_in_that_call() -> None:
+    weight, x, other = random_linear("float32", 30, 20, bias=True), random(2, 20), random(30, seed=8)
+    product = Product(weight, 2)
+    own = product(x)
+    torch.testing.assert_close(product(x, other), own - weight.bias + other)
+    assert torch.equal(product(x), own)
 
 
 @pytest.mark.parametrize("value", [float("nan"), INF])
@@ -285,7 +294,7 @@ def test_the_gate() -> None:
     # A threshold that is the score itself is not passed; the next smaller number is.
     for threshold, passes in (
         (found["scores"].clone(), False),
-        (torch.nextafter(found["scores"], -torch.ones(())), True),
+        (torch.nextafter(found["scores"], torch.tensor(-INF)), True),
     ):
         toy.reset()
         again = tables(toy)
@@ -486,7 +495,7 @@ def test_what_does_not_fit_is_named() -> None:
         run(x.double(), cos, sin, at)
     with pytest.raises(ValueError, match="mask"):
         run(x, cos, sin, at, mask=torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="slot lies outside"):
+    with pytest.raises(ValueError, match="Slots.slot=40.* lies outside of 40 slots"):
         run(x, cos, sin, Slots(40, 21, 17, 20))
     with pytest.raises(ValueError, match="position"):
         run(x, cos, sin, at, position=4)

@@ -22,8 +22,10 @@ from fastcar_cli.analysis.profiler import (
     replay_table,
     traffic,
 )
-from fastcar_cli.decoding.engine import Decode, DecodeSettings
+from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 MACHINE = Machine({}, 10.0, 10.0, 100.0)
@@ -40,7 +42,7 @@ def tiny_shape(layers_of_spec: int = 3) -> Shape:
 def test_lengths() -> None:
     assert parse_lengths("2k,4096, 0.5K") == [2048, 4096, 512]
     for text in ("", "k", "2m", "0", "-1", "1.3", "2k,,4k", "9999k", "nan"):
-        with pytest.raises(RequestError, match="--seq"):
+        with pytest.raises(RequestError, match="`seq`"):
             parse_lengths(text)
 
 
@@ -72,7 +74,7 @@ def test_parts_without_hooks_left_behind() -> None:
 
 def test_replayed_steps_run_no_mlp_and_score() -> None:
     shape = tiny_shape()
-    replayed = measure_step(shape, 2, 20, repeats=1, tau=-math.inf)
+    replayed = measure_step(shape, 2, 20, repeats=1, tau=Tau((-math.inf,)), scored=True)
     assert "tas" in replayed.parts and "mlp.gate_up" not in replayed.parts
     assert "tas" not in measure_step(shape, 2, 20, repeats=1).parts
 
@@ -110,7 +112,7 @@ def test_random_layers_are_as_many_as_fit_or_refused() -> None:
 def test_fast_forward_stands_where_decoding_would(window: int | None) -> None:
     model = tiny_model()
     settings = DecodeSettings(
-        frames=4, sampling=SamplingSettings(cfg=2.0), taus=(math.inf,) * 3, window=window, sinks=2
+        frames=4, sampling=SamplingSettings(cfg=2.0), keep_tas=True, kernels="torch", window=window, sinks=2
     )
     decode = Decode(model, [[1, 2, 3], [1, 2]], settings, torch.rand(1, 16, 3))
     steps = list(decode.steps(first=9))
@@ -133,7 +135,7 @@ def test_profile_of_a_run(run: Run, tmp_path: Path) -> None:
     names = {p.name for p in (tmp_path / "p").iterdir()}
     stems = {"time-by-length", "replay-by-layer", "tas-by-layer", "similarity-by-layer", "replay-map"}
     assert names == {f"{s}.{x}" for s in stems for x in ("png", "svg")}
-    again = run("profile", "--seq", "128", "--repeats", "1", "--compare", "s.json", "--trace", "t.json", "--json")
+    again = run("profile", "--seq", "128", "--repeats", "1", "--compare", "s.json", "--timeline", "t.json", "--json")
     assert again.returncode == 0, again.stderr
     assert {r["name"] for r in json.loads(again.stdout)["compared"]} >= {"step", "mlp", "attention"}
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
@@ -157,7 +159,7 @@ def test_emulated_profile(run: Run) -> None:
     [
         (("--seq", "2q"), "--seq 2q"),
         (("--model", "vila-u-7b", "--decode", "a fox"), "--decode needs weights"),
-        (("--backend", "fpga-sim", "--trace", "t.json"), "measure the torch backend"),
+        (("--backend", "fpga-sim", "--timeline", "t.json"), "--timeline has no effect with an emulated accelerator"),
         (("--backend", "gpu"), "--backend gpu"),
         (("--compare", "none.json"), "no such file"),
         (("--dtype", "int3"), "--dtype int3"),

@@ -67,7 +67,7 @@ def look(browser: Any) -> Iterator[Open]:
 
 def _wait(page: Any, condition: str) -> None:
     """Wait until a condition holds (Playwright's own way needs eval, which the page forbids)."""
-    end = time.monotonic() + 15
+    end = time.monotonic() + 300
     while not page.evaluate(condition):
         assert time.monotonic() < end, condition
         page.wait_for_timeout(20)
@@ -196,12 +196,6 @@ def test_tau_sorts_as_a_number_and_text_filters(look: Open, report: Path) -> Non
     page = look(report)
     button = page.locator("#settings-table th[data-key=tau] button")
     button.click()
-    assert [t.replace("knee", "") for t in _column(page, "settings-table", "tau")][::2] == [
-        "off",
-        "0",
-        "−2",
-        "−∞",
-    ] or True
     order = [t.replace("knee", "") for t in _column(page, "settings-table", "tau")]
     assert list(dict.fromkeys(order)) == ["off", "0", "−2", "−∞"]
     button.click()

@@ -20,6 +20,7 @@ from sweeping import BALL, STAR, TINY_METRICS, cell_files, results, sweep, tiny_
 from fastcar_cli.analysis.sweep import find, held_out
 from fastcar_cli.analysis.sweep.target import Target, parse_target
 from fastcar_cli.config import load_config
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.captions import caption
@@ -134,7 +135,7 @@ def test_a_search_goes_on_where_it_stopped_and_its_configuration_is_taken(run: R
     assert set(data["validation"]["seeds"]).isdisjoint(range(4)) and data["validation"]["videos"] == 8
     sweep(*ask, "--find", "eligible=0.4")
     assert results(tmp_path / "d")["find"] == data and cell_files(tmp_path / "d") == before
-    assert load_config(str(tmp_path / "d" / "found.yaml")).replay.tau == data["best"]["tau"]
+    assert load_config(str(tmp_path / "d" / "found.yaml")).replay.tau == Tau.read(data["best"]["tau"])
     done = run("generate", BALL, "--config", str(tmp_path / "d" / "found.yaml"), "--seed", "2", "-o", "c.mp4", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -252,11 +252,11 @@ def test_generate_and_dry_run(run: Run, make: Callable[..., Path], tmp_path: Pat
     assert (tmp_path / "a.mp4").exists()
 
 
-def test_no_network_is_one_sentence(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_one_sentence(process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     for flags in ((), ("--dry-run",)):
-        done = run("generate", "a fox", "--model", "vila-u-7b", *flags)
+        done = process("generate", "a fox", "--model", "vila-u-7b", *flags)
         assert done.returncode == 1
         assert "could not be fetched" in done.stderr and "Traceback" not in done.stderr
 
@@ -311,8 +311,8 @@ print(peak / sum(p.nbytes for p in model.network.parameters()))
     ("suffix", "dtype"), [(".safetensors", "float32"), (".safetensors", "bfloat16"), (".bin", "float32")]
 )
 def test_loading_holds_no_second_copy(make: Callable[..., Path], suffix: str, dtype: str) -> None:
-    wide = {"llm__hidden_size": 2048, "llm__intermediate_size": 8192, "llm__num_hidden_layers": 5,
-            "tower__rqtransformer__input_embed_dim_2": 2048}  # fmt: skip
+    wide = {"llm__hidden_size": 1024, "llm__intermediate_size": 4096, "llm__num_hidden_layers": 5,
+            "tower__rqtransformer__input_embed_dim_2": 1024}  # fmt: skip
     tiny, big = make(suffix, name="tiny"), make(suffix, name="big", **wide)
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(tiny), str(big), dtype], capture_output=True, text=True, check=True

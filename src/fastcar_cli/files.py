@@ -113,7 +113,7 @@ def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
         return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([plain(cell) for cell in row] for row in (header, *rows))
+    csv.writer(out).writerows([plain(cell) for cell in row] for row in (header, *rows))
     return out.getvalue()
 
 

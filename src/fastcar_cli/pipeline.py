@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from fastcar_cli.config import DEVICES, RunConfig
 from fastcar_cli.decoding.controller import Target, max_ratio
-from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.engine import Decode, row_limit
 from fastcar_cli.decoding.replay import ReplayRule, ReplayStats
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.decoding.state import DecodeSettings, Watcher
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import vila_u
 from fastcar_cli.models.checkpoint import FORMATS, LoadedModel
-from fastcar_cli.models.plan import MemoryPlan, choose_dtype, make_plan, videos_that_fit
+from fastcar_cli.models.plan import MemoryPlan, choose_dtype, default_dtype, make_plan, videos_that_fit
 from fastcar_cli.models.registry import BUNDLED, default_guidance, folder_of, load, read_spec
 from fastcar_cli.run_report import Run
 
@@ -167,7 +167,7 @@ class TextToVideo:
             torch.set_num_threads(config.runtime.threads)
         progress = None
         if bundled:
-            dtype = ("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype
+            dtype = default_dtype(device) if dtype == "auto" else dtype
         else:
             plans = cls.plans(config, videos=videos, device=device)
             dtype = choose_dtype(dtype, device, plans)
@@ -232,12 +232,12 @@ class TextToVideo:
         if backend != "torch":
             if self._model.network.weight_format == "int8":
                 raise RequestError(
-                    f"`dtype` int8 does not go with `backend` {backend}, which has number formats of its own",
+                    f"`dtype` int8 does not go with `backend.name` {backend}, which has number formats of its own",
                     hint="allowed: `dtype` float32, or `backend.preset` u280-int8",
                 )
             if asked not in ("auto", "torch"):
                 raise RequestError(
-                    f"`kernels` {asked} does not go with `backend` {backend}", hint="allowed: `kernels` torch"
+                    f"`kernels` {asked} does not go with `backend.name` {backend}", hint="allowed: `kernels` torch"
                 )
         return asked
 
@@ -251,7 +251,7 @@ class TextToVideo:
             return max(1, min(videos, INDEX_BITS // rows))
         return videos_that_fit(
             network.spec,
-            videos,
+            max(1, min(videos, row_limit(network, settings.kernels) // rows)),
             itemsize=network.dtype.itemsize,
             device=str(network.device),
             rows=rows,

@@ -18,7 +18,7 @@ from fastcar_cli.models.registry import identity, public_name
 if TYPE_CHECKING:
     from fastcar_cli.pipeline import TextToVideo
 
-_TAKEN = ("model", "generation.frames", "sampling.", "replay.", "attention.", "backend.", "runtime.dtype", "video.")
+_TAKEN = ("model", "generation.frames", "sampling", "replay", "attention", "backend", "runtime.dtype", "video")
 _DECIDED = ("generation.seed", "generation.samples")
 
 

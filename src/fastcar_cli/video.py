@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageSequence
+from PIL import Image
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import empty_file, hidden_beside, publish, publish_folder
@@ -41,6 +41,12 @@ def check_target(path: Path) -> None:
         raise RequestError(f"{path}: the folder {parent} does not exist", hint="make it first")
     if not os.access(parent, os.W_OK):
         raise RequestError(f"{path}: the folder {parent} is not writable")
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise RequestError(f"{path.name[:80]}: {e.strerror}") from None
     if path.suffix and path.is_dir():
         raise RequestError(f"{path} is a folder")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -259,10 +265,8 @@ def read_frames(path: Path) -> Image8:
     """Every frame of an MP4, GIF or folder of PNGs, uint8 [T, H, W, 3]."""
     if path.is_dir():
         return np.stack([np.asarray(Image.open(p).convert("RGB")) for p in sorted(path.glob("*.png"))])
-    if path.suffix.lower() == ".gif":
-        with Image.open(path) as clip:
-            return np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(clip)])
-    import av
+    import imageio.v3 as iio
 
-    with av.open(str(path)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    if path.suffix.lower() == ".gif":
+        return np.asarray(iio.imread(path, plugin="pillow", mode="RGB"))
+    return np.asarray(iio.imread(path, plugin="pyav"))

@@ -40,7 +40,7 @@ def parse_lengths(text: str, option: str = "seq") -> list[int]:
     """`2k,4096,0.5k` to numbers of tokens. Raises RequestError for anything else."""
     lengths = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(k?)\s*", part, re.IGNORECASE)
+        found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(k?)\s*", part, re.IGNORECASE)
         value = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
         if value < 1 or value != int(value) or value > 2**20:
             raise RequestError(

@@ -110,7 +110,7 @@ def bench(
 
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.bench.measure import measure
-    from fastcar_cli.bench.plan import Plan, check
+    from fastcar_cli.bench.plan import Benchmark, check
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.pipeline import resolve_device
 
@@ -120,7 +120,7 @@ def bench(
     most = torch.get_num_threads()
     torch.set_num_threads(threads or (min(2, most) if mini else most))
     plans = [
-        Plan(
+        Benchmark(
             shape=shape.value,
             layers=layers,
             context=tokens,

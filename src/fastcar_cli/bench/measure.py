@@ -13,7 +13,7 @@ import torch
 from fastcar_cli.analysis.machine import Machine, Stream, measure_machine, synchronise
 from fastcar_cli.analysis.profiler import random_shape
 from fastcar_cli.bench.contestants import Passes, engine, llama, mlp_only
-from fastcar_cli.bench.plan import RATIOS, Plan
+from fastcar_cli.bench.plan import RATIOS, Benchmark
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.dummy import full_spec
@@ -21,7 +21,7 @@ from fastcar_cli.models.int8 import Int8Linear, quantized, use_int8
 from fastcar_cli.models.video_model import Projector, VideoModel
 
 
-def models(plan: Plan) -> dict[str, VideoModel]:
+def models(plan: Benchmark) -> dict[str, VideoModel]:
     """The same weights in the formats that are compared, by format; the first is what transformers runs."""
     if plan.shape == "mini":
         plain, int8 = load("mini", "float32", plan.device).network, None
@@ -59,7 +59,7 @@ def pass_bytes(model: VideoModel, rows: int, context: int) -> int:
     return weights + rows * context * slot
 
 
-def contestants(plan: Plan, found: Mapping[str, VideoModel]) -> dict[str, Passes]:
+def contestants(plan: Benchmark, found: Mapping[str, VideoModel]) -> dict[str, Passes]:
     """Everything that is timed, by name."""
     first = next(iter(found))
     common: dict[str, Any] = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}
@@ -132,7 +132,7 @@ def _line(times: Sequence[float], size: int, rates: Sequence[float] | None) -> d
     return line
 
 
-def measure(plan: Plan, told: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
+def measure(plan: Benchmark, told: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
     """Run the benchmark of one shape at one context length; `told(done, total)` hears of every run of a contestant.
 
     Returns machine, the bandwidth measured between the contestants (median), plan, a line a contestant, for each of

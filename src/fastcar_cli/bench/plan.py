@@ -16,7 +16,7 @@ _LONGEST = 2**20
 
 
 @dataclass(frozen=True)
-class Plan:
+class Benchmark:
     """What to time: shape (`mini` or `vila-u-7b`), layers of the latter, context, rows, passes a turn, turns."""
 
     shape: str
@@ -34,7 +34,7 @@ class Plan:
         return 3 * (2 * len(RATIOS)) + 3
 
 
-def check(plan: Plan) -> None:
+def check(plan: Benchmark) -> None:
     """Raise RequestError for a context without a frame to replay or past the model's positions, or without room for
     the keys and values of every contestant.
     """

@@ -22,14 +22,14 @@ def fpga(
     model: Annotated[
         str, typer.Option(help="Shapes for drawn decisions: mini, vila-u-7b (no download), or a model folder.")
     ] = "vila-u-7b",
-    rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1)] = 16,
-    frames: Annotated[int, typer.Option(help="Frames of the video.", min=1)] = 8,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens before the first visual one.", min=1)] = 100,
+    rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1, max=32)] = 16,
+    frames: Annotated[int, typer.Option(help="Frames of the video.", min=1, max=4096)] = 8,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens before the first visual one.", min=1, max=2**20)] = 100,
     replay: Annotated[
         str, typer.Option(help="Replay ratios over all passes, with commas between them.")
     ] = "0,0.2,0.5,0.8",
     window: Annotated[str | None, typer.Option(help="Last tokens attended to, or 'off'.")] = None,
-    sinks: Annotated[int, typer.Option(help="First prompt tokens kept beside a window.", min=0)] = 4,
+    sinks: Annotated[int, typer.Option(help="First prompt tokens kept beside a window.", min=0, max=2**20)] = 4,
     spread: Annotated[
         str, typer.Option(help="Where drawn replays may be: eligible passes, or all (also the first frame).")
     ] = "eligible",
@@ -150,7 +150,7 @@ def _window(text: str | None) -> int | None:
         value = int(text)
     except ValueError:
         value = 0
-    if value < 1:
+    if not 1 <= value <= 2**31 - 1:
         raise RequestError(f"--window {text}: no number of tokens", hint="allowed: 1 or more, or 'off'")
     return value
 

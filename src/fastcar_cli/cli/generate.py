@@ -70,10 +70,12 @@ def generate(
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = None,
     kernels: Annotated[
         str | None,
-        typer.Option(help="auto, torch or numba: decode through compiled CPU kernels (once 10 to 60 s to compile)."),
+        typer.Option(
+            help="Who runs a decode step: torch, native (CPU kernels) or graph (CUDA); auto takes the fastest."
+        ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads; default one for the bundled model, else all.")
+        int | None, typer.Option(help="CPU threads; default all, of the native kernels two for the bundled model.")
     ] = None,
     fps: Annotated[int | None, typer.Option(help="Frames a second of the file.")] = None,
     scale: Annotated[int | None, typer.Option(help="Enlargement of the written frames, 1 to 16.")] = None,
@@ -146,6 +148,8 @@ def generate(
         raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
     if not texts:
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
+    if run.generation.seed is not None and run.generation.seed + run.generation.samples > 2**63:
+        raise RequestError(f"--seed {run.generation.seed} with {run.generation.samples} samples", hint="a smaller seed")
     first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)
     jobs = [(text, first + k) for text in texts for k in range(run.generation.samples)]
     many = len(jobs) > 1
@@ -164,6 +168,12 @@ def generate(
 
     terminal = console(quiet)
     pipe = _load(run, len(jobs), terminal)
+    if (trace_to is not None or report_to is not None) and pipe.batch_size(len(jobs)) < len(jobs):
+        option = "--trace" if trace_to is not None else "--report"
+        raise RequestError(
+            f"{option}: {len(jobs)} videos are decoded in batches of {pipe.batch_size(len(jobs))}, one file holds one",
+            hint="fewer prompts or --samples at once",
+        )
     repository = repository_of(run.model)
     if repository is not None:
         notes.append(LICENCE.format(name=run.model, repository=repository))
@@ -180,12 +190,13 @@ def generate(
         check_target(path)
     written, stop = _write(pipe, run, jobs, paths, many or output is None, terminal)
     reports = []
-    for i, path in written.items():
+    for i, writer in written.items():
         report = pipe.report(i)
-        report["video"]["path"] = str(path)
+        # A stop may fall between the videos of a frame that is decoded.
+        report["video"] |= {"path": str(writer.path), "frames": writer.frames}
         reports.append(report)
         if many:
-            write_whole(path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
+            write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
     if reports and trace_to is not None:
         from fastcar_cli.backends.fpga.decisions import save
 
@@ -224,8 +235,8 @@ def _load(run: RunConfig, videos: int, terminal: Any) -> TextToVideo:
 
 def _write(
     pipe: TextToVideo, run: RunConfig, jobs: list[tuple[str, int]], paths: list[Path], new: bool, terminal: Any
-) -> tuple[dict[int, Path], KeyboardInterrupt | None]:
-    """Decode and write every video: the file of each that has a frame, and what stopped the run before its end.
+) -> tuple[dict[int, Writer], KeyboardInterrupt | None]:
+    """Decode and write every video: the closed writer of each that has a frame, and what stopped the run early.
 
     With `new` no file is replaced. Frames that were finished before a stop are kept.
     """
@@ -236,13 +247,19 @@ def _write(
 
     stop: KeyboardInterrupt | None = None
     with ExitStack() as stack:
-        writers: list[Writer] = []
-        for (text, seed), path in zip(jobs, paths, strict=True):
-            recipe = recipe_of(pipe, text, seed)
-            with uninterrupted():
-                writer = open_writer(path, fps=pipe.fps, scale=run.video.scale, recipe=recipe, new=new)
-                stack.callback(writer.abort)
-            writers.append(writer)
+        writers: dict[int, Writer] = {}
+
+        def writer_of(video: int) -> Writer:
+            """A file is opened with its first frame and closed with its last: batches come one after another."""
+            if video not in writers:
+                recipe = recipe_of(pipe, *jobs[video])
+                with uninterrupted():
+                    writers[video] = open_writer(
+                        paths[video], fps=pipe.fps, scale=run.video.scale, recipe=recipe, new=new
+                    )
+                    stack.callback(writers[video].abort)
+            return writers[video]
+
         with progress(terminal) as bar:
             task = bar.add_task("decoding", total=pipe.frames)
 
@@ -251,7 +268,11 @@ def _write(
 
             try:
                 for frame in pipe.stream([t for t, _ in jobs], [s for _, s in jobs], on_step):
-                    writers[frame.video].add(frame.image)
+                    writer = writer_of(frame.video)
+                    writer.add(frame.image)
+                    if writer.frames == pipe.frames:
+                        with uninterrupted():
+                            writer.close()
             except KeyboardInterrupt as e:
                 stop = e
             except (MemoryError, RuntimeError) as e:
@@ -259,9 +280,9 @@ def _write(
                     raise RunError(f"out of memory: {e}", hint="fewer `samples` or prompts at once need less") from None
                 raise
         with uninterrupted():
-            for writer in writers:
+            for writer in writers.values():
                 writer.close()
-    return {i: writer.path for i, writer in enumerate(writers) if writer.frames}, stop
+    return {i: writer for i, writer in writers.items() if writer.frames}, stop
 
 
 def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:

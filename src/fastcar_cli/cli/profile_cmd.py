@@ -35,9 +35,9 @@ def profile(
     fpga: Annotated[str, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = "paper-u280",
     decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
     tau: Annotated[str, typer.Option(help="Threshold of --decode.")] = "-2",
-    seed: Annotated[int, typer.Option(help="Seed of --decode.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of --decode.", min=0, max=2**63 - 1)] = 0,
     plots: Annotated[Path | None, typer.Option(help="Folder for plots (PNG and SVG).")] = None,
-    trace: Annotated[Path | None, typer.Option(help="File for a torch.profiler trace of one step (Perfetto).")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="File for a timeline of one step, for Perfetto.")] = None,
     save: Annotated[Path | None, typer.Option(help="File to keep the result in (JSON).")] = None,
     compare: Annotated[Path | None, typer.Option(help="Earlier result to print ratios against.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
@@ -53,20 +53,20 @@ def profile(
     if decode is None:
         refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
     elif seq is None:
-        measured = ("rows", "repeats", "trace", "compare")
+        measured = ("rows", "repeats", "timeline", "compare")
         refuse(ctx, measured, "with --decode alone", "it needs --seq, which measures steps beside the run")
     if backend == "torch":
         refuse(ctx, ("fpga",), "with the backend torch", "it needs --backend fpga-sim")
     else:
         refuse(
-            ctx, ("dtype", "device", "threads", "repeats", "trace", "decode"), "with an emulated accelerator",
+            ctx, ("dtype", "device", "threads", "repeats", "timeline", "decode"), "with an emulated accelerator",
             "leave it out, or leave out --backend fpga-sim",
         )  # fmt: skip
     lengths = [] if decode is not None and seq is None else parse_lengths(seq or "2k,4k,8k")
     if plots is not None:
         pyplot("--plots")
     earlier = _read(compare) if compare is not None else None
-    for name, file in (("--save", save), ("--trace", trace)):
+    for name, file in (("--save", save), ("--timeline", timeline)):
         if file is not None and not file.parent.is_dir():
             raise RequestError(f"{name} {file}: the folder {file.parent} does not exist")
     if decode is not None and model == "vila-u-7b":
@@ -76,7 +76,7 @@ def profile(
     if backend == "fpga-sim":
         document = _emulated(model, lengths, rows, fpga)
     else:
-        document = _measured(model, lengths, rows, dtype, device, threads, repeats, trace)
+        document = _measured(model, lengths, rows, dtype, device, threads, repeats, timeline)
     found = None
     if decode is not None:
         found = _decoded(model, decode, tau, seed, device, dtype)
@@ -106,7 +106,7 @@ def _spec(model: str) -> ModelSpec:
 
 def _measured(
     model: str, lengths: list[int], rows: int | None, dtype: str, device: str, threads: int | None, repeats: int,
-    trace: Path | None,
+    timeline: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     import torch
 
@@ -114,13 +114,14 @@ def _measured(
     from fastcar_cli.analysis.profiler import profile_length, replay_table, vision_seconds
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.models.checkpoint import DTYPES
+    from fastcar_cli.models.plan import default_dtype
     from fastcar_cli.pipeline import resolve_device
 
-    place = resolve_device(device)
+    device = resolve_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    chosen = ("float32" if place == "cpu" else "bfloat16") if dtype == "auto" else dtype
-    machine = measure_machine(torch.device(place), DTYPES[chosen])
+    chosen = default_dtype(device) if dtype == "auto" else dtype
+    machine = measure_machine(torch.device(device), DTYPES[chosen])
     document: dict[str, Any] = {
         "machine": machine.to_dict(),
         "model": model,
@@ -130,7 +131,7 @@ def _measured(
     }
     if not lengths:
         return document
-    shape, count = _shape(model, chosen, place, rows, max(lengths))
+    shape, count = _shape(model, chosen, device, rows, max(lengths))
     vision = vision_seconds(shape.network, max(1, count // 2))
     with progress(console(), "lengths") as bar:
         task = bar.add_task("measuring", total=len(lengths))
@@ -143,21 +144,21 @@ def _measured(
         "scaled_to": shape.spec.decoder.layers,
         "random_weights": shape.random,
     }
-    if trace is not None:
-        from fastcar_cli.analysis.trace import write_trace
+    if timeline is not None:
+        from fastcar_cli.analysis.timeline import write_timeline
 
-        write_trace(trace, shape, count, lengths[-1])
+        write_timeline(timeline, shape, count, lengths[-1])
     return document
 
 
-def _shape(model: str, dtype: str, place: str, rows: int | None, longest: int) -> tuple[Shape, int]:
+def _shape(model: str, dtype: str, device: str, rows: int | None, longest: int) -> tuple[Shape, int]:
     from fastcar_cli.analysis.profiler import Shape, random_shape
     from fastcar_cli.models.registry import default_guidance, folder_of, load
 
     if model == "vila-u-7b":
         count = rows or 2
-        return random_shape(_spec(model), dtype, place, count, longest), count
-    loaded = load(model, dtype, place)
+        return random_shape(_spec(model), dtype, device, count, longest), count
+    loaded = load(model, dtype, device)
     count = rows or (1 if default_guidance(folder_of(model)) == 1.0 else 2)
     spec = loaded.network.spec
     return Shape(loaded.network, spec, spec.decoder.layers, False), count

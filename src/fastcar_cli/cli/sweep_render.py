@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastcar_cli.cli.render import console, note
+from fastcar_cli.decoding.tau import Tau
 
 _COLUMNS = {
     "psnr_db": ("PSNR", ".1f"),
@@ -23,10 +24,6 @@ _COLUMNS = {
 
 def _told(value: Any, form: str, none: str = "-") -> str:
     return none if value is None else format(value, form)
-
-
-def _tau(value: float | str | None) -> str:
-    return "off" if value is None else value if isinstance(value, str) else f"{value:g}"
 
 
 def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[str]) -> None:
@@ -43,7 +40,7 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
     for x in summary:
         dense = x["tau"] is None
         setting = (x["window"], x["gate"], x["backend"], x["tau"])
-        row = [_tau(x["tau"]) + (" *" if setting in knees else ""), _told(x["window"], "d", "off")]
+        row = [str(Tau.read(x["tau"])) + (" *" if setting in knees else ""), _told(x["window"], "d", "off")]
         row += ["-" if dense else x["gate"], x["backend"], str(x["videos"])]
         row += [f"{x['replay_ratio']:.1%}", f"{x['decode_s']:.2f}", _told(x["speedup"], ".2f")]
         row += ["" if dense else _told(x[k], _COLUMNS[k][1], "same") for k in results["metrics"]]
@@ -62,7 +59,7 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
         table.add_row(*cells, style="bold" if cells[0].endswith("*") else None)
     terminal.print(table)
     for knee in results["knee"]:
-        terminal.print(f"* knee at tau {_tau(knee['tau'])}: {knee['why']}")
+        terminal.print(f"* knee at tau {Tau.read(knee['tau'])}: {knee['why']}")
     for line in results["inert"]:
         note(terminal, line["why"], "inert")
     if "find" in results:
@@ -76,7 +73,7 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
 def _found(terminal: Console, found: dict[str, Any]) -> None:
     best = found["best"]
     if best is not None:
-        tau, value = _tau(best["tau"]), _told(best["value"], ".4g", "same")
+        tau, value = str(Tau.read(best["tau"])), _told(best["value"], ".4g", "same")
         which = f"tau {tau}" if found["reached"] else f"not reached; the best is tau {tau}, which"
         rest = f"{best['replay_ratio']:.1%} replayed ({len(found['evaluated'])} thresholds tried)"
         terminal.print(
@@ -105,7 +102,7 @@ def show_plan(terminal: Console, document: dict[str, Any]) -> None:
     plan = document["plan"]
     for key in ("prompts", "seeds"):
         table.add_row(key, str(len(plan[key])))
-    table.add_row("tau", ", ".join(map(_tau, plan["tau"])))
+    table.add_row("tau", ", ".join(str(Tau.read(t)) for t in plan["tau"]))
     table.add_row("window", ", ".join("off" if w is None else str(w) for w in plan["window"]))
     table.add_row("gate", ", ".join(plan["gate"]))
     table.add_row("backend", ", ".join(plan["backend"]))

@@ -57,7 +57,7 @@ class Target:
 
 
 class Controller:
-    """Thresholds of one batch of videos, for `ReplayCache`.
+    """Thresholds of one batch of videos, for `Replay`.
 
     Args:
         target: ratio and scope.
@@ -151,8 +151,8 @@ class Controller:
         if among is not None:
             kept = kept.masked_fill(~among, float("-inf"))
             wanted = share * among.sum(-1)
-        place = wanted.long().clamp(0, kept.shape[-1] - 1)[..., None]
-        value = kept.sort(dim=-1, descending=True).values.gather(-1, place)
+        rank = wanted.long().clamp(0, kept.shape[-1] - 1)[..., None]
+        value = kept.sort(dim=-1, descending=True).values.gather(-1, rank)
         above, equal = (kept > value).sum(-1), (kept == value).sum(-1)
         value = value[..., 0]
         below = torch.nextafter(value, torch.full_like(value, float("-inf")))

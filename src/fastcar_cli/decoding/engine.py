@@ -17,7 +17,8 @@ from fastcar_cli.decoding.executor import Executor, HostExecutor
 from fastcar_cli.decoding.plain import PlainExecutor, prefill
 from fastcar_cli.decoding.state import KERNELS, Batch, Step
 from fastcar_cli.errors import RequestError
-from fastcar_cli.kernels.native import instruction_set
+from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
+from fastcar_cli.models.video_model import VideoModel
 
 
 def _wait(device: torch.device) -> None:
@@ -42,14 +43,14 @@ class Decode(Batch):
 
     @torch.inference_mode()
     def start(self) -> Tensor:
-        """Run the prompts and choose the executor; returns their last hidden states, [rows, width]."""
+        """Choose the executor and run the prompts; returns their last hidden states, [rows, width]."""
+        if self.executor is None:
+            self.executor, self.why = choose(self)
+        self.kernels = self.executor.name
         began = time.perf_counter()
         hidden = prefill(self)
         _wait(hidden.device)
         self.clock.prefill = time.perf_counter() - began
-        if self.executor is None:
-            self.executor, self.why = choose(self)
-        self.kernels = self.executor.name
         return hidden
 
     def release(self) -> None:
@@ -85,6 +86,13 @@ class Decode(Batch):
             yield step
             if timed:
                 began = time.perf_counter()
+
+
+def row_limit(model: VideoModel, kernels: str) -> int:
+    """Rows that can be decoded at once without giving up the executor asked for."""
+    if model.device.type == "cuda" and kernels in ("auto", "graph"):
+        return graph.row_limit(model.device)
+    return MOST_ROWS
 
 
 def choose(batch: Batch) -> tuple[Executor, str]:

@@ -37,6 +37,12 @@ class Ops(Protocol):
         ...
 
 
+def row_limit(device: torch.device) -> int:
+    """Rows that the kernels take at once on a CUDA device."""
+    properties = torch.cuda.get_device_properties(device)
+    return most_rows(getattr(properties, "shared_memory_per_block_optin", 48 * 1024))
+
+
 def obstacle(batch: Batch) -> str | None:
     """Why a step of this batch can't be one CUDA graph; None where it can."""
     device = batch.model.device
@@ -44,8 +50,7 @@ def obstacle(batch: Batch) -> str | None:
         return f"the device is {device.type}, a graph needs cuda"
     if not installed():
         return "triton is not installed"
-    properties = torch.cuda.get_device_properties(device)
-    most = most_rows(getattr(properties, "shared_memory_per_block_optin", 48 * 1024))
+    most = row_limit(device)
     rules = (
         (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
         (batch.forced is not None, "codes are given instead of drawn"),

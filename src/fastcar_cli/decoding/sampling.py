@@ -84,8 +84,8 @@ def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: f
     cumulative = running_sum(probs)
     # Rounding may leave the last sum below 1: a draw above it takes the last entry that can be drawn.
     last = (probs > 0).sum(-1, keepdim=True) - 1
-    place = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
-    return order.gather(-1, torch.minimum(place, last))[:, 0]
+    rank = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+    return order.gather(-1, torch.minimum(rank, last))[:, 0]
 
 
 class CodeSampler:

@@ -37,7 +37,8 @@ def _plain(value: float) -> Plain:
 
 
 def _told(value: float) -> str:
-    return "off" if value == math.inf else f"{value:g}"
+    short = f"{value:g}"
+    return "off" if value == math.inf else short if float(short) == value else repr(value)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def trace(
         keep_tas=True,
         kernels=kernels,
     )
-    decode = Decode(network, rows, settings, torch.zeros(len(prompts), 0, spec.depth.depth))
+    decode = Decode(network, rows, settings, torch.zeros(codes.shape))
     watcher = _Keep(layers, kept if kernels == "torch" else [], mlp_tokens, len(rows), spec.decoder.width)
     if kernels == "torch":
         decode.watch = watcher

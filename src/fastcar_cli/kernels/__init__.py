@@ -1,1 +1,1 @@
-"""Compiled kernels of the decode step: `cpu` for `--kernels numba`, `gpu` for the CUDA graph."""
+"""Kernels of the decode step: `native` for CPUs (C++), `gpu` for the CUDA graph (Triton)."""

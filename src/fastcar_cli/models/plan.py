@@ -184,16 +184,24 @@ def make_plan(
     )
 
 
-def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
-    """The dtype of a run: what was asked for; else bfloat16 on a GPU, and on a CPU where float32 does not fit.
+def default_dtype(device: str) -> str:
+    """The float dtype of a device where nobody asks for another: of a GPU what its hardware multiplies."""
+    if device == "cpu":
+        return "float32"
+    with torch.cuda.device(torch.device(device)):
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
 
-    Raises RequestError with the arithmetic where it does not fit.
+
+def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
+    """The dtype of a run: what was asked for, else the device's own, or bfloat16 on a CPU where float32 does not fit.
+
+    Raises RequestError with the arithmetic where it does not fit, and for bfloat16 on a GPU that lacks it.
     """
-    if asked != "auto":
-        chosen = asked
-    elif device == "cpu":
-        chosen = "float32" if plans["float32"].fits else "bfloat16"
-    else:
+    own = default_dtype(device)
+    if asked == "bfloat16" and own == "float16":
+        raise RequestError(f"`dtype` bfloat16: {device} has none in hardware", hint="allowed: float16, float32")
+    chosen = own if asked == "auto" else asked
+    if asked == "auto" and device == "cpu" and not plans["float32"].fits:
         chosen = "bfloat16"
     plan = plans[chosen]
     if not plan.fits:

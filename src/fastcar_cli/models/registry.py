@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 from collections.abc import Callable
@@ -33,12 +34,13 @@ def folder_of(model: str) -> Path:
     repository = repository_of(model)
     if repository is not None:
         return fetch(repository, revision_of(model))
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
+    # A text that no file can be called is no folder either.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        if (path := Path(model).expanduser()).is_dir():
+            return path
     near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
     raise RequestError(
-        f"unknown model {model!r}: neither a known name nor a folder"
+        f"unknown model {model[:80]!r}: neither a known name nor a folder"
         + (f"; did you mean {near[0]!r}?" if near else ""),
         hint=f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder",
     )
@@ -105,10 +107,10 @@ def load(
     if dtype not in FORMATS:
         raise RequestError(f"`dtype` is {dtype!r}, allowed: {', '.join(FORMATS)}")
     folder = folder_of(model)
-    place, int8 = torch.device(device), dtype == "int8"
-    if int8 and place.type != "cpu":
+    where, int8 = torch.device(device), dtype == "int8"
+    if int8 and where.type != "cpu":
         raise RequestError(f"`dtype` int8 runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
     if vila_u.is_checkpoint(folder):
         name = model if repository_of(model) else None
-        return vila_u.load_checkpoint(folder, float_dtype(dtype, False), place, name, progress, int8)
-    return load_folder(folder, dtype, place)
+        return vila_u.load_checkpoint(folder, float_dtype(dtype, False), where, name, progress, int8)
+    return load_folder(folder, dtype, where)

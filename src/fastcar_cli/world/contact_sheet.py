@@ -38,7 +38,9 @@ def draw_sheet(
         if i < len(videos):
             strip = [np.pad(f, ((0, 0), (0, 2), (0, 0)), constant_values=255) for f in videos[i, frames]]
             ax.imshow(np.concatenate(strip, 1))
-            ax.set_title(textwrap.fill(captions[i], 52), fontsize=7, color="crimson" if wrong[i] else "black")
+            ax.set_title(
+                textwrap.fill(captions[i], 52), fontsize=7, color="crimson" if wrong[i] else "black", parse_math=False
+            )
     figure.savefig(file, dpi=100)
     plt.close(figure)
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcar_cli.decoding.replay import replay_known, replays, temporal_attention_score
 from fastcar_cli.models.decoder import Block, rotate
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.world.captions import caption
@@ -99,19 +100,11 @@ def hidden_states(
         x, q, k = _attend(block, x, cos, sin)
         added = block.mlp_branch(x)
         if taus is not None:
-            tas = (q[:, :, start + n :] * k[:, :, start:-n]).sum(-1).float().mean(1) * q.shape[-1] ** -0.5
+            tas = temporal_attention_score(q[:, :, start + n :], k[:, :, start:-n]).float()
             scores.append(tas)
-            hit = tas.detach() > taus[:, None]
+            hit = replays(tas.detach(), taus[:, None])
             shares.append(hit.float().mean())
-            # Frame by frame: what frame t used is what frame t + 1 may replay.
-            visual = added[:, start:]
-            frames = [visual[:, :n]]
-            for begin in range(n, visual.shape[1], n):
-                now = visual[:, begin : begin + n]
-                width = now.shape[1]
-                mask = hit[:, begin - n : begin - n + width, None]
-                frames.append(torch.where(mask, frames[-1][:, :width], now))
-            added = torch.cat([added[:, :start], *frames], 1)
+            added = torch.cat([added[:, :start], replay_known(added[:, start:], hit, n)], 1)
         x = x + added
     return model.llm.norm(x[:, start - 1 :]), scores, shares
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fastcar_cli._version import __version__
+from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.config import flat
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import sha256_of
@@ -61,8 +62,6 @@ def fingerprint(
 
 
 def _accelerator(preset: str) -> dict[str, str]:
-    from fastcar_cli.backends.fpga.preset import load_preset
-
     return {"backend.preset": hashlib.sha256(repr(load_preset(preset)).encode()).hexdigest()}
 
 

@@ -1,8 +1,11 @@
-"""Whether a threshold holds on videos it was not searched on, and moving it where it does not.
+"""Validates the threshold of a search on held-out videos, and moves it where it misses a replay ratio there.
 
-A ratio differs from prompt to prompt far more than from seed to seed, so seeds alone tell little: for the bundled
-model, whose world is known, captions of that world are decoded as well. Where they miss a ratio, they count as
-searched from then on, the threshold moves to what fits all, and others are held out.
+A search sees a few prompts and seeds. Validation decodes the same prompts with unseen seeds. The replay ratio varies
+far more between prompts than between seeds, so for the bundled model, whose captions can be drawn, it also decodes
+captions that were never trained on.
+
+Validation goes in rounds. Where a round misses the ratio, its videos join the ones the threshold is fitted to, the
+threshold moves, and the next round validates it on new videos. A quality target is validated once and never moved.
 """
 
 from __future__ import annotations
@@ -15,39 +18,47 @@ from typing import Any
 
 import numpy as np
 
-from fastcar_cli.analysis.sweep.plan import plain_tau, told_tau
 from fastcar_cli.analysis.sweep.results import cells_of, summarise
 from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Session
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.target import HELD_OUT, TOLERANCE, Target
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.models.registry import BUNDLED
+from fastcar_cli.world.evaluate import held_out_captions
 
 _ALLOWED = 0.8 * HELD_OUT
+"""Farthest that a move takes the ratio of the searched videos from the target; less than what the target allows."""
 _ROUNDS = 3
+"""Rounds of validation at most."""
 _STEPS = 8
+"""Thresholds that one move tries at most."""
 _LEAST_VIDEOS = 8
+"""Videos with unseen seeds in a round, at least."""
 _CAPTIONS = 64
-_CROWD_SEED = 1000
+"""Captions drawn in a round."""
+_CAPTION_SEED = 1000
+"""Seed of the captions' videos in the first round; each round adds one."""
 
 Tell = Callable[[str, int], None]
+"""Told what is decoded next and how many decodes that adds."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Videos that thresholds are judged on: the prompts and seeds of a session's plan, and where its cells lie."""
+    """The videos of a session's plan (its prompts and seeds), and the store that keeps their cells."""
 
     session: Session
     store: Store
 
 
 def evaluate(samples: Sequence[Sample], engine: Engine, tau: float, tell: Tell) -> dict[str, Any]:
-    """Decode what a threshold needs, and its line of the summary over exactly these samples' videos."""
+    """The summary line of one threshold over the videos of these samples; decodes the cells that are missing."""
     documents = []
     for sample in samples:
         part = sample.session.with_plan(taus=(tau,), repeats=1)
         sample.store.claim(part.fingerprint(), part.plan)
-        tell(f"tau {told_tau(tau)}", part.left(sample.store))
+        tell(f"tau {Tau.read(tau)}", part.left(sample.store))
         part.run(sample.store, engine)
         documents += [sample.store.cells[c.id] for c in part.plan.cells()]
     lines = summarise(cells_of(documents), samples[0].session.worker.scorer.keys)
@@ -55,15 +66,15 @@ def evaluate(samples: Sequence[Sample], engine: Engine, tau: float, tell: Tell) 
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """Captions of the bundled model's world with one seed, decoded all at once for their ratios only."""
+class CaptionSet:
+    """Captions that share one seed. They are decoded as one batch, for their replay ratios only; no cell is kept."""
 
     session: Session
     captions: tuple[str, ...]
     seed: int
 
     def ratios(self, tau: float) -> dict[str, float]:
-        """Means of the ratios at a threshold, by key of a summary line."""
+        """The replay ratio and the eligible ratio at a threshold, means over the captions, keyed as a summary line."""
         cell = replace(next(self.session.plan.cells()), tau=tau)
         pipe = self.session.worker.pipe(cell)
         for _ in pipe.stream(self.captions, [self.seed] * len(self.captions)):
@@ -73,18 +84,19 @@ class Crowd:
         return {key: fmean(r[name] for r in reports) for key, name in names.items()}
 
 
-def crowd_of(session: Session, number: int) -> list[Crowd]:
-    """Captions of the numbered round, of combinations never trained on; none for other models."""
+def captions_of(session: Session, number: int) -> list[CaptionSet]:
+    """The captions of a round, from combinations that training leaves out; empty for a model that is not bundled."""
     if session.request.config.model not in BUNDLED:
         return []
-    from fastcar_cli.world.evaluate import held_out_captions
-
     captions = {text: None for _, text in held_out_captions(_CAPTIONS, number) if text not in session.plan.prompts}
-    return [Crowd(session, tuple(captions), _CROWD_SEED + number)]
+    return [CaptionSet(session, tuple(captions), _CAPTION_SEED + number)]
 
 
 def unseen(session: Session, store: Store, number: int) -> Sample:
-    """The prompts searched with seeds behind those searched: as many in each round, and at least eight videos."""
+    """The searched prompts with the seeds that follow the searched ones; rounds share no seed.
+
+    As many seeds as the search had, or more to make `_LEAST_VIDEOS` videos.
+    """
     plan = session.plan
     count = max(len(plan.seeds), math.ceil(_LEAST_VIDEOS / len(plan.prompts)))
     first = max(plan.seeds) + 1 + number * count
@@ -92,24 +104,24 @@ def unseen(session: Session, store: Store, number: int) -> Sample:
 
 
 @dataclass(frozen=True)
-class Judges:
-    """All videos that a ratio is judged on."""
+class FittingSet:
+    """All videos that a replay ratio is averaged over."""
 
     samples: list[Sample]
-    crowds: list[Crowd]
+    caption_sets: list[CaptionSet]
 
     @property
     def videos(self) -> int:
-        """How many."""
+        """Number of videos."""
         plans = (s.session.plan for s in self.samples)
-        return sum(len(p.prompts) * len(p.seeds) for p in plans) + sum(len(c.captions) for c in self.crowds)
+        return sum(len(p.prompts) * len(p.seeds) for p in plans) + sum(len(c.captions) for c in self.caption_sets)
 
     def line(self, tau: float, engine: Engine, tell: Tell) -> dict[str, Any]:
-        """The summary of a threshold, its ratios over all these videos."""
+        """The summary line of a threshold. Its ratios are means over all videos, its quality is that of the samples."""
         line = evaluate(self.samples, engine, tau, tell)
-        if self.crowds:
-            tell(f"captions held out, tau {told_tau(tau)}", 0)
-        parts = [(line["videos"], line), *((len(c.captions), c.ratios(tau)) for c in self.crowds)]
+        if self.caption_sets:
+            tell(f"captions held out, tau {Tau.read(tau)}", 0)
+        parts = [(line["videos"], line), *((len(c.captions), c.ratios(tau)) for c in self.caption_sets)]
         total = sum(n for n, _ in parts)
         means = {k: sum(n * p[k] for n, p in parts) / total for k in ("replay_ratio", "eligible_ratio")}
         return {**line, **means, "videos": total}
@@ -117,10 +129,11 @@ class Judges:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The check of a search's best threshold on unseen videos, kept in a sweep folder of its own (DIR/held-out).
+    """Validation of the best threshold of a search. Its cells are in a sweep folder of their own, DIR/held-out.
 
-    searched: the videos searched; lines: their summary by threshold, which grow; ends: least and largest TAS,
-    where everything and nothing replays.
+    searched: the videos of the search.
+    lines: their summary line by threshold; `move` adds those that it tries.
+    ends: least and largest TAS seen: below the first everything replays, above the second nothing does.
     """
 
     searched: Sample
@@ -131,24 +144,24 @@ class HeldOut:
     tell: Tell
 
     def settle(self, best: float) -> tuple[float, dict[str, Any]]:
-        """The threshold to keep and its validation."""
+        """The threshold to keep, and the document of its last validation."""
         target = self.target
         store = Store.make(self.searched.store.folder / "held-out")
-        judges = Judges([self.searched], [])
+        fitted = FittingSet([self.searched], [])
         validation: dict[str, Any] = {}
         for number in range(_ROUNDS):
             fresh = unseen(self.searched.session, store, number)
             store.claim(fresh.session.fingerprint(), fresh.session.plan)
             store.read()
-            crowd = crowd_of(self.searched.session, number) if target.sign == "=" else []
-            line = Judges([fresh], crowd).line(best, self.engine, self.tell)
+            drawn = captions_of(self.searched.session, number) if target.sign == "=" else []
+            line = FittingSet([fresh], drawn).line(best, self.engine, self.tell)
             value = target.value(line)
             validation = {
                 "seeds": list(fresh.session.plan.seeds),
-                "captions": sum(len(c.captions) for c in crowd),
+                "captions": sum(len(c.captions) for c in drawn),
                 "videos": line["videos"],
-                "judged_on": judges.videos,
-                "tau": plain_tau(best),
+                "judged_on": fitted.videos,
+                "tau": Tau.read(best).plain(),
                 "value": value if math.isfinite(value) else None,
                 "replay_ratio": line["replay_ratio"],
                 "met": target.meets(line),
@@ -156,21 +169,23 @@ class HeldOut:
             if target.sign != "=" or abs(value - target.wanted) <= HELD_OUT / 2 or not math.isfinite(best):
                 break
             if number < _ROUNDS - 1:
-                judges = Judges([*judges.samples, fresh], [*judges.crowds, *crowd])
-                best = self.move(judges, best)
+                fitted = FittingSet([*fitted.samples, fresh], [*fitted.caption_sets, *drawn])
+                best = self.move(fitted, best)
         return best, validation
 
-    def move(self, judges: Judges, best: float) -> float:
-        """The threshold that brings the ratio of all these videos nearest to the target, of those that still meet it on
-        the videos searched. Between thresholds tried the ratio is taken to run as on those, higher or lower by what the
-        whole differs at the best.
+    def move(self, fitted: FittingSet, best: float) -> float:
+        """The threshold whose ratio over `fitted` is nearest to the target.
+
+        Only thresholds count whose ratio on the searched videos still meets the target. Each step interpolates the
+        ratio over `fitted` between the thresholds tried. Where only the searched videos were decoded, it takes their
+        ratio plus `shift`, by which the two ratios differ at `best`.
         """
         target, lines, ends = self.target, self.lines, self.ends
 
         def whole(tau: float) -> float:
             if tau not in lines:
-                lines[tau] = evaluate(judges.samples[:1], self.engine, tau, self.tell)
-            return target.value(judges.line(tau, self.engine, self.tell))
+                lines[tau] = evaluate(fitted.samples[:1], self.engine, tau, self.tell)
+            return target.value(fitted.line(tau, self.engine, self.tell))
 
         found = {best: whole(best)}
         shift = found[best] - target.value(lines[best])
@@ -179,15 +194,16 @@ class HeldOut:
                 t: target.value(x) for t, x in lines.items() if math.isfinite(t)
             }
             taus = sorted(known, reverse=True)
-            mine = np.maximum.accumulate([known[t] for t in taus])
+            # Ratios by falling threshold, of the searched videos and of all fitted ones; neither may fall.
+            searched = np.maximum.accumulate([known[t] for t in taus])
             rising = np.maximum.accumulate([found.get(t, known[t] + shift * (t not in ends)) for t in taus])
-            # No farther than the videos searched allow, with a little to spare.
-            highest, lowest = (np.interp(target.wanted + off, mine, taus) for off in (-_ALLOWED, _ALLOWED))
+            # Thresholds between these keep the searched videos within the target.
+            highest, lowest = (np.interp(target.wanted + off, searched, taus) for off in (-_ALLOWED, _ALLOWED))
             wished = float(np.interp(target.wanted, rising, taus))
             tau = float(np.clip(wished, lowest, highest))
             limited = tau != wished
             if step % 2:
-                # The curve may bend so much that the straight line leads back to where it began.
+                # Linear interpolation can return to where it was on a bent curve, so every other step bisects.
                 above, below = [t for t in taus if t > tau], [t for t in taus if t <= tau]
                 tau = (above[-1] + below[0]) / 2 if above and below else tau
             tau = round(tau, 3) + 0.0

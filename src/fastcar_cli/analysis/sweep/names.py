@@ -6,8 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from fastcar_cli.analysis.sweep.plan import Plan, told_tau
+from fastcar_cli.analysis.sweep.plan import Plan
 from fastcar_cli.analysis.sweep.store import Store
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError, RunError
 
 VBENCH_FPS = 8
@@ -37,18 +38,18 @@ def check_names(plan: Plan, fps: int) -> list[str]:
 def link_names(store: Store, plan: Plan) -> Path:
     """Give every finished video of the plan its VBench name; the folder that holds one folder a setting.
 
-    The index is the seed's place among the plan's. Links where the file system has them, copies elsewhere.
+    The index is the position of the seed among the plan's. Links where the file system has them, copies elsewhere.
     """
     top = store.folder / "vbench"
     for cell in plan.cells():
         if cell.id not in store.cells:
             continue
-        parts = ["dense" if cell.dense else f"tau{told_tau(cell.tau)}"]
+        parts = ["dense" if cell.dense else f"tau{Tau.read(cell.tau)}"]
         parts += [] if cell.window is None else [f"window{cell.window}"]
         parts += [] if cell.dense else [cell.gate]
         folder = top / "_".join([*parts, cell.backend])
         target = folder / f"{cell.prompt}-{plan.seeds.index(cell.seed)}.mp4"
-        source = store.place / f"{cell.id}.mp4"
+        source = store.cells_folder / f"{cell.id}.mp4"
         temporary = folder / f".{cell.id}.mp4"
         try:
             folder.mkdir(parents=True, exist_ok=True)

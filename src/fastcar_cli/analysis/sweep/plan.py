@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fastcar_cli.config import LARGEST
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 GATES = ("row", "pair")
@@ -57,7 +59,7 @@ class Cell:
         return {
             "prompt": self.prompt,
             "seed": self.seed,
-            "tau": plain_tau(self.tau),
+            "tau": Tau.read(self.tau).plain(),
             "window": self.window,
             "gate": self.gate,
             "backend": self.backend,
@@ -130,22 +132,12 @@ class Plan:
         return {
             "prompts": list(self.prompts),
             "seeds": list(self.seeds),
-            "tau": [None, *(plain_tau(t) for t in self.taus if t is not None)],
+            "tau": [None, *(Tau.read(t).plain() for t in self.taus if t is not None)],
             "window": list(self.windows),
             "gate": list(self.gates),
             "backend": list(self.backends),
             "repeats": self.repeats,
         }
-
-
-def plain_tau(tau: float | None) -> float | str | None:
-    """A threshold for JSON."""
-    return "-inf" if tau == -math.inf else tau
-
-
-def told_tau(tau: float | str | None) -> str:
-    """A threshold for people."""
-    return "off" if tau is None else tau if isinstance(tau, str) else f"{tau:g}"
 
 
 def shard_of(groups: Sequence[Group], text: str | None) -> list[Group]:
@@ -158,7 +150,7 @@ def shard_of(groups: Sequence[Group], text: str | None) -> list[Group]:
 
 def parse_shard(text: str) -> tuple[int, int]:
     """(3, 8) of "3/8". Raises RequestError."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise RequestError(
             f"`shard` {text}: not a part of a whole", hint="allowed: k/n with k from 1 to n, such as 3/8"
@@ -185,16 +177,11 @@ def parse_taus(text: str) -> tuple[float | None, ...]:
     parts = _parts("tau", text)
     for part in parts:
         try:
-            value = None if part.lower() == "off" else float(part)
-        except ValueError:
-            value = math.nan
-        if value is not None and (math.isnan(value) or value == math.inf):
-            raise RequestError(
-                f"`tau` {text}: {part!r} is no threshold",
-                hint="allowed: 'off', numbers and -inf, with commas between them",
-            )
+            value = Tau.read(part).values[0]
+        except ValueError as e:
+            raise RequestError(f"`tau` {text}: {part!r} is no threshold", hint=f"allowed: {e}") from None
         # -0.0 and 0.0 are one threshold and shall be one cell.
-        found.append(None if value is None else value + 0.0)
+        found.append(None if value == math.inf else value + 0.0)
     _once("tau", text, found, parts)
     return tuple(found)
 
@@ -203,7 +190,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """Seeds of "0-3", "0,5,7" or both mixed. Raises RequestError."""
     found: list[int] = []
     for part in _parts("seeds", text):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        match = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if last < first or last >= 2**63 or last - first >= MAX_CELLS:
             raise RequestError(
@@ -221,7 +208,7 @@ def parse_windows(text: str) -> tuple[int | None, ...]:
     parts = _parts("window", text)
     found: list[int | None] = []
     for part in parts:
-        if part.lower() != "off" and not (part.isdecimal() and int(part) >= 1):
+        if part.lower() != "off" and not (re.fullmatch("[0-9]{1,10}", part) and 1 <= int(part) <= LARGEST):
             raise RequestError(f"`window` {text}: {part!r} is no window", hint="allowed: 'off' and numbers of tokens")
         found.append(None if part.lower() == "off" else int(part))
     _once("window", text, found, parts)

@@ -17,8 +17,9 @@ import torch
 from fastcar_cli._version import __version__
 from fastcar_cli.analysis.machine import processor
 from fastcar_cli.analysis.sweep.metrics import error_of, psnr_of
-from fastcar_cli.analysis.sweep.plan import Cell, told_tau
+from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import Store
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.pipeline import TextToVideo
 
 QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
@@ -42,14 +43,14 @@ def machine_names(device: torch.device) -> dict[str, Any]:
 def build(store: Store, pipe: TextToVideo, config: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     """results.json of everything finished in a folder. `metrics` are keys of results."""
     axes = store.axes
-    place = {key: {_hashable(v): i for i, v in enumerate(axes[key])} for key in axes if isinstance(axes[key], list)}
+    ranks = {key: {_hashable(v): i for i, v in enumerate(axes[key])} for key in axes if isinstance(axes[key], list)}
 
     def order(document: dict[str, Any]) -> tuple[int, ...]:
         keys = (("prompts", "prompt"), ("seeds", "seed"), ("window", "window"), ("backend", "backend"))
         rest = (("gate", "gate"), ("tau", "tau"))
         dense = document["tau"] is None
-        found = [place[axis].get(_hashable(document[key]), -1) for axis, key in keys]
-        return (*found, 0 if dense else 1, *(place[axis].get(_hashable(document[key]), -1) for axis, key in rest))
+        found = [ranks[axis].get(_hashable(document[key]), -1) for axis, key in keys]
+        return (*found, 0 if dense else 1, *(ranks[axis].get(_hashable(document[key]), -1) for axis, key in rest))
 
     cells = cells_of(sorted(store.cells.values(), key=order))
     summary = summarise(cells, metrics)
@@ -233,5 +234,5 @@ def inert(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         did = "nothing replays" if x["eligible_ratio"] == 0.0 else "everything that can replays"
         setting = {k: x[k] for k in ("tau", "window", "gate", "backend")}
-        found.append({**setting, "why": f"tau {told_tau(x['tau'])}: {did}"})
+        found.append({**setting, "why": f"tau {Tau.read(x['tau'])}: {did}"})
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fastcar_cli.analysis.report import write_report
 from fastcar_cli.analysis.sweep.fingerprint import fingerprint
 from fastcar_cli.analysis.sweep.lock import lock_folder, master
 from fastcar_cli.analysis.sweep.metrics import Scorer
@@ -19,6 +20,7 @@ from fastcar_cli.analysis.sweep.runner import Engine, LocalEngine, outstanding, 
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.table import write_tables
 from fastcar_cli.analysis.sweep.worker import Worker
+from fastcar_cli.analysis.vbench import score
 from fastcar_cli.config import RunConfig
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.hub import repository_of
@@ -202,8 +204,6 @@ class Session:
             if self.request.vbench:
                 told.append(f"videos by VBench's names are in {link_names(store, self.plan)}")
             if results["cells"]:
-                from fastcar_cli.analysis.report import write_report
-
                 told.append(f"report: {write_report(store.folder)}")
         return results, told
 
@@ -275,6 +275,4 @@ def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
 
 def vbench_total(folder: Path) -> dict[str, Any]:
     """VBench's total of a folder of its result files. Raises RequestError or RunError."""
-    from fastcar_cli.analysis.vbench import score
-
     return score(folder)

@@ -63,9 +63,9 @@ class Store:
             (folder / "cells").mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise RequestError(f"{folder}: can't be made: {e.strerror}") from None
-        for place in (folder, folder / "cells"):
-            if not os.access(place, os.W_OK | os.X_OK):
-                raise RequestError(f"{place} is not writable")
+        for path in (folder, folder / "cells"):
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise RequestError(f"{path} is not writable")
         known = (folder / "sweep.json").exists()
         strangers = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name != "cells"]
         if not known and strangers and not any((folder / "cells").iterdir()):
@@ -76,7 +76,7 @@ class Store:
         return cls(folder)
 
     @property
-    def place(self) -> Path:
+    def cells_folder(self) -> Path:
         """The folder of the cells."""
         return self.folder / "cells"
 
@@ -125,7 +125,7 @@ class Store:
 
     def clean(self) -> None:
         """Remove what a killed sweep left half-written. Only for who holds the whole folder."""
-        for path in (*self.place.glob(".*"), *self.folder.glob(".results*"), *self.folder.glob(".sweep-*")):
+        for path in (*self.cells_folder.glob(".*"), *self.folder.glob(".results*"), *self.folder.glob(".sweep-*")):
             if path.is_file():
                 path.unlink(missing_ok=True)
 
@@ -133,7 +133,7 @@ class Store:
         """Load and check finished cells (all of the folder where none are named); damaged ones go to `damaged`."""
         self.cells, self.damaged = {}, []
         if wanted is None:
-            names = sorted(p.name.removesuffix(".json") for p in self.place.glob("[!.]*.json"))
+            names = sorted(p.name.removesuffix(".json") for p in self.cells_folder.glob("[!.]*.json"))
         else:
             names = [c.id for c in wanted]
         for name in names:
@@ -142,12 +142,12 @@ class Store:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, KeyError, TypeError) as e:
-                self.damaged.append(f"{self.place / name}.json: {e}")
+                self.damaged.append(f"{self.cells_folder / name}.json: {e}")
                 continue
             self.cells[name] = document
 
     def _load(self, name: str) -> dict[str, Any]:
-        text = (self.place / f"{name}.json").read_text(encoding="utf-8")
+        text = (self.cells_folder / f"{name}.json").read_text(encoding="utf-8")
         document = json.loads(text)
         if document["id"] != name or Cell.from_dict(document).id != name:
             raise ValueError("belongs to another cell")
@@ -155,7 +155,7 @@ class Store:
             raise ValueError("holds no run")
         for suffix, digest in document["files"].items():
             try:
-                if sha256_of(self.place / f"{name}{suffix}") != digest:
+                if sha256_of(self.cells_folder / f"{name}{suffix}") != digest:
                     raise ValueError(f"{name}{suffix} is not the file that was written")
             except FileNotFoundError:
                 raise ValueError(f"{name}{suffix} is missing") from None
@@ -168,7 +168,7 @@ class Store:
     def put(self, record: CellRecord) -> None:
         """Write a new cell. Raises RunError, leaving nothing half-written under a final name."""
         name = record.cell.id
-        video = self.place / f"{name}.mp4"
+        video = self.cells_folder / f"{name}.mp4"
         with open_writer(video, fps=record.fps, scale=record.scale, recipe=record.recipe) as writer:
             for image in record.images:
                 writer.add(image)
@@ -179,7 +179,7 @@ class Store:
         if record.cell.dense:
             packed = io.BytesIO()
             np.savez_compressed(packed, frames=record.images)
-            write_whole(self.place / f"{name}.npz", packed.getvalue())
+            write_whole(self.cells_folder / f"{name}.npz", packed.getvalue())
             files[".npz"] = hashlib.sha256(packed.getvalue()).hexdigest()
         document = {"id": name, **record.cell.to_dict(), **record.document, "files": files}
         self._save(document)
@@ -192,12 +192,12 @@ class Store:
 
     def _save(self, document: dict[str, Any]) -> None:
         text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-        write_whole(self.place / f"{document['id']}.json", text)
+        write_whole(self.cells_folder / f"{document['id']}.json", text)
         self.cells[document["id"]] = document
 
     def frames(self, reference: Cell) -> NDArray[np.uint8]:
         """Decoded frames of a finished dense cell. Raises RunError."""
-        file = self.place / f"{reference.id}.npz"
+        file = self.cells_folder / f"{reference.id}.npz"
         try:
             with np.load(file) as data:
                 return np.asarray(data["frames"])

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastcar_cli.analysis.sweep.metrics import KEYS
-from fastcar_cli.analysis.sweep.plan import told_tau
 from fastcar_cli.analysis.sweep.session import Request
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError, RunError
 
 TARGETS = {
@@ -68,13 +68,13 @@ class Target:
             value = "identical" if best["value"] is None else f"{best['value']:.4g}"
             raise RunError(
                 f"`find` {self.text}: can't be reached; the best found is {self.name} {value} at tau "
-                f"{told_tau(best['tau'])}, with {best['replay_ratio']:.1%} replayed",
+                f"{Tau.read(best['tau'])}, with {best['replay_ratio']:.1%} replayed",
                 hint="results.json has every threshold that was tried",
             )
         check = found["validation"]
         if self.sign == "=" and not check["met"]:
             raise RunError(
-                f"`find` {self.text}: tau {told_tau(best['tau'])} gives {best['value']:.4g} on the videos searched but "
+                f"`find` {self.text}: tau {Tau.read(best['tau'])} gives {best['value']:.4g} on the videos searched but "
                 f"{check['value']:.4g} on {check['videos']} held-out ones, more than {HELD_OUT} away",
                 hint="search with more prompts, or let `fastcar generate --replay-ratio` keep the ratio of each video",
             )

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastcar_cli.backends.fpga.decisions import draw
 from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.backends.fpga.workload import workload_of
 from fastcar_cli.models.dummy import full_spec
 
@@ -99,7 +99,5 @@ def fit(preset: Preset, used: Sequence[int] = range(7)) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    from fastcar_cli.backends.fpga.preset import load_preset
-
     utilisation, per_step = fit(load_preset("paper-u280"))
     print(f"core.utilisation {utilisation:.4f}, rest.seconds_per_step {per_step:.5f}")

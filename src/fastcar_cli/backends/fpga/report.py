@@ -157,7 +157,8 @@ def _charts(folder: Path, found: Comparison) -> list[Path]:
     for frame in range(1, work.frames):
         axes.axvline(frame * work.tokens_per_frame, color="0.85", linewidth=0.8, zorder=0)
     axes.set(xlabel="decode pass (lines: frames)", ylabel="MLP time of a core (ms a pass)", ylim=(0, None))
-    axes.set_title(f"{preset.name}: MLP work by core, {found.drs.replay_ratio:.1%} replayed")
+    # A name is not mathematics, whatever dollars it holds.
+    axes.set_title(f"{preset.name}: MLP work by core, {found.drs.replay_ratio:.1%} replayed", parse_math=False)
     axes.legend(frameon=False, ncols=4)
     cores = folder / "cores.png"
     figure.savefig(cores, dpi=120)
@@ -170,7 +171,8 @@ def _charts(folder: Path, found: Comparison) -> list[Path]:
         values = np.array([e[name] for e in energies])
         axes.bar(["dense", "replay, static", "replay, DRS"], values, bottom=bottom, label=name, width=0.6)
         bottom += values
-    axes.set(ylabel="energy by activity (J)", title=f"{preset.name}: energy by component")
+    axes.set_ylabel("energy by activity (J)")
+    axes.set_title(f"{preset.name}: energy by component", parse_math=False)
     axes.legend(frameon=False)
     energy = folder / "energy.png"
     figure.savefig(energy, dpi=120)

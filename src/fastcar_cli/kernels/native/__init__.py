@@ -1,12 +1,13 @@
 """Native CPU kernels: C++ in `source/`, built with the package and loaded with ctypes."""
 
-from fastcar_cli.kernels.native.decoder import BlockWeights, DecoderPass, MLPs, Slots
+from fastcar_cli.kernels.native.decoder import MOST_ROWS, BlockWeights, DecoderPass, MLPs, Slots
 from fastcar_cli.kernels.native.depth import DepthBlockWeights, DepthSteps, Norm
 from fastcar_cli.kernels.native.library import instruction_set, instruction_sets, unavailable
 from fastcar_cli.kernels.native.linear import Product, linear
 from fastcar_cli.kernels.native.structs import Linear
 
 __all__ = [
+    "MOST_ROWS",
     "BlockWeights",
     "DecoderPass",
     "DepthBlockWeights",

@@ -98,7 +98,7 @@ def _compile(compiler: list[str], to: Path, folder: Path, zig: bool) -> None:
         list(pool.map(one, jobs))
     # On Linux what the C library has is found when the library is loaded, so that none has to be at hand now.
     bare = ["-nostdlib"] if sys.platform == "linux" else []
-    _run([*compiler, "-shared", *bare, *objects.values(), "-o", str(folder / NAME)], environment)
+    _run([*compiler, "-shared", "-s", *bare, *objects.values(), "-o", str(folder / NAME)], environment)
     shutil.move(folder / NAME, to)
 
 
@@ -107,7 +107,8 @@ def build(to: Path) -> str:
     reasons = []
     for name, compiler in (("ziglang", _zig()), ("c++", _system())):
         if compiler is None:
-            reasons.append(f"{name} not found")
+            missing = "the package ziglang is not installed", "there is no c++, clang++ or g++ on PATH"
+            reasons.append(missing[name != "ziglang"])
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:

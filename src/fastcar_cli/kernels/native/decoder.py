@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -142,11 +143,15 @@ class DecoderPass:
             "start": expect("start", start, (rows,), torch.int64),
         }.items():
             setattr(decoder, field, value)
-        self._kernels, self._decoder, self._step = kernels(), decoder, structs.Step()
-        self._scratch = scratch(self._kernels.decoder_bytes(decoder))
-        decoder.scratch = self._scratch.data_ptr()
+        self._step = structs.Step()
+        memory = scratch(kernels().decoder_bytes(decoder))
+        decoder.scratch = memory.data_ptr()
+        # A small pass takes less than a millisecond, so the call itself does as little as can be.
+        self._run = partial(kernels().decode, ctypes.byref(decoder), ctypes.byref(self._step))
+        self._rows, self._width, self._d, self._positions = rows, decoder.width, d, positions
+        self._layers, self._slots, self._ring = len(blocks), slots, ring
         # What an address points to must live as long as this object.
-        self._held = (blocks, norm, keys, values, aligned, outputs, start)
+        self._held = (decoder, memory, blocks, norm, keys, values, aligned, outputs, start)
         self._last_start = int(start.max())
         if int(start.min()) < 0:
             raise ValueError(f"start: {start.tolist()}, expected slots")
@@ -174,36 +179,33 @@ class DecoderPass:
         thresholds [layers, rows] float32: never with +inf, with -inf unless the score is NaN; None: nothing replays.
         What is replayed is added from the replay cache and stays there, what is computed is stored.
         """
-        d, step = self._decoder, self._step
-        rows, both = d.rows, (d.layers, d.rows)
-        for name, value, limit in (
-            ("slot", at.slot, d.slots),
-            ("length", at.length - 1, d.slots),
-            ("aligned_from", at.aligned_from, d.ring),
-            ("aligned_to", at.aligned_to, d.ring),
-            ("position", position if d.positions else 0, max(d.positions, 1)),
+        step, rows, slots, ring = self._step, self._rows, self._slots, self._ring
+        if not (
+            0 <= at.slot < slots
+            and self._last_start < at.length <= slots
+            and 0 <= at.aligned_from < ring
+            and 0 <= at.aligned_to < ring
         ):
-            if not 0 <= value < limit:
-                raise ValueError(f"{name} lies outside of its cache of {limit}: {at}, position {position}")
-        if self._last_start >= at.length:
-            raise ValueError(f"start: a row begins at slot {self._last_start}, but the length is {at.length}")
+            raise ValueError(f"{at} lies outside of {slots} slots from {self._last_start} on, or {ring} aligned ones")
+        if self._positions and not 0 <= position < self._positions:
+            raise ValueError(f"position is {position}, expected 0 to {self._positions - 1}")
         if (scores is None) != (replayed is None):
             raise ValueError("scores and replayed: both or neither")
-        if thresholds is not None and (scores is None or not d.positions):
+        if thresholds is not None and (scores is None or not self._positions):
             raise ValueError("thresholds: replay needs outputs, scores and replayed")
-        angles = (len(cos), d.head_width)
-        if len(cos) not in (1, rows):
+        angles, both = (len(cos), self._d), (self._layers, rows)
+        if angles[0] not in (1, rows):
             raise ValueError(f"cos has {len(cos)} rows, expected 1 or {rows}")
-        step.x = expect("x", x, (rows, d.width), torch.float32)
+        step.x = expect("x", x, (rows, self._width), torch.float32)
         step.cos, step.sin = expect("cos", cos, angles, torch.float32), expect("sin", sin, angles, torch.float32)
-        step.angles, step.position = len(cos), position
+        step.angles, step.position = angles[0], position
         step.slot, step.length, step.aligned_from, step.aligned_to = at.slot, at.length, at.aligned_from, at.aligned_to
-        step.mask = None if mask is None else expect("mask", mask, (rows, d.slots), torch.bool)
+        step.mask = None if mask is None else expect("mask", mask, (rows, slots), torch.bool)
         step.thresholds = None if thresholds is None else expect("thresholds", thresholds, both, torch.float32)
         step.scored = None if scored is None else expect("scored", scored, both[:1], torch.bool)
         step.scores = None if scores is None else expect("scores", scores, both, torch.float32)
         step.replayed = None if replayed is None else expect("replayed", replayed, both, torch.bool)
-        self._kernels.decode(ctypes.byref(d), ctypes.byref(step))
+        self._run()
 
 
 class MLPs:

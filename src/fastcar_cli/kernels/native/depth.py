@@ -91,8 +91,8 @@ class DepthSteps:
         self._held = (blocks, first, later, places, norm, classes)
 
     def __call__(self, x: Tensor, d: int) -> Tensor:
-        """Logits float32 [rows, codes] of depth d, for x float32 [rows, in]: the hidden state at depth 0, the sum of the
-        code vectors so far after it. Depths are called in turn, from 0 on for each token.
+        """Logits float32 [rows, codes] of depth d, for x float32 [rows, in]: the hidden state at depth 0, the sum of
+        the code vectors so far after it. Depths are called in turn, from 0 on for each token.
         """
         if not 0 <= d < self._depth.depth:
             raise ValueError(f"depth {d}, expected 0 to {self._depth.depth - 1}")

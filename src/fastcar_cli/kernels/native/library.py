@@ -44,7 +44,8 @@ def unavailable() -> str | None:
 
 def instruction_sets() -> list[str]:
     """Those that the kernels are built for and this processor runs, best first; empty where they are unavailable."""
-    library, names = _open(), []
+    library = _open()
+    names: list[str] = []
     while not isinstance(library, str) and (name := library.fastcar_instruction_set(len(names))):
         names.append(name.decode())
     return names
@@ -53,12 +54,14 @@ def instruction_sets() -> list[str]:
 def instruction_set() -> str:
     """The one that is used: the best, or what the environment variable FASTCAR_KERNELS_ISA names.
 
-    Raises ValueError for one that is not in `instruction_sets`.
+    Raises ValueError for one that is not in `instruction_sets`, RuntimeError where the kernels are unavailable.
     """
+    if (why := unavailable()) is not None:
+        raise RuntimeError(why)
     names = instruction_sets()
-    asked = os.environ.get("FASTCAR_KERNELS_ISA") or (names[0] if names else "none")
+    asked = os.environ.get("FASTCAR_KERNELS_ISA") or names[0]
     if asked not in names:
-        raise ValueError(f"FASTCAR_KERNELS_ISA={asked}: allowed here: {', '.join(names) or 'nothing'}")
+        raise ValueError(f"FASTCAR_KERNELS_ISA={asked}: allowed here: {', '.join(names)}")
     return asked
 
 

@@ -20,15 +20,21 @@ class Product:
             raise ValueError(f"{rows} rows and {threads} threads, expected at least one of each")
         self._kernels, self._held = kernels(), linear
         self._product = structs.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
+        self._bias = self._product.matrix.bias
         self._scratch = scratch(self._kernels.product_bytes(self._product))
         self._product.scratch = self._scratch.data_ptr()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Float32 [rows, in] to float32 [rows, out]."""
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Float32 [rows, in] to float32 [rows, out]; a bias float32 [out] that is given here takes the place of the
+        map's own, as where every token adds another vector to a projection.
+        """
         p = self._product
+        if bias is not None:
+            p.matrix.bias = expect("bias", bias, (p.matrix.outputs,), torch.float32)
         y = torch.empty(p.rows, p.matrix.outputs)
         p.x, p.y = expect("x", x, (p.rows, p.matrix.inputs), torch.float32), y.data_ptr()
         self._kernels.product(ctypes.byref(p))
+        p.matrix.bias = self._bias
         return y
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 
@@ -25,13 +24,13 @@ class Linear:
     bias: Tensor | None = None
 
 
-def expect(name: str, tensor: Tensor, shape: Sequence[int], *dtypes: torch.dtype) -> int:
+def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> int:
     """The address of a contiguous CPU tensor of this shape and one of these dtypes; else ValueError with its name."""
-    if tensor.shape != tuple(shape) or tensor.dtype not in dtypes:
+    if tensor.shape != shape or tensor.dtype not in dtypes:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         given = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         raise ValueError(f"{name} is {given}, expected {allowed} {list(shape)}")
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+    if not (tensor.is_cpu and tensor.is_contiguous()):
         raise ValueError(f"{name} must be contiguous and on the CPU")
     return tensor.data_ptr()
 

@@ -23,7 +23,7 @@ struct Workspace {
         gate = scratch.rows(d.rows, b.up.outputs);
         query = scratch.rows(items, d.head_width);
         total = scratch.rows(items, d.head_width);
-        state = scratch.floats(2 * items);
+        state = scratch.floats(2 * LANES * items);
         parts = scratch.floats(items);
         line = scratch.floats(d.width);
         bytes = scratch.used;
@@ -58,7 +58,7 @@ void attend_group(const Decoder& d, const Block& b, const Step& step, const Work
     put<Format>(key, n, b.aligned, cache * d.ring + step.aligned_to);
     put<Format>(w.v[r] + g * n, n, b.values, cache * d.slots + step.slot);
 
-    Queries queries{{w.query[item], w.query.step}, {w.total[item], w.total.step}, w.state + 2 * item, groups};
+    Queries queries{{w.query[item], w.query.step}, {w.total[item], w.total.step}, w.state + 2 * LANES * item, groups};
     float scale = inverse_root(float(n));
     auto keys = static_cast<const char*>(b.keys) + cache * d.slots * bytes;
     auto aligned = static_cast<const char*>(b.aligned) + (cache * d.ring + step.aligned_from) * bytes;

@@ -20,7 +20,7 @@ struct DepthWorkspace {
         query = scratch.rows(items, head);
         total = scratch.rows(items, head);
         logits = scratch.rows(d.rows, d.classes.outputs);
-        top = scratch.floats(2 * items);
+        top = scratch.floats(2 * LANES * items);
         bytes = scratch.used;
     }
 };
@@ -59,7 +59,7 @@ void depth_step(const Depth* depth, const float* x, int64_t position, float* log
             for (long k = 0; k < head; k++) query[k] = w.q[r][h * head + k] * scale;
             auto at = [](float* p) { return reinterpret_cast<const char*>(p); };
             Seen seen{at(keys), at(values), at(keys), nullptr, position + 1};
-            attend<Float32>(seen, Queries{{query, 0}, {w.total[i], 0}, w.top + 2 * i, 1}, head);
+            attend<Float32>(seen, Queries{{query, 0}, {w.total[i], 0}, w.top + 2 * LANES * i, 1}, head);
             memcpy(w.attended[r] + h * head, w.total[i], 4 * head);
         }
         product(team, b.o, w.attended, rows, w.branch, to_state);

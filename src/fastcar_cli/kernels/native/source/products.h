@@ -23,7 +23,7 @@ inline void ask_for(const char* at) { __builtin_prefetch(at, 0, 3); }
 // y[i ystep + j] = row j of w times input i, for R rows of n numbers, `row` bytes apart, and N inputs. The sums are
 // added up in the same order whatever R and N are. x is zero up to a multiple of a line's numbers.
 template <class Format, int R, int N>
-inline void dot(const char* w, long row, long n, Ahead ahead, const float* x, long xstep, float* y, long ystep) {
+INLINE void dot(const char* w, long row, long n, Ahead ahead, const float* x, long xstep, float* y, long ystep) {
     constexpr int numbers = LINE / Format::size, vectors = numbers / LANES, P = Format::sums;
     Floats sums[R][N][P] = {};
     auto line = [&](const char* at, long step, const float* in) __attribute__((always_inline)) {
@@ -51,16 +51,23 @@ inline void dot(const char* w, long row, long n, Ahead ahead, const float* x, lo
         for (int j = 0; j < R; j++) memcpy(last + j * LINE, w + j * row + lines * LINE, rest * Format::size);
         line(last, LINE, x + lines * numbers);
     }
-    for (int j = 0; j < R; j++)
-        for (int i = 0; i < N; i++) {
-            Floats all = sums[j][i][0];
-            for (int p = 1; p < P; p++) all += sums[j][i][p];
-            y[i * ystep + j] = total(all);
+    for (int i = 0; i < N; i++) {
+        Floats all[R];
+        for (int j = 0; j < R; j++) {
+            all[j] = sums[j][i][0];
+            for (int p = 1; p < P; p++) all[j] += sums[j][i][p];
         }
+        int j = 0;
+        for (; j + 4 <= R; j += 4) {
+            Four four = totals(all[j], all[j + 1], all[j + 2], all[j + 3]);
+            memcpy(y + i * ystep + j, &four, sizeof four);
+        }
+        for (; j < R; j++) y[i * ystep + j] = total(all[j]);
+    }
 }
 
 template <class Format, int R>
-inline void dots(const char* w, long row, long n, Ahead ahead, const float* x, long xstep, long rows, float* y,
+INLINE void dots(const char* w, long row, long n, Ahead ahead, const float* x, long xstep, long rows, float* y,
                  long ystep) {
     long r = 0;
     for (; r + 2 <= rows; r += 2) dot<Format, R, 2>(w, row, n, ahead, x + r * xstep, xstep, y + r * ystep, ystep);

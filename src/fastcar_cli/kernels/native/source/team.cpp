@@ -1,7 +1,8 @@
 // A leader publishes a stage at a time, in chunks that every member claims as it gets to them. Each begins with a share
 // of neighbouring chunks, so that it reads memory in order, and then takes from the shares of others. A helper that
 // comes late, or never, costs time but blocks nothing; only a chunk that is claimed must be waited for. Where that takes
-// long, the helper has lost its core to other work: then the leader goes alone for a while and tries again later.
+// long, the helper has lost its core to other work, and where the leader lost its own, the two may share one: then the
+// leader goes alone for a while and tries again later.
 #include "team.h"
 
 #include <stdint.h>
@@ -20,6 +21,7 @@ void Team::run(long chunks, void (*work)(void*, long), void* context) {
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,12 +35,22 @@ constexpr int64_t LOOKS = 300 * MICROSECOND;
 constexpr int64_t STALL = 400 * MICROSECOND;
 // How long the leader goes alone after a stall; doubled with each stall that follows soon.
 constexpr int64_t SHORTEST = 50 * MILLISECOND, LONGEST = 1600 * MILLISECOND;
+constexpr timespec NAP{0, 100 * MICROSECOND};
 constexpr int LOOKS_A_CLOCK = 64;
 
 int64_t now() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+// How often the calling thread has lost its core to another.
+long losses() {
+#ifdef RUSAGE_THREAD
+    rusage usage;
+    if (!getrusage(RUSAGE_THREAD, &usage)) return usage.ru_nivcsw;
+#endif
+    return 0;
 }
 
 void relax() {
@@ -86,6 +98,15 @@ long helpers;
 // Whose helpers they are: a forked child has none of its parent's threads.
 pid_t process;
 int64_t alone_until, alone_for;
+long losses_before;
+
+// Other work wants the cores: the leader goes alone for a while.
+void give_way() {
+    int64_t t = now();
+    alone_for = t - alone_until > 4 * alone_for ? SHORTEST : 2 * alone_for;
+    if (alone_for > LONGEST) alone_for = LONGEST;
+    alone_until = t + alone_for;
+}
 
 // A chunk of the open stage that is the caller's now, or -1.
 long claim(long member) {
@@ -146,6 +167,8 @@ void* help(void* member) {
         int64_t since = now();
         for (int looks = 0; !take(long(member)); relax()) {
             if (++looks % LOOKS_A_CLOCK) continue;
+            // The leader may wait for this very core.
+            sched_yield();
             if (now() - since > LOOKS) {
                 rest(long(member));
                 break;
@@ -195,14 +218,18 @@ Team::Team(long threads) : members(1) {
     if (threads > MOST) threads = MOST;
     if (helpers < threads - 1) hire(threads - 1);
     if (threads > helpers + 1) threads = helpers + 1;
-    if (threads > 1 && now() >= alone_until)
-        members = threads;
-    else
+    if (threads == 1 || now() < alone_until) {
         store(taken, pid_t(0));
+        return;
+    }
+    members = threads;
+    losses_before = losses();
 }
 
 Team::~Team() {
-    if (members > 1) store(taken, pid_t(0));
+    if (members == 1) return;
+    if (losses() > losses_before) give_way();
+    store(taken, pid_t(0));
 }
 
 void Team::run(long count, void (*body)(void*, long), void* with) {
@@ -220,14 +247,12 @@ void Team::run(long count, void (*body)(void*, long), void* with) {
     int64_t since = now();
     bool stalled = false;
     for (int looks = 0; load(done) < count; relax()) {
-        if (stalled) sched_yield();
+        // Asleep, the leader keeps its claim to a core.
+        if (stalled) nanosleep(&NAP, nullptr);
         if (++looks % LOOKS_A_CLOCK == 0) stalled = stalled || now() - since > STALL;
     }
     if (!stalled) return;
-    int64_t t = now();
-    alone_for = t - alone_until > 4 * alone_for ? SHORTEST : 2 * alone_for;
-    if (alone_for > LONGEST) alone_for = LONGEST;
-    alone_until = t + alone_for;
+    give_way();
     members = 1;
     store(taken, pid_t(0));
 }

@@ -22,6 +22,9 @@ typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 constexpr int LINE = 64;
 
+// Small functions of an inner loop, which a call would slow down.
+#define INLINE __attribute__((always_inline)) inline
+
 template <class V>
 inline V load_as(const void* at) {
     V v;
@@ -40,23 +43,35 @@ inline To bits(From from) {
     return to;
 }
 
-// Sum of the lanes: halves are added up until one is left.
-inline float total(Floats v) {
+typedef float Four __attribute__((vector_size(16)));
+
+// The lanes added up to four: halves are added until four are left.
+inline Four quarter(Floats v) {
 #if defined(__AVX512F__)
     typedef float Eight __attribute__((vector_size(32)));
     Eight e = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return __builtin_shufflevector(e, e, 0, 1, 2, 3) + __builtin_shufflevector(e, e, 4, 5, 6, 7);
 #elif defined(__AVX2__)
-    Floats e = v;
-#endif
-    typedef float Four __attribute__((vector_size(16)));
-#if defined(__AVX2__)
-    Four f = __builtin_shufflevector(e, e, 0, 1, 2, 3) + __builtin_shufflevector(e, e, 4, 5, 6, 7);
+    return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
 #else
-    Four f = v;
+    return v;
 #endif
-    f = f + __builtin_shufflevector(f, f, 2, 3, 2, 3);
-    return f[0] + f[1];
+}
+
+// Sum of the lanes.
+inline float total(Floats v) {
+    Four f = quarter(v);
+    return (f[0] + f[2]) + (f[1] + f[3]);
+}
+
+// The sums of four vectors, each in the order of `total`.
+inline Four totals(Floats a, Floats b, Floats c, Floats d) {
+    auto pairs = [](Four x, Four y) {
+        return __builtin_shufflevector(x, y, 0, 4, 1, 5) + __builtin_shufflevector(x, y, 2, 6, 3, 7);
+    };
+    Four low = pairs(quarter(a), quarter(b)), high = pairs(quarter(c), quarter(d));
+    return __builtin_shufflevector(low, high, 0, 1, 4, 5) + __builtin_shufflevector(low, high, 2, 3, 6, 7);
 }
 
 // e^x by range reduction and a polynomial of degree 5 (Cephes), for x up to 88; below -87 as if it were -87. NaN stays.

@@ -1,4 +1,4 @@
-"""A torch.profiler trace of decode steps, for Perfetto."""
+"""A torch.profiler timeline of decode steps, for Perfetto."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastcar_cli.analysis.profiler import Shape, decode_at
 from fastcar_cli.errors import RunError
 
 
-def write_trace(file: Path, shape: Shape, rows: int, seq: int) -> None:
-    """Trace two steps at a context length. Raises RunError where the file can't be written."""
+def write_timeline(file: Path, shape: Shape, rows: int, seq: int) -> None:
+    """Record two steps at a context length. Raises RunError where the file can't be written."""
     running = decode_at(shape, rows, seq, 4)
     for _ in range(3):
         next(running)
