@@ -15,6 +15,7 @@ import torch
 from fastcar_cli.models.registry import load
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.world import steps
+from fastcar_cli.world.muon import Muon
 from fastcar_cli.world.patches import quantize
 from fastcar_cli.world.steps import OutOfTime
 from fastcar_cli.world.table import train_decoder, train_tokenizer
@@ -170,3 +171,18 @@ def test_the_replay_stage_trains_with_the_rule_in_the_pass(tokenizer: TableToken
     assert values["replayed"] == 1.0 and values["align"] > 0
     loss.backward()
     assert model.llm.blocks[0].mlp.up_proj.weight.grad is not None
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon to compare with")
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8)])
+def test_muon_is_torchs_in_the_precision_that_torch_has(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(shape)) for _ in range(2))
+    pair = (Muon([ours], lr=0.1, dtype=torch.bfloat16), torch.optim.Muon([theirs], lr=0.1, weight_decay=0.0))
+    for _ in range(3):
+        gradient = torch.randn(shape)
+        for p, optimizer in zip((ours, theirs), pair, strict=True):
+            p.grad = gradient.clone()
+            optimizer.step()
+    assert torch.allclose(ours, theirs, atol=5e-3)
+    assert not torch.allclose(ours, torch.ones(shape), atol=0.1)

@@ -72,8 +72,6 @@ def train(
         raise RequestError(f"--device {device}: no CUDA device here", hint="allowed: cpu")
     if threads is not None:
         torch.set_num_threads(threads)
-    if not hasattr(torch.optim, "Muon"):
-        raise RequestError(f"training needs torch 2.9 or newer for its optimiser, this is {torch.__version__}")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as e:
