@@ -32,7 +32,8 @@ _MISFIT = 0.15
 """Mean difference of a template above which nothing known is seen."""
 
 _VAGUE = 16
-"""By how many px the region of a white object may be too small."""
+"""By how many px the region of an object may be too small whose colour is one of these."""
+_LIKE_GROUND = ("white", "orange", "green")
 
 _FINALISTS = 16
 """Looks that are compared at all of their pixels."""
@@ -104,8 +105,8 @@ def find(frame: Array, strange: Array, region: NDArray[np.bool_], light: str) ->
             center_y = (top + bottom - h) // 2 - t.top
             cut = max(w, h) if left == 0 or right == SIDE or top == 0 or bottom == SIDE else 0
             for color, material in tints():
-                # Sides of a white object may look like ground in the shade and be missing from the region.
-                vague = max(cut, _VAGUE if color == "white" else 0)
+                # Sides of an object may look like ground in the shade and be missing from the region.
+                vague = max(cut, _VAGUE if color in _LIKE_GROUND else 0)
                 if color not in colors or right - left < w - 8 - vague or bottom - top < h - 10 - vague:
                     continue
                 xs, ys = places(center_x, 4 + (spare_x + vague) // 2), places(center_y, 6 + (spare_y + vague) // 2)
