@@ -22,9 +22,6 @@ from fastcar_cli.world import steps, train_decoder, train_tokenizer
 from fastcar_cli.world.recipe import MINI
 from fastcar_cli.world.train_decoder import TrainSettings
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.optim, "Muon"), reason="training needs torch 2.9 or newer for its optimiser"
-)
 SMALL = replace(
     MINI,
     decoder=replace(MINI.decoder, width=64, layers=2, mlp_width=64),

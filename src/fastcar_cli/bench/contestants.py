@@ -154,6 +154,7 @@ def llama(model: VideoModel, *, rows: int, context: int, passes: int, compiled: 
     weights = {k: v for k, v in model.llm.state_dict().items() if "inv_freq" not in k}
     twin.load_state_dict(weights, strict=False, assign=True)
     twin.rotary_emb = type(twin.rotary_emb)(config)
+    twin.rotary_emb.inv_freq = model.llm.rotary.inv_freq.clone()
     twin.eval().requires_grad_(False)
     accepted = inspect.signature(StaticCache.__init__).parameters
     sizes: dict[str, Any] = {"config": config, "max_cache_len": slots}

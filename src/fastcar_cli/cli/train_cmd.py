@@ -12,6 +12,8 @@ import typer
 from fastcar_cli.errors import RequestError
 
 STAGES = ("tokenizer", "base", "replay", "export")
+WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (8000, 16000, 4000, 8)}
+"""The bundled models: steps of tokenizer, base and replay stage, and videos a step."""
 
 
 def train(
@@ -20,14 +22,23 @@ def train(
         list[str] | None,
         typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order."),
     ] = None,
-    tokenizer_steps: Annotated[int, typer.Option(help="Steps of the tokenizer.", min=1)] = 12000,
-    base_steps: Annotated[int, typer.Option(help="Steps of the base stage.", min=1)] = 6000,
-    replay_steps: Annotated[int, typer.Option(help="Steps of the replay stage.", min=1)] = 8500,
+    world: Annotated[str, typer.Option(help="Which model: mini or table.")] = "mini",
+    tokenizer_steps: Annotated[
+        int | None, typer.Option(help="Steps of the tokenizer; default 12000, for table 8000.", min=1)
+    ] = None,
+    base_steps: Annotated[
+        int | None, typer.Option(help="Steps of the base stage; default 6000, for table 16000.", min=1)
+    ] = None,
+    replay_steps: Annotated[
+        int | None, typer.Option(help="Steps of the replay stage; default 8500, for table 4000.", min=1)
+    ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="Stop after this wall time with a checkpoint; the same command goes on.", min=0.0),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Videos a step.", min=1)] = 4,
+    batch: Annotated[
+        int | None, typer.Option(help="Videos a step; default 4, for table 8 clips of 5 frames.", min=1)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[
@@ -39,7 +50,11 @@ def train(
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Train the bundled model from nothing; started again, it goes on from its last checkpoint."""
+    """Train a bundled model from nothing; started again, it goes on from its last checkpoint."""
+    if world not in WORLDS:
+        raise RequestError(f"--world {world}: unknown", hint=f"allowed: {', '.join(WORLDS)}")
+    asked = (tokenizer_steps, base_steps, replay_steps, batch)
+    tokens, first, second, videos = (a or own for a, own in zip(asked, WORLDS[world], strict=True))
     chosen = stage or list(STAGES)
     for name in chosen:
         if name not in STAGES:
@@ -57,8 +72,6 @@ def train(
         raise RequestError(f"--device {device}: no CUDA device here", hint="allowed: cpu")
     if threads is not None:
         torch.set_num_threads(threads)
-    if not hasattr(torch.optim, "Muon"):
-        raise RequestError(f"training needs torch 2.9 or newer for its optimiser, this is {torch.__version__}")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -69,14 +82,37 @@ def train(
     def log(line: str) -> None:
         typer.echo(line, err=True)
 
+    if world == "table":
+        from fastcar_cli.world.table import training
+        from fastcar_cli.world.table.train_decoder import TableSettings
+        from fastcar_cli.world.table.train_tokenizer import TokenizerSettings
+
+        try:
+            folder = training.run(
+                output,
+                chosen,
+                tokenizer=TokenizerSettings(tokens, seed=seed),
+                base=TableSettings(
+                    first, batch=videos, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_
+                ),
+                replay_steps=second,
+                deadline=deadline,
+                log=log,
+            )
+        except OutOfTime as e:
+            log(f"{e}: the same command goes on")
+            return
+        if folder is not None:
+            log(f"{folder}: use it with fastcar generate --model {folder}")
+        return
     try:
         if "tokenizer" in chosen and not tokenizer_file.exists():
-            train_tokenizer.train(tokenizer_file, steps=tokenizer_steps, seed=seed, deadline=deadline, log=log)
+            train_tokenizer.train(tokenizer_file, steps=tokens, seed=seed, deadline=deadline, log=log)
         needed = {"base": tokenizer_file, "replay": output / "base" / "checkpoint.pt"}
         base = train_decoder.TrainSettings(
-            base_steps, batch=batch, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_
+            first, batch=videos, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_
         )
-        for name, settings in (("base", base), ("replay", replace(base, steps=replay_steps).replay_stage())):
+        for name, settings in (("base", base), ("replay", replace(base, steps=second).replay_stage())):
             if name not in chosen:
                 continue
             if not needed[name].exists():

@@ -7,6 +7,7 @@ engine decides between them whether the MLP runs; `forward` is the whole pass ov
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,7 +18,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Sizes of the decoder. `rope_factor` divides positions (linear rope scaling)."""
+    """Sizes of the decoder. `rope_factor` divides positions (linear rope scaling).
+
+    `rope_periods`, where given, is the period in positions of each rotated pair of a head, instead of
+    the powers of `rope_theta`.
+    """
 
     width: int
     layers: int
@@ -30,6 +35,7 @@ class DecoderSpec:
     rope_factor: float = 1.0
     max_positions: int = 4096
     attention_bias: bool = False
+    rope_periods: tuple[float, ...] = ()
 
     @property
     def head_dim(self) -> int:
@@ -70,7 +76,12 @@ class Rotary(nn.Module):
         super().__init__()
         # Never on the meta device: no checkpoint holds it.
         exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device="cpu") / spec.head_dim
-        self.register_buffer("inv_freq", spec.rope_theta**-exponent, persistent=False)
+        frequencies = spec.rope_theta**-exponent
+        if spec.rope_periods:
+            frequencies = 2 * math.pi / torch.tensor(spec.rope_periods, dtype=torch.float32, device="cpu")
+        if len(frequencies) != spec.head_dim // 2:
+            raise ValueError(f"rope_periods has {len(frequencies)} values, a head has {spec.head_dim // 2} pairs")
+        self.register_buffer("inv_freq", frequencies, persistent=False)
         self.factor = spec.rope_factor
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import table
+from fastcar_cli.models.shuffle import ShuffleDecoder
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class RQVAESpec:
     `grid` is (rows, columns) of code positions a frame; `code_width` the width of a code vector;
     `latent_size`, where given, is what the latents are resized to before decoding; `norm_groups` the
     groups of every GroupNorm (32 in VILA-U; with few channels more than one must share a group, or
-    the absolute colour is normalised away).
+    the absolute colour is normalised away). Where `widths` are given, the decoder is the small one of
+    `shuffle.py` with these widths from coarse to fine; `ch` is the width at which a position draws its own
+    patch, and of `ch_mult` only its length counts.
     """
 
     grid: tuple[int, int]
@@ -40,6 +43,12 @@ class RQVAESpec:
     shared_codebook: bool = False
     latent_size: tuple[int, int] | None = None
     norm_groups: int = 32
+    widths: tuple[int, ...] = field(default=())
+
+    @property
+    def scale(self) -> int:
+        """Side in pixels that one position of the latents is drawn at."""
+        return int(2 ** (len(self.ch_mult) - 1))
 
     @property
     def tokens_per_frame(self) -> int:
@@ -50,8 +59,7 @@ class RQVAESpec:
     def frame_size(self) -> tuple[int, int]:
         """(height, width) of a decoded frame in pixels."""
         h, w = self.latent_size or self.grid
-        scale = 2 ** (len(self.ch_mult) - 1)
-        return h * scale, w * scale
+        return h * self.scale, w * self.scale
 
 
 def _norm(channels: int, groups: int) -> nn.GroupNorm:
@@ -208,7 +216,7 @@ class RQVAE(nn.Module):
         self.spec = spec
         self.quantizer = Quantizer(spec)
         self.post_quant_conv = nn.Conv2d(spec.code_width, spec.z_channels, 1)
-        self.decoder = ConvDecoder(spec)
+        self.decoder = ShuffleDecoder(spec) if spec.widths else ConvDecoder(spec)
 
     def embed(self, codes: Tensor) -> Tensor:
         """Sum of the code vectors of codes [..., depth], accumulated in depth order: [..., code_width]."""

@@ -48,13 +48,16 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:
         """From what `to_dict` gave, after a round trip through JSON."""
-        rq: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["rqvae"].items()}
+
+        def part(name: str) -> dict[str, Any]:
+            return {k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()}
+
         return cls(
             **{
                 **data,
-                "decoder": DecoderSpec(**data["decoder"]),
-                "depth": DepthSpec(**data["depth"]),
-                "rqvae": RQVAESpec(**rq),
+                "decoder": DecoderSpec(**part("decoder")),
+                "depth": DepthSpec(**part("depth")),
+                "rqvae": RQVAESpec(**part("rqvae")),
             }
         )
 

@@ -26,11 +26,11 @@ EMPTY, EDGE, FULL = range(3)
 """Kinds of patch: background only, both, object only. Each kind has palettes of its own."""
 
 
-def to_patches(frames: Tensor) -> Tensor:
-    """Frames [..., H, W, C] to row-major patches [..., (H/8) * (W/8), 64 C]."""
+def to_patches(frames: Tensor, side: int = PATCH) -> Tensor:
+    """Frames [..., H, W, C] to row-major patches [..., (H / side) * (W / side), side * side * C]."""
     *lead, h, w, c = frames.shape
-    x = frames.reshape(*lead, h // PATCH, PATCH, w // PATCH, PATCH, c).transpose(-4, -3)
-    return x.reshape(*lead, (h // PATCH) * (w // PATCH), PATCH * PATCH * c)
+    x = frames.reshape(*lead, h // side, side, w // side, side, c).transpose(-4, -3)
+    return x.reshape(*lead, (h // side) * (w // side), side * side * c)
 
 
 def image(scene: Scene, pose: Pose) -> Array:

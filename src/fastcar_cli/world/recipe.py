@@ -54,12 +54,11 @@ def mini_tokenizer() -> PhraseTokenizer:
     return PhraseTokenizer(VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH, ATTRIBUTES)
 
 
-def _rotation(spec: DecoderSpec, offset: int) -> Tensor:
-    """Matrix [d, d] that rotates a head by `offset` positions."""
-    half = spec.head_dim // 2
-    freq = spec.rope_theta ** -(torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim)
-    cos, sin = (offset * freq).cos(), (offset * freq).sin()
-    matrix = torch.zeros(spec.head_dim, spec.head_dim)
+def _rotation(frequencies: Tensor, offset: int) -> Tensor:
+    """Matrix [d, d] that rotates a head, whose pairs turn by `frequencies` a position, by `offset` positions."""
+    half = len(frequencies)
+    cos, sin = (offset * frequencies).cos(), (offset * frequencies).sin()
+    matrix = torch.zeros(2 * half, 2 * half)
     i = torch.arange(half)
     matrix[i, i], matrix[i, i + half] = cos, -sin
     matrix[i + half, i], matrix[i + half, i + half] = sin, cos
@@ -101,6 +100,6 @@ def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpnes
             g = g / g.norm()
             # |score| at the offset: (gain * |x.c|)^2 / sqrt(d), with |x.c| about 0.6 sqrt(width) after the norm.
             gain = math.sqrt(sharpness * math.sqrt(spec.head_dim)) / (0.6 * scale)
-            q = _rotation(spec, -offset) @ g
+            q = _rotation(model.llm.rotary.inv_freq, -offset) @ g
             attention.q_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(q, common))
             attention.k_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(g, common))

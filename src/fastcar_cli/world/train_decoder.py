@@ -25,6 +25,7 @@ from fastcar_cli.models.decoder import Block, rotate
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.world.captions import caption
 from fastcar_cli.world.dataset import Codes, encode_world
+from fastcar_cli.world.muon import Muon
 from fastcar_cli.world.recipe import MINI, initialise, mini_tokenizer
 from fastcar_cli.world.scene import ATTRIBUTES, Scene
 from fastcar_cli.world.steps import remaining_steps, rng_of
@@ -74,13 +75,14 @@ def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     return x + attention.merge(out), q, k
 
 
-def forward(
-    model: VideoModel, text: Tensor, codes: Tensor, taus: Tensor | None = None
+def hidden_states(
+    model: VideoModel, text: Tensor, codes: Tensor, taus: Tensor | None = None, begins: Tensor | None = None
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Logits [B, T*N, depth, codes] of every visual token; with taus [B] also TAS and replay share.
+    """Hidden states [B, T*N, width] that draw the visual tokens; with taus [B] also TAS and replay share.
 
     text [B, P], codes [B, T*N, depth]. taus: threshold of each video, +inf for dense; None skips
     TAS. TAS comes back a block as [B, T*N - 1 - N], decisions as the mean of the eligible ones.
+    `begins` [B] is the frame of the video with which its codes begin, where that is not the first.
     """
     spec = model.spec
     n = spec.tokens_per_frame
@@ -88,7 +90,10 @@ def forward(
     index = torch.arange(codes.shape[1] - 1, device=codes.device)
     x = torch.cat([model.llm.embed_tokens(text), model.feedback_latent(vectors[:, :-1].sum(-2), index)], 1)
     start = text.shape[1]
-    cos, sin = model.llm.rotary(torch.arange(x.shape[1], device=x.device), torch.float32)
+    positions = torch.arange(x.shape[1], device=x.device)[None]
+    if begins is not None:
+        positions = positions + n * begins[:, None] * (positions >= start)
+    cos, sin = (a[:, None] for a in model.llm.rotary(positions, torch.float32))
     scores: list[Tensor] = []
     shares: list[Tensor] = []
     for block in model.llm.blocks:
@@ -101,11 +106,19 @@ def forward(
             shares.append(hit.float().mean())
             added = torch.cat([added[:, :start], replay_known(added[:, start:], hit, n)], 1)
         x = x + added
-    hidden = model.llm.norm(x[:, start - 1 :])
+    return model.llm.norm(x[:, start - 1 :]), scores, shares
+
+
+def forward(
+    model: VideoModel, text: Tensor, codes: Tensor, taus: Tensor | None = None
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Logits [B, T*N, depth, codes] of every visual token, TAS and replay share as in `hidden_states`."""
+    hidden, scores, shares = hidden_states(model, text, codes, taus)
+    vectors = model.rqvae.quantizer.vectors(codes)
     partial = vectors.cumsum(-2)[..., :-1, :]
     b, s = codes.shape[:2]
     logits = model.depth(hidden.reshape(b * s, -1), partial.reshape(b * s, *partial.shape[2:]))
-    return logits.view(b, s, spec.depth.depth, -1), scores, shares
+    return logits.view(b, s, model.spec.depth.depth, -1), scores, shares
 
 
 CHANGED_TAS = -6.0
@@ -217,7 +230,7 @@ def optimizers(model: VideoModel, settings: TrainSettings) -> list[torch.optim.O
         inside = p.dim() == 2 and ("llm.layers" in name or "head_transformer" in name)
         (matrices if inside else rest).append(p)
     return [
-        torch.optim.Muon(matrices, lr=settings.muon_lr, momentum=0.95, weight_decay=0.0),
+        Muon(matrices, lr=settings.muon_lr, dtype=torch.bfloat16 if settings.bfloat16 else torch.float32),
         torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0),
     ]
 
@@ -234,7 +247,7 @@ def new_model(tokenizer: Tokenizer, seed: int) -> VideoModel:
     return model
 
 
-def _factor(done: float, warmup: float) -> float:
+def factor(done: float, warmup: float) -> float:
     """Share of the full learning rate when this share of the steps is done."""
     return min(1.0, (done + 1e-3) / warmup) * max(0.02, min(1.0, (1.0 - done) / 0.6))
 
@@ -271,7 +284,7 @@ def train(
         out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
     ):
         for opt, lr in zip(opts, base, strict=True):
-            opt.param_groups[0]["lr"] = lr * _factor(step / settings.steps, settings.warmup)
+            opt.param_groups[0]["lr"] = lr * factor(step / settings.steps, settings.warmup)
         rng = rng_of(settings.seed, step)
         text, codes = (x.to(settings.device) for x in batches.draw(rng))
         taus = None

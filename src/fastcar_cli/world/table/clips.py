@@ -1,0 +1,120 @@
+"""Training material of the decoder: captions and codes of clips that are drawn, rendered and encoded as needed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastcar_cli.models.text import PhraseTokenizer
+from fastcar_cli.world.patches import quantize, to_patches
+from fastcar_cli.world.table.captions import caption
+from fastcar_cli.world.table.ground import PERIOD, ground
+from fastcar_cli.world.table.lexicon import table_tokenizer
+from fastcar_cli.world.table.render import render
+from fastcar_cli.world.table.scene import FRAMES, LIGHTS, Scene
+from fastcar_cli.world.table.stories import draw_scene, held_out
+from fastcar_cli.world.table.tokenizer import PATCH, TableTokenizer
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clips of a batch of videos.
+
+    text [B, P] token ids; codes [B, T*N, depth]; begins [B] the frame of the video each clip begins
+    with; busy [B, T*N] where objects or shadows are, or were a frame before.
+    """
+
+    text: Tensor
+    codes: Tensor
+    begins: Tensor
+    busy: Tensor
+
+    def to(self, device: str) -> Batch:
+        """The same on a device."""
+        return Batch(*(x.to(device) for x in (self.text, self.codes, self.begins, self.busy)))
+
+
+class Encoder:
+    """Frames to codes, each distinct patch once."""
+
+    def __init__(self, tokenizer: TableTokenizer) -> None:
+        self.tokenizer, self.books = tokenizer.eval(), tokenizer.codebooks().detach()
+
+    @torch.no_grad()
+    def __call__(self, frames: NDArray[np.uint8]) -> Tensor:
+        """Frames uint8 [T, 128, 128, 3] to codes [T, 64, depth]."""
+        patches = to_patches(torch.from_numpy(frames), PATCH).numpy()
+        count = patches.shape[-1]
+        rows = np.ascontiguousarray(patches.reshape(-1, count)).view(np.dtype((np.void, count)))[:, 0]
+        _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+        distinct = torch.from_numpy(patches.reshape(-1, count)[first]).float() / 255
+        codes = quantize(self.tokenizer.encoder(distinct), self.books)
+        return codes[torch.from_numpy(inverse.reshape(-1))].view(*patches.shape[:2], -1)
+
+
+def _empty(scene: Scene, frames: range) -> NDArray[np.uint8]:
+    """The ground alone, as the camera sees it in these frames of a scene."""
+    light = np.asarray(LIGHTS[scene.light], np.float32) * 255
+    views = [ground(scene.ground, (scene.offset + scene.pan * t) % PERIOD) for t in frames]
+    return np.clip(np.stack(views) * light + 0.5, 0, 255).astype(np.uint8)
+
+
+def busy_patches(scene: Scene, video: NDArray[np.uint8], frames: range) -> NDArray[np.bool_]:
+    """Patches [frames * 64] with anything but ground in them, in this frame or the one before."""
+    before = range(max(frames.start - 1, 0), frames.stop)
+    differs = to_patches(torch.from_numpy(video[before.start : before.stop] != _empty(scene, before)), PATCH)
+    there = differs.any(-1).numpy()
+    now = there[len(before) - len(frames) :]
+    last = there[:-1] if len(before) > len(frames) else np.concatenate([there[:1], there[:-1]])
+    return (now | last).reshape(-1)
+
+
+class Clips:
+    """Draws batches; what a batch holds follows from the random numbers it is given."""
+
+    def __init__(self, tokenizer: TableTokenizer, *, drop_attribute: float = 0.08, drop_caption: float = 0.05) -> None:
+        self.encode = Encoder(tokenizer)
+        self.words: PhraseTokenizer = table_tokenizer()
+        self.drop_attribute, self.drop_caption = drop_attribute, drop_caption
+
+    def _ids(self, scene: Scene, rng: random.Random) -> tuple[int, ...]:
+        if rng.random() < self.drop_caption:
+            return self.words.blank()
+        return self.words.read(caption(scene, rng, drop=self.drop_attribute)).ids
+
+    def draw(
+        self, count: int, frames: int, rng: random.Random, *, kept_out: bool = False, late: float = 0.5
+    ) -> tuple[Batch, list[Scene]]:
+        """`count` clips of `frames` frames; with probability `late` a clip does not begin with its video."""
+        texts, codes, begins, busy = [], [], [], []
+        scenes: list[Scene] = []
+        while len(scenes) < count:
+            scene = draw_scene(rng)
+            if held_out(scene) != kept_out:
+                continue
+            begin = rng.randint(1, FRAMES - frames) if frames < FRAMES and rng.random() < late else 0
+            video = render(scene)
+            chosen = range(begin, begin + frames)
+            texts.append(self._ids(scene, rng))
+            codes.append(self.encode(video[begin : begin + frames]).flatten(0, 1))
+            begins.append(begin)
+            busy.append(torch.from_numpy(busy_patches(scene, video, chosen)))
+            scenes.append(scene)
+        return Batch(torch.tensor(texts), torch.stack(codes), torch.tensor(begins), torch.stack(busy)), scenes
+
+
+def swapped(text: Tensor, values: tuple[str, ...], vocabulary: tuple[str, ...], rng: random.Random) -> Tensor:
+    """Token ids [B, P] with the first of these words in each caption replaced by another of them."""
+    ids = [vocabulary.index(v) for v in values]
+    out = text.clone()
+    for row in out:
+        for i, token in enumerate(row.tolist()):
+            if token in ids:
+                row[i] = rng.choice([t for t in ids if t != token])
+                break
+    return out

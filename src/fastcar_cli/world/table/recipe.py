@@ -1,0 +1,91 @@
+"""What the model `table` is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from fastcar_cli.models.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.world.recipe import initialise
+from fastcar_cli.world.table.lexicon import FILLERS, PHRASES, PROMPT_LENGTH, VOCABULARY
+from fastcar_cli.world.table.scene import FRAMES
+from fastcar_cli.world.table.tokenizer import TABLE_RQVAE, TableTokenizer
+
+LONGEST = 128
+"""Frames a video may have."""
+
+# The first five repeat with the frame and its rows, so "the same place, some frame ago" is one angle
+# however long ago. The rest were drawn at random for the least similarity of two positions that differ
+# by 1 to 1055 (0.48, against 0.93 for powers of 100), so heads can look at one distance from the start.
+_PERIODS = (64.0, 32.0, 16.0, 8.0, 4.0, 2.34, 2.50, 2.81, 4.42, 5.84, 8.43, 29.6, 188.0, 355.0, 583.0, 1077.0)
+
+TABLE = ModelSpec(
+    name="table",
+    frames=FRAMES,
+    fps=8,
+    decoder=DecoderSpec(
+        width=256,
+        layers=8,
+        heads=8,
+        kv_heads=8,
+        mlp_width=640,
+        vocab=len(VOCABULARY),
+        max_positions=PROMPT_LENGTH + TABLE_RQVAE.tokens_per_frame * LONGEST,
+        rope_periods=_PERIODS,
+    ),
+    depth=DepthSpec(
+        width=192,
+        blocks=2,
+        heads=4,
+        depth=TABLE_RQVAE.depth,
+        codes=TABLE_RQVAE.codes,
+        code_width=TABLE_RQVAE.code_width,
+        hidden=256,
+    ),
+    rqvae=TABLE_RQVAE,
+)
+
+TABLE_DEFAULTS = GenerationDefaults(
+    cfg=1.0, temperature=1.0, top_k=0, top_p=0.5, first_frame_top_p=0.9, tas="attention", gate="row"
+)
+"""How the model is used where the user says nothing."""
+
+
+def new_model(tokenizer: TableTokenizer, seed: int, spec: ModelSpec = TABLE) -> VideoModel:
+    """A model with fresh decoder weights and the tokenizer's, which stay fixed."""
+    model = VideoModel(spec)
+    initialise(model, seed)
+    model.rqvae.load_state_dict(tokenizer.rqvae.state_dict())
+    for p in model.rqvae.parameters():
+        p.requires_grad_(False)
+    return model
+
+
+def text_section() -> dict[str, Any]:
+    """The text tokenizer as plain data, for config.json."""
+    phrases = {k: list(v) for k, v in PHRASES.items()}
+    return {
+        "vocabulary": list(VOCABULARY),
+        "phrases": phrases,
+        "fillers": sorted(FILLERS),
+        "length": PROMPT_LENGTH,
+        "groups": {},
+    }
+
+
+def export(folder: Path, checkpoint: Path, tokenizer_file: Path) -> VideoModel:
+    """Write config.json, model.safetensors and encoder.safetensors as float16; returns the network."""
+    tokenizer = TableTokenizer.load(tokenizer_file)
+    network = VideoModel(TABLE)
+    network.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["model"])
+    save(folder, network, text_section(), TABLE_DEFAULTS, torch.float16)
+    encoder = {k: v.half().contiguous() for k, v in tokenizer.encoder.state_dict().items()}
+    save_file(encoder, str(folder / "encoder.safetensors"))
+    (folder / "encoder.safetensors").chmod(0o644)
+    return network

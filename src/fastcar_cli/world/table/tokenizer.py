@@ -1,0 +1,98 @@
+"""Pixels to codes and back in the table world: 16 x 16 px a token, four codes each, learned from pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
+from fastcar_cli.models.shuffle import ShuffleDecoder
+from fastcar_cli.world.patches import quantize, to_patches
+
+PATCH = 16
+"""Side of a patch in pixels."""
+
+TABLE_RQVAE = RQVAESpec(
+    grid=(8, 8),
+    depth=4,
+    codes=512,
+    code_width=32,
+    z_channels=32,
+    ch=512,
+    ch_mult=(1, 1, 1, 1, 1),
+    num_res_blocks=2,
+    resolution=128,
+    widths=(192, 96, 48),
+)
+
+
+class PatchEncoder(nn.Module):
+    """Patches [..., 768] to latents [..., code_width], each on its own, so one that stays the same keeps its codes."""
+
+    def __init__(self, code_width: int, widths: tuple[int, ...] = (768, 512)) -> None:
+        super().__init__()
+        parts: list[nn.Module] = []
+        before = PATCH * PATCH * 3
+        for width in widths:
+            parts += [nn.Linear(before, width), nn.GELU()]
+            before = width
+        self.layers = nn.Sequential(*parts, nn.Linear(before, code_width))
+        self.linear = nn.Linear(PATCH * PATCH * 3, code_width)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Patches [..., 768] in 0..1 to latents [..., code_width]."""
+        x = patches * 2 - 1
+        return self.linear(x) + self.layers(x)
+
+
+class TableTokenizer(nn.Module):
+    """Patch encoder and RQ-VAE together."""
+
+    def __init__(self, spec: RQVAESpec = TABLE_RQVAE) -> None:
+        super().__init__()
+        self.spec = spec
+        self.encoder = PatchEncoder(spec.code_width)
+        self.rqvae = RQVAE(spec)
+
+    def codebooks(self) -> Tensor:
+        """[depth, codes, code_width]."""
+        return torch.stack([book.weight[: self.spec.codes] for book in self.rqvae.quantizer.books])
+
+    @torch.no_grad()
+    def encode(self, frames: Tensor) -> Tensor:
+        """Frames uint8 [..., H, W, 3] to codes [..., positions, depth]."""
+        return quantize(self.encoder(to_patches(frames.float() / 255, PATCH)), self.codebooks())
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [B, 64, depth] to frames uint8 [B, 128, 128, 3]."""
+        return self.rqvae.decode(codes).round().to(torch.uint8)
+
+    def draw_own(self, latents: Tensor) -> Tensor:
+        """What each position draws without its neighbours: [B, positions, code_width] -> [B positions, 3, 16, 16]."""
+        z = latents.flatten(0, 1)[:, :, None, None]
+        decoder = self.rqvae.decoder
+        assert isinstance(decoder, ShuffleDecoder)
+        return decoder.own(self.rqvae.post_quant_conv(z))
+
+    @torch.no_grad()
+    def decode_own(self, codes: Tensor) -> Tensor:
+        """As `decode`, without what the neighbours of a position add."""
+        h, w = self.spec.grid
+        patches = self.draw_own(self.rqvae.embed(codes)).view(-1, h, w, 3, PATCH, PATCH)
+        image = patches.permute(0, 1, 4, 2, 5, 3).reshape(-1, h * PATCH, w * PATCH, 3)
+        return ((image + 1) * 127.5).clamp(0, 255).round().to(torch.uint8)
+
+    def save(self, path: Path) -> None:
+        """Write every weight to one safetensors file."""
+        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, str(path))
+
+    @classmethod
+    def load(cls, path: Path) -> TableTokenizer:
+        """Read what `save` wrote."""
+        model = cls()
+        model.load_state_dict(load_file(str(path)))
+        return model.eval()

@@ -1,0 +1,198 @@
+"""Training of the decoder and depth transformer of `table` on codes of clips that are rendered as it goes.
+
+Most steps see a few frames of a video, from its beginning or from further on; the last ones see whole
+videos. The rest is as for `mini`: teacher forcing, Muon, more weight where something happens, and in
+the replay stage the replay rule in the pass.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.world.steps import remaining_steps, rng_of
+from fastcar_cli.world.table.clips import Batch, Clips, swapped
+from fastcar_cli.world.table.lexicon import VOCABULARY
+from fastcar_cli.world.table.recipe import new_model
+from fastcar_cli.world.table.scene import COLORS, FRAMES, SHAPES
+from fastcar_cli.world.table.tokenizer import TableTokenizer
+from fastcar_cli.world.train_decoder import TrainSettings, draw_tau, factor, hidden_states, optimizers, tas_target
+
+_WORDS = {"color": tuple(COLORS), "shape": SHAPES, "way": ("left", "right"), "place": ("in_front_of", "behind")}
+"""Words of a caption that are swapped to see whether the model heeds them."""
+
+
+@dataclass(frozen=True)
+class TableSettings(TrainSettings):
+    """How to train: steps of `batch` clips of `clip` frames; in the last `whole` of them in whole videos.
+
+    A share `late` of the clips does not begin with its video. Of the tokens of the ground a share `sampled`
+    goes through the depth transformer, weighted up; one with an object in it weighs `changed_weight` more.
+    """
+
+    batch: int = 8
+    clip: int = 5
+    whole: float = 0.3
+    late: float = 0.5
+    sampled: float = 0.15
+    evaluate_every: int = 250
+
+    def replay_stage(self) -> TableSettings:
+        """The same for the replay stage: gentler, whole videos, with the replay rule, other random numbers."""
+        return replace(self, replay=True, whole=1.0, muon_lr=1e-2, lr=2e-3, seed=self.seed + 1)
+
+    def shape_of(self, step: int) -> tuple[int, int]:
+        """(videos, frames of each) of a step."""
+        if step < (1 - self.whole) * self.steps:
+            return self.batch, self.clip
+        return max(1, self.batch * self.clip // FRAMES), FRAMES
+
+
+def token_losses(model: VideoModel, batch: Batch, hidden: Tensor, chosen: Tensor) -> Tensor:
+    """Cross-entropy [chosen tokens, depth] in nats, of hidden states [B, T*N, width] where `chosen` [B, T*N] is set."""
+    codes = batch.codes[chosen]
+    partial = model.rqvae.quantizer.vectors(codes).cumsum(-2)[..., :-1, :]
+    logits = model.depth(hidden[chosen], partial)
+    return F.cross_entropy(logits.float().flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
+
+
+def _weights(batch: Batch, settings: TableSettings, n: int) -> Tensor:
+    """Weight [B, T*N] of each token in the loss; none in the first frame of a clip that begins later."""
+    weights = 1.0 + settings.changed_weight * batch.busy.float()
+    weights[:, :n] *= (batch.begins == 0)[:, None]
+    return weights
+
+
+def loss_of(
+    model: VideoModel,
+    batch: Batch,
+    settings: TableSettings,
+    taus: Tensor | None,
+    run: Callable[..., tuple[Tensor, list[Tensor], list[Tensor]]] = hidden_states,
+) -> tuple[Tensor, dict[str, float]]:
+    """The training loss of a batch, and numbers for the log; `run` is `hidden_states`, perhaps compiled."""
+    n = model.spec.tokens_per_frame
+    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins)
+    weights = _weights(batch, settings, n)
+    kept = batch.busy | (torch.rand(batch.busy.shape, device=weights.device) < settings.sampled)
+    chosen = kept & (weights > 0)
+    scaled = torch.where(batch.busy, weights, weights / settings.sampled)[chosen]
+    each = token_losses(model, batch, hidden, chosen).mean(-1)
+    loss = (each * scaled).sum() / scaled.sum()
+    busy = batch.busy[chosen]
+    values = {"train": float(loss.detach()), "busy": float(each.detach()[busy].mean())}
+    if scores:
+        target = tas_target(batch.codes, model.spec.rqvae.grid)
+        aligned = torch.stack([F.smooth_l1_loss(s, target) for s in scores]).mean()
+        loss = loss + settings.align * aligned
+        values |= {"align": float(aligned.detach()), "replayed": float(torch.stack(shares).mean())}
+    return loss, values
+
+
+@torch.no_grad()
+def validate(
+    model: VideoModel, clips: Clips, settings: TableSettings, videos: int = 16, seed: int = 5
+) -> dict[str, float]:
+    """Losses (nats a code) on held-out scenes, and how much they rise when one word of the caption is swapped.
+
+    `first` is over tokens with objects in the first frame, `later` over those of frames 1 to 5, `ground`
+    over the rest; gaps are of both together, over the captions that hold such a word.
+    """
+    batch, _ = clips.draw(videos, 6, random.Random(seed), kept_out=True, late=0.0)
+    batch = batch.to(settings.device)
+    everywhere = torch.ones_like(batch.busy)
+    n = model.spec.tokens_per_frame
+
+    def losses(text: Tensor) -> Tensor:
+        with settings.precision():
+            hidden, _, _ = hidden_states(model, text, batch.codes)
+            each = token_losses(model, batch, hidden, everywhere)
+        return each.mean(-1).view(batch.busy.shape)
+
+    each = losses(batch.text)
+    first = torch.arange(batch.busy.shape[1], device=each.device) < n
+    result = {
+        "held_out": float(each.mean()),
+        "held_out_first": float(each[batch.busy & first].mean()),
+        "held_out_later": float(each[batch.busy & ~first].mean()),
+        "held_out_ground": float(each[~batch.busy].mean()),
+    }
+    rng = random.Random(seed)
+    for name, values in _WORDS.items():
+        text = swapped(batch.text.cpu(), values, VOCABULARY, rng).to(settings.device)
+        differs = (text != batch.text).any(1)
+        if bool(differs.any()):
+            mask = batch.busy & differs[:, None]
+            result[f"gap_{name}"] = float((losses(text) - each)[mask].mean())
+    return result
+
+
+def train(
+    out: Path,
+    tokenizer_path: Path,
+    settings: TableSettings,
+    *,
+    start: Path | None = None,
+    deadline: float | None = None,
+    log: Callable[[str], None] = print,
+) -> VideoModel:
+    """Train one stage in folder `out`; a stopped stage goes on from its last checkpoint.
+
+    `start` is a checkpoint of an earlier stage to begin from. Writes `checkpoint.pt` (everything
+    to go on from) and `log.jsonl` (one line an evaluation). `deadline` and errors: see `remaining_steps`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = TableTokenizer.load(tokenizer_path)
+    model = new_model(tokenizer, settings.seed).to(settings.device)
+    clips = Clips(tokenizer, drop_attribute=settings.drop_attribute, drop_caption=settings.drop_caption)
+    opts = optimizers(model, settings)
+    if start is not None:
+        model.load_state_dict(torch.load(start, map_location=settings.device, weights_only=True)["model"])
+    state: dict[str, Any] = {"means": {}, "log": [], "videos": 0, "seconds": 0.0}
+    # Where a step is computed and how often it is looked at may change on the way, what it computes may not.
+    fixed = {k: v for k, v in asdict(settings).items() if k not in ("device", "compile", "evaluate_every")}
+    run = torch.compile(hidden_states) if settings.compile else hidden_states
+    began = time.monotonic()
+    for step in remaining_steps(
+        out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
+    ):
+        for opt, lr in zip(opts, (settings.muon_lr, settings.lr), strict=True):
+            opt.param_groups[0]["lr"] = lr * factor(step / settings.steps, settings.warmup)
+        rng = rng_of(settings.seed, step)
+        count, frames = settings.shape_of(step)
+        batch = clips.draw(count, frames, rng, late=settings.late)[0].to(settings.device)
+        taus = None
+        if settings.replay:
+            taus = torch.tensor([draw_tau(settings, rng) for _ in range(count)], device=settings.device)
+        with settings.precision():
+            loss, values = loss_of(model, batch, settings, taus, run)
+        for opt in opts:
+            opt.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
+        for opt in opts:
+            opt.step()
+        now = time.monotonic()
+        state["seconds"] += now - began
+        began = now
+        state["videos"] += count
+        for key, value in values.items():
+            state["means"][key] = 0.97 * state["means"].get(key, value) + 0.03 * value
+        if (step + 1) % settings.evaluate_every == 0 or step + 1 == settings.steps:
+            row = {"step": step + 1, "videos": state["videos"], "seconds": round(state["seconds"]), **state["means"]}
+            row |= validate(model, clips, settings)
+            state["log"].append(row)
+            (out / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in state["log"]), encoding="utf-8")
+            log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))
+            began = time.monotonic()
+    return model

@@ -1,0 +1,188 @@
+"""The model `table`: tokenizer, training clips and a model folder that generates."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fastcar_cli.models.registry import load
+from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.world import steps
+from fastcar_cli.world.muon import Muon
+from fastcar_cli.world.patches import quantize
+from fastcar_cli.world.steps import OutOfTime
+from fastcar_cli.world.table import train_decoder, train_tokenizer
+from fastcar_cli.world.table.clips import Clips, swapped
+from fastcar_cli.world.table.frames import Pool, changed_patches, cut
+from fastcar_cli.world.table.lexicon import VOCABULARY
+from fastcar_cli.world.table.recipe import TABLE, export, new_model
+from fastcar_cli.world.table.render import render
+from fastcar_cli.world.table.stories import scene_of
+from fastcar_cli.world.table.tokenizer import TableTokenizer
+from fastcar_cli.world.table.train_decoder import TableSettings
+from fastcar_cli.world.table.train_tokenizer import TokenizerSettings
+from fastcar_cli.world.train_decoder import hidden_states
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TableTokenizer:
+    """At its principal components, with random codes."""
+    torch.manual_seed(0)
+    model = TableTokenizer()
+    patches = torch.from_numpy(Pool(4, 128, 1, 0, 0).patches.reshape(-1, 768)).float() / 255
+    train_tokenizer.begin(model, patches)
+    for book in model.rqvae.quantizer.books:
+        torch.nn.init.normal_(book.weight, 0, 0.3)
+    return model.eval()
+
+
+def test_principal_components_draw_a_frame_before_any_training(tokenizer: TableTokenizer) -> None:
+    clip = render(scene_of(5, 0))
+    with torch.no_grad():
+        latents = tokenizer.encoder(torch.from_numpy(cut(clip)[:2]).float() / 255)
+        drawn = (tokenizer.draw_own(latents).permute(0, 2, 3, 1).reshape(2, 64, 768) + 1) / 2
+    error = float((drawn - torch.from_numpy(cut(clip)[:2]).float() / 255).square().mean())
+    assert -10 * np.log10(error) > 24
+
+
+def test_a_patch_that_stays_keeps_its_codes(tokenizer: TableTokenizer) -> None:
+    clip = render(scene_of(5, 1))
+    codes = tokenizer.encode(torch.from_numpy(clip))
+    still = ~changed_patches(clip)[1:]
+    assert still.any()
+    assert (codes[1:] == codes[:-1]).all(-1).numpy()[still].all()
+
+
+def test_scaling_the_latents_changes_nothing_drawn(tokenizer: TableTokenizer) -> None:
+    frames = torch.from_numpy(render(scene_of(5, 2))[:2])
+    model = TableTokenizer()
+    model.load_state_dict(tokenizer.state_dict())
+    codes, image = model.encode(frames), model.decode(model.encode(frames))
+    patches = torch.from_numpy(cut(frames.numpy()).reshape(-1, 768)).float() / 255
+    train_tokenizer.standardise(model, patches)
+    assert torch.equal(model.encode(frames), codes)
+    assert (model.decode(codes).int() - image.int()).abs().max() <= 1
+    with torch.no_grad():
+        scale = float(model.encoder(patches).square().mean())
+    assert scale == pytest.approx(1, abs=1e-3)
+
+
+def test_clips_hold_the_codes_of_their_frames(tokenizer: TableTokenizer) -> None:
+    batch, scenes = Clips(tokenizer).draw(2, 3, random.Random(1))
+    for i, scene in enumerate(scenes):
+        begin = int(batch.begins[i])
+        video = torch.from_numpy(render(scene)[begin : begin + 3])
+        assert (tokenizer.encode(video).flatten(0, 1) == batch.codes[i]).float().mean() > 0.99
+    assert 0 < float(batch.busy.float().mean()) < 0.8
+
+
+def test_a_word_is_swapped_for_another_of_its_kind() -> None:
+    ids = torch.tensor([[VOCABULARY.index(w) for w in ("red", "ball", "moves", "left", "blue")]])
+    out = swapped(ids, ("left", "right"), VOCABULARY, random.Random(0))
+    assert [VOCABULARY[i] for i in out[0].tolist()] == ["red", "ball", "moves", "right", "blue"]
+
+
+def test_a_clip_that_begins_later_is_seen_as_it_would_be_in_its_video(tokenizer: TableTokenizer) -> None:
+    """Positions count from the beginning of the video, so the same codes further on are another input."""
+    model = new_model(tokenizer, 0, _small())
+    codes = torch.randint(0, 512, (1, 128, 4))
+    text = torch.zeros(1, 32, dtype=torch.long)
+    whole, _, _ = hidden_states(model, text, codes)
+    same, _, _ = hidden_states(model, text, codes, begins=torch.zeros(1, dtype=torch.long))
+    later, _, _ = hidden_states(model, text, codes, begins=torch.ones(1, dtype=torch.long))
+    assert torch.allclose(whole, same)
+    assert not torch.allclose(whole, later, atol=1e-3)
+
+
+def _small() -> ModelSpec:
+    return replace(
+        TABLE,
+        decoder=replace(TABLE.decoder, layers=2, mlp_width=64),
+        depth=replace(TABLE.depth, width=32, blocks=1),
+    )
+
+
+def test_frequencies_repeat_with_the_frame_and_tell_positions_apart() -> None:
+    model = new_model(TableTokenizer(), 0, _small())
+    cos, sin = model.llm.rotary(torch.tensor([5, 5 + 64]), torch.float32)
+    assert torch.allclose(cos[0, :5], cos[1, :5], atol=1e-4) and torch.allclose(sin[0, :5], sin[1, :5], atol=1e-4)
+    similar = torch.cos(torch.arange(1, 1056)[:, None] * model.llm.rotary.inv_freq).mean(-1)
+    assert float(similar.max()) < 0.5
+
+
+def test_periods_must_be_one_for_each_pair() -> None:
+    with pytest.raises(ValueError, match="rope_periods has 3 values, a head has 16 pairs"):
+        new_model(TableTokenizer(), 0, replace(TABLE, decoder=replace(TABLE.decoder, rope_periods=(2.0, 4.0, 8.0))))
+
+
+@pytest.mark.parametrize("stage", ["codes", "pixels"])
+def test_stopped_tokenizer_training_goes_on_to_the_same_weights(
+    stage: str, tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_tokenizer, "evaluate", lambda *_, **__: {})
+    settings = TokenizerSettings(4, patches=128, windows=1, pool=2, free=1, warmup=2, evaluate_every=100)
+    results = []
+    for name, stops in (("whole", ()), ("parts", (2, 1))):
+        out = tmp_path / name
+        out.mkdir()
+        tokenizer.save(out / "codes.safetensors")
+        for stop in stops:
+            clock = count()
+            monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
+            with pytest.raises(OutOfTime):
+                train_tokenizer.train(out, stage, settings, deadline=float(stop), log=lambda _: None)
+        results.append(train_tokenizer.train(out, stage, settings, log=lambda _: None).state_dict())
+    for key, value in results[0].items():
+        assert torch.allclose(value, results[1][key], atol=1e-5), key
+
+
+def test_a_trained_folder_loads_and_has_no_place_tables(
+    tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = _small()
+    monkeypatch.setattr("fastcar_cli.world.table.recipe.TABLE", small)
+    monkeypatch.setattr(train_decoder, "new_model", lambda t, seed: new_model(t, seed, small))
+    file = tmp_path / "tokenizer.safetensors"
+    tokenizer.save(file)
+    settings = TableSettings(2, batch=2, clip=2, whole=0.0, bfloat16=False)
+    monkeypatch.setattr(train_decoder, "validate", lambda *_: {})
+    train_decoder.train(tmp_path / "base", file, settings, log=lambda _: None)
+    export(tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
+    model = load(str(tmp_path / "table"))
+    assert model.network.spec == small and model.network.places is None
+    codes = torch.randint(0, 512, (1, 64, 4))
+    mine = tokenizer.decode(codes)
+    assert (model.network.rqvae.decode(codes).round().int() - mine.int()).abs().max() <= 6
+    assert quantize(torch.zeros(1, 32), tokenizer.codebooks()).shape == (1, 4)
+
+
+def test_the_replay_stage_trains_with_the_rule_in_the_pass(tokenizer: TableTokenizer) -> None:
+    model = new_model(tokenizer, 0, _small())
+    settings = TableSettings(2, batch=1, bfloat16=False).replay_stage()
+    batch, _ = Clips(tokenizer).draw(1, 3, random.Random(0))
+    loss, values = train_decoder.loss_of(model, batch, settings, torch.tensor([-float("inf")]))
+    assert values["replayed"] == 1.0 and values["align"] > 0
+    loss.backward()
+    assert model.llm.blocks[0].mlp.up_proj.weight.grad is not None
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon to compare with")
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8)])
+def test_muon_is_torchs_in_the_precision_that_torch_has(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(shape)) for _ in range(2))
+    pair = (Muon([ours], lr=0.1, dtype=torch.bfloat16), torch.optim.Muon([theirs], lr=0.1, weight_decay=0.0))
+    for _ in range(3):
+        gradient = torch.randn(shape)
+        for p, optimizer in zip((ours, theirs), pair, strict=True):
+            p.grad = gradient.clone()
+            optimizer.step()
+    assert torch.allclose(ours, theirs, atol=5e-3)
+    assert not torch.allclose(ours, torch.ones(shape), atol=0.1)
