@@ -37,6 +37,7 @@ def test_fidelity_and_replay_of_a_sample(tau: float | str, replayed: tuple[float
     assert replayed[0] <= found["replay"]["eligible_ratio"] <= replayed[1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_fidelity_in_full() -> None:
     """The bars of the bundled model on 300 captions: dense, and how far replay may fall behind it."""

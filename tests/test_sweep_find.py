@@ -177,6 +177,7 @@ def test_a_threshold_moves_to_what_fits_all_videos_but_keeps_the_searched_ones(
     assert after <= max(0.012, abs(shift) - 0.015)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", [0.7, 0.8])
 def test_the_bundled_model_meets_a_ratio_on_other_prompts_and_seeds(wanted: float, tmp_path: Path) -> None:

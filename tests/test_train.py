@@ -134,6 +134,7 @@ def test_train_export_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (tmp_path / "a.mp4").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_real_model_trains_resumes_exports_and_generates(process: Run, tmp_path: Path) -> None:
     short = ["--tokenizer-steps", "8", "--base-steps", "2", "--replay-steps", "1", "--batch", "1", "--dtype", "float32"]

@@ -107,6 +107,7 @@ def test_analyser_is_right_on_rendered_truth() -> None:
     assert min(right.values()) >= 0.99, right
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_analyser_is_right_on_every_combination() -> None:
     rng = random.Random(0)
