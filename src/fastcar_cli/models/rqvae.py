@@ -216,7 +216,18 @@ class RQVAE(nn.Module):
         self.spec = spec
         self.quantizer = Quantizer(spec)
         self.post_quant_conv = nn.Conv2d(spec.code_width, spec.z_channels, 1)
-        self.decoder = ShuffleDecoder(spec) if spec.widths else ConvDecoder(spec)
+        self.decoder: ShuffleDecoder | ConvDecoder = (
+            ConvDecoder(spec)
+            if not spec.widths
+            else ShuffleDecoder(
+                widths=spec.widths,
+                scale=spec.scale,
+                z_channels=spec.z_channels,
+                ch=spec.ch,
+                out_ch=spec.out_ch,
+                num_res_blocks=spec.num_res_blocks,
+            )
+        )
 
     def embed(self, codes: Tensor) -> Tensor:
         """Sum of the code vectors of codes [..., depth], accumulated in depth order: [..., code_width]."""

@@ -7,13 +7,9 @@ pixels whatever happens elsewhere in the frame.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from fastcar_cli.models.rqvae import RQVAESpec
 
 
 class Residual(nn.Module):
@@ -33,24 +29,26 @@ class ShuffleDecoder(nn.Module):
     """Latents [B, z_channels, h, w] to an image [B, out_ch, H, W] in about -1..1.
 
     Each position draws its own patch, and convolutions add what its neighbours tell: a level of residual
-    blocks for each of `spec.widths`, from coarse to fine; between two levels the side doubles, and what
+    blocks for each of `widths`, from coarse to fine; between two levels the side doubles, and what
     is left to the full resolution is one shuffle at the end.
     """
 
-    def __init__(self, spec: RQVAESpec) -> None:
+    def __init__(
+        self, *, widths: tuple[int, ...], scale: int, z_channels: int, ch: int, out_ch: int, num_res_blocks: int
+    ) -> None:
         super().__init__()
-        widths, self.scale = spec.widths, spec.scale
-        self.last = spec.scale // 2 ** (len(widths) - 1)
-        self.patch_linear = nn.Conv2d(spec.z_channels, spec.out_ch * spec.scale**2, 1)
-        self.patch_in = nn.Conv2d(spec.z_channels, spec.ch, 1)
-        self.patch_mid = nn.Conv2d(spec.ch, spec.ch, 1)
-        self.patch_out = nn.Conv2d(spec.ch, spec.out_ch * spec.scale**2, 1)
-        self.conv_in = nn.Conv2d(spec.z_channels, widths[0], 3, padding=1)
+        self.scale = scale
+        self.last = scale // 2 ** (len(widths) - 1)
+        self.patch_linear = nn.Conv2d(z_channels, out_ch * scale**2, 1)
+        self.patch_in = nn.Conv2d(z_channels, ch, 1)
+        self.patch_mid = nn.Conv2d(ch, ch, 1)
+        self.patch_out = nn.Conv2d(ch, out_ch * scale**2, 1)
+        self.conv_in = nn.Conv2d(z_channels, widths[0], 3, padding=1)
         self.levels = nn.ModuleList(
-            nn.Sequential(*(Residual(width) for _ in range(spec.num_res_blocks))) for width in widths
+            nn.Sequential(*(Residual(width) for _ in range(num_res_blocks))) for width in widths
         )
         self.widen = nn.ModuleList(nn.Conv2d(coarse, 4 * fine, 1) for coarse, fine in itertools.pairwise(widths))
-        self.conv_out = nn.Conv2d(widths[-1], spec.out_ch * self.last**2, 3, padding=1)
+        self.conv_out = nn.Conv2d(widths[-1], out_ch * self.last**2, 3, padding=1)
 
     def own(self, z: Tensor) -> Tensor:
         """What each position draws by itself: [B, z_channels, h, w] -> [B, out_ch, H, W]."""
