@@ -261,7 +261,7 @@ def test_a_replayed_mlp_is_not_touched(executor: str) -> None:
         assert bool(step.hidden.isfinite().all())
 
 
-@pytest.mark.parametrize("executor", NAMES)
+@pytest.mark.parametrize("executor", ["torch", "native"])
 def test_a_nan_in_a_weight_shows(executor: str) -> None:
     if EXECUTORS[executor].missing:
         pytest.skip(str(EXECUTORS[executor].missing))
