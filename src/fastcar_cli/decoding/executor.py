@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from torch import Tensor
@@ -22,7 +23,7 @@ class Executor(Protocol):
         ...
 
 
-class HostExecutor:
+class HostExecutor(ABC):
     """An executor that returns to the host between the decoder and the depth transformer."""
 
     name: str
@@ -30,16 +31,16 @@ class HostExecutor:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
 
+    @abstractmethod
     def run(self, t: int, latent: Tensor) -> Tensor:
         """The decode pass with input token t, whose code vectors sum to latent [P, code_width]: hidden [rows, width].
 
         Appends to the KV cache, which the caller advances.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def logits(self, x: Tensor, d: int) -> Tensor:
         """Logits of a depth, see `sampling.Logits`."""
-        raise NotImplementedError
 
     def token_pass(self, t: int, latent: Tensor | None = None) -> Tensor:
         """`run`, and on to the next token."""
