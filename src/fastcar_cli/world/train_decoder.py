@@ -252,6 +252,61 @@ def factor(done: float, warmup: float) -> float:
     return min(1.0, (done + 1e-3) / warmup) * max(0.02, min(1.0, (1.0 - done) / 0.6))
 
 
+def run_stage(
+    out: Path,
+    model: VideoModel,
+    settings: TrainSettings,
+    loss_at: Callable[[int, random.Random], tuple[Tensor, dict[str, float], int]],
+    judge: Callable[[], dict[str, float]],
+    *,
+    every: int,
+    start: Path | None,
+    deadline: float | None,
+    log: Callable[[str], None],
+) -> None:
+    """The steps of one stage in folder `out`; a stopped one goes on from its checkpoint as if it had not been stopped.
+
+    `loss_at(step, rng)` gives a batch's loss, numbers for the log and its videos; `judge` what is told of held-out
+    ones, `every` so many steps. `start` is a checkpoint of an earlier stage to begin from. Writes `checkpoint.pt`
+    (everything to go on from) and `log.jsonl` (one line an evaluation). `deadline` and errors: see `remaining_steps`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    opts = optimizers(model, settings)
+    if start is not None:
+        model.load_state_dict(torch.load(start, map_location=settings.device, weights_only=True)["model"])
+    state: dict[str, Any] = {"means": {}, "log": [], "videos": 0}
+    # Where a step is computed and how often it is looked at may change on the way, what it computes may not.
+    fixed = {k: v for k, v in asdict(settings).items() if k not in ("device", "compile", "evaluate_every")}
+    for step in remaining_steps(
+        out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
+    ):
+        for opt, lr in zip(opts, (settings.muon_lr, settings.lr), strict=True):
+            opt.param_groups[0]["lr"] = lr * factor(step / settings.steps, settings.warmup)
+        loss, values, videos = loss_at(step, rng_of(settings.seed, step))
+        for opt in opts:
+            opt.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
+        for opt in opts:
+            opt.step()
+        state["videos"] += videos
+        for key, value in values.items():
+            state["means"][key] = 0.95 * state["means"].get(key, value) + 0.05 * value
+        done = step + 1
+        if done % every == 0 or done == settings.steps:
+            row = {"step": done, "videos": state["videos"], **state["means"], **judge()}
+            state["log"].append(row)
+            (out / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in state["log"]), encoding="utf-8")
+            log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))
+
+
+def draw_taus(settings: TrainSettings, rng: random.Random, videos: int) -> Tensor | None:
+    """Thresholds [videos] of the replay stage; None in another."""
+    if not settings.replay:
+        return None
+    return torch.tensor([draw_tau(settings, rng) for _ in range(videos)], device=settings.device)
+
+
 def train(
     out: Path,
     tokenizer_path: Path,
@@ -261,35 +316,15 @@ def train(
     deadline: float | None = None,
     log: Callable[[str], None] = print,
 ) -> VideoModel:
-    """Train one stage in folder `out`; a stopped stage goes on from its last checkpoint as if it had not been stopped.
-
-    `start` is a checkpoint of an earlier stage to begin from. Writes `checkpoint.pt` (everything
-    to go on from) and `log.jsonl` (one line an evaluation). `deadline` and errors: see `remaining_steps`.
-    """
-    out.mkdir(parents=True, exist_ok=True)
+    """Train one stage of `mini` in folder `out`, see `run_stage`."""
     trained, held_out = encode_world(out.parent, log)
     model = new_model(Tokenizer.load(tokenizer_path), settings.seed).to(settings.device)
-    opts = optimizers(model, settings)
-    if start is not None:
-        model.load_state_dict(torch.load(start, map_location=settings.device, weights_only=True)["model"])
-    base = (settings.muon_lr, settings.lr)
-    n = model.spec.tokens_per_frame
     batches = Batches(trained, settings)
-    state: dict[str, Any] = {"means": {}, "log": []}
-    every = max(1, settings.steps // 20)
-    run = torch.compile(forward) if settings.compile else forward
-    # Where and how a step is computed may change on the way, what it computes may not.
-    fixed = {k: v for k, v in asdict(settings).items() if k not in ("device", "compile")}
-    for step in remaining_steps(
-        out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
-    ):
-        for opt, lr in zip(opts, base, strict=True):
-            opt.param_groups[0]["lr"] = lr * factor(step / settings.steps, settings.warmup)
-        rng = rng_of(settings.seed, step)
+    n, run = model.spec.tokens_per_frame, torch.compile(forward) if settings.compile else forward
+
+    def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, float], int]:
         text, codes = (x.to(settings.device) for x in batches.draw(rng))
-        taus = None
-        if settings.replay:
-            taus = torch.tensor([draw_tau(settings, rng) for _ in range(len(text))], device=settings.device)
+        taus = draw_taus(settings, rng, len(text))
         with settings.precision():
             logits, scores, shares = run(model, text, codes, taus)
         each = F.cross_entropy(logits.float().flatten(0, 2), codes.flatten(), reduction="none").view(codes.shape)
@@ -301,19 +336,17 @@ def train(
             aligned = torch.stack([F.smooth_l1_loss(s, target) for s in scores]).mean()
             loss = loss + settings.align * aligned
             values |= {"align": float(aligned.detach()), "replayed": float(torch.stack(shares).mean())}
-        for opt in opts:
-            opt.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for opt in opts:
-            opt.step()
-        for key, value in values.items():
-            state["means"][key] = 0.95 * state["means"].get(key, value) + 0.05 * value
-        done = step + 1
-        if done % every == 0 or done == settings.steps:
-            row = {"step": done, "videos": done * settings.batch, **state["means"]}
-            row |= validate(model, held_out, settings)
-            state["log"].append(row)
-            (out / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in state["log"]), encoding="utf-8")
-            log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))
+        return loss, values, len(text)
+
+    run_stage(
+        out,
+        model,
+        settings,
+        loss_at,
+        lambda: validate(model, held_out, settings),
+        every=max(1, settings.steps // 20),
+        start=start,
+        deadline=deadline,
+        log=log,
+    )
     return model

@@ -7,26 +7,22 @@ the replay stage the replay rule in the pass.
 
 from __future__ import annotations
 
-import json
 import random
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastcar_cli.models.video_model import VideoModel
-from fastcar_cli.world.steps import remaining_steps, rng_of
 from fastcar_cli.world.table.clips import Batch, Clips, swapped
 from fastcar_cli.world.table.lexicon import VOCABULARY
 from fastcar_cli.world.table.recipe import new_model
 from fastcar_cli.world.table.scene import COLORS, FRAMES, SHAPES
 from fastcar_cli.world.table.tokenizer import TableTokenizer
-from fastcar_cli.world.train_decoder import TrainSettings, draw_tau, factor, hidden_states, optimizers, tas_target
+from fastcar_cli.world.train_decoder import TrainSettings, draw_taus, hidden_states, run_stage, tas_target
 
 _WORDS = {"color": tuple(COLORS), "shape": SHAPES, "way": ("left", "right"), "place": ("in_front_of", "behind")}
 """Words of a caption that are swapped to see whether the model heeds them."""
@@ -146,53 +142,28 @@ def train(
     deadline: float | None = None,
     log: Callable[[str], None] = print,
 ) -> VideoModel:
-    """Train one stage in folder `out`; a stopped stage goes on from its last checkpoint.
-
-    `start` is a checkpoint of an earlier stage to begin from. Writes `checkpoint.pt` (everything
-    to go on from) and `log.jsonl` (one line an evaluation). `deadline` and errors: see `remaining_steps`.
-    """
-    out.mkdir(parents=True, exist_ok=True)
+    """Train one stage of `table` in folder `out`, see `run_stage`."""
     tokenizer = TableTokenizer.load(tokenizer_path)
     model = new_model(tokenizer, settings.seed).to(settings.device)
     clips = Clips(tokenizer, drop_attribute=settings.drop_attribute, drop_caption=settings.drop_caption)
-    opts = optimizers(model, settings)
-    if start is not None:
-        model.load_state_dict(torch.load(start, map_location=settings.device, weights_only=True)["model"])
-    state: dict[str, Any] = {"means": {}, "log": [], "videos": 0, "seconds": 0.0}
-    # Where a step is computed and how often it is looked at may change on the way, what it computes may not.
-    fixed = {k: v for k, v in asdict(settings).items() if k not in ("device", "compile", "evaluate_every")}
     run = torch.compile(hidden_states) if settings.compile else hidden_states
-    began = time.monotonic()
-    for step in remaining_steps(
-        out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
-    ):
-        for opt, lr in zip(opts, (settings.muon_lr, settings.lr), strict=True):
-            opt.param_groups[0]["lr"] = lr * factor(step / settings.steps, settings.warmup)
-        rng = rng_of(settings.seed, step)
+
+    def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, float], int]:
         count, frames = settings.shape_of(step)
         batch = clips.draw(count, frames, rng, late=settings.late)[0].to(settings.device)
-        taus = None
-        if settings.replay:
-            taus = torch.tensor([draw_tau(settings, rng) for _ in range(count)], device=settings.device)
         with settings.precision():
-            loss, values = loss_of(model, batch, settings, taus, run)
-        for opt in opts:
-            opt.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
-        for opt in opts:
-            opt.step()
-        now = time.monotonic()
-        state["seconds"] += now - began
-        began = now
-        state["videos"] += count
-        for key, value in values.items():
-            state["means"][key] = 0.97 * state["means"].get(key, value) + 0.03 * value
-        if (step + 1) % settings.evaluate_every == 0 or step + 1 == settings.steps:
-            row = {"step": step + 1, "videos": state["videos"], "seconds": round(state["seconds"]), **state["means"]}
-            row |= validate(model, clips, settings)
-            state["log"].append(row)
-            (out / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in state["log"]), encoding="utf-8")
-            log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))
-            began = time.monotonic()
+            loss, values = loss_of(model, batch, settings, draw_taus(settings, rng, count), run)
+        return loss, values, count
+
+    run_stage(
+        out,
+        model,
+        settings,
+        loss_at,
+        lambda: validate(model, clips, settings),
+        every=settings.evaluate_every,
+        start=start,
+        deadline=deadline,
+        log=log,
+    )
     return model
