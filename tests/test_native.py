@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fastcar_cli.decoding.sampling import SamplingSettings, guide, sample
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.native import (
     BlockWeights,
+    CodeDraw,
     DecoderPass,
     DepthBlockWeights,
-    DepthSteps,
     Linear,
     MLPs,
     Norm,
@@ -430,61 +431,139 @@ def test_mlps_alone(kind: str, threads: int) -> None:
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_depth_steps(kind: str, threads: int, rows: int) -> None:
-    width, heads, depth, codes, hidden, code_width = 36, 3, 4, 50, 40, 20
+@dataclass
+class ToyDepth:
+    """A depth transformer for 3 tokens of some videos, guided by 2.5 or not at all."""
 
-    def normed(seed: int) -> Norm:
-        return Norm(random(width, seed=seed), random(width, seed=seed + 1))
+    kind: str = "float32"
+    videos: int = 2
+    guidance: float = 1.0
+    width, heads, depth, known, hidden, code_width, tokens = 36, 3, 4, 50, 40, 20, 3
 
-    def made(outputs: int, inputs: int, seed: int) -> Linear:
-        return random_linear(kind, outputs, inputs, seed, bias=True)
+    def __post_init__(self) -> None:
+        def made(outputs: int, inputs: int, seed: int) -> Linear:
+            return random_linear(self.kind, outputs, inputs, seed, bias=True)
 
-    blocks = [
-        DepthBlockWeights(
-            normed(s),
-            *(made(width, width, s + n) for n in (2, 3, 4, 5)),
-            normed(s + 6),
-            made(4 * width, width, s + 7),
-            made(width, 4 * width, s + 8),
-        )
-        for s in (100, 200)
-    ]
-    first, later, places = made(width, hidden, 1), made(width, code_width, 2), random(depth, width, seed=3)
-    last, classes = normed(4), made(codes, width, 5)
-    steps = DepthSteps(
-        blocks,
-        first=first,
-        later=later,
-        places=places,
-        norm=last,
-        classes=classes,
-        heads=heads,
-        rows=rows,
-        threads=threads,
-    )
+        def normed(seed: int) -> Norm:
+            return Norm(random(width, seed=seed), random(width, seed=seed + 1))
 
-    def layer_norm(x: Tensor, norm: Norm) -> Tensor:
-        return torch.nn.functional.layer_norm(x, (width,), norm.weight.double(), norm.bias.double())
+        width = self.width
+        self.blocks = [
+            DepthBlockWeights(
+                normed(s),
+                *(made(width, width, s + n) for n in (2, 3, 4, 5)),
+                normed(s + 6),
+                made(4 * width, width, s + 7),
+                made(width, 4 * width, s + 8),
+            )
+            for s in (100, 200)
+        ]
+        self.first, self.later = made(width, self.hidden, 1), made(width, self.code_width, 2)
+        self.places, self.norm = random(self.depth, width, seed=3), normed(4)
+        self.classes = made(self.known, width, 5)
+        self.books = [random(self.known, self.code_width, seed=30 + d) for d in range(self.depth)]
+        self.uniforms = torch.rand(self.videos, self.tokens, self.depth, generator=torch.Generator().manual_seed(9))
+        self.codes = torch.full(self.uniforms.shape, -1)
+        self.rows = self.videos * (1 if self.guidance == 1 else 2)
 
-    for token in range(2):
-        cached: list[list[tuple[Tensor, Tensor]]] = [[] for _ in blocks]
-        for d in range(depth):
-            x = random(rows, code_width if d else hidden, seed=7 * token + d)
-            h = apply(later if d else first, x.double()) + places[d].double()
-            for block, kv in zip(blocks, cached, strict=True):
+    def native(self, **more: object) -> CodeDraw:
+        names = ("first", "later", "places", "norm", "classes", "books", "heads", "uniforms", "codes", "guidance")
+        return CodeDraw(self.blocks, **{name: getattr(self, name) for name in names} | more)  # type: ignore[arg-type]
+
+    def logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """Guided logits float64 [depth, videos, known] of codes [videos, depth]."""
+
+        def layer_norm(x: Tensor, norm: Norm) -> Tensor:
+            return torch.nn.functional.layer_norm(x, (self.width,), norm.weight.double(), norm.bias.double())
+
+        cached: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.blocks]
+        found, x = [], hidden.double()
+        for d in range(self.depth):
+            h = apply(self.later if d else self.first, x) + self.places[d].double()
+            for block, kv in zip(self.blocks, cached, strict=True):
                 a = layer_norm(h, block.norm1)
-                q, k, v = (apply(m, a).view(rows, heads, 1, -1) for m in (block.q, block.k, block.v))
+                q, k, v = (apply(m, a).view(self.rows, self.heads, 1, -1) for m in (block.q, block.k, block.v))
                 kv.append((k, v))
                 keys, values = (torch.cat([pair[n] for pair in kv], 2) for n in range(2))
-                p = (q @ keys.mT / math.sqrt(width // heads)).softmax(-1)
-                h = h + apply(block.o, (p @ values).reshape(rows, width))
+                p = (q @ keys.mT / math.sqrt(self.width // self.heads)).softmax(-1)
+                h = h + apply(block.o, (p @ values).reshape(self.rows, self.width))
                 b = torch.nn.functional.gelu(apply(block.up, layer_norm(h, block.norm2)))
                 h = h + apply(block.down, b)
-            want = apply(classes, layer_norm(h, last))
-            torch.testing.assert_close(steps(x, d).double(), want, rtol=1e-5, atol=2e-5)
+            found.append(guide(apply(self.classes, layer_norm(h, self.norm)), self.guidance))
+            x = self.latent(codes[:, : d + 1])
+        return torch.stack(found)
+
+    def latent(self, codes: Tensor) -> Tensor:
+        """Sums of code vectors, float64 [rows, code width], of codes [videos, depth so far]."""
+        total = sum(book[codes[:, d]].double() for d, book in enumerate(self.books[: codes.shape[1]]))
+        return torch.cat([total] * (self.rows // self.videos))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("videos", "guidance"), [(1, 1.0), (3, 1.0), (2, 2.5)])
+def test_logits_of_given_codes(kind: str, threads: int, videos: int, guidance: float) -> None:
+    toy = ToyDepth(kind, videos, guidance)
+    draw = toy.native(threads=threads)
+    given = torch.randint(toy.known, toy.codes.shape, generator=torch.Generator().manual_seed(2))
+    for token in range(2):
+        hidden = random(toy.rows, toy.hidden, seed=50 + token)
+        latent, logits = draw(hidden, token, given=given, keep_logits=True)
+        assert logits is not None
+        torch.testing.assert_close(logits.double(), toy.logits(hidden, given[:, token]), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(latent.double(), toy.latent(given[:, token])[:videos], rtol=1e-6, atol=1e-6)
+        assert torch.equal(toy.codes[:, token], given[:, token])
+    assert torch.equal(toy.codes[:, 2], torch.full((videos, toy.depth), -1))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    spread=st.sampled_from([0.0, 0.1, 3.0, 40.0]),
+    rounded=st.booleans(),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 3, 49, 50, 90]),
+    top_p=st.sampled_from([0.05, 0.5, 0.95, 1.0]),
+    guidance=st.sampled_from([1.0, 2.5]),
+)
+def test_draws_are_those_of_torch(
+    seed: int, spread: float, rounded: bool, temperature: float, top_k: int, top_p: float, guidance: float
+) -> None:
+    toy = ToyDepth(videos=2, guidance=guidance)
+    bias = random(toy.known, seed=seed) * spread
+    # Rounded logits have equals; without weights the bias is the logits.
+    toy.classes = Linear(torch.zeros(toy.known, toy.width), bias=bias.round() if rounded else bias)
+    toy.uniforms = torch.rand(toy.uniforms.shape, generator=torch.Generator().manual_seed(seed))
+    draw = toy.native(temperature=temperature, top_k=top_k)
+    latent, logits = draw(random(toy.rows, toy.hidden), 1, top_p=top_p, keep_logits=True)
+    assert logits is not None
+    torch.testing.assert_close(latent.double(), toy.latent(toy.codes[:, 1])[:2], rtol=1e-6, atol=1e-6)
+    how = SamplingSettings(guidance, temperature, top_k, top_p)
+    for d in range(toy.depth):
+        # On an edge, between two codes or of top-p, sums that are rounded differently may fall to either side.
+        edges = (-2e-6, 0.0, 2e-6)
+        near = [sample(logits[d], toy.uniforms[:, 1, d] + a, how, top_p + b) for a in edges for b in edges]
+        for video, code in enumerate(toy.codes[:, 1, d]):
+            assert code in [codes[video] for codes in near]
+
+
+@pytest.mark.parametrize("value", [float("nan"), INF])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_drawn_from_logits_that_are_not_finite(value: float, temperature: float) -> None:
+    toy = ToyDepth()
+    assert toy.classes.bias is not None
+    toy.classes.bias[17] = value
+    with pytest.raises(ArithmeticError, match="token 1, depth 0: the logits are not finite"):
+        toy.native(temperature=temperature)(random(toy.rows, toy.hidden), 1)
+
+
+@pytest.mark.parametrize("code", [-1, 50, 2**40])
+def test_a_given_code_must_be_one(code: int) -> None:
+    toy = ToyDepth()
+    given = torch.zeros_like(toy.codes)
+    given[1, 0, 2] = code
+    with pytest.raises(ValueError, match="given: token 0, depth 2 has no code of 0 to 49"):
+        toy.native()(random(toy.rows, toy.hidden), 0, given=given)
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -66,7 +66,8 @@ class Decode(Batch):
 
         With `first` above 0 the positions before it are not decoded but made up, see `fast_forward`.
         """
-        self.forced, self.keep_logits = forced, keep_logits
+        self.forced = None if forced is None else forced.to(self.codes).contiguous()
+        self.keep_logits = keep_logits
         hidden = self.start()
         if first:
             self.fast_forward(first - 1)
@@ -77,7 +78,7 @@ class Decode(Batch):
                 step = self.executor.step(index)
             else:
                 source = self.executor if isinstance(self.executor, HostExecutor) else PlainExecutor(self)
-                step = self.draw(hidden, 0, source.logits)
+                step = source.draw(hidden, 0)
             # The host waits for a GPU once a frame only, when the pixels are wanted.
             timed = device.type != "cuda" or (index + 1) % self.frame == 0
             if timed:

@@ -39,8 +39,8 @@ class HostExecutor(ABC):
         """
 
     @abstractmethod
-    def logits(self, x: Tensor, d: int) -> Tensor:
-        """Logits of a depth, see `sampling.Logits`."""
+    def draw(self, hidden: Tensor, index: int) -> Step:
+        """Draw the codes of a position from its hidden states [rows, width], into the batch."""
 
     def token_pass(self, t: int, latent: Tensor | None = None) -> Tensor:
         """`run`, and on to the next token."""
@@ -52,4 +52,4 @@ class HostExecutor(ABC):
 
     def step(self, index: int) -> Step:
         """See `Executor.step`."""
-        return self._batch.draw(self.token_pass(index - 1), index, self.logits)
+        return self.draw(self.token_pass(index - 1), index)

@@ -1,17 +1,18 @@
-"""The executor of CPUs: a pass, and a step of the depth transformer, in one call each of the native kernels."""
+"""The executor of CPUs: a pass, and drawing the codes of a position, in one call each of the native kernels."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fastcar_cli.decoding.executor import HostExecutor
-from fastcar_cli.decoding.state import Batch
+from fastcar_cli.decoding.sampling import not_finite
+from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import Block
-from fastcar_cli.models.depth import DepthBlock, DepthTransformer
+from fastcar_cli.models.depth import DepthBlock
 from fastcar_cli.models.int8 import Int8Linear
 from fastcar_cli.models.video_model import VideoModel
 
@@ -65,17 +66,25 @@ def _depth_block(block: DepthBlock) -> native.DepthBlockWeights:
     )
 
 
-def depth_steps(depth: DepthTransformer, rows: int, threads: int) -> native.DepthSteps:
-    """The depth transformer as the kernels take it; matrices are not copied."""
-    return native.DepthSteps(
+def code_draw(batch: Batch, threads: int) -> native.CodeDraw:
+    """The depth transformer and the codebooks of a batch as the kernels take them; matrices are not copied."""
+    depth, sampling = batch.model.depth, batch.settings.sampling
+    # A codebook has one row more than codes.
+    books = {book: book.weight[: depth.spec.codes].float().contiguous() for book in batch.model.rqvae.quantizer.books}
+    return native.CodeDraw(
         [_depth_block(block) for block in depth.blocks],
         first=_linear(depth.in_mlp_2),
         later=_linear(depth.in_mlp_1),
         places=depth.pos_emb_d[0].float().contiguous(),
         norm=_norm(depth.classifier_mlp.layer_norm),
         classes=_linear(depth.classifier_mlp.linear),
+        books=[books[book] for book in batch.model.rqvae.quantizer.books],
         heads=depth.spec.heads,
-        rows=rows,
+        uniforms=batch.uniforms,
+        codes=batch.codes,
+        guidance=sampling.cfg,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
         threads=threads,
     )
 
@@ -115,7 +124,7 @@ class NativeExecutor(HostExecutor):
             self._projection = native.Product(_linear(projector), batch.videos, threads)
             if self._added is not None:
                 self._added = self._added + projector.bias.float()
-        self._depth = depth_steps(model.depth, batch.rows, threads)
+        self._draw = code_draw(batch, threads)
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
 
     @torch.inference_mode()
@@ -125,24 +134,14 @@ class NativeExecutor(HostExecutor):
         x = batch.doubled(self._input(latent, t)).contiguous()
         at = native.Slots(*cache.slots())
         mask = None if cache.window is None else cache.mask()
-        cos, sin = self._cos[t], self._sin[t]
-        if replay is None:
-            self._pass(x, cos, sin, at, mask=mask)
-        elif not replay.eligible(t):
-            self._pass(x, cos, sin, at, mask=mask, position=t % batch.frame)
-        else:
-            self._pass(
-                x,
-                cos,
-                sin,
-                at,
-                mask=mask,
-                position=t % batch.frame,
-                thresholds=replay.thresholds(t),
-                scored=replay.scored,
-                scores=self._scores,
-                replayed=replay.by_token[t],
-            )
+        rule: dict[str, Any] = {}
+        if replay is not None:
+            rule["position"] = t % batch.frame
+        if replay is not None and replay.eligible(t):
+            rule |= {"thresholds": replay.thresholds(t), "scored": replay.scored}
+            rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
+        batch.clock.mlp += self._pass(x, self._cos[t], self._sin[t], at, mask=mask, **rule)
+        if replay is not None and replay.eligible(t):
             replay.finish(t, self._scores)
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 
@@ -151,10 +150,21 @@ class NativeExecutor(HostExecutor):
         added = None if self._added is None else self._added[t]
         if self._projection is not None:
             return self._projection(latent.float().contiguous(), added)
-        x = self._batch.model.feedback_latent(latent).float()
+        x = self._batch.model.feedback_latent(latent.to(self._dtype)).float()
         return x if added is None else x + added
 
     @torch.inference_mode()
-    def logits(self, x: Tensor, d: int) -> Tensor:
-        """See `sampling.Logits`."""
-        return self._depth(x.float().contiguous(), d)
+    def draw(self, hidden: Tensor, index: int) -> Step:
+        """See `HostExecutor.draw`."""
+        batch = self._batch
+        try:
+            batch.latent, logits = self._draw(
+                hidden.float().contiguous(),
+                index,
+                top_p=batch.settings.sampling.top_p_of(index // batch.frame),
+                given=batch.forced,
+                keep_logits=batch.keep_logits,
+            )
+        except ArithmeticError:
+            raise not_finite() from None
+        return Step(index, batch.codes[:, index], hidden, logits)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fastcar_cli.decoding.executor import HostExecutor
 from fastcar_cli.decoding.kv_cache import prompt_mask
 from fastcar_cli.decoding.replay import Replay, replays, temporal_attention_score
-from fastcar_cli.decoding.state import Batch
+from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.models.decoder import rotate
 
 
@@ -110,7 +110,17 @@ class PlainExecutor(HostExecutor):
         return slot
 
     @torch.inference_mode()
-    def logits(self, x: Tensor, d: int) -> Tensor:
+    def draw(self, hidden: Tensor, index: int) -> Step:
+        """See `HostExecutor.draw`."""
+        batch = self._batch
+        kept: list[Tensor] | None = [] if batch.keep_logits else None
+        given = None if batch.forced is None else batch.forced[:, index]
+        codes, batch.latent = batch.sampler.draw(hidden, index, self._logits, given, kept)
+        batch.codes[:, index] = codes
+        self._mark("sampling")
+        return Step(index, codes, hidden, torch.stack(kept) if kept else None)
+
+    def _logits(self, x: Tensor, d: int) -> Tensor:
         """See `sampling.Logits`."""
         if d:
             self._mark("sampling")

@@ -6,11 +6,14 @@ else is in the batch cannot change it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from fastcar_cli.errors import RunError
 
 Logits = Callable[[Tensor, int], Tensor]
 """Logits [rows, codes] of depth d, from the hidden states [rows, width] at depth 0 and the running sum of code
@@ -73,11 +76,19 @@ def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float | 
     return probs, order
 
 
+def not_finite() -> RunError:
+    """Logits that nothing can be drawn from."""
+    return RunError("the model's logits are not finite", hint="its weights are broken, or too large for this `dtype`")
+
+
 def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: float | Tensor) -> Tensor:
     """One code a video, int64 [P], of guided logits [P, K] and uniform numbers in [0, 1) [P].
 
-    `top_p` is the one in force (`SamplingSettings.top_p_of`); a tensor [1] stays on the device.
+    `top_p` is the one in force (`SamplingSettings.top_p_of`); a tensor [1] stays on the device. On the CPU logits
+    that are NaN or infinite raise RunError.
     """
+    if logits.device.type == "cpu" and not bool((logits < math.inf).all()):
+        raise not_finite()
     if settings.temperature == 0:
         return logits.argmax(-1)
     probs, order = distribution(logits, settings.temperature, settings.top_k, top_p)

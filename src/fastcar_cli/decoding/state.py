@@ -12,7 +12,7 @@ from torch import Tensor
 from fastcar_cli.backends import MLPBackend, TorchBackend
 from fastcar_cli.decoding.kv_cache import KVCache
 from fastcar_cli.decoding.replay import Replay, ReplayRule
-from fastcar_cli.decoding.sampling import CodeSampler, Logits, SamplingSettings
+from fastcar_cli.decoding.sampling import CodeSampler, SamplingSettings
 from fastcar_cli.models.video_model import VideoModel
 
 KERNELS = ("auto", "torch", "native", "graph")
@@ -97,6 +97,8 @@ class Batch:
 
     Attributes:
         watch: where set, sees every block's output.
+        uniforms: as given, on the device.
+        sampler: draws codes in torch.
         mark: called with a name at the end of each part of a pass, for profiling.
         forced: codes [P, T*N, depth] to take instead of drawn ones, or None.
         keep_logits: whether steps carry logits.
@@ -152,7 +154,8 @@ class Batch:
                 device=device,
                 keep_tas=settings.keep_tas,
             )
-        self.sampler = CodeSampler(model.rqvae.quantizer.books, settings.sampling, uniforms.to(device), self.frame)
+        self.uniforms = uniforms.to(device).contiguous()
+        self.sampler = CodeSampler(model.rqvae.quantizer.books, settings.sampling, self.uniforms, self.frame)
         self.codes = torch.zeros(self.videos, self.tokens, spec.depth.depth, dtype=torch.int64, device=device)
         self.latent: Tensor | None = None
         self.forced: Tensor | None = None
@@ -175,16 +178,6 @@ class Batch:
     def doubled(self, x: Tensor) -> Tensor:
         """What both rows of a video share, [P, ...], for every row, [rows, ...]."""
         return torch.cat([x, x]) if self.guided else x
-
-    def draw(self, hidden: Tensor, index: int, logits: Logits) -> Step:
-        """Draw the codes of a position from its hidden states [rows, width] and keep them."""
-        kept: list[Tensor] | None = [] if self.keep_logits else None
-        forced = None if self.forced is None else self.forced[:, index].to(hidden.device)
-        codes, self.latent = self.sampler.draw(hidden, index, logits, forced, kept)
-        self.codes[:, index] = codes
-        if self.mark is not None:
-            self.mark("sampling")
-        return Step(index, codes, hidden, torch.stack(kept) if kept else None)
 
     def input_latent(self, t: int) -> Tensor:
         """Sum of the code vectors of input token t, [P, code_width]."""

@@ -169,7 +169,7 @@ class DecoderPass:
         scored: Tensor | None = None,
         scores: Tensor | None = None,
         replayed: Tensor | None = None,
-    ) -> None:
+    ) -> float:
         """One token of every row; x [rows, width] float32 becomes its hidden state after the last norm.
 
         cos, sin: float32 [rows or 1, head width]. mask: bool [rows, slots], slots that may be attended to, None: all
@@ -177,7 +177,8 @@ class DecoderPass:
         None: in all; the other layers are dense. Written in the scored layers: scores float32 and replayed bool
         [layers, rows]; both or neither are given. A row replays where its score (in pairs the mean) is greater than
         thresholds [layers, rows] float32: never with +inf, with -inf unless the score is NaN; None: nothing replays.
-        What is replayed is added from the replay cache and stays there, what is computed is stored.
+        What is replayed is added from the replay cache and stays there, what is computed is stored. Returns the
+        seconds spent in MLP branches.
         """
         step, rows, slots, ring = self._step, self._rows, self._slots, self._ring
         if not (
@@ -206,6 +207,7 @@ class DecoderPass:
         step.scores = None if scores is None else expect("scores", scores, both, torch.float32)
         step.replayed = None if replayed is None else expect("replayed", replayed, both, torch.bool)
         self._run()
+        return float(step.mlp_ns) * 1e-9
 
 
 class MLPs:

@@ -1,10 +1,11 @@
-"""Steps of the depth transformer: LayerNorm with eps 1e-5, attention over the depths so far, GELU."""
+"""The codes of a position: depth transformer (LayerNorm with eps 1e-5, attention over depths so far, GELU) and draws."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,11 +37,14 @@ class DepthBlockWeights:
     down: Linear
 
 
-class DepthSteps:
-    """One depth after another, for a fixed number of rows; weights are used in place.
+class CodeDraw:
+    """Draws the codes of one position after another, all depths in one call; weights are used in place.
 
     first, later: the maps into the state at depth 0 and after it. places: float32 [depth, width], added by depth.
-    norm, classes: the last norm and the map to logits. Raises as `DecoderPass` does.
+    norm, classes: the last norm and the map to logits. books: float32 [codes, code width], one a depth.
+    uniforms: float32 [videos, tokens, depth]; codes: int64 likewise, where draws are written. Rows are videos, or with
+    a guidance that is not 1 their conditional rows and then the others. temperature, top_k as in
+    `decoding.sampling.SamplingSettings`. Raises as `DecoderPass` does.
     """
 
     def __init__(
@@ -52,15 +56,24 @@ class DepthSteps:
         places: Tensor,
         norm: Norm,
         classes: Linear,
+        books: Sequence[Tensor],
         heads: int,
-        rows: int,
+        uniforms: Tensor,
+        codes: Tensor,
+        guidance: float = 1.0,
+        temperature: float = 1.0,
+        top_k: int = 0,
         threads: int = 1,
     ) -> None:
         if places.dim() != 2 or heads < 1 or places.shape[1] % heads:
             raise ValueError(f"places is {list(places.shape)}, expected [depth, width], width a multiple of {heads}")
-        if min(len(blocks), rows, threads) < 1:
-            raise ValueError(f"{len(blocks)} blocks, {rows} rows and {threads} threads, expected at least one of each")
+        if min(len(blocks), codes.dim() - 2, threads) < 1 or not codes.numel():
+            raise ValueError(
+                f"{len(blocks)} blocks, {threads} threads, codes {list(codes.shape)}: expected some of each"
+            )
         depth, width = places.shape
+        videos, tokens, _ = codes.shape
+        rows = videos if guidance == 1 else 2 * videos
         wide = blocks[0].up.weight.shape[0]
         sizes = {**dict.fromkeys("qkvo", (width, width)), "up": (wide, width), "down": (width, wide)}
         table = (structs.DepthBlock * len(blocks))()
@@ -68,13 +81,17 @@ class DepthSteps:
             for part, size in sizes.items():
                 setattr(to, part, matrix(f"block {i}: {part}", getattr(block, part), *size))
             for part in ("norm1", "norm2"):
-                given: Norm = getattr(block, part)
-                setattr(to, part, expect(f"block {i}: {part}.weight", given.weight, (width,), torch.float32))
-                setattr(to, f"{part}_bias", expect(f"block {i}: {part}.bias", given.bias, (width,), torch.float32))
+                own: Norm = getattr(block, part)
+                setattr(to, part, expect(f"block {i}: {part}.weight", own.weight, (width,), torch.float32))
+                setattr(to, f"{part}_bias", expect(f"block {i}: {part}.bias", own.bias, (width,), torch.float32))
+        known, code_width = classes.weight.shape[0], later.weight.shape[1]
+        if len(books) != depth:
+            raise ValueError(f"{len(books)} codebooks for a depth of {depth}")
+        vectors = [expect(f"book {d}", book, (known, code_width), torch.float32) for d, book in enumerate(books)]
         self._memory = torch.zeros(2, len(blocks), rows, heads, depth, width // heads)
         self._depth = structs.Depth(
             **{"blocks_count": len(blocks), "rows": rows, "width": width, "heads": heads, "depth": depth},
-            **{"threads": threads, "blocks": table},
+            **{"threads": threads, "blocks": table, "books": (ctypes.c_void_p * depth)(*vectors)},
             first=matrix("first", first, width),
             later=matrix("later", later, width),
             place=expect("places", places, (depth, width), torch.float32),
@@ -84,20 +101,39 @@ class DepthSteps:
             keys=self._memory[0].data_ptr(),
             values=self._memory[1].data_ptr(),
         )
-        self._kernels = kernels()
-        self._scratch = scratch(self._kernels.depth_bytes(self._depth))
-        self._depth.scratch = self._scratch.data_ptr()
+        self._shape = (videos, tokens, depth)
+        self._draw = structs.Draw(
+            **{"tokens": tokens, "guidance": guidance, "temperature": temperature, "top_k": top_k},
+            uniforms=expect("uniforms", uniforms, self._shape, torch.float32),
+            codes=expect("codes", codes, self._shape, torch.int64),
+        )
+        memory = scratch(kernels().depth_bytes(self._depth))
+        self._depth.scratch = memory.data_ptr()
+        self._run = partial(kernels().draw, ctypes.byref(self._depth), ctypes.byref(self._draw))
         # What an address points to must live as long as this object.
-        self._held = (blocks, first, later, places, norm, classes)
+        self._held = (memory, blocks, first, later, places, norm, classes, books, uniforms, codes)
 
-    def __call__(self, x: Tensor, d: int) -> Tensor:
-        """Logits float32 [rows, codes] of depth d, for x float32 [rows, in]: the hidden state at depth 0, the sum of
-        the code vectors so far after it. Depths are called in turn, from 0 on for each token.
+    def __call__(
+        self, hidden: Tensor, index: int, *, top_p: float = 1.0, given: Tensor | None = None, keep_logits: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draw the codes of position `index` from its hidden states, float32 [rows, in], by the top-p in force.
+
+        Codes int64 [videos, tokens, depth] that are `given` are taken instead. Returns the sums of the code vectors
+        [videos, code width], and with `keep_logits` the guided logits [depth, videos, codes]. Raises ArithmeticError
+        where no code can be drawn because a logit is NaN or infinite, ValueError for a given code that is none.
         """
-        if not 0 <= d < self._depth.depth:
-            raise ValueError(f"depth {d}, expected 0 to {self._depth.depth - 1}")
-        into = self._depth.later if d else self._depth.first
-        at = expect("x", x, (self._depth.rows, into.inputs), torch.float32)
-        logits = torch.empty(self._depth.rows, self._depth.classes.outputs)
-        self._kernels.depth(ctypes.byref(self._depth), at, d, logits.data_ptr())
-        return logits
+        (videos, tokens, depth), draw = self._shape, self._draw
+        if not 0 <= index < tokens:
+            raise ValueError(f"index is {index}, expected 0 to {tokens - 1}")
+        latent = torch.empty(videos, self._depth.later.inputs)
+        logits = torch.empty(depth, videos, self._depth.classes.outputs) if keep_logits else None
+        draw.index, draw.top_p, draw.latent = index, top_p, latent.data_ptr()
+        draw.hidden = expect("hidden", hidden, (self._depth.rows, self._depth.first.inputs), torch.float32)
+        draw.given = None if given is None else expect("given", given, self._shape, torch.int64)
+        draw.logits = None if logits is None else logits.data_ptr()
+        if failed := self._run():
+            where = f"token {index}, depth {failed - 1}"
+            if given is None:
+                raise ArithmeticError(f"{where}: the logits are not finite")
+            raise ValueError(f"given: {where} has no code of 0 to {self._depth.classes.outputs - 1}")
+        return latent, logits

@@ -91,6 +91,7 @@ class Step(ctypes.Structure):
         *((name, c_void_p) for name in ("x", "cos", "sin")),
         *((name, c_int64) for name in ("angles", "slot", "length", "aligned_from", "aligned_to", "position")),
         *((name, c_void_p) for name in ("mask", "thresholds", "scored", "scores", "replayed")),
+        ("mlp_ns", c_int64),
     )
 
 
@@ -131,7 +132,19 @@ class Depth(ctypes.Structure):
         ("later", Matrix),
         *((name, c_void_p) for name in ("place", "norm", "norm_bias")),
         ("classes", Matrix),
+        ("books", POINTER(c_void_p)),
         *((name, c_void_p) for name in ("keys", "values", "scratch")),
+    )
+
+
+class Draw(ctypes.Structure):
+    """Drawing the codes of a position."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("tokens", "index")),
+        *((name, c_double) for name in ("guidance", "temperature", "top_p")),
+        ("top_k", c_int64),
+        *((name, c_void_p) for name in ("hidden", "uniforms", "given", "codes", "latent", "logits")),
     )
 
 
@@ -143,7 +156,7 @@ class Kernels(ctypes.Structure):
         ("decode", ctypes.CFUNCTYPE(None, POINTER(Decoder), POINTER(Step))),
         ("mlps", ctypes.CFUNCTYPE(None, POINTER(Decoder), c_void_p, c_void_p, c_int64)),
         ("depth_bytes", ctypes.CFUNCTYPE(c_int64, POINTER(Depth))),
-        ("depth", ctypes.CFUNCTYPE(None, POINTER(Depth), c_void_p, c_int64, c_void_p)),
+        ("draw", ctypes.CFUNCTYPE(c_int64, POINTER(Depth), POINTER(Draw))),
         ("product_bytes", ctypes.CFUNCTYPE(c_int64, POINTER(Product))),
         ("product", ctypes.CFUNCTYPE(None, POINTER(Product))),
     )

@@ -105,7 +105,7 @@ void mlp(Team& team, const Block& b, const Workspace& w, long rows, Then then) {
     product(team, b.down, w.hidden, rows, w.branch, then);
 }
 
-void decode(const Decoder* decoder, const Step* given) {
+void decode(const Decoder* decoder, Step* given) {
     const Decoder& d = *decoder;
     const Step& step = *given;
     Team team(d.threads);
@@ -114,6 +114,7 @@ void decode(const Decoder* decoder, const Step* given) {
     // Rows whose MLP is computed: their places in x, in the order of w.normed.
     long computing[MOST_ROWS];
     bool replays[MOST_ROWS];
+    int64_t in_mlps = 0;
     for (long layer = 0; layer < d.layers; layer++) {
         const Block& b = d.blocks[layer];
         bool scored = step.scores && (!step.scored || step.scored[layer]);
@@ -132,6 +133,7 @@ void decode(const Decoder* decoder, const Step* given) {
 
         for (long r = 0; r < rows; r++) replays[r] = false;
         if (scored) decide(d, step, w, layer, replays);
+        int64_t began = now();
         long count = 0;
         for (long r = 0; r < rows; r++)
             if (!replays[r]) {
@@ -165,7 +167,9 @@ void decode(const Decoder* decoder, const Step* given) {
             mlp(team, b, w, rows, [&](long first, long last) {
                 for (long r = 0; r < rows; r++) add(step.x + r * width + first, w.branch[r] + first, last - first);
             });
+        in_mlps += now() - began;
     }
+    given->mlp_ns = in_mlps;
     for (long r = 0; r < rows; r++) {
         rms_norm(step.x + r * width, d.norm, width, float(d.eps), w.line);
         memcpy(step.x + r * width, w.line, 4 * width);

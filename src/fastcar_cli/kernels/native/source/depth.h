@@ -1,12 +1,15 @@
-// One step of the depth transformer: LayerNorm, attention over the depths so far, GELU.
+// The codes of a position: the depth transformer (LayerNorm, attention over the depths so far, GELU), a depth at a time,
+// and a draw from each depth's logits.
 #pragma once
 #include "attention.h"
+#include "sampling.h"
 
 namespace {
 
 struct DepthWorkspace {
     Rows first, later, state, normed, q, k, v, attended, branch, wide, query, total, logits;
     float* top;
+    Candidate* candidates;
     long bytes;
 
     DepthWorkspace(const Depth& d, char* memory) {
@@ -21,6 +24,7 @@ struct DepthWorkspace {
         total = scratch.rows(items, head);
         logits = scratch.rows(d.rows, d.classes.outputs);
         top = scratch.floats(2 * LANES * items);
+        candidates = reinterpret_cast<Candidate*>(scratch.floats(d.classes.outputs * sizeof(Candidate) / 4));
         bytes = scratch.used;
     }
 };
@@ -29,14 +33,11 @@ inline void copy(const float* from, long step, Rows to, long rows, long n) {
     for (long r = 0; r < rows; r++) memcpy(to[r], from + r * step, 4 * n);
 }
 
-void depth_step(const Depth* depth, const float* x, int64_t position, float* logits) {
-    const Depth& d = *depth;
-    Team team(d.threads);
-    DepthWorkspace w(d, static_cast<char*>(d.scratch));
+// Logits of a depth in w.logits, from w.first at depth 0 and from w.later after it.
+void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, long position) {
     long rows = d.rows, width = d.width, head = width / d.heads;
     const Matrix& into = position ? d.later : d.first;
     Rows given = position ? w.later : w.first;
-    copy(x, into.inputs, given, rows, into.inputs);
     product(team, into, given, rows, w.state, [&](long first, long last) {
         for (long r = 0; r < rows; r++) add(w.state[r] + first, d.place + position * width + first, last - first);
     });
@@ -71,9 +72,37 @@ void depth_step(const Depth* depth, const float* x, int64_t position, float* log
         product(team, b.down, w.wide, rows, w.branch, to_state);
     }
     for (long r = 0; r < rows; r++) layer_norm(w.state[r], d.norm, d.norm_bias, width, w.normed[r]);
-    long codes = d.classes.outputs;
     product(team, d.classes, w.normed, rows, w.logits, [](long, long) {});
-    for (long r = 0; r < rows; r++) memcpy(logits + r * codes, w.logits[r], 4 * codes);
+}
+
+// 0, or the depth from 1 on of a code that can't be drawn, as a logit is NaN or infinite, or that was given and is none.
+int64_t draw(const Depth* depth, const Draw* asked) {
+    const Depth& d = *depth;
+    const Draw& a = *asked;
+    Team team(d.threads);
+    DepthWorkspace w(d, static_cast<char*>(d.scratch));
+    bool guided = a.sampling.guidance != 1;
+    long videos = guided ? d.rows / 2 : d.rows, codes = d.classes.outputs, wide = d.later.inputs;
+    float guidance = float(a.sampling.guidance);
+    copy(a.hidden, d.first.inputs, w.first, d.rows, d.first.inputs);
+    for (long v = 0; v < videos; v++) memset(a.latent + v * wide, 0, 4 * wide);
+    for (long position = 0; position < d.depth; position++) {
+        depth_step(team, d, w, position);
+        for (long v = 0; v < videos; v++) {
+            float* logits = w.logits[v];
+            if (guided)
+                combine(logits, w.logits[videos + v], codes, [&](Floats c, Floats u) { return u + guidance * (c - u); });
+            if (a.logits) memcpy(a.logits + (position * videos + v) * codes, logits, 4 * codes);
+            long at = (v * a.tokens + a.index) * d.depth + position;
+            int64_t code = a.given ? a.given[at] : sample(logits, codes, a.uniforms[at], a.sampling, w.candidates);
+            if (code < 0 || code >= codes) return position + 1;
+            a.codes[at] = code;
+            float* latent = a.latent + v * wide;
+            add(latent, d.books[position] + code * wide, wide);
+            for (long r = v; r < d.rows; r += videos) memcpy(w.later[r], latent, 4 * wide);
+        }
+    }
+    return 0;
 }
 
 int64_t depth_bytes(const Depth* d) { return DepthWorkspace(*d, nullptr).bytes; }

@@ -29,4 +29,4 @@ void single_product(const Product* given) {
 
 }  // namespace
 
-extern "C" const Kernels NAME = {decoder_bytes, decode, mlps, depth_bytes, depth_step, product_bytes, single_product};
+extern "C" const Kernels NAME = {decoder_bytes, decode, mlps, depth_bytes, draw, product_bytes, single_product};

@@ -31,7 +31,7 @@ struct Decoder {
 };
 
 // One pass: x [rows, width] in place; cos, sin [angles, head width], angles rows or 1. May be null: mask [rows, slots],
-// thresholds [layers, rows], scored [layers], scores and replayed [layers, rows].
+// thresholds [layers, rows], scored [layers], scores and replayed [layers, rows]. mlp_ns is the time spent in MLP branches.
 struct Step {
     float* x;
     const float *cos, *sin;
@@ -41,6 +41,7 @@ struct Step {
     const uint8_t* scored;
     float* scores;
     uint8_t* replayed;
+    int64_t mlp_ns;
 };
 
 // A linear map of its own: y [rows, outputs] from x [rows, inputs].
@@ -59,25 +60,45 @@ struct DepthBlock {
     Matrix up, down;
 };
 
+// How codes are drawn: temperature 0 takes the likeliest, top_k 0 and top_p 1 keep all. Rows are guided by `guidance`,
+// conditional ones first, unless it is 1.
+struct Sampling {
+    double guidance, temperature, top_p;
+    int64_t top_k;
+};
+
 // The depth transformer: maps of the hidden state (first) and of code vectors (later) into it, place [depth, width],
-// keys and values [blocks, rows, heads, depth, width / heads] float32.
+// a codebook [codes, later.inputs] a depth, keys and values [blocks, rows, heads, depth, width / heads] float32.
 struct Depth {
     int64_t blocks_count, rows, width, heads, depth, threads;
     const DepthBlock* blocks;
     Matrix first, later;
     const float *place, *norm, *norm_bias;
     Matrix classes;
+    const float* const* books;
     float *keys, *values;
     void* scratch;
+};
+
+// Drawing the codes of position `index` of so many tokens from hidden [rows, first.inputs], into codes [videos, tokens,
+// depth]: by uniforms, likewise, or as they are given, likewise or null. Also the sums of their vectors, latent [videos,
+// later.inputs], and where not null the guided logits [depth, videos, codes].
+struct Draw {
+    int64_t tokens, index;
+    Sampling sampling;
+    const float *hidden, *uniforms;
+    const int64_t* given;
+    int64_t* codes;
+    float *latent, *logits;
 };
 
 // What one instruction set's copy of the kernels offers. The *_bytes are sizes of zeroed scratch memory.
 struct Kernels {
     int64_t (*decoder_bytes)(const Decoder*);
-    void (*decode)(const Decoder*, const Step*);
+    void (*decode)(const Decoder*, Step*);
     void (*mlps)(const Decoder*, const float* x, float* y, int64_t passes);
     int64_t (*depth_bytes)(const Depth*);
-    void (*depth)(const Depth*, const float* x, int64_t d, float* logits);
+    int64_t (*draw)(const Depth*, const Draw*);
     int64_t (*product_bytes)(const Product*);
     void (*product)(const Product*);
 };

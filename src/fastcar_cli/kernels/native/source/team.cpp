@@ -9,6 +9,15 @@
 #include <stdint.h>
 
 #ifdef _WIN32
+#include <windows.h>
+
+int64_t now() {
+    LARGE_INTEGER ticks, a_second;
+    QueryPerformanceCounter(&ticks);
+    QueryPerformanceFrequency(&a_second);
+    return int64_t(double(ticks.QuadPart) * 1e9 / double(a_second.QuadPart));
+}
+
 
 // One thread: the pool is written for POSIX threads.
 Team::Team(long) : members(1) {}
@@ -25,6 +34,14 @@ void Team::run(long chunks, void (*work)(void*, long), void* context) {
 #include <time.h>
 #include <unistd.h>
 
+static int64_t clock(clockid_t of) {
+    timespec t;
+    clock_gettime(of, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+int64_t now() { return clock(CLOCK_MONOTONIC); }
+
 namespace {
 
 constexpr long MOST = 64;
@@ -40,14 +57,6 @@ constexpr int64_t WINDOW = 20 * MILLISECOND, ENOUGH = 4;
 constexpr int64_t SHORTEST = 50 * MILLISECOND, LONGEST = 1600 * MILLISECOND;
 constexpr timespec NAP{0, 100 * MICROSECOND};
 constexpr int LOOKS_A_CLOCK = 64;
-
-int64_t clock(clockid_t of) {
-    timespec t;
-    clock_gettime(of, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
-int64_t now() { return clock(CLOCK_MONOTONIC); }
 
 // Time that the calling thread had a core.
 int64_t worked() { return clock(CLOCK_THREAD_CPUTIME_ID); }

@@ -1,5 +1,9 @@
 // The threads that share a pass: one leads, the others help with its stages.
 #pragma once
+#include <stdint.h>
+
+// Nanoseconds of a clock that only goes on.
+int64_t now();
 
 // The team of one pass, held by its leader. It has one member, the leader, where the helpers serve another pass or
 // where other work wants the cores (see team.cpp).
