@@ -30,9 +30,14 @@ class Shape(str, Enum):
 
 
 def whole_command(count: int) -> dict[str, Any]:
-    """Wall seconds of `fastcar generate` as a process: to the first frame on disk, and to its end."""
-    first, total = [], []
+    """Wall seconds of `fastcar generate` as a process, to the first frame on disk and to its end, and in turn with
+    it those of a process that only imports torch.
+    """
+    first, total, bare = [], [], []
     for _ in range(count):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        bare.append(time.perf_counter() - began)
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
             command = [sys.executable, "-m", "fastcar_cli", "generate", "a red ball rolling to the right", "-o", "f"]
@@ -43,7 +48,16 @@ def whole_command(count: int) -> dict[str, Any]:
             if process.wait():
                 raise SystemExit("fastcar generate failed")
             total.append(time.perf_counter() - began)
-    return {"first_frame_s": statistics.median(first), "total_s": statistics.median(total), "runs": count}
+    middle = statistics.median
+    return {
+        "first_frame_s": middle(first),
+        "total_s": middle(total),
+        "import_torch_s": middle(bare),
+        # By pairs, as the machine's speed changes from minute to minute.
+        "first_frame_beyond_torch_s": middle(a - b for a, b in zip(first, bare, strict=True)),
+        "total_beyond_torch_s": middle(a - b for a, b in zip(total, bare, strict=True)),
+        "runs": count,
+    }
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The codes of a position: depth transformer (LayerNorm with eps 1e-5, attention over depths so far, GELU) and draws."""
+"""The codes of a position: depth transformer (LayerNorm with eps 1e-5, attention over depths so far, GELU), draws."""
 
 from __future__ import annotations
 
