@@ -115,6 +115,7 @@ def build(to: Path) -> str:
                 _compile(compiler, to, Path(folder), name == "ziglang")
             except (BuildError, OSError) as e:
                 reasons.append(str(e))
+                print(f"{name} did not build the kernels: {e}", file=sys.stderr)
                 continue
         return platform_tag() if name == "ziglang" else ""
     raise BuildError("; ".join(reasons))

@@ -1,8 +1,6 @@
 // From the logits of one video to a code: temperature, top-k, top-p and one uniform number. decoding/sampling.py says the
 // same in torch.
 #pragma once
-#include <algorithm>
-
 #include "structs.h"
 #include "vectors.h"
 
@@ -25,12 +23,29 @@ struct Ordered {
     long n, left;
 
     Ordered(Candidate* candidates, long count) : all(candidates), n(count), left(count) {
-        std::make_heap(all, all + n, after);
+        for (long i = n / 2 - 1; i >= 0; i--) sink(i);
     }
     // The i-th; those that have left stand at the end, the first of them last.
     const Candidate& operator[](long i) {
-        for (; n - left <= i; left--) std::pop_heap(all, all + left, after);
+        while (n - left <= i) {
+            Candidate first = all[0];
+            all[0] = all[--left];
+            all[left] = first;
+            sink(0);
+        }
         return all[n - 1 - i];
+    }
+
+   private:
+    void sink(long i) {
+        Candidate sunk = all[i];
+        for (long child = 2 * i + 1; child < left; child = 2 * i + 1) {
+            if (child + 1 < left && after(all[child], all[child + 1])) child++;
+            if (!after(sunk, all[child])) break;
+            all[i] = all[child];
+            i = child;
+        }
+        all[i] = sunk;
     }
 };
 
@@ -43,12 +58,9 @@ int64_t sample(const float* logits, long n, float uniform, const Sampling& how, 
     }
     if (how.temperature == 0) return best;
     for (long i = 0; i < n; i++) all[i] = Candidate{logits[i] / float(how.temperature), 0, int32_t(i)};
-    float top = all[best].logit, least = -__builtin_inff();
-    if (how.top_k > 0 && how.top_k < n) {
-        std::nth_element(all, all + how.top_k - 1, all + n,
-                         [](const Candidate& a, const Candidate& b) { return after(b, a); });
-        least = all[how.top_k - 1].logit;
-    }
+    float top = all[best].logit;
+    Ordered ordered(all, n);
+    float least = how.top_k > 0 && how.top_k < n ? ordered[how.top_k - 1].logit : -__builtin_inff();
     double whole = 0;
     long count = 0;
     for (long i = 0; i < n; i += LANES) {
@@ -64,7 +76,6 @@ int64_t sample(const float* logits, long n, float uniform, const Sampling& how, 
             count++;
         }
     }
-    Ordered ordered(all, n);
     double kept = whole;
     if (how.top_p < 1) {
         // The candidate that crosses top-p stays, so at least one does.
