@@ -23,7 +23,7 @@ def _commands(page: Path) -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.startswith("fastcar ")]
 
 
-LONG = ("profile.md", "speed.md", "sweep.md")
+LONG = ("README.md", "profile.md", "speed.md", "sweep.md")
 
 
 @pytest.mark.parametrize(

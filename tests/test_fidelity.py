@@ -26,7 +26,13 @@ def test_tokenizer_keeps_pictures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tau", "replayed"), [("off", (0, 0)), (0.0, (0.4, 0.65)), (-2.0, (0.75, 0.9)), (-8.0, (0.97, 1))]
+    ("tau", "replayed"),
+    [
+        ("off", (0, 0)),
+        pytest.param(0.0, (0.4, 0.65), marks=pytest.mark.slow),
+        (-2.0, (0.75, 0.9)),
+        pytest.param(-8.0, (0.97, 1), marks=pytest.mark.slow),
+    ],
 )
 def test_fidelity_and_replay_of_a_sample(tau: float | str, replayed: tuple[float, float]) -> None:
     pipe = TextToVideo.from_config(load_config(None, [], {"replay.tau": tau}))

@@ -27,10 +27,9 @@ CASES = (
 pytestmark = pytest.mark.skipif(not CASES, reason=f"no recorded outputs of the released code in {GOLDEN}")
 
 
-QUICK = ("p0/mixed", "b01/t50")
-"""Cases that plain torch is held to in seconds; the rest of them is slow, the native kernels are held to all."""
+# Plain torch takes minutes for what the native kernels do in seconds; tests/test_golden_small.py holds it to a part.
 BOTH = [
-    pytest.param(name, kernels, marks=pytest.mark.slow if kernels == "torch" and name not in QUICK else ())
+    pytest.param(name, kernels, marks=pytest.mark.slow if kernels == "torch" else ())
     for kernels in ("torch", "native")
     for name in CASES
 ]
@@ -69,7 +68,7 @@ def at(run: Trace, steps: list[int]) -> list[int]:
 def test_prompt_ids_and_positions(group: str) -> None:
     data, tensors, _ = golden()
     batch = next(b for b in data["batches"] if b["name"] == group)
-    _, run = traced(f"{group}/none")
+    _, run = traced(f"{group}/none", kernels="native")
     prompts = [data["prompts"][i] for i in batch["prompt_indices"]]
     texts = [*map(templated, prompts), templated(" ")]
     assert [t + "<vi_start>" for t in texts] == batch["row_strings"]
@@ -106,7 +105,8 @@ def test_scores_and_decisions(name: str, kernels: str) -> None:
     assert run.replay_ratio == pytest.approx(case["skipped"] / case["total"], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_mlp_outputs_and_frames(name: str) -> None:
     _, run = traced(name)
     tensors = golden()[1]
