@@ -3,6 +3,7 @@
 One run times, turn by turn: our engine dense and at forced replay ratios (rows together and alone), with
 torch's and with compiled kernels and with int8 weights; transformers' LlamaModel on the same weights; and
 a loop that computes every MLP and then selects. `--generate N` also times N whole `fastcar generate`.
+`--video MODEL` decodes a whole video instead, dense and with replay.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import time
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress, TaskID
+
+if TYPE_CHECKING:
+    from fastcar_cli.bench.video import WholeVideo
 
 
 class Shape(str, Enum):
@@ -96,11 +100,54 @@ def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
     return {"contexts": results, "ratios": {name: min(r["ratios"][name] for r in results) for name in names}}
 
 
+def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_json: bool) -> None:
+    """Time it and print what it took."""
+    from rich.table import Table
+
+    from fastcar_cli.bench.video import whole_video
+    from fastcar_cli.cli.render import console, progress
+    from fastcar_cli.config import RunConfig
+    from fastcar_cli.pipeline import TextToVideo
+
+    config = RunConfig.from_dict({"model": plan.model, "runtime": {"threads": threads}})
+    model = TextToVideo.from_config(config).model
+    with progress(console(quiet=False), "tokens") as bar:
+        result = whole_video(model, plan, save, partial(_tell, bar, bar.add_task("video", total=None)))
+    if as_json:
+        print(json.dumps(result))
+        return
+    out = console(stderr=False)
+    lines = result["variants"]
+    table = Table(title=f"{result['model']}, {result['weights']}, {result['frames']} frames, {result['cpu']}")
+    for column in ("", *lines):
+        table.add_column(column, justify="left" if not column else "right")
+    rows = {
+        "seconds": ("seconds", "{:.1f}"),
+        "of them the prompt": ("prefill_s", "{:.1f}"),
+        "decoding": ("decode_s", "{:.1f}"),
+        "  of it MLPs": ("mlp_s", "{:.1f}"),
+        "  of it drawing codes": ("draw_s", "{:.1f}"),
+        "pixels": ("vision_s", "{:.1f}"),
+        "GB/s while decoding": ("gb_s", "{:.1f}"),
+        "of what memory gave": ("of_bandwidth", "{:.0%}"),
+        "most memory, bytes": ("peak_bytes", "{:,}"),
+        "published, U280": ("published_s", "{:.1f}"),
+    }
+    for name, (key, form) in rows.items():
+        if all(line[key] is not None for line in lines.values()):
+            table.add_row(name, *(form.format(line[key]) for line in lines.values()))
+    out.print(table)
+    if result["decoded"] < result["tokens"]:
+        out.print(f"decoded {result['decoded']} of {result['tokens']:,} tokens, from the middle; the rest is reckoned")
+    out.print(f"replay of {result['ratio']:.0%} of all MLPs: {result['speedup']:.2f} x")
+
+
 def _tell(bar: Progress, task: TaskID, done: int, total: int) -> None:
     bar.update(task, completed=done, total=total)
 
 
 def bench(
+    ctx: typer.Context,
     shape: Annotated[Shape, typer.Option(help="The bundled model, or layers of VILA-U 7B.")] = Shape.MINI,
     layers: Annotated[int, typer.Option(help="Layers of vila-u-7b.", min=1)] = 2,
     context: Annotated[
@@ -116,6 +163,17 @@ def bench(
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Also transformers under torch.compile; needs a C++ compiler.")
     ] = False,
+    video: Annotated[
+        str | None, typer.Option(help="Instead, time a whole video of this model, a name or a folder.")
+    ] = None,
+    frames: Annotated[int, typer.Option(help="Frames of --video.", min=2)] = 8,
+    replay_ratio: Annotated[float, typer.Option(help="MLPs replayed in --video's second go.", min=0, max=1)] = 0.8,
+    tokens: Annotated[
+        int | None, typer.Option(help="Decode so many tokens of --video, from its middle, and reckon the rest.", min=2)
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="File for the frames of --video; the same command goes on behind the last one.")
+    ] = None,
     generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
@@ -125,9 +183,18 @@ def bench(
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.bench.measure import measure
     from fastcar_cli.bench.plan import Benchmark, check
+    from fastcar_cli.cli.flags import refuse
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.pipeline import resolve_device
 
+    if video is not None:
+        from fastcar_cli.bench.video import WholeVideo
+
+        passes_only = ("shape", "layers", "context", "rows", "passes", "turns", "device", "compiled", "generate")
+        refuse(ctx, passes_only, "with --video", "leave it out")
+        _whole_video(WholeVideo(video, frames=frames, ratio=replay_ratio, tokens=tokens), threads, save, as_json)
+        return
+    refuse(ctx, ("frames", "replay_ratio", "tokens", "save"), "without --video", "it needs --video MODEL")
     mini = shape is Shape.MINI
     place = resolve_device(device)
     # Nothing else runs beside a benchmark, so a small model gets more than `generate` gives it.

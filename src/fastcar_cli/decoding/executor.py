@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from typing import Protocol
 
@@ -52,4 +53,8 @@ class HostExecutor(ABC):
 
     def step(self, index: int) -> Step:
         """See `Executor.step`."""
-        return self.draw(self.token_pass(index - 1), index)
+        hidden = self.token_pass(index - 1)
+        began = time.perf_counter()
+        step = self.draw(hidden, index)
+        self._batch.clock.draw += time.perf_counter() - began
+        return step

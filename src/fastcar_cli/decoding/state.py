@@ -69,13 +69,15 @@ class Clock:
     """Wall seconds of the phases of a decode, the device waited for at their ends.
 
     `capture` is what building a CUDA graph took, compiling its kernels included. `mlp` is the part of `decode`
-    spent in MLP branches, 0 where the executor does not time them.
+    spent in MLP branches and `draw` that spent drawing codes (the depth transformer), 0 where the executor does not
+    time them.
     """
 
     prefill: float = 0.0
     capture: float = 0.0
     decode: float = 0.0
     mlp: float = 0.0
+    draw: float = 0.0
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad: int = 0) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,82 @@
+"""A whole video on the clock: what is counted, and that a stopped one goes on. No timing is asserted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastcar_cli.bench.__main__ as bench
+from fastcar_cli.bench.video import WholeVideo, whole_video
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models import load
+
+PLAN = WholeVideo("mini", frames=3, ratio=0.5)
+
+
+def test_bytes_are_those_of_the_mlps_that_are_computed() -> None:
+    model = load("mini")
+    lines = whole_video(model, PLAN)["variants"]
+    mlps = sum(p.nbytes for name, p in model.network.named_parameters() if ".mlp." in name and "layers" in name)
+    passes = 3 * model.network.spec.tokens_per_frame - 1
+    saved = lines["dense"]["bytes"] - lines["replay"]["bytes"]
+    assert saved == pytest.approx(0.5 * passes * mlps, rel=0.01)
+    for line in lines.values():
+        assert line["seconds"] == pytest.approx(line["prefill_s"] + line["decode_s"] + line["vision_s"])
+        assert 0 < line["mlp_s"] < line["decode_s"] and 0 < line["draw_s"] < line["decode_s"]
+        assert line["published_s"] is None
+
+
+def test_a_stretch_is_reckoned_up_to_the_whole_video() -> None:
+    model = load("mini")
+    part = whole_video(model, WholeVideo("mini", frames=3, ratio=0.5, tokens=20))
+    whole = whole_video(model, PLAN)
+    assert (part["decoded"], whole["decoded"], part["tokens"]) == (20, 192, 192)
+    for variant in ("dense", "replay"):
+        assert part["variants"][variant]["bytes"] == pytest.approx(whole["variants"][variant]["bytes"], rel=0.02)
+
+
+def test_a_stopped_video_goes_on_behind_its_last_frame(tmp_path: Path) -> None:
+    model, file = load("mini"), tmp_path / "video.json"
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        whole_video(model, PLAN, file, lambda done, total: None if done < 4 * 64 else stop(done, total))
+    kept = json.loads(file.read_text())["variants"]
+    assert [p["first"] for p in kept["dense"]["pieces"]] == [0, 64, 128]
+    assert [p["first"] for p in kept["replay"]["pieces"]] == [0]
+    heard: list[int] = []
+    again = whole_video(model, PLAN, file, lambda done, total: heard.append(done))
+    assert heard == [5 * 64, 6 * 64]
+    assert json.loads(file.read_text())["variants"]["dense"]["pieces"] == kept["dense"]["pieces"]
+    whole = whole_video(model, PLAN)["variants"]
+    for variant, line in again["variants"].items():
+        assert line["bytes"] == whole[variant]["bytes"]
+    with pytest.raises(RequestError, match="another model, plan"):
+        whole_video(model, WholeVideo("mini", frames=3, ratio=0.25), file)
+    file.write_text("[]")
+    with pytest.raises(RequestError, match="not a record of a whole video"):
+        whole_video(model, PLAN, file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--video", "mini", "--replay-ratio", "0.9"), "allowed: at most 0.875"),
+        (("--video", "mini", "--turns", "2"), "--turns has no effect"),
+        (("--video", "nowhere"), "unknown model"),
+        (("--tokens", "5"), "--tokens has no effect"),
+    ],
+)
+def test_what_can_not_be_timed_is_refused(
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        bench.main()
+    told = capsys.readouterr()
+    assert stop.value.code == 2 and said in told.err and told.out == ""
