@@ -29,6 +29,11 @@ def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
+def _rounded(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round() * scale
+
+
 def _rope(x: Tensor, position: Tensor, theta: float) -> Tensor:
     half = x.shape[-1] // 2
     freq = theta ** (-torch.arange(half, dtype=x.dtype) / half)
@@ -51,11 +56,14 @@ def decode(
     sinks: int = 0,
     forced: Tensor | None = None,
     target: Target | None = None,
+    kv_int8: bool = False,
 ) -> Reference:
     """Float64 decode of forced codes [P, tokens, depth]; rows as in the engine.
 
     taus: a threshold a layer, infinity where it never replays. forced: decisions bool [layers, rows, tokens - 1] in
-    their place. target: a ratio, kept by the project's controller (which test_controller.py holds) on these scores.
+    their place. kv_int8: visual tokens attend to keys and values rounded to 127ths of the largest of their head and
+    token; TAS reads them unrounded. target: a ratio, kept by the project's controller (which test_controller.py holds)
+    on these scores.
     """
     model = model.double()
     spec = model.spec.decoder
@@ -110,6 +118,10 @@ def decode(
                 if window is not None:
                     allowed &= (query - key < window) | (key < min(sinks, p))
                 heads = score.masked_fill(~allowed, float("-inf")).softmax(-1) @ v
+                if kv_int8:
+                    stored_k, stored_v = _rounded(kr), _rounded(v)
+                    score = (qr @ stored_k.transpose(1, 2) / math.sqrt(d)).masked_fill(~allowed, float("-inf"))
+                    heads = torch.cat([heads[:, :p], (score.softmax(-1) @ stored_v)[:, p:]], 1)
                 attended.append(x + heads.transpose(0, 1).reshape(s, -1) @ block.self_attn.o_proj.weight.T)
                 if t >= n:
                     used = qr if tas == "attention" else q

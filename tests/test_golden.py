@@ -125,6 +125,20 @@ def test_block_outputs_and_feedback(group: str) -> None:
     close(model.network.feedback(codes, torch.tensor([0, 1, 256])), tensors[f"{group}/feedback_embed"], 1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name.endswith(("t20", "t50", "t80", "mixed"))])
+def test_int8_keys_and_values_change_few_decisions(name: str) -> None:
+    """At most 6 in 1,000 with a threshold in the midst of the scores; bfloat16 keys and values change 0.5."""
+    case, exact = traced(name, kernels="native")
+    data, tensors, model = golden()
+    prompts = [data["prompts"][i] for i in case["prompt_indices"]]
+    codes = tensors[f"{name}/codes"][: len(prompts)].long()
+    options = {"tau": case["tau_per_layer"], "cfg": case["cfg"], "kernels": "native", "steps": exact.steps}
+    rounded = trace(model, prompts, codes, kv_int8=True, **options)
+    assert 0 < float((rounded.replayed != exact.replayed).float().mean()) <= 6e-3
+    assert float((rounded.hidden - exact.hidden).norm() / exact.hidden.norm()) <= 0.03
+
+
 def test_dense_run_has_no_scores() -> None:
     _, run = traced(CASES[0], kernels="native")
     assert run.tas.isnan().all() and not run.replayed.any() and run.replay_ratio == 0.0

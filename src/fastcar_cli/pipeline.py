@@ -106,6 +106,7 @@ class TextToVideo:
             rule=rule,
             window=config.attention.window,
             sinks=config.attention.sinks,
+            kv_int8=config.attention.kv_dtype == "int8",
             kernels=self._kernels(config),
             threads=threads,
         )
@@ -204,6 +205,7 @@ class TextToVideo:
                 replaying=replaying,
                 window=config.attention.window,
                 sinks=config.attention.sinks,
+                kv_int8=config.attention.kv_dtype == "int8",
                 bundled=not vila_u.is_checkpoint(folder),
             )
             for name in FORMATS
@@ -260,6 +262,7 @@ class TextToVideo:
             replays=not settings.rule.off,
             window=settings.window,
             sinks=settings.sinks,
+            kv_int8=settings.kv_int8,
         )
 
     def notices(self, prompts: Sequence[str]) -> list[str]:

@@ -58,6 +58,7 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Probability mass kept.")] = None,
     window: Annotated[str | None, typer.Option(help="Last tokens attended to, or 'off'.")] = None,
     sinks: Annotated[int | None, typer.Option(help="First prompt tokens kept beside a window.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="Keys and values: auto (as the model), or int8.")] = None,
     backend: Annotated[str | None, typer.Option(help="Who executes the MLPs: torch or fpga-sim.")] = None,
     fpga: Annotated[str | None, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = None,
     report_to: Annotated[
@@ -115,6 +116,7 @@ def generate(
         "replay.max_age": max_replay_age,
         "attention.window": None if window is None else _window(window),
         "attention.sinks": sinks,
+        "attention.kv_dtype": kv_dtype,
         "backend.name": backend,
         "backend.preset": fpga,
         "runtime.device": device,

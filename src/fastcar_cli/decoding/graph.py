@@ -55,6 +55,7 @@ def obstacle(batch: Batch) -> str | None:
         (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
         (batch.forced is not None, "codes are given instead of drawn"),
         (batch.keep_logits, "logits are kept"),
+        (batch.settings.kv_int8, "keys and values are int8"),
         (batch.settings.rule.target is not None, "a replay ratio is kept, which moves the thresholds as it goes"),
         (batch.tokens < 2, "there is one token only"),
     )

@@ -5,6 +5,9 @@ every row has the same) and lies in a slot of memory. Without a window the slot 
 one, StreamingLLM's pattern is kept: the first `sinks` tokens of each row's own prompt lie in the
 first slots, the last `window` tokens in a ring behind them, and one more ring keeps the keys of a
 frame for TAS, so that memory does not grow with the video. Keys are stored after rotation.
+
+In int8 keys and values have one scale a head and token, their largest size over 127. The keys that
+TAS reads are kept as they are, in that ring, as a decision may hang on their last digits.
 """
 
 from __future__ import annotations
@@ -43,13 +46,20 @@ def prompt_mask(lengths: Tensor, padded: int, window: int | None, sinks: int) ->
     return (allowed | (query == key))[:, None]
 
 
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers [..., d] as int8 and their scales float32 [...]; NaN and infinity are in the scale."""
+    scale = x.float().abs().amax(-1) / 127
+    return (x / scale.clamp_min(1e-30)[..., None]).round().to(torch.int8), scale
+
+
 class KVCache:
     """Keys and values of a batch.
 
     Attributes:
         k, v: [layers, rows, kv_heads, slots, head_dim].
-        aligned: where keys of aligned tokens are read: k, or with a window the ring [layers, rows, kv_heads,
-            N + 1, head_dim], in which index i lies in slot i % (N + 1).
+        k_scale, v_scale: of int8 keys and values, float32 [layers, rows, kv_heads, slots]; else None.
+        aligned: where keys of aligned tokens are read: k, or with a window or int8 the ring [layers, rows,
+            kv_heads, N + 1, head_dim], in which index i lies in slot i % (N + 1).
         pad: padding before each prompt, int64 [rows].
         sinks: sinks of each row, int64 [rows]: as asked for, at most the tokens of its own prompt.
         first_ring_slot: slots set apart for sinks.
@@ -66,6 +76,7 @@ class KVCache:
         dtype: torch.dtype,
         window: int | None = None,
         sinks: int = 0,
+        int8: bool = False,
     ) -> None:
         rows, device = len(lengths), lengths.device
         self.window, self.frame, self.padded = window, frame, padded
@@ -73,47 +84,60 @@ class KVCache:
         self.sinks = lengths.clamp(max=sinks if window else 0)
         self.first_ring_slot = int(self.sinks.max())
         slots = padded + tokens if window is None else self.first_ring_slot + window
-        self.k, self.v = torch.zeros(
-            2, spec.layers, rows, spec.kv_heads, slots, spec.head_dim, dtype=dtype, device=device
-        )
+        shape = (2, spec.layers, rows, spec.kv_heads, slots)
+        kept = torch.int8 if int8 else dtype
+        self.k, self.v = torch.zeros(*shape, spec.head_dim, dtype=kept, device=device)
+        self.k_scale: Tensor | None = torch.zeros(shape[1:], device=device) if int8 else None
+        self.v_scale: Tensor | None = torch.zeros(shape[1:], device=device) if int8 else None
         self.aligned = self.k
-        if window is not None:
+        if window is not None or int8:
             ring = (spec.layers, rows, spec.kv_heads, frame + 1, spec.head_dim)
             self.aligned = torch.zeros(ring, dtype=dtype, device=device)
         self.index = padded
         """Index of the token that is decoded next."""
         self._padding = bool(self.pad.any())
-        self.nbytes = self.k.nbytes + self.v.nbytes + (0 if window is None else self.aligned.nbytes)
+        tensors = (self.k, self.v, self.k_scale, self.v_scale, None if self.aligned is self.k else self.aligned)
+        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         """Bytes allocated."""
+
+    def _put(self, layer: int, slots: int | slice | Tensor, k: Tensor, v: Tensor) -> None:
+        """Store keys and values, [rows, kv_heads, slots if there are several, head_dim]."""
+        for cache, scales, new in ((self.k, self.k_scale, k), (self.v, self.v_scale, v)):
+            if scales is None:
+                cache[layer][:, :, slots] = new
+            else:
+                cache[layer][:, :, slots], scales[layer][:, :, slots] = rounded(new)
+
+    def _get(self, cache: Tensor, scales: Tensor | None, layer: int, end: int) -> Tensor:
+        """What is stored before `end`, [rows, kv_heads, end, head_dim], as floats."""
+        found = cache[layer, :, :, :end]
+        return found if scales is None else (found * scales[layer, :, :, :end, None]).to(self.aligned.dtype)
 
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Take the prompt's keys and values, [rows, kv_heads, padded, head_dim]."""
         if self.window is None:
-            self.k[layer, :, :, : k.shape[2]] = k
-            self.v[layer, :, :, : v.shape[2]] = v
+            self._put(layer, slice(k.shape[2]), k, v)
             return
         first = self.pad[:, None] + torch.arange(self.first_ring_slot, device=k.device)
         index = first.clamp(max=self.padded - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
         recent = torch.arange(max(0, self.padded - self.window), self.padded, device=k.device)
-        slots = self.first_ring_slot + recent % self.window
-        for cache, new in ((self.k, k), (self.v, v)):
-            cache[layer, :, :, : self.first_ring_slot] = new.gather(2, index)
-            cache[layer][:, :, slots] = new[:, :, recent]
+        self._put(layer, slice(self.first_ring_slot), k.gather(2, index), v.gather(2, index))
+        self._put(layer, self.first_ring_slot + recent % self.window, k[:, :, recent], v[:, :, recent])
 
     def slots(self) -> Slots:
         """Of the current token."""
         i, ring = self.index, self.frame + 1
+        aligned, own = (max(i - self.frame, 0), i) if self.aligned is self.k else ((i + 1) % ring, i % ring)
         if self.window is None:
-            return Slots(i, i + 1, max(i - self.frame, 0), i)
-        return Slots(self.first_ring_slot + i % self.window, self.k.shape[3], (i + 1) % ring, i % ring)
+            return Slots(i, i + 1, aligned, own)
+        return Slots(self.first_ring_slot + i % self.window, self.k.shape[3], aligned, own)
 
     def append(self, layer: int, k: Tensor, v: Tensor, at: Slots) -> tuple[Tensor, Tensor]:
         """Store the current token, [rows, kv_heads, 1, head_dim]; returns keys and values of all slots before `end`."""
-        self.k[layer, :, :, at.slot] = k[:, :, 0]
-        self.v[layer, :, :, at.slot] = v[:, :, 0]
-        if self.window is not None:
+        self._put(layer, at.slot, k[:, :, 0], v[:, :, 0])
+        if self.aligned is not self.k:
             self.aligned[layer, :, :, at.own] = k[:, :, 0]
-        return self.k[layer, :, :, : at.end], self.v[layer, :, :, : at.end]
+        return self._get(self.k, self.k_scale, layer, at.end), self._get(self.v, self.v_scale, layer, at.end)
 
     def mask(self) -> Tensor | None:
         """Which slots before `end` each row may attend to at the current token, bool [rows, slots]; None for all."""
@@ -136,7 +160,14 @@ class KVCache:
         """Go on by this many tokens with random keys and values, for measuring."""
         for cache in {id(c): c for c in (self.k, self.v, self.aligned)}.values():
             for layer in cache:
-                layer.normal_(generator=generator)
+                if cache.dtype == torch.int8:
+                    layer.random_(-127, 128, generator=generator)
+                else:
+                    layer.normal_(generator=generator)
+        for scales in (self.k_scale, self.v_scale):
+            if scales is not None:
+                # The numbers above have a standard deviation of 73.
+                scales.fill_(1 / 73)
         self.index += tokens
 
     def rewind(self, tokens: int) -> None:
@@ -146,3 +177,4 @@ class KVCache:
     def release(self) -> None:
         """Let go of the memory."""
         self.k = self.v = self.aligned = self.k.new_empty(0)
+        self.k_scale = self.v_scale = None

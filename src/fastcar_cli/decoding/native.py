@@ -108,6 +108,8 @@ class NativeExecutor(HostExecutor):
             keys=[cache.k[i] for i in layers],
             values=[cache.v[i] for i in layers],
             aligned=[cache.aligned[i] for i in layers],
+            key_scales=None if cache.k_scale is None else [cache.k_scale[i] for i in layers],
+            value_scales=None if cache.v_scale is None else [cache.v_scale[i] for i in layers],
             outputs=None if replay is None else [replay.outputs[i] for i in layers],
             start=cache.pad if cache.window is None else torch.zeros_like(cache.pad),
             released=replay is not None and replay.rule.tas == "released",

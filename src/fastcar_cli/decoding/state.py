@@ -23,9 +23,9 @@ KERNELS = ("auto", "torch", "native", "graph")
 class DecodeSettings:
     """How to decode.
 
-    `rule` says what replays; `keep_tas` computes and keeps the scores of every layer. A `window` attends to the
-    last tokens and each prompt's first `sinks` only. `kernels` is one of KERNELS; `threads` those of the native
-    kernels (None: as many as torch has), which change nobody else's.
+    `rule` says what replays; `keep_tas` computes and keeps the scores of every layer. A `window` attends to the last
+    tokens and each prompt's first `sinks` only. `kv_int8` keeps keys and values in int8. `kernels` is one of KERNELS;
+    `threads` those of the native kernels (None: as many as torch has), which change nobody else's.
     """
 
     frames: int
@@ -33,6 +33,7 @@ class DecodeSettings:
     rule: ReplayRule = field(default_factory=ReplayRule)
     window: int | None = None
     sinks: int = 4
+    kv_int8: bool = False
     keep_tas: bool = False
     kernels: str = "auto"
     threads: int | None = None
@@ -141,6 +142,7 @@ class Batch:
             model.dtype,
             settings.window,
             settings.sinks,
+            settings.kv_int8,
         )
         self.replay: Replay | None = None
         if settings.keep_tas or not settings.rule.off:

@@ -95,6 +95,7 @@ def trace(
     mlp_tokens: Sequence[int] = (),
     gate: str = "row",
     kernels: str = "torch",
+    kv_int8: bool = False,
 ) -> Trace:
     """Decode with the given codes instead of sampled ones and keep what the engine computed.
 
@@ -110,6 +111,7 @@ def trace(
         mlp_tokens: input tokens for which MLP outputs are kept.
         gate: who decides on a replay, `row` or `pair`.
         kernels: `torch`, or `native`, which keeps neither MLP nor block outputs.
+        kv_int8: whether keys and values are kept in int8.
 
     Raises:
         RequestError: a prompt the model can't take, codes, thresholds or indices that do not fit.
@@ -148,6 +150,7 @@ def trace(
         rule=rule,
         keep_tas=True,
         kernels=kernels,
+        kv_int8=kv_int8,
     )
     decode = Decode(network, rows, settings, torch.zeros(codes.shape))
     watcher = _Keep(layers, kept if kernels == "torch" else [], mlp_tokens, len(rows), spec.decoder.width)

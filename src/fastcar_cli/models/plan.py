@@ -109,12 +109,17 @@ def cache_bytes(
     replays: bool,
     window: int | None,
     sinks: int,
+    kv_int8: bool = False,
 ) -> tuple[int, int]:
     """Bytes of the KV cache and of the replay cache of so many rows."""
     decoder, n = spec.decoder, spec.tokens_per_frame
-    slot = decoder.layers * rows * decoder.kv_heads * decoder.head_dim * itemsize
-    slots = 2 * (prompt_tokens + frames * n - 1) if window is None else 2 * (window + sinks) + n + 1
-    return slot * slots, decoder.layers * rows * n * decoder.width * itemsize if replays else 0
+    heads = decoder.layers * rows * decoder.kv_heads
+    slots = prompt_tokens + frames * n - 1 if window is None else window + sinks
+    # The keys that TAS reads have a ring of their own with a window or int8, whose scales are float32.
+    ring = n + 1 if window is not None or kv_int8 else 0
+    kept = decoder.head_dim + 4 if kv_int8 else decoder.head_dim * itemsize
+    keys_and_values = heads * (2 * slots * kept + ring * decoder.head_dim * itemsize)
+    return keys_and_values, decoder.layers * rows * n * decoder.width * itemsize if replays else 0
 
 
 PIXEL_COPIES = 8
@@ -144,6 +149,7 @@ def make_plan(
     replaying: int,
     window: int | None = None,
     sinks: int = 4,
+    kv_int8: bool = False,
     bundled: bool = False,
 ) -> MemoryPlan:
     """The plan of one batch of `rows` rows; `replaying` layers may replay; `bundled` as `float_dtype` has it."""
@@ -154,13 +160,14 @@ def make_plan(
     inside = sum(p.numel() for name, p in network.named_parameters() if is_matrix(name))
     weights = parameter_bytes(network, size) - inside * (size - matrix)
     tokens = frames * n
-    slot = decoder.layers * rows * decoder.kv_heads * decoder.head_dim * size
+    slot = decoder.layers * rows * decoder.kv_heads * (decoder.head_dim + 4 if kv_int8 else decoder.head_dim * size)
     shared: dict[str, Any] = {
         "rows": rows,
         "frames": frames,
         "prompt_tokens": prompt_tokens,
         "window": window,
         "sinks": sinks,
+        "kv_int8": kv_int8,
     }
     kv_cache, replay = cache_bytes(spec, size, replays=replaying > 0, **shared)
     mlp = parameter_bytes(network, matrix, ".mlp.gate_proj") * 3

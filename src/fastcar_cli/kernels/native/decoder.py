@@ -87,7 +87,8 @@ class DecoderPass:
     """All blocks and the last norm on one token of every row; weights and caches are used in place, not copied.
 
     norm: weight of the last norm, float32 [width]; eps: of all norms. keys, values, aligned: a layer each, [rows,
-    kv_heads, slots, head width] float32 or bfloat16; aligned may have other slots, or be the same tensors as keys.
+    kv_heads, slots, head width] float32, bfloat16, or int8 with key_scales and value_scales float32 [rows, kv_heads,
+    slots]; aligned may have other slots, or be the same tensors as keys, and has floats beside int8.
     outputs: the replay cache, a layer each, [rows, N, width] float32 or bfloat16; None: nothing is stored or replayed.
     start: int64 [rows], slots before it are padding; it must not change. released: TAS takes the query before it
     is rotated, as the released code does. pairs: row r and row r + rows / 2 decide together, by the mean of their
@@ -107,6 +108,8 @@ class DecoderPass:
         aligned: Sequence[Tensor],
         outputs: Sequence[Tensor] | None,
         start: Tensor,
+        key_scales: Sequence[Tensor] | None = None,
+        value_scales: Sequence[Tensor] | None = None,
         released: bool = False,
         pairs: bool = False,
         threads: int = 1,
@@ -120,24 +123,34 @@ class DecoderPass:
             raise ValueError(f"heads are {d} wide, expected an even number")
         if not 1 <= rows <= MOST_ROWS or (pairs and rows % 2):
             raise ValueError(f"{rows} rows: expected 1 to {MOST_ROWS}, an even number in pairs")
-        for name, layers in (("keys", keys), ("values", values), ("aligned", aligned), ("outputs", outputs)):
+        int8 = first.dtype is torch.int8
+        if int8 == (key_scales is None or value_scales is None):
+            raise ValueError("key_scales, value_scales: int8 keys and values have them, others none")
+        every = {"keys": keys, "values": values, "aligned": aligned, "outputs": outputs}
+        for name, layers in {**every, "key_scales": key_scales, "value_scales": value_scales}.items():
             if layers is not None and len(layers) != len(blocks):
                 raise ValueError(f"{name} has {len(layers)} layers, the decoder {len(blocks)}")
         slots, ring = first.shape[2], aligned[0].shape[2]
         positions = 0 if outputs is None else outputs[0].shape[1]
-        expect("keys of layer 0", first, (rows, kv_heads, slots, d), *_FLOATS)
+        expect("keys of layer 0", first, (rows, kv_heads, slots, d), *_FLOATS, torch.int8)
+        as_aligned = aligned[0].dtype if int8 and aligned[0].dtype in _FLOATS else first.dtype
         for i in range(len(blocks)):
             block, of = decoder.blocks[i], f"of layer {i}"
             block.keys = expect(f"keys {of}", keys[i], first.shape, first.dtype)
             block.values = expect(f"values {of}", values[i], first.shape, first.dtype)
-            block.aligned = expect(f"aligned {of}", aligned[i], (rows, kv_heads, ring, d), first.dtype)
+            block.aligned = expect(f"aligned {of}", aligned[i], (rows, kv_heads, ring, d), as_aligned)
+            if key_scales is not None and value_scales is not None:
+                block.key_scales = expect(f"key_scales {of}", key_scales[i], (rows, kv_heads, slots), torch.float32)
+                block.value_scales = expect(
+                    f"value_scales {of}", value_scales[i], (rows, kv_heads, slots), torch.float32
+                )
             if outputs is not None:
                 shape, kept = (rows, positions, decoder.width), outputs[0].dtype
                 block.outputs = expect(f"outputs {of}", outputs[i], shape, *(_FLOATS if i == 0 else (kept,)))
         for field, value in {
             **{"rows": rows, "heads": heads, "kv_heads": kv_heads, "head_width": d, "slots": slots, "ring": ring},
             **{"positions": positions, "pairs": pairs, "released": released},
-            "cache_format": FORMATS[first.dtype],
+            **{"cache_format": FORMATS[first.dtype], "aligned_format": FORMATS[as_aligned]},
             "output_format": 0 if outputs is None else FORMATS[outputs[0].dtype],
             "norm": expect("norm", norm, (decoder.width,), torch.float32),
             "start": expect("start", start, (rows,), torch.int64),
@@ -151,7 +164,7 @@ class DecoderPass:
         self._rows, self._width, self._d, self._positions = rows, decoder.width, d, positions
         self._layers, self._slots, self._ring = len(blocks), slots, ring
         # What an address points to must live as long as this object.
-        self._held = (decoder, memory, blocks, norm, keys, values, aligned, outputs, start)
+        self._held = (decoder, memory, blocks, norm, keys, values, aligned, outputs, start, key_scales, value_scales)
         self._last_start = int(start.max())
         if int(start.min()) < 0:
             raise ValueError(f"start: {start.tolist()}, expected slots")

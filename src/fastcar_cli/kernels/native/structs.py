@@ -68,7 +68,7 @@ class Block(ctypes.Structure):
         *((name, Matrix) for name in "qkvo"),
         ("norm2", c_void_p),
         *((name, Matrix) for name in ("gate", "up", "down")),
-        *((name, c_void_p) for name in ("keys", "values", "aligned", "outputs")),
+        *((name, c_void_p) for name in ("keys", "values", "aligned", "outputs", "key_scales", "value_scales")),
     )
 
 
@@ -77,7 +77,8 @@ class Decoder(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("layers", "rows", "width", "heads", "kv_heads", "head_width", "slots", "ring")),
-        *((name, c_int64) for name in ("positions", "cache_format", "output_format", "pairs", "released", "threads")),
+        *((name, c_int64) for name in ("positions", "cache_format", "aligned_format", "output_format")),
+        *((name, c_int64) for name in ("pairs", "released", "threads")),
         ("eps", c_double),
         ("blocks", POINTER(Block)),
         *((name, c_void_p) for name in ("norm", "start", "scratch")),

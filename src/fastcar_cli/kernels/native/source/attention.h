@@ -7,10 +7,31 @@ namespace {
 constexpr long TILE = 32;
 constexpr float LOW = -1e30f;
 
-// Keys and values of one head: `slots` rows of d numbers from these addresses on, and which of them may be seen (null:
-// all). `next` is what will be read after them.
+// Keys and values in int8, each row with a scale of its own.
+struct Cached8 {
+    static constexpr int size = 1, sums = 1, one = 8;
+    static Floats widen(const char* at) {
+        return __builtin_convertvector(__builtin_convertvector(load_as<Bytes>(at), Ints), Floats);
+    }
+    static float read(const char* at) { return float(*reinterpret_cast<const int8_t*>(at)); }
+};
+
+// f(format of keys and values, format of aligned keys): int8 has aligned keys of either float format.
+template <class F>
+inline void with_caches(int64_t format, int64_t aligned, F f) {
+    with_cache_format(aligned, [&](auto as) {
+        if (format == aligned)
+            f(as, as);
+        else
+            f(Cached8{}, as);
+    });
+}
+
+// Keys and values of one head: `slots` rows of d numbers from these addresses on, their scales in int8 (else null), and
+// which of them may be seen (null: all). `next` is what will be read after them.
 struct Seen {
     const char *keys, *values, *next;
+    const float *key_scales, *value_scales;
     const uint8_t* mask;
     long slots;
 };
@@ -102,9 +123,13 @@ void attend(const Seen& seen, const Queries& queries, long d) {
             long i = 0;
             for (; i + R <= count; i += R) dot<Format, R, 1>(keys + i * row, row, d, ahead, query, 0, p + i, 0);
             for (; i < count; i++) dot<Format, 1, 1>(keys + i * row, row, d, ahead, query, 0, p + i, 0);
+            if (seen.key_scales)
+                for (i = 0; i < count; i++) p[i] *= seen.key_scales[s + i];
             Floats weight = load(mass);
             weigh(p, count, seen.mask ? seen.mask + s : nullptr, queries.total[g], d, weight, *top);
             store(mass, weight);
+            if (seen.value_scales)
+                for (i = 0; i < count; i++) p[i] *= seen.value_scales[s + i];
             add_rows<Format>(values, d, count, g ? 0 : next - values, p, queries.total[g]);
         }
     }

@@ -40,28 +40,41 @@ inline void rotate(const float* x, const float* cos, const float* sin, long d, f
 }
 
 template <class Format>
-inline void put(const float* x, long n, void* rows, long row) {
+inline void put(Format, const float* x, long n, void* rows, float*, long row) {
     char* at = static_cast<char*>(rows) + row * n * Format::size;
     for (long k = 0; k < n; k++) Format::write(at + k * Format::size, x[k]);
 }
 
+// In int8 the scale is the largest size over 127; NaN and infinity are in it.
+inline void put(Cached8, const float* x, long n, void* rows, float* scales, long row) {
+    float most = 0;
+    for (long k = 0; k < n; k++) {
+        float size = __builtin_fabsf(x[k]);
+        most = size <= most ? most : size;
+        if (size != size) break;
+    }
+    float scale = scales[row] = most / 127, factor = scale > 1e-30f && most < __builtin_inff() ? 1 / scale : 0;
+    auto at = static_cast<int8_t*>(rows) + row * n;
+    for (long k = 0; k < n; k++) at[k] = int8_t(__builtin_rintf(x[k] * factor));
+}
+
 // Attention of the heads of row r that share kv head g: their queries and the new key are rotated, key and value go into
 // the caches, and TAS is summed up where `scored`.
-template <class Format>
+template <class Format, class Aligned>
 void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, bool scored) {
     long n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = r * d.heads + first;
     long cache = r * d.kv_heads + g, slots = step.length - d.start[r], bytes = n * Format::size;
     const float *cos = step.cos + (step.angles == 1 ? 0 : r * n), *sin = step.sin + (step.angles == 1 ? 0 : r * n);
     float* key = w.query[item];
     rotate(w.k[r] + g * n, cos, sin, n, key);
-    put<Format>(key, n, b.keys, cache * d.slots + step.slot);
-    put<Format>(key, n, b.aligned, cache * d.ring + step.aligned_to);
-    put<Format>(w.v[r] + g * n, n, b.values, cache * d.slots + step.slot);
+    put(Format{}, key, n, b.keys, b.key_scales, cache * d.slots + step.slot);
+    put(Aligned{}, key, n, b.aligned, nullptr, cache * d.ring + step.aligned_to);
+    put(Format{}, w.v[r] + g * n, n, b.values, b.value_scales, cache * d.slots + step.slot);
 
     Queries queries{{w.query[item], w.query.step}, {w.total[item], w.total.step}, w.state + 2 * LANES * item, groups};
     float scale = inverse_root(float(n));
     auto keys = static_cast<const char*>(b.keys) + cache * d.slots * bytes;
-    auto aligned = static_cast<const char*>(b.aligned) + (cache * d.ring + step.aligned_from) * bytes;
+    auto aligned = static_cast<const char*>(b.aligned) + (cache * d.ring + step.aligned_from) * n * Aligned::size;
     for (long h = 0; h < groups; h++) {
         const float* q = w.q[r] + (first + h) * n;
         float* query = queries.query[h];
@@ -69,14 +82,16 @@ void attend_group(const Decoder& d, const Block& b, const Step& step, const Work
         if (scored) {
             if (d.released) memcpy(w.total[item + h], q, 4 * n);
             const float* with = d.released ? w.total[item + h] : query;
-            dot<Format, 1, 1>(aligned, bytes, n, Ahead{0, 0, 0}, with, 0, w.parts + item + h, 0);
+            dot<Aligned, 1, 1>(aligned, n * Aligned::size, n, Ahead{0, 0, 0}, with, 0, w.parts + item + h, 0);
         }
         for (long k = 0; k < n; k++) query[k] *= scale;
     }
     long next = cache + 1 < d.rows * d.kv_heads ? cache + 1 : cache;
+    auto scales = [&](const float* of) { return of ? of + cache * d.slots + d.start[r] : nullptr; };
     Seen seen{keys + d.start[r] * bytes,
               static_cast<const char*>(b.values) + (cache * d.slots + d.start[r]) * bytes,
               static_cast<const char*>(b.keys) + (next * d.slots + d.start[next / d.kv_heads]) * bytes,
+              scales(b.key_scales), scales(b.value_scales),
               step.mask ? step.mask + r * d.slots + d.start[r] : nullptr, slots};
     attend<Format>(seen, queries, n);
     for (long h = 0; h < groups; h++) memcpy(w.attended[r] + (first + h) * n, queries.total[h], 4 * n);
@@ -123,8 +138,8 @@ void decode(const Decoder* decoder, Step* given) {
         const Rows mapped[] = {w.q, w.k, w.v};
         products(team, maps, w.normed, rows, mapped);
         share(team, rows * d.kv_heads, [&](long i) {
-            with_cache_format(d.cache_format, [&](auto format) {
-                attend_group<decltype(format)>(d, b, step, w, i / d.kv_heads, i % d.kv_heads, scored);
+            with_caches(d.cache_format, d.aligned_format, [&](auto format, auto aligned) {
+                attend_group<decltype(format), decltype(aligned)>(d, b, step, w, i / d.kv_heads, i % d.kv_heads, scored);
             });
         });
         product(team, b.o, w.attended, rows, w.branch, [&](long first, long last) {

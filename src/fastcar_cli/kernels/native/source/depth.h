@@ -59,7 +59,7 @@ void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, long positi
             memcpy(values + position * head, w.v[r] + h * head, 4 * head);
             for (long k = 0; k < head; k++) query[k] = w.q[r][h * head + k] * scale;
             auto at = [](float* p) { return reinterpret_cast<const char*>(p); };
-            Seen seen{at(keys), at(values), at(keys), nullptr, position + 1};
+            Seen seen{at(keys), at(values), at(keys), nullptr, nullptr, nullptr, position + 1};
             attend<Float32>(seen, Queries{{query, 0}, {w.total[i], 0}, w.top + 2 * LANES * i, 1}, head);
             memcpy(w.attended[r] + h * head, w.total[i], 4 * head);
         }

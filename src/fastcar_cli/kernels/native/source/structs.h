@@ -10,19 +10,20 @@ struct Matrix {
     int64_t outputs, inputs, format;
 };
 
-// A decoder block with its memory. keys, values [rows, kv heads, slots, head width], aligned likewise with `ring`
-// slots, outputs [rows, positions, width] or null.
+// A decoder block with its memory. keys, values [rows, kv heads, slots, head width], with int8 a scale a slot each, else
+// null; aligned likewise with `ring` slots, outputs [rows, positions, width] or null.
 struct Block {
     const float* norm1;
     Matrix q, k, v, o;
     const float* norm2;
     Matrix gate, up, down;
     void *keys, *values, *aligned, *outputs;
+    float *key_scales, *value_scales;
 };
 
 struct Decoder {
     int64_t layers, rows, width, heads, kv_heads, head_width, slots, ring, positions;
-    int64_t cache_format, output_format, pairs, released, threads;
+    int64_t cache_format, aligned_format, output_format, pairs, released, threads;
     double eps;
     const Block* blocks;
     const float* norm;
