@@ -31,7 +31,8 @@ class Source:
     """A model on this machine.
 
     `spec` is its own; `text` the vocabulary of a `PhraseTokenizer`, else None and the `tokenizer` files stand for it;
-    `stored` is the dtype of its weights, `floats` what stays floats is kept in; `told` says which model it is: name, digest of the weights, commit.
+    `stored` is the dtype of its weights, `floats` what stays floats is kept in; `told` says which model it is: name,
+    digest of the weights, commit.
     """
 
     spec: ModelSpec

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 GROUP = 32
 """Weights that share a scale in int4."""
 
-_ROWS = 2**18
+_ROWS = 2**16
 """Weights that are rounded or widened at once, so that what is between stays in the processor's caches."""
 
 _CANDIDATES = (8.0, 7.1, 7.4, 7.7, 8.3, 8.6, 8.9)
@@ -128,47 +128,44 @@ def widen_int4(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return wide
 
 
-def _error(groups: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Groups [n, 32] rounded with scales [n, 1]: (q, sum of squared errors [n, 1])."""
-    inverse = torch.where(scale == 0, torch.zeros_like(scale), 1 / scale)
-    q = (groups * inverse).round_().clamp_(-8, 7)
-    return q, (q * scale - groups).square_().sum(1, keepdim=True)
+def _rounded(groups: Tensor, inverse: Tensor) -> Tensor:
+    """Groups [n, 32] in units of 1 / inverse [n, 1], as whole numbers of -8..7."""
+    return (groups * inverse).round_().clamp_(-8, 7)
 
 
-def _float16(scale: Tensor) -> Tensor:
-    """Scales as float16 holds them, in float32."""
-    return scale.clamp(-65504, 65504).half().float()
+def _peaks(groups: Tensor) -> Tensor:
+    """The number of each group [n, 32] that is largest in size, with its sign: [n, 1]."""
+    least, most = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+    return torch.where(most > -least, most, least)
 
 
 def peak_scales(groups: Tensor) -> Tensor:
     """Plain rounding of groups [n, 32]: the weight largest in size comes to lie on -8; scales [n, 1]."""
-    peak = groups.gather(1, groups.abs().argmax(1, keepdim=True))
-    return _float16(peak / -8)
+    return _peaks(groups) / -8
 
 
 def fitted_scales(groups: Tensor) -> Tensor:
     """Scales [n, 1] of groups [n, 32] by least squares.
 
     For each candidate the weights are rounded, and the scale that fits these numbers best is sum(w q) / sum(q q), which
-    leaves sum(w w) - sum(w q)^2 / sum(q q). The best of them is kept where it beats `peak_scales` as float16 too.
+    leaves sum(w w) - sum(w q)^2 / sum(q q): the least of the candidates, `peak_scales` among them, is kept.
     """
-    peak = groups.gather(1, groups.abs().argmax(1, keepdim=True))
-    peak = torch.where(peak == 0, torch.ones_like(peak), peak)
-    best, found = torch.zeros_like(peak), torch.zeros_like(peak)
+    inverse = -1 / _peaks(groups)
+    best, found = torch.zeros_like(inverse), torch.zeros_like(inverse)
     for lies in _CANDIDATES:
-        q = (groups * (-lies / peak)).round_().clamp_(-8, 7)
+        q = _rounded(groups, lies * inverse)
         fit, size = (q * groups).sum(1, keepdim=True), q.square_().sum(1, keepdim=True)
         gain = fit * fit / size
         better = gain > best
         best, found = torch.where(better, gain, best), torch.where(better, fit / size, found)
-    plain, found = peak_scales(groups), _float16(found)
-    return torch.where(_error(groups, found)[1] < _error(groups, plain)[1], found, plain)
+    return found
 
 
 def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_scales) -> tuple[Tensor, Tensor]:
     """A float matrix [out, in] as (uint8 [out, in / 2], scale float16 [out, in / 32]).
 
-    `scales` gives those of groups float32 [n, 32] as float32 [n, 1] that float16 holds.
+    `scales` gives those of groups float32 [n, 32] as float32 [n, 1]. A group whose scale is too small for float16
+    becomes zeros, one whose scale is too large gets the largest there is.
     """
     out, inputs = weight.shape
     packed = torch.empty(out, inputs // 2, dtype=torch.uint8)
@@ -176,8 +173,9 @@ def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_sc
     step = max(1, _ROWS // inputs)
     for i in range(0, out, step):
         groups = weight[i : i + step].float().reshape(-1, GROUP)
-        scale = scales(groups)
-        packed[i : i + step] = pack_int4(_error(groups, scale)[0].view(-1, inputs))
+        scale = scales(groups).clamp_(-65504, 65504).half().float()
+        inverse = torch.where(scale == 0, scale, 1 / scale)
+        packed[i : i + step] = pack_int4(_rounded(groups, inverse).view(-1, inputs))
         kept[i : i + step] = scale.view(-1, inputs // GROUP)
     return packed, kept
 
