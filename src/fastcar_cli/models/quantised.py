@@ -31,7 +31,8 @@ class QuantisedLinear(nn.Module):
     """A linear map whose weight is stored in few bits; `bias` stays in floats.
 
     `forward` widens the weight for each call and is the plain reference (and the prefill); decoding reads the stored
-    numbers through the compiled kernels.
+    numbers through the compiled kernels. bfloat16 is multiplied in float32: without instructions for it, torch takes
+    five times as long for its product.
     """
 
     kind: ClassVar[str]
@@ -49,7 +50,9 @@ class QuantisedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out] in the dtype of x."""
-        return F.linear(x, self.widened(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        wide = torch.float32 if x.dtype is torch.bfloat16 else x.dtype
+        bias = None if self.bias is None else self.bias.to(wide)
+        return F.linear(x.to(wide), self.widened(wide), bias).to(x.dtype)
 
     @property
     def stored_bytes(self) -> int:
@@ -70,11 +73,6 @@ class Int8Linear(QuantisedLinear):
     def widened(self, dtype: torch.dtype) -> Tensor:
         """See `QuantisedLinear.widened`."""
         return self.weight.to(dtype) * self.scale.to(dtype)[:, None]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As `QuantisedLinear.forward`; the scale multiplies the sums."""
-        y = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
-        return y if self.bias is None else y + self.bias.to(x.dtype)
 
 
 class Int4Linear(QuantisedLinear):
