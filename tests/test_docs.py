@@ -57,7 +57,7 @@ def test_quickstart_and_readme_have_commands() -> None:
 
 
 def test_every_option_is_documented(run: Run) -> None:
-    for command in ("generate", "sweep", "profile", "fpga", "config", "train"):
+    for command in ("generate", "convert", "sweep", "profile", "fpga", "config", "train"):
         help_text = run(command, "--help").stdout
         told = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
         section = told.split(f"## fastcar {command}")[1].split("\n## ")[0]

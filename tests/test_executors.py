@@ -31,7 +31,7 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
-from fastcar_cli.models.int8 import quantized, use_int8
+from fastcar_cli.models.checkpoint import loading_format
 from fastcar_cli.models.video_model import VideoModel
 
 INF = float("inf")
@@ -96,13 +96,16 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
+INT8 = loading_format("int8", bundled=True)
+
+
 def _format(model: VideoModel, kind: str) -> VideoModel:
     """The model with its matrices in another format."""
     if kind == "bfloat16":
         return model.bfloat16()
     if kind == "int8":
-        weights = {k: v for name, tensor in model.state_dict().items() for k, v in quantized(name, tensor).items()}
-        use_int8(model)
+        weights = {k: v for name, tensor in model.state_dict().items() for k, v in INT8.stored(name, tensor).items()}
+        INT8.use(model)
         model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
 
@@ -113,7 +116,7 @@ def _widened(model: VideoModel, kind: str) -> VideoModel:
     if kind == "int8":
         with torch.no_grad():
             for name, p in model.named_parameters():
-                found = quantized(name, p)
+                found = INT8.stored(name, p)
                 if len(found) == 2:
                     numbers, scale = found.values()
                     p.copy_(numbers.float() * scale[:, None])

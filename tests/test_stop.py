@@ -112,9 +112,9 @@ def test_a_log_gets_a_plain_line_a_minute() -> None:
             now[0] = float(second)
             bar.update(task, completed=second / 30)
     assert out.getvalue().splitlines() == [
-        "decoding: 25 % of 8 frames, 1 min",
-        "decoding: 50 % of 8 frames, 2 min",
-        "decoding: 75 % of 8 frames, 3 min",
+        "decoding: 25 % of 8 frames, 1 min, about 3 min left",
+        "decoding: 50 % of 8 frames, 2 min, about 2 min left",
+        "decoding: 75 % of 8 frames, 3 min, about 1 min left",
         "decoding: 100 % of 8 frames, 4 min",
     ]
 

@@ -110,8 +110,9 @@ class Runtime(_Section):
     """Where and in what precision."""
 
     device: str = Field("auto", pattern=DEVICES, description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
-        "auto", description="auto, float32, bfloat16, float16, int8 (block matrices in int8, CPU)"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = Field(
+        "auto",
+        description="auto, float32, bfloat16, float16, int8 (block matrices in int8, CPU); converted: its own",
     )
     kernels: Literal["auto", "torch", "native", "graph"] = Field(
         "auto",

@@ -26,10 +26,9 @@ from fastcar_cli.decoding.replay import ReplayRule, ReplayStats
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.decoding.state import DecodeSettings, Watcher
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models import vila_u
-from fastcar_cli.models.checkpoint import FORMATS, LoadedModel
+from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.plan import MemoryPlan, choose_dtype, default_dtype, make_plan, videos_that_fit
-from fastcar_cli.models.registry import BUNDLED, default_guidance, folder_of, load, read_spec
+from fastcar_cli.models.registry import BUNDLED, default_guidance, folder_of, load, read_spec, weight_formats
 from fastcar_cli.run_report import Run
 
 if TYPE_CHECKING:
@@ -197,7 +196,7 @@ class TextToVideo:
         return {
             name: make_plan(
                 spec,
-                dtype=name,
+                form,
                 device=device,
                 rows=videos * (1 if guided == 1.0 else 2),
                 frames=frames,
@@ -206,9 +205,8 @@ class TextToVideo:
                 window=config.attention.window,
                 sinks=config.attention.sinks,
                 kv_int8=config.attention.kv_dtype == "int8",
-                bundled=not vila_u.is_checkpoint(folder),
             )
-            for name in FORMATS
+            for name, form in weight_formats(folder).items()
         }
 
     def _effective(self, config: RunConfig) -> dict[str, Any]:
@@ -232,9 +230,10 @@ class TextToVideo:
         """Who decodes. Raises RequestError for what does not go with another MLP backend."""
         backend, asked = config.backend.name, config.runtime.kernels
         if backend != "torch":
-            if self._model.network.weight_format == "int8":
+            if self._model.network.quantised():
                 raise RequestError(
-                    f"`dtype` int8 does not go with `backend.name` {backend}, which has number formats of its own",
+                    f"`dtype` {self._model.network.weight_format} does not go with `backend.name` {backend}, which has "
+                    "number formats of its own",
                     hint="allowed: `dtype` float32, or `backend.preset` u280-int8",
                 )
             if asked not in ("auto", "torch"):

@@ -16,8 +16,9 @@ from fastcar_cli.bench.contestants import Passes, engine, llama, mlp_only
 from fastcar_cli.bench.plan import RATIOS, Benchmark
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
+from fastcar_cli.models.checkpoint import loading_format
 from fastcar_cli.models.dummy import full_spec
-from fastcar_cli.models.int8 import Int8Linear, quantized, use_int8
+from fastcar_cli.models.quantised import QuantisedLinear
 from fastcar_cli.models.video_model import Projector, VideoModel
 
 
@@ -40,10 +41,11 @@ def models(plan: Benchmark) -> dict[str, VideoModel]:
     found = {"bfloat16": network}
     if plan.device == "cpu":
         twin = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context).network
-        weights = {k: v for name, tensor in twin.state_dict().items() for k, v in quantized(name, tensor).items()}
+        form = loading_format("int8", False)
+        weights = {k: v for name, tensor in twin.state_dict().items() for k, v in form.stored(name, tensor).items()}
         twin.projector = network.projector
         weights = {k: v for k, v in weights.items() if not k.startswith("projector.")}
-        use_int8(twin)
+        form.use(twin)
         twin.load_state_dict(weights, assign=True)
         found["int8"] = twin.eval().requires_grad_(False)
     return found
@@ -53,7 +55,7 @@ def pass_bytes(model: VideoModel, rows: int, context: int) -> int:
     """Bytes a dense pass must read: the weights of the blocks once, and every row's keys and values."""
     spec = model.spec.decoder
     weights = sum(p.nbytes for p in model.llm.layers.parameters()) + sum(
-        m.weight.nbytes + m.scale.nbytes for m in model.llm.modules() if isinstance(m, Int8Linear)
+        m.stored_bytes for m in model.llm.modules() if isinstance(m, QuantisedLinear)
     )
     slot = 2 * spec.layers * spec.kv_heads * spec.head_dim * model.dtype.itemsize
     return weights + rows * context * slot

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fastcar_cli._version import __version__
-from fastcar_cli.cli import config_cmd, fpga_cmd, generate, profile_cmd, sweep_cmd, train_cmd
+from fastcar_cli.cli import config_cmd, convert_cmd, fpga_cmd, generate, profile_cmd, sweep_cmd, train_cmd
 from fastcar_cli.cli.flags import Command
 from fastcar_cli.errors import FastcarError
 from fastcar_cli.signals import status, stop_on_sigterm
@@ -41,6 +41,7 @@ def root(
 
 
 app.command("generate", cls=Command)(generate.generate)
+app.command("convert", cls=Command)(convert_cmd.convert)
 app.command("profile", cls=Command)(profile_cmd.profile)
 app.add_typer(sweep_cmd.app, name="sweep", help="Speed against quality over thresholds, prompts and seeds.")
 app.command("fpga", cls=Command)(fpga_cmd.fpga)

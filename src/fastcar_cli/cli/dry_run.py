@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     """Print files, sizes, memory and the replay ceiling; raises RequestError as the run would."""
-    from fastcar_cli.models import hub
+    from fastcar_cli.models import converted, hub
     from fastcar_cli.models.plan import choose_dtype
     from fastcar_cli.models.registry import BUNDLED, folder_of
     from fastcar_cli.models.vila_u import PARTS, is_checkpoint, read_spec, root_of
@@ -32,7 +32,9 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         missing = {name: size for name, size in sizes.items() if not (folder / name).exists()}
     else:
         folder = folder_of(run.model)
-        if is_checkpoint(folder):
+        if converted.is_converted(folder):
+            files = [folder / shard for shard in converted.describe(folder).shards]
+        elif is_checkpoint(folder):
             root = root_of(folder)
             spec = read_spec(folder)
             parts = [p for p in PARTS if spec.projector_layers or p != "mm_projector"]
@@ -43,13 +45,13 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
     plans = TextToVideo.plans(run, videos=videos, folder=folder)
     asked = run.runtime.dtype
-    any_plan = plans["float32"]
+    any_plan = next(iter(plans.values()))
     if run.model in BUNDLED and asked == "auto":
         asked = "float32" if any_plan.device == "cpu" else "bfloat16"
     try:
         plan, refusal = plans[choose_dtype(asked, any_plan.device, plans)], None
     except RequestError as e:
-        plan, refusal = plans[asked if asked != "auto" else "bfloat16"], e
+        plan, refusal = plans.get(asked) or plans.get("bfloat16") or any_plan, e
     document: dict[str, Any] = {
         "model": run.model,
         "folder": str(folder),

@@ -68,7 +68,9 @@ def generate(
         Path | None, typer.Option("--trace", help="File (.npz) for the replay decisions, for `fastcar fpga`.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16, float16 or int8; a converted model has its own.")
+    ] = None,
     kernels: Annotated[
         str | None,
         typer.Option(

@@ -120,7 +120,7 @@ def _measured(
     device = resolve_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    chosen = default_dtype(device) if dtype == "auto" else dtype
+    chosen = _own_dtype(model, default_dtype(device)) if dtype == "auto" else dtype
     machine = measure_machine(torch.device(device), DTYPES[chosen])
     document: dict[str, Any] = {
         "machine": machine.to_dict(),
@@ -149,6 +149,22 @@ def _measured(
 
         write_timeline(timeline, shape, count, lengths[-1])
     return document
+
+
+def _own_dtype(model: str, default: str) -> str:
+    """What a model is timed in where nobody says. Raises RequestError for a converted one that is not in floats."""
+    from fastcar_cli.models.checkpoint import DTYPES
+    from fastcar_cli.models.registry import folder_of, weight_formats
+
+    formats = [] if model == "vila-u-7b" else list(weight_formats(folder_of(model)))
+    if len(formats) != 1:
+        return default
+    if formats[0] not in DTYPES:
+        raise RequestError(
+            f"--model {model}: its weights are {formats[0]}, the modules that are timed are in floats",
+            hint="profile the model it was converted from, or a run: --decode",
+        )
+    return formats[0]
 
 
 def _shape(model: str, dtype: str, device: str, rows: int | None, longest: int) -> tuple[Shape, int]:

@@ -61,6 +61,9 @@ class _Bar(Progress):
         line = f"{task.description}: {task.percentage:.0f} %"
         if task.total:
             line += f" of {task.total:,.0f} {self._things}, {(task.elapsed or 0) / 60:.0f} min"
+        if task.total and 0 < task.completed < task.total:
+            left = (task.elapsed or 0) * (task.total / task.completed - 1)
+            line += f", about {left / 60:.0f} min left"
         self.console.print(line, soft_wrap=True, highlight=False)
 
 

@@ -13,7 +13,7 @@ from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import Block
 from fastcar_cli.models.depth import DepthBlock
-from fastcar_cli.models.int8 import Int8Linear
+from fastcar_cli.models.quantised import QuantisedLinear
 from fastcar_cli.models.video_model import VideoModel
 
 
@@ -23,13 +23,14 @@ def obstacle(model: VideoModel) -> str | None:
         return f"native kernels are for the CPU, the model is on {model.device}"
     if model.dtype not in (torch.float32, torch.bfloat16):
         return f"native kernels have no dtype {str(model.dtype).removeprefix('torch.')}"
+    if missing := {m.kind for m in model.quantised()} - {"int8"}:
+        return f"native kernels have no {', '.join(missing)} weights yet"
     return native.unavailable()
 
 
-def _linear(module: nn.Linear | Int8Linear) -> native.Linear:
-    if isinstance(module, Int8Linear):
-        return native.Linear(module.weight, module.scale)
-    return native.Linear(module.weight, bias=None if module.bias is None else module.bias.float())
+def _linear(module: nn.Linear | QuantisedLinear) -> native.Linear:
+    bias = None if module.bias is None else module.bias.float()
+    return native.Linear(module.weight, module.scale if isinstance(module, QuantisedLinear) else None, bias)
 
 
 def block_weights(block: Block) -> native.BlockWeights:
@@ -122,9 +123,9 @@ class NativeExecutor(HostExecutor):
         self._added = None if batch.place_vectors is None else batch.place_vectors.float()
         self._projection: native.Product | None = None
         projector = model.projector.layers
-        if isinstance(projector, nn.Linear):
+        if isinstance(projector, (nn.Linear, QuantisedLinear)):
             self._projection = native.Product(_linear(projector), batch.videos, threads)
-            if self._added is not None:
+            if self._added is not None and projector.bias is not None:
                 self._added = self._added + projector.bias.float()
         self._draw = code_draw(batch, threads)
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.int8 import quantized, use_int8
+from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.text import PhraseTokenizer, TextTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
@@ -24,11 +24,28 @@ FORMATS = (*DTYPES, "int8")
 """Weight formats a model can be loaded in; int8 keeps the decoder blocks in int8 and the rest in a float dtype."""
 
 
-def float_dtype(name: str, bundled: bool) -> torch.dtype:
-    """The float dtype of a weight format: what int8 leaves as floats is float32 in our own models, else bfloat16."""
+def loading_format(name: str, bundled: bool) -> WeightFormat:
+    """What a model that stores floats is held as when it is loaded in one of FORMATS.
+
+    What int8 leaves as floats is float32 in our own models, else bfloat16.
+    """
     if name == "int8":
-        return torch.float32 if bundled else torch.bfloat16
-    return DTYPES[name]
+        return WeightFormat(name, torch.float32 if bundled else torch.bfloat16, blocks="int8")
+    return WeightFormat(name, DTYPES[name])
+
+
+def no_such_dtype(asked: str, allowed: Collection[str]) -> RequestError:
+    """The error of a weight format that a model can't be run in."""
+    if len(allowed) == 1:
+        return RequestError(
+            f"`dtype` {asked}: the model is converted, its weights are {', '.join(allowed)}",
+            hint="leave it out; fastcar convert makes other formats from the model it was converted from",
+        )
+    if asked == "int4":
+        return RequestError(
+            "`dtype` int4: the model has no weights in int4", hint="fastcar convert MODEL -o FOLDER --dtype int4"
+        )
+    return RequestError(f"`dtype` is {asked!r}, allowed: {', '.join(allowed)}")
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,8 @@ class LoadedModel:
     defaults: GenerationDefaults
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder of this layout. Raises RequestError for any other."""
     file = folder / "config.json"
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
@@ -78,6 +96,12 @@ def empty_network(spec: ModelSpec) -> VideoModel:
     """The modules of a specification without memory for their weights (on the meta device)."""
     with torch.device("meta"):
         return VideoModel(spec)
+
+
+def with_shared(weights: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+    """The weights with a codebook that all depths share under the name of each."""
+    books = [f"rqvae.quantizer.codebooks.{d}.weight" for d in range(spec.rqvae.depth)]
+    return weights | dict.fromkeys(books, weights[books[0]]) if spec.rqvae.shared_codebook else weights
 
 
 def read_weights(
@@ -113,7 +137,7 @@ def read_weights(
 
 def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseTokenizer]:
     """What config.json says. Raises RequestError naming file and key."""
-    config = _read_config(folder)
+    config = read_config(folder)
     try:
         text = config["text"]
         tokenizer = PhraseTokenizer(
@@ -127,11 +151,10 @@ def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseToke
 def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     """Load a folder of this layout in a weight format. Raises RequestError naming file and key."""
     spec, defaults, tokenizer = read_folder(folder)
-    network = empty_network(spec)
-    weights = read_weights(folder / "model.safetensors", network.state_dict(), float_dtype(dtype, True), device)
-    if dtype == "int8":
-        weights = {k: v for name, tensor in weights.items() for k, v in quantized(name, tensor).items()}
-        use_int8(network)
+    network, form = empty_network(spec), loading_format(dtype, True)
+    weights = read_weights(folder / "model.safetensors", network.state_dict(), form.floats, device)
+    weights = {k: v for name, tensor in weights.items() for k, v in form.stored(name, tensor).items()}
+    form.use(network)
     network.load_state_dict(weights, assign=True)
     network.llm.rotary.to(device)
     return LoadedModel(spec.name, network.eval().requires_grad_(False), tokenizer, defaults)

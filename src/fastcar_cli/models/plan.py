@@ -10,8 +10,8 @@ import psutil
 import torch
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import empty_network, float_dtype
-from fastcar_cli.models.int8 import is_matrix
+from fastcar_cli.models.checkpoint import empty_network, no_such_dtype
+from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
 BASE = 400 * 2**20
@@ -21,6 +21,11 @@ BASE = 400 * 2**20
 def parameter_bytes(network: VideoModel, itemsize: int, part: str = "") -> int:
     """Bytes of the weights whose name contains `part`; a codebook shared by all depths counts once."""
     return sum(p.numel() for name, p in network.named_parameters() if part in name) * itemsize
+
+
+def stored_bytes(network: VideoModel, form: WeightFormat, part: str = "") -> int:
+    """As `parameter_bytes`, of weights in a format, scales included."""
+    return sum(form.bytes_of(name, p.shape) for name, p in network.named_parameters() if part in name)
 
 
 @dataclass(frozen=True)
@@ -140,8 +145,8 @@ def videos_that_fit(spec: ModelSpec, wanted: int, *, itemsize: int, device: str,
 
 def make_plan(
     spec: ModelSpec,
+    form: WeightFormat,
     *,
-    dtype: str,
     device: str,
     rows: int,
     frames: int,
@@ -150,15 +155,12 @@ def make_plan(
     window: int | None = None,
     sinks: int = 4,
     kv_int8: bool = False,
-    bundled: bool = False,
 ) -> MemoryPlan:
-    """The plan of one batch of `rows` rows; `replaying` layers may replay; `bundled` as `float_dtype` has it."""
+    """The plan of one batch of `rows` rows with weights in a format; `replaying` layers may replay."""
     network = empty_network(spec)
-    size = float_dtype(dtype, bundled).itemsize
-    matrix = 1 if dtype == "int8" else size
+    size = form.floats.itemsize
     decoder, n = spec.decoder, spec.tokens_per_frame
-    inside = sum(p.numel() for name, p in network.named_parameters() if is_matrix(name))
-    weights = parameter_bytes(network, size) - inside * (size - matrix)
+    weights = stored_bytes(network, form)
     tokens = frames * n
     slot = decoder.layers * rows * decoder.kv_heads * (decoder.head_dim + 4 if kv_int8 else decoder.head_dim * size)
     shared: dict[str, Any] = {
@@ -170,15 +172,15 @@ def make_plan(
         "kv_int8": kv_int8,
     }
     kv_cache, replay = cache_bytes(spec, size, replays=replaying > 0, **shared)
-    mlp = parameter_bytes(network, matrix, ".mlp.gate_proj") * 3
-    blocks = parameter_bytes(network, matrix, "llm.layers.")
-    depth = parameter_bytes(network, size, "depth.") * spec.depth.depth
+    mlp = stored_bytes(network, form, ".mlp.gate_proj") * 3
+    blocks = stored_bytes(network, form, "llm.layers.")
+    depth = stored_bytes(network, form, "depth.") * spec.depth.depth
     seen = min(window or tokens, prompt_tokens + tokens // 2)
     step = blocks + depth + 2 * slot * seen
     ratio = max(0.0, 1 - n / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
     saved = mlp * ratio
     return MemoryPlan(
-        dtype=dtype,
+        dtype=form.name,
         device=device,
         weights=weights,
         kv_cache=kv_cache,
@@ -202,9 +204,14 @@ def default_dtype(device: str) -> str:
 def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
     """The dtype of a run: what was asked for, else the device's own, or bfloat16 on a CPU where float32 does not fit.
 
-    Raises RequestError with the arithmetic where it does not fit, and for bfloat16 on a GPU that lacks it.
+    A converted model has one plan and no choice. Raises RequestError with the arithmetic where it does not fit, for a
+    dtype without a plan, and for bfloat16 on a GPU that lacks it.
     """
     own = default_dtype(device)
+    if asked not in ("auto", *plans):
+        raise no_such_dtype(asked, plans)
+    if asked == "auto" and len(plans) == 1:
+        asked = next(iter(plans))
     if asked == "bfloat16" and own == "float16":
         raise RequestError(f"`dtype` bfloat16: {device} has none in hardware", hint="allowed: float16, float32")
     chosen = own if asked == "auto" else asked
@@ -213,7 +220,9 @@ def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
     plan = plans[chosen]
     if not plan.fits:
         fitting = [
-            name for name in ("bfloat16", "int8") if plans[name].fits and not (name == "int8" and device != "cpu")
+            name
+            for name in ("bfloat16", "int8")
+            if name in plans and plans[name].fits and not (name == "int8" and device != "cpu")
         ]
         hint = (
             f"`dtype` {fitting[0]} needs {gib(plans[fitting[0]].needed)}"

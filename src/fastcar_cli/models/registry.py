@@ -1,4 +1,4 @@
-"""Models by name: bundled, on the hub, or a folder; the only module that knows both layouts."""
+"""Models by name: bundled, on the hub, or a folder; the only module that knows every layout."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ from pathlib import Path
 import torch
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models import vila_u
-from fastcar_cli.models.checkpoint import FORMATS, LoadedModel, float_dtype, load_folder, read_folder
+from fastcar_cli.models import converted, vila_u
+from fastcar_cli.models.checkpoint import (
+    FORMATS,
+    GenerationDefaults,
+    LoadedModel,
+    load_folder,
+    loading_format,
+    no_such_dtype,
+    read_folder,
+)
 from fastcar_cli.models.hub import REPOSITORIES, commit_of, fetch, repository_of, revision_of
+from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.video_model import ModelSpec
 
 BUNDLED = ("mini",)
@@ -38,6 +47,11 @@ def folder_of(model: str) -> Path:
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         if (path := Path(model).expanduser()).is_dir():
             return path
+        if (begun := converted.working_folder(path)).is_dir():
+            raise RequestError(
+                f"{path} is not there yet: its conversion in {begun} is not done",
+                hint="the fastcar convert command that began it goes on",
+            )
     near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
     raise RequestError(
         f"unknown model {model[:80]!r}: neither a known name nor a folder"
@@ -85,32 +99,53 @@ def identity(model: str) -> Identity:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """The specification of a model folder of either layout. Raises RequestError naming file and key."""
+    """The specification of a model folder of any layout. Raises RequestError naming file and key."""
+    if converted.is_converted(folder):
+        return converted.describe(folder).spec
     if vila_u.is_checkpoint(folder):
         return vila_u.read_spec(folder)
     return read_folder(folder)[0]
 
 
+def read_defaults(folder: Path) -> GenerationDefaults:
+    """How a model folder wants to be used."""
+    if converted.is_converted(folder):
+        return converted.describe(folder).defaults
+    return vila_u.DEFAULTS if vila_u.is_checkpoint(folder) else read_folder(folder)[1]
+
+
 def default_guidance(folder: Path) -> float:
     """The guidance scale that a model folder wants to be used with."""
-    return vila_u.DEFAULTS.cfg if vila_u.is_checkpoint(folder) else read_folder(folder)[1].cfg
+    return read_defaults(folder).cfg
+
+
+def weight_formats(folder: Path) -> dict[str, WeightFormat]:
+    """What the weights of a model folder can be held as, by name; a converted one has its own only."""
+    if converted.is_converted(folder):
+        form = converted.describe(folder).form
+        return {form.name: form}
+    return {name: loading_format(name, not vila_u.is_checkpoint(folder)) for name in FORMATS}
 
 
 def load(
-    model: str, dtype: str = "float32", device: str = "cpu", progress: Callable[[int], None] | None = None
+    model: str, dtype: str = "auto", device: str = "cpu", progress: Callable[[int], None] | None = None
 ) -> LoadedModel:
     """Load a bundled model or a checkpoint of the hub by name, or a model folder by path.
 
-    `progress` is told the bytes read so far of a large checkpoint. Raises RequestError for an unknown
-    model or damaged files, RunError for a checkpoint that can't be fetched.
+    `dtype` auto is float32, and of a converted folder its own. `progress` is told the bytes read so far of a large
+    checkpoint. Raises RequestError for an unknown model or damaged files, RunError for a checkpoint that can't be
+    fetched.
     """
-    if dtype not in FORMATS:
-        raise RequestError(f"`dtype` is {dtype!r}, allowed: {', '.join(FORMATS)}")
     folder = folder_of(model)
-    where, int8 = torch.device(device), dtype == "int8"
-    if int8 and where.type != "cpu":
+    where = torch.device(device)
+    if converted.is_converted(folder):
+        return converted.load(folder, dtype, where)
+    dtype = "float32" if dtype == "auto" else dtype
+    if dtype not in FORMATS:
+        raise no_such_dtype(dtype, FORMATS)
+    if dtype == "int8" and where.type != "cpu":
         raise RequestError(f"`dtype` int8 runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
     if vila_u.is_checkpoint(folder):
         name = model if repository_of(model) else None
-        return vila_u.load_checkpoint(folder, float_dtype(dtype, False), where, name, progress, int8)
+        return vila_u.load_checkpoint(folder, loading_format(dtype, False), where, name, progress)
     return load_folder(folder, dtype, where)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder, DecoderSpec, table
 from fastcar_cli.models.depth import DepthSpec, DepthTransformer
-from fastcar_cli.models.int8 import Int8Linear
+from fastcar_cli.models.quantised import QuantisedLinear
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 
 
@@ -118,22 +118,23 @@ class VideoModel(nn.Module):
         x = self.projector(latent)
         return x if self.places is None or index is None else x + self.places(index)
 
+    def quantised(self) -> list[QuantisedLinear]:
+        """The maps that are stored in few bits."""
+        return [m for m in self.modules() if isinstance(m, QuantisedLinear)]
+
     def parameter_count(self) -> int:
         """Number of weights."""
-        return sum(p.numel() for p in self.parameters()) + sum(
-            m.weight.numel() for m in self.modules() if isinstance(m, Int8Linear)
-        )
+        return sum(p.numel() for p in self.parameters()) + sum(m.in_features * m.out_features for m in self.quantised())
 
     def weights_bytes(self) -> int:
         """Bytes of all weights and scales."""
-        return sum(p.nbytes for p in self.parameters()) + sum(
-            m.weight.nbytes + m.scale.nbytes for m in self.modules() if isinstance(m, Int8Linear)
-        )
+        return sum(p.nbytes for p in self.parameters()) + sum(m.stored_bytes for m in self.quantised())
 
     @property
     def weight_format(self) -> str:
-        """What the matrices of the decoder blocks are stored as: a dtype's name, or int8."""
-        return str(self.llm.blocks[0].mlp.gate_proj.weight.dtype).removeprefix("torch.")
+        """What the matrices of the decoder blocks are stored as: a dtype's name, int8 or int4."""
+        first = self.llm.blocks[0].mlp.gate_proj
+        return first.kind if isinstance(first, QuantisedLinear) else str(first.weight.dtype).removeprefix("torch.")
 
     @property
     def dtype(self) -> torch.dtype:

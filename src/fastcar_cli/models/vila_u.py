@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network
+from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, with_shared
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
-from fastcar_cli.models.int8 import quantized, use_int8
 from fastcar_cli.models.llama_text import LlamaTokenizer
+from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.models.weights import Component, Progress, fill
@@ -264,32 +264,24 @@ def components(root: Path, network: VideoModel) -> list[Component]:
 
 def load_checkpoint(
     folder: Path,
-    dtype: torch.dtype,
+    form: WeightFormat,
     device: torch.device,
     name: str | None = None,
     progress: Progress | None = None,
-    int8: bool = False,
 ) -> LoadedModel:
     """Load an official checkpoint; only what generation needs is read, without a second copy in memory.
-
-    With `int8` the matrices of the decoder blocks are kept in that format and the rest in `dtype`.
 
     Raises RequestError for a wrong folder, file, key, shape or model type.
     """
     spec = read_spec(folder)
     root = root_of(folder)
-    if dtype == torch.float16 and device.type == "cpu":
+    if form.floats == torch.float16 and device.type == "cpu":
         raise RequestError("`dtype` float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
     tokenizer = LlamaTokenizer(root / "llm", spec.decoder.vocab, spec.decoder.max_positions - spec.tokens_per_frame)
     network = empty_network(spec)
     wanted = network.state_dict()
-    weights = fill(components(root, network), wanted, dtype, device, progress, quantized if int8 else None)
-    if int8:
-        use_int8(network)
-    if spec.rqvae.shared_codebook:
-        first = weights["rqvae.quantizer.codebooks.0.weight"]
-        for d in range(1, spec.rqvae.depth):
-            weights[f"rqvae.quantizer.codebooks.{d}.weight"] = first
-    network.load_state_dict(weights, assign=True)
+    weights = fill(components(root, network), wanted, form.floats, device, progress, form.stored)
+    form.use(network)
+    network.load_state_dict(with_shared(weights, spec), assign=True)
     network.llm.rotary.to(device)
     return LoadedModel(name or spec.name, network.eval().requires_grad_(False), tokenizer, DEFAULTS)

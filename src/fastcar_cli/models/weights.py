@@ -27,6 +27,9 @@ PIECE = 64 * 2**20
 STEMS = ("model", "pytorch_model")
 SUFFIXES = (".safetensors", ".bin")
 
+ALIGNMENT = 64
+"""Bytes that the tensors of a file we write begin at a multiple of, where their sizes allow: a line of the caches."""
+
 Progress = Callable[[int], None]
 Store = Callable[[str, Tensor], Mapping[str, Tensor]]
 
@@ -102,10 +105,13 @@ class _Bin(_File):
 def _open(path: Path) -> _File:
     if not path.is_file():
         raise RequestError(f"weights file {path} is missing", hint="fetch it again")
-    with contextlib.suppress(OSError, AttributeError), path.open("rb") as f:
-        # Read ahead while tensors are being copied; not every system knows the call.
-        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
     return (_Bin if path.suffix == ".bin" else _Safetensors)(path)
+
+
+def _read_ahead(path: Path) -> None:
+    """Let the system read a file while tensors are being copied; not every system knows the call."""
+    with contextlib.suppress(OSError, AttributeError), path.open("rb") as f:
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -134,6 +140,11 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
+_SAFETENSORS_TYPES = {
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Component:
     """A folder of weights and what of it a network takes.
@@ -147,6 +158,87 @@ class Component:
     ignored: Callable[[str], bool]
 
 
+@dataclass(frozen=True)
+class _Place:
+    path: Path
+    key: str
+    shape: tuple[int, ...]
+
+
+class Weights:
+    """The tensors of some components by parameter name, read in any order without more in memory than is asked for.
+
+    Raises RequestError that names file and key for a missing, damaged or truncated file, for a missing or unexpected
+    tensor, and for one whose shape is not that of `shapes`.
+    """
+
+    def __init__(
+        self, components: Sequence[Component], shapes: Mapping[str, torch.Size], progress: Progress | None = None
+    ) -> None:
+        self._at: dict[str, _Place] = {}
+        self._progress = progress
+        self._file: _File | None = None
+        self._mapped = self._done = 0
+        for component in components:
+            files = weight_files(component.folder)
+            for path in files:
+                self._list(component, path, shapes)
+            for key, name in component.names.items():
+                if name not in self._at:
+                    raise RequestError(
+                        f"weights file {files[-1] if len(files) == 1 else component.folder} lacks key {key!r}"
+                    )
+
+    def _list(self, component: Component, path: Path, shapes: Mapping[str, torch.Size]) -> None:
+        file = _open(path)
+        surplus = sorted(k for k in file.shapes if k not in component.names and not component.ignored(k))
+        if surplus:
+            raise _unexpected(path, surplus)
+        for key, shape in file.shapes.items():
+            name = component.names.get(key)
+            if name is None or name in self._at:
+                continue
+            if shape != tuple(shapes[name]):
+                raise RequestError(
+                    f"weights file {path}, key {key!r}: shape {list(shape)}, needed {list(shapes[name])}"
+                )
+            self._at[name] = _Place(path, key, shape)
+
+    @property
+    def names(self) -> list[str]:
+        """Parameter names in the order of the files."""
+        return list(self._at)
+
+    def place(self, name: str) -> str:
+        """File and key of a parameter, for an error."""
+        return f"weights file {self._at[name].path}, key {self._at[name].key!r}"
+
+    def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+        """A parameter in `dtype` (None: as it is stored) on a device."""
+        at = self._at[name]
+        if self._file is None or self._file.path != at.path:
+            _read_ahead(at.path)
+            self._file, self._mapped = _open(at.path), 0
+        target: Tensor | None = None
+        for begin, end in _pieces(at.shape, dtype or torch.float32):
+            piece = self._file.rows(at.key, begin, end)
+            if not piece.is_floating_point():
+                raise RequestError(f"{self.place(name)}: holds {piece.dtype}, needed floats")
+            if target is None:
+                target = torch.empty(at.shape, dtype=dtype or piece.dtype, device=device)
+            (target[begin:end] if at.shape else target).copy_(piece)
+            self._mapped += piece.nbytes
+            self._done += piece.nbytes
+            del piece
+            if self._mapped >= PIECE:
+                self._file.reopen()
+                self._mapped = 0
+                if self._progress is not None:
+                    self._progress(self._done)
+        assert target is not None
+        return target
+
+
 def fill(
     components: Sequence[Component],
     wanted: Mapping[str, Tensor],
@@ -157,48 +249,14 @@ def fill(
 ) -> dict[str, Tensor]:
     """Tensors of `dtype` on `device` for the parameter names of the components, checked against `wanted`'s shapes.
 
-    `progress` is told the bytes read so far; `store` says what a tensor is kept as, one after another.
-    Raises RequestError that names file and key for a missing, damaged or truncated file and a missing,
-    unexpected or misshapen tensor.
+    `progress` is told the bytes read so far; `store` says what a tensor is kept as, one after another. Raises as
+    `Weights` does.
     """
+    weights = Weights(components, {name: like.shape for name, like in wanted.items()}, progress)
     result: dict[str, Tensor] = {}
-    done = 0
-    for component in components:
-        files = weight_files(component.folder)
-        for path in files:
-            file = _open(path)
-            surplus = sorted(k for k in file.shapes if k not in component.names and not component.ignored(k))
-            if surplus:
-                raise _unexpected(path, surplus)
-            mapped = 0
-            for key, shape in file.shapes.items():
-                name = component.names.get(key)
-                if name is None or name in result:
-                    continue
-                if shape != tuple(wanted[name].shape):
-                    raise RequestError(
-                        f"weights file {path}, key {key!r}: shape {list(shape)}, needed {list(wanted[name].shape)}"
-                    )
-                target = torch.empty(shape, dtype=dtype, device=device)
-                for begin, end in _pieces(shape, dtype):
-                    piece = file.rows(key, begin, end)
-                    if not piece.is_floating_point():
-                        raise RequestError(f"weights file {path}, key {key!r}: holds {piece.dtype}, needed floats")
-                    (target[begin:end] if shape else target).copy_(piece)
-                    mapped += piece.nbytes
-                    done += piece.nbytes
-                    del piece
-                    if mapped >= PIECE:
-                        file.reopen()
-                        mapped = 0
-                        if progress is not None:
-                            progress(done)
-                result |= {name: target} if store is None else store(name, target)
-        for key, name in component.names.items():
-            if name not in result:
-                raise RequestError(
-                    f"weights file {files[-1] if len(files) == 1 else component.folder} lacks key {key!r}"
-                )
+    for name in weights.names:
+        tensor = weights.read(name, dtype, device)
+        result |= {name: tensor} if store is None else store(name, tensor)
     return result
 
 
@@ -213,3 +271,26 @@ def _pieces(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[int, i
     step = max(1, PIECE // 4 // max(size, 1))
     for begin in range(0, shape[0], step):
         yield begin, min(begin + step, shape[0])
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, aligned to `ALIGNMENT`, and wait until it is on the disk. Raises OSError.
+
+    The library's own writer copies every tensor first and lets them begin at any multiple of 8 bytes.
+    """
+    # What is no multiple of the alignment goes last, so that it moves nothing else.
+    ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % ALIGNMENT != 0)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        kind = _SAFETENSORS_TYPES[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    with path.open("wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            f.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        f.flush()
+        os.fsync(f.fileno())

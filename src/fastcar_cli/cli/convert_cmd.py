@@ -1,0 +1,97 @@
+"""`fastcar convert`: a model to a folder of packed weights that is mapped, not read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastcar_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from fastcar_cli.conversion import Conversion, Result, Source
+
+
+def convert(
+    model: Annotated[str, typer.Argument(help="mini, vila-u-7b[@REVISION], or a model folder.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to make; there must be none of this name.")],
+    dtype: Annotated[str, typer.Option(help="int4, int8 or bfloat16.")] = "int4",
+    depth_dtype: Annotated[
+        str | None, typer.Option(help="int4 or int8 for the depth transformer of an int4 model.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default all.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Convert a model to weights that take less room and load at once; begun again after a stop, it goes on."""
+    from fastcar_cli.conversion import Conversion, open_source
+    from fastcar_cli.conversion.convert import check_folder
+    from fastcar_cli.conversion.source import DEPTH_DTYPES, DTYPES, padded, target_format
+
+    for option, value, allowed in (("--dtype", dtype, DTYPES), ("--depth-dtype", depth_dtype, (None, *DEPTH_DTYPES))):
+        if value not in allowed:
+            raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(a for a in allowed if a)}")
+    if depth_dtype is not None and dtype != "int4":
+        raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="it goes with --dtype int4")
+    check_folder(output)
+    import torch
+
+    from fastcar_cli.cli.render import console, note
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    terminal = console(quiet)
+    source = open_source(model)
+    spec = padded(source.spec, dtype)
+    if spec != source.spec:
+        before, after = source.spec.decoder.mlp_width, spec.decoder.mlp_width
+        note(terminal, f"MLPs of width {before} get zeros up to {after}, a multiple of 32, which changes nothing else")
+    form = target_format(source, spec, dtype, depth_dtype)
+    conversion = Conversion(source, output, form, spec)
+    result = _run(conversion, terminal)
+    if as_json:
+        typer.echo(json.dumps(_document(source, result, dtype, form.depth)))
+    else:
+        _told(terminal, result, dtype)
+
+
+def _run(conversion: Conversion, terminal: Any) -> Result:
+    from fastcar_cli.cli.render import loading
+
+    with loading(terminal) as bar:
+        task = None
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal task
+            task = bar.add_task("converting", total=total) if task is None else task
+            bar.update(task, completed=done)
+
+        return conversion.run(on_progress)
+
+
+def _document(source: Source, result: Result, dtype: str, depth: str | None) -> dict[str, Any]:
+    return {
+        "folder": str(result.folder),
+        "source": dict(source.told),
+        "dtype": dtype,
+        "depth_dtype": depth or dtype,
+        "source_bytes": result.before,
+        "weights_bytes": result.after,
+        "shards_kept": result.kept,
+        "seconds": result.seconds,
+    }
+
+
+def _told(terminal: Any, result: Result, dtype: str) -> None:
+    from fastcar_cli.models.plan import gib
+
+    kept = f", {result.kept} shards were there" if result.kept else ""
+    terminal.print(
+        f"{result.folder}: {gib(result.after)} of weights in {dtype}, they were {gib(result.before)} "
+        f"({result.seconds:.0f} s{kept})",
+        soft_wrap=True,
+    )
+    terminal.print(f"use it with fastcar generate --model {result.folder}", soft_wrap=True)

@@ -1,0 +1,92 @@
+"""What a format costs in exactness: `python -m fastcar_cli.conversion.measure MODEL FOLDER...`.
+
+MODEL decodes a few prompts in float32; then it and every converted FOLDER are run on these codes, step by step, and
+hidden states, guided logits and replay scores are compared. No code that was drawn differently hides an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.decoding import Trace, trace
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.models import load
+from fastcar_cli.models.checkpoint import LoadedModel
+
+PROMPTS = ("a small blue car drives left across the grass", "a big yellow star bouncing at night")
+
+
+def drawn_codes(model: LoadedModel, prompts: Sequence[str], seeds: Sequence[int], frames: int) -> Tensor:
+    """Codes int64 [P, T*N, depth] that a model draws for prompts with its own guidance and sampling."""
+    own, spec, tokenizer = model.defaults, model.network.spec, model.tokenizer
+    rows = [list(tokenizer.complete(tokenizer.read(p), s).ids) for p, s in zip(prompts, seeds, strict=True)]
+    if own.cfg != 1.0:
+        rows += [list(tokenizer.blank()) for _ in prompts]
+    sampling = SamplingSettings(cfg=own.cfg, temperature=own.temperature, top_k=own.top_k, top_p=own.top_p)
+    noise = torch.stack([uniforms(s, frames * spec.tokens_per_frame, spec.depth.depth) for s in seeds])
+    decode = Decode(model.network, rows, DecodeSettings(frames, sampling), noise)
+    for _ in decode.steps():
+        pass
+    return decode.codes
+
+
+def _relative(found: Tensor, wanted: Tensor) -> float:
+    """Root of the mean squared error over that of what is wanted."""
+    return float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+
+
+def errors(found: Trace, wanted: Trace) -> dict[str, float]:
+    """Relative errors of hidden states and logits, that of scores in their own unit, and decisions that differ.
+
+    Logits are compared around the mean of each draw, which no probability depends on. `same_first`: draws whose
+    likeliest code is the same. `flipped`: scores that lie on the other side of the median score of their layer.
+    """
+    a, b = (run.logits - run.logits.mean(-1, keepdim=True) for run in (found, wanted))
+    known = ~wanted.tas.isnan()
+    median = wanted.tas.flatten(1).nanmedian(1).values[:, None, None]
+    return {
+        "hidden": _relative(found.hidden, wanted.hidden),
+        "logits": _relative(a, b),
+        "same_first": float((a.argmax(-1) == b.argmax(-1)).float().mean()),
+        "tas": float((found.tas - wanted.tas)[known].square().mean().sqrt()),
+        "flipped": float(((found.tas > median) != (wanted.tas > median))[known].float().mean()),
+    }
+
+
+def compare(model: str, folders: Sequence[str], prompts: Sequence[str], frames: int) -> list[dict[str, Any]]:
+    """One line a folder, after one for the model itself in bfloat16."""
+    reference = load(model, "float32")
+    seeds = list(range(len(prompts)))
+    codes = drawn_codes(reference, prompts, seeds, frames)
+    options: dict[str, Any] = {"tau": float("inf"), "cfg": reference.defaults.cfg, "tas": reference.defaults.tas}
+    wanted = trace(reference, prompts, codes, **options)
+    lines = []
+    for name, other in [("bfloat16", (model, "bfloat16")), *((folder, (folder, "auto")) for folder in folders)]:
+        loaded = load(*other)
+        found = errors(trace(loaded, prompts, codes, **options), wanted)
+        lines.append({"model": name, "bytes": loaded.network.weights_bytes(), **found})
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("folders", nargs="*")
+    parser.add_argument("--prompt", action="append")
+    parser.add_argument("--frames", type=int, default=2)
+    options = parser.parse_args(arguments)
+    for line in compare(options.model, options.folders, options.prompt or PROMPTS, options.frames):
+        print(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in line.items()}))
+
+
+if __name__ == "__main__":
+    main()

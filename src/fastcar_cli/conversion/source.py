@@ -1,0 +1,133 @@
+"""The model that is converted, and what its parts become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models import converted, vila_u
+from fastcar_cli.models.checkpoint import GenerationDefaults, empty_network, read_config
+from fastcar_cli.models.converted import TOKENIZER_FILES
+from fastcar_cli.models.quantised import GROUP, WeightFormat
+from fastcar_cli.models.registry import folder_of, identity, public_name, read_defaults, read_spec
+from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.weights import Component, Weights
+
+DTYPES = ("int4", "int8", "bfloat16")
+"""What a model can be converted to."""
+
+DEPTH_DTYPES = ("int8", "int4")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on this machine.
+
+    `spec` is its own; `text` the vocabulary of a `PhraseTokenizer`, else None and the `tokenizer` files stand for it;
+    `stored` is the dtype of its weights, `floats` what stays floats is kept in; `told` says which model it is: name,
+    digest of the weights, commit.
+    """
+
+    spec: ModelSpec
+    defaults: GenerationDefaults
+    text: Mapping[str, Any] | None
+    tokenizer: tuple[Path, ...]
+    weights: Weights
+    stored: torch.dtype
+    floats: torch.dtype
+    told: Mapping[str, Any]
+
+    def read(self, name: str, like: Tensor) -> Tensor:
+        """A parameter as it is stored, with zeros behind it up to the shape of `like` (see `padded`).
+
+        Raises RequestError for one that holds NaN or infinite values.
+        """
+        tensor = self.weights.read(name)
+        if not bool(torch.isfinite(tensor).all()):
+            raise RequestError(f"{self.weights.place(name)}: holds NaN or infinite values")
+        if tensor.shape == like.shape:
+            return tensor
+        more = [n for have, want in zip(tensor.shape, like.shape, strict=True) for n in (want - have, 0)]
+        return F.pad(tensor, more[::-1])
+
+
+def open_source(model: str) -> Source:
+    """A bundled model, a checkpoint of the hub, or a model folder. Raises RequestError for a converted one."""
+    folder = folder_of(model)
+    if converted.is_converted(folder):
+        made = converted.describe(folder)
+        raise RequestError(
+            f"{model} is converted already, to {made.form.name}",
+            hint=f"convert the model that it was made from, {made.source.get('name')}",
+        )
+    spec = read_spec(folder)
+    network = empty_network(spec)
+    shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    if vila_u.is_checkpoint(folder):
+        root = vila_u.root_of(folder)
+        components, text = vila_u.components(root, network), None
+        files = tuple(root / "llm" / name for name in TOKENIZER_FILES)
+    else:
+        components = [Component(folder, {name: name for name in shapes}, lambda key: False)]
+        text, files = read_config(folder)["text"], ()
+    weights = Weights(components, shapes)
+    stored = weights.read("llm.norm.weight").dtype
+    # Our own models run in float32 on a CPU, others in what they are published in, and no CPU runs float16.
+    floats = torch.float32 if text is not None or stored == torch.float32 else torch.bfloat16
+    found = identity(model)
+    name = model if public_name(model) else spec.name
+    return Source(
+        spec=spec if not public_name(model) else replace(spec, name=model.partition("@")[0]),
+        defaults=read_defaults(folder),
+        text=text,
+        tokenizer=files,
+        weights=weights,
+        stored=stored,
+        floats=floats,
+        told={"name": name, "weights": found.weights, "commit": found.commit},
+    )
+
+
+def padded(spec: ModelSpec, dtype: str) -> ModelSpec:
+    """The specification with an MLP width that int4 can divide into groups.
+
+    Zeros in the place of weights make no difference: what they add to gate and up is silu(0) * 0 = 0.
+    """
+    if dtype != "int4":
+        return spec
+    width = -(-spec.decoder.mlp_width // GROUP) * GROUP
+    return replace(spec, decoder=replace(spec.decoder, mlp_width=width))
+
+
+def target_format(source: Source, spec: ModelSpec, dtype: str, depth: str | None = None) -> WeightFormat:
+    """What the weights of a source become; `depth` is that of the depth transformer beside int4.
+
+    Raises RequestError for widths that int4 can't divide into groups. A projector whose input is such a width stays in
+    floats.
+    """
+    if dtype == "bfloat16":
+        return WeightFormat(dtype, torch.bfloat16)
+    form = WeightFormat(dtype, source.floats, blocks=dtype, projector=dtype, depth=depth or dtype)
+    network = empty_network(spec)
+    uneven = {
+        name: parameter.shape[1]
+        for name, parameter in network.named_parameters()
+        if form.of(name) == "int4" and parameter.shape[1] % GROUP
+    }
+    if any(name.startswith("projector.") for name in uneven):
+        form = replace(form, projector=None)
+    uneven = {name: width for name, width in uneven.items() if not name.startswith("projector.")}
+    if uneven:
+        name, width = next(iter(uneven.items()))
+        raise RequestError(
+            f"`dtype` int4 needs inputs of a multiple of {GROUP}, the model {spec.name!r} has {width} ({name})",
+            hint="allowed here: int8, bfloat16",
+        )
+    return form

@@ -1,0 +1,205 @@
+"""Folders that `fastcar convert` makes: weights as the kernels read them, mapped from the files and never copied.
+
+config.json says everything that building the network takes; the tensors lie in shards of safetensors under the names
+of `VideoModel`'s parameters; tokenizer.model and added_tokens.json are there where the tokenizer is LLaMA's. The folder
+needs nothing of the model it was made from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import (
+    DTYPES,
+    GenerationDefaults,
+    LoadedModel,
+    empty_network,
+    no_such_dtype,
+    with_shared,
+)
+from fastcar_cli.models.llama_text import LlamaTokenizer
+from fastcar_cli.models.quantised import GROUP, KINDS, WeightFormat
+from fastcar_cli.models.text import PhraseTokenizer, TextTokenizer
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
+
+FORMAT = "fastcar-converted"
+VERSION = 1
+"""Version of the layout and of the packing of weights; a folder of another one is refused."""
+
+UNFINISHED = "conversion.json"
+"""File that only a folder has in which a conversion is not done."""
+
+TOKENIZER_FILES = ("tokenizer.model", "added_tokens.json")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What config.json of a converted folder says.
+
+    `text` is the vocabulary of a `PhraseTokenizer`, None for LLaMA's tokenizer; `source` tells the model it was made
+    from (name, digest of its weights, commit), `rounding` how the weights were rounded; `shards` are its files.
+    """
+
+    form: WeightFormat
+    spec: ModelSpec
+    defaults: GenerationDefaults
+    text: Mapping[str, Any] | None
+    source: Mapping[str, Any]
+    rounding: str
+    shards: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For config.json."""
+        form = self.form
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "dtype": form.name,
+            "group": GROUP,
+            "weights": {
+                "blocks": form.blocks,
+                "projector": form.projector,
+                "depth": form.depth,
+                "floats": str(form.floats).removeprefix("torch."),
+            },
+            "rounding": self.rounding,
+            "source": dict(self.source),
+            "spec": self.spec.to_dict(),
+            "generation": asdict(self.defaults),
+            "text": None if self.text is None else dict(self.text),
+            "shards": list(self.shards),
+        }
+
+
+def working_folder(folder: Path) -> Path:
+    """Where a conversion works that will become `folder`."""
+    return folder.with_name(f"{folder.name}.partial")
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether a folder is a converted model, of whatever version. Raises RequestError for an unfinished one."""
+    if (folder / UNFINISHED).is_file():
+        raise RequestError(
+            f"{folder} is a conversion that is not done", hint="the fastcar convert command that began it goes on"
+        )
+    data = _json(folder / "config.json")
+    return isinstance(data, dict) and data.get("format") == FORMAT
+
+
+def describe(folder: Path) -> Converted:
+    """What a converted folder holds. Raises RequestError naming file and key, or the version that is needed."""
+    file = folder / "config.json"
+    data = _json(file)
+    if data.get("version") != VERSION:
+        raise RequestError(
+            f"{folder} was converted in version {data.get('version')!r} of the format, this fastcar reads {VERSION}",
+            hint="convert it again: fastcar convert",
+        )
+    try:
+        kept = data["weights"]
+        form = WeightFormat(
+            data["dtype"], DTYPES[kept["floats"]], *(_kind(kept[part]) for part in ("blocks", "projector", "depth"))
+        )
+        if data["group"] != GROUP:
+            raise ValueError(f"group {data['group']}, needed {GROUP}")
+        return Converted(
+            form=form,
+            spec=ModelSpec.from_dict(data["spec"]),
+            defaults=GenerationDefaults(**data["generation"]),
+            text=data["text"],
+            source=data["source"],
+            rounding=data["rounding"],
+            shards=tuple(str(Path(name).name) for name in data["shards"]),
+        )
+    except (KeyError, TypeError, ValueError) as e:
+        raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
+
+
+def _kind(name: str | None) -> str | None:
+    if name is not None and name not in KINDS:
+        raise ValueError(f"weights {name!r}, allowed: {', '.join(KINDS)}")
+    return name
+
+
+def names_of(network: VideoModel) -> list[str]:
+    """Names of the tensors that a folder holds for a network; what is shared has its first name only."""
+    books = {f"rqvae.quantizer.codebooks.{d}.weight" for d in range(1, network.spec.rqvae.depth)}
+    shared = books if network.spec.rqvae.shared_codebook else set()
+    return [name for name in network.state_dict() if name not in shared]
+
+
+def _tokenizer(folder: Path, found: Converted) -> TextTokenizer:
+    if found.text is None:
+        decoder = found.spec.decoder
+        return LlamaTokenizer(folder, decoder.vocab, decoder.max_positions - found.spec.tokens_per_frame)
+    text = found.text
+    try:
+        return PhraseTokenizer(text["vocabulary"], text["phrases"], text["fillers"], text["length"], text["groups"])
+    except (KeyError, TypeError) as e:
+        raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
+
+
+def _mapped(file: Path, wanted: Mapping[str, Tensor], floats: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """The tensors of one shard, on the CPU as views of the mapped file: no byte of theirs is read here."""
+    if not file.is_file():
+        raise RequestError(f"weights file {file} is missing", hint="convert the model again")
+    found: dict[str, Tensor] = {}
+    try:
+        with safe_open(str(file), framework="pt", device=str(device)) as f:
+            for name in f.keys():  # noqa: SIM118
+                like = wanted.get(name)
+                if like is None:
+                    raise RequestError(f"weights file {file} has unexpected key {name!r}")
+                tensor = f.get_tensor(name)
+                dtype = floats if like.dtype is torch.float32 and not name.endswith(".scale") else like.dtype
+                if tensor.shape != like.shape or tensor.dtype != dtype:
+                    raise RequestError(
+                        f"weights file {file}, key {name!r}: {tensor.dtype} {list(tensor.shape)}, "
+                        f"needed {dtype} {list(like.shape)}"
+                    )
+                found[name] = tensor
+    except (SafetensorError, OSError, ValueError) as e:
+        raise RequestError(f"weights file {file} is damaged: {e}", hint="convert the model again") from None
+    return found
+
+
+def load(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
+    """Load a converted folder; `dtype` is auto or its own.
+
+    Raises RequestError for another dtype, a device that does not run it, and damage, naming file and key.
+    """
+    found = describe(folder)
+    form = found.form
+    if dtype not in ("auto", form.name):
+        raise no_such_dtype(dtype, [form.name])
+    if form.blocks is not None and device.type != "cpu":
+        raise RequestError(f"`dtype` {form.name} runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
+    network = empty_network(found.spec)
+    form.use(network)
+    wanted = network.state_dict()
+    weights: dict[str, Tensor] = {}
+    for shard in found.shards:
+        weights |= _mapped(folder / shard, wanted, form.floats, device)
+    for name in names_of(network):
+        if name not in weights:
+            raise RequestError(f"{folder} lacks key {name!r} in its weights files", hint="convert the model again")
+    network.load_state_dict(with_shared(weights, found.spec), assign=True)
+    network.llm.rotary.to(device)
+    tokenizer = _tokenizer(folder, found)
+    return LoadedModel(found.spec.name, network.eval().requires_grad_(False), tokenizer, found.defaults)
