@@ -17,10 +17,12 @@ GROUP = 32
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear map: weight [out, in] float32, bfloat16 or int8, or in int4 uint8 [out, in / 2]; bias float32 [out] or None.
+    """A linear map: weight [out, in] float32, bfloat16 or int8, or uint8 [out, in / 2], which is int4.
 
-    scale: float32 [out] with int8, float16 [out, in / 32] with int4, else None. Byte k of a group of 32 int4 weights holds
-    weight k in its low half and weight 16 + k in its high one, each plus 8; `in` is a multiple of 32.
+    scale: float32 [out] with int8, float16 [out, in / 32] with int4, else None. bias: float32 [out] or None. Byte k of
+    a group of 32 int4 weights holds weight k in its low half and weight 16 + k in its high one, each plus 8; `in` is a
+    multiple of 32. Inputs of int8 and int4 are coded as integers for the product, in 16 and 8 bits, with a scale for
+    each 64 and 32 of them.
     """
 
     weight: Tensor
@@ -29,10 +31,12 @@ class Linear:
 
     @property
     def outputs(self) -> int:
+        """Rows of the weight."""
         return self.weight.shape[0]
 
     @property
     def inputs(self) -> int:
+        """Columns of the weight, unpacked."""
         return self.weight.shape[1] * (2 if self.weight.dtype is torch.uint8 else 1)
 
 

@@ -13,7 +13,6 @@
 namespace {
 
 typedef int16_t Words __attribute__((vector_size(4 * LANES)));
-typedef int8_t HalfBytes __attribute__((vector_size(2 * LANES)));
 typedef uint8_t Octets __attribute__((vector_size(4 * LANES)));
 
 constexpr int CODES = 128;
@@ -128,7 +127,7 @@ INLINE Ints round(const float* x, float factor) {
 }
 
 // One scale an output, which is not applied here. Inputs are coded in 16 bits, as fast as in 8 where weights must be
-// widened or made positive, and 256 times finer.
+// widened or made positive, and 256 times finer; those of even numbers come first, as weights are widened in pairs.
 struct Int8 {
     typedef char Input;
     static constexpr bool coded = true;
@@ -140,25 +139,34 @@ struct Int8 {
     static void encode(const float* x, char* codes, float* scale, long) {
         *scale = scale_of<group>(x, 32767);
         float factor = *scale > 0 ? 1 / *scale : 0;
+        uint16_t all[group];
         for (int k = 0; k < group; k += LANES) {
             Halves v = __builtin_convertvector(round(x + k, factor), Halves);
-            memcpy(codes + 2 * k, &v, sizeof v);
+            memcpy(all + k, &v, sizeof v);
         }
+        auto to = reinterpret_cast<uint16_t*>(codes);
+        for (int k = 0; k < group; k++) to[k % 2 * (group / 2) + k / 2] = all[k];
     }
 
     // The next line of R rows with the codes of N inputs.
     template <int R, int N>
     static INLINE void line(const char* at, long row, const char*, long, const char* x, const char* scale, long xstep,
                             Floats (&sums)[R][N]) {
-        constexpr int vectors = LINE / (2 * LANES);
+        constexpr int vectors = LINE / sizeof(Words);
         for (int j = 0; j < R; j++) {
-            Words weights[vectors];
-            for (int v = 0; v < vectors; v++)
-                weights[v] = __builtin_convertvector(load_as<HalfBytes>(at + j * row + v * 2 * LANES), Words);
+            Words even[vectors], odd[vectors];
+            for (int v = 0; v < vectors; v++) {
+                Words both = load_as<Words>(at + j * row + v * sizeof(Words));
+                even[v] = both << 8 >> 8;
+                odd[v] = both >> 8;
+            }
             for (int i = 0; i < N; i++) {
+                const char* codes = x + i * xstep;
                 Ints products = {};
-                for (int v = 0; v < vectors; v++)
-                    products = pairs(products, weights[v], load_as<Words>(x + i * xstep + v * sizeof(Words)));
+                for (int v = 0; v < vectors; v++) {
+                    products = pairs(products, even[v], load_as<Words>(codes + v * sizeof(Words)));
+                    products = pairs(products, odd[v], load_as<Words>(codes + LINE + v * sizeof(Words)));
+                }
                 sums[j][i] += __builtin_convertvector(products, Floats) * load_as<float>(scale + i * xstep);
             }
         }
