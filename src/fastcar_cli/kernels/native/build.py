@@ -25,7 +25,12 @@ WHY_NOT = "not_built.txt"
 SOURCES = FOLDER / "source"
 
 _MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
-_X86 = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]}
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
+_X86 = {
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": _AVX512,
+    "avx512vnni": [*_AVX512, "-mavx512vnni"],
+}
 # NaN and infinity keep their meaning; that no status of floating point is read is all that is assumed.
 _FLAGS = (
     *("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math"),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fastcar_cli.kernels.native import structs
 from fastcar_cli.kernels.native.library import kernels, scratch
-from fastcar_cli.kernels.native.structs import FORMATS, Linear, expect, matrix
+from fastcar_cli.kernels.native.structs import FORMATS, Linear, expect, matrix, same_format
 
 MOST_ROWS = 1024
 _FLOATS = (torch.float32, torch.bfloat16)
@@ -53,11 +53,11 @@ class Slots:
 
 def _weights(block: BlockWeights, layer: int, width: int) -> structs.Block:
     name = f"layer {layer}: "
-    inner, mlp = block.q.weight.shape[0], block.up.weight.shape[0]
+    inner, mlp = block.q.outputs, block.up.outputs
     sizes = {
         "q": (inner, width),
         "k": (None, width),
-        "v": (block.k.weight.shape[0], width),
+        "v": (block.k.outputs, width),
         "o": (width, inner),
         "gate": (mlp, width),
         "up": (mlp, width),
@@ -66,6 +66,8 @@ def _weights(block: BlockWeights, layer: int, width: int) -> structs.Block:
     found = structs.Block()
     for part, size in sizes.items():
         setattr(found, part, matrix(name + part, getattr(block, part), *size))
+    same_format(f"{name}q, k, v", block.q, block.k, block.v)
+    same_format(f"{name}gate, up", block.gate, block.up)
     for part in ("norm1", "norm2"):
         setattr(found, part, expect(name + part, getattr(block, part), (width,), torch.float32))
     return found

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastcar_cli.kernels.native import structs
 from fastcar_cli.kernels.native.library import kernels, scratch
-from fastcar_cli.kernels.native.structs import Linear, expect, matrix
+from fastcar_cli.kernels.native.structs import Linear, expect, matrix, same_format
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,18 @@ class CodeDraw:
         depth, width = places.shape
         videos, tokens, _ = codes.shape
         rows = videos if guidance == 1 else 2 * videos
-        wide = blocks[0].up.weight.shape[0]
+        wide = blocks[0].up.outputs
         sizes = {**dict.fromkeys("qkvo", (width, width)), "up": (wide, width), "down": (width, wide)}
         table = (structs.DepthBlock * len(blocks))()
         for i, (block, to) in enumerate(zip(blocks, table, strict=True)):
             for part, size in sizes.items():
                 setattr(to, part, matrix(f"block {i}: {part}", getattr(block, part), *size))
+            same_format(f"block {i}: q, k, v", block.q, block.k, block.v)
             for part in ("norm1", "norm2"):
                 own: Norm = getattr(block, part)
                 setattr(to, part, expect(f"block {i}: {part}.weight", own.weight, (width,), torch.float32))
                 setattr(to, f"{part}_bias", expect(f"block {i}: {part}.bias", own.bias, (width,), torch.float32))
-        known, code_width = classes.weight.shape[0], later.weight.shape[1]
+        known, code_width = classes.outputs, later.inputs
         if len(books) != depth:
             raise ValueError(f"{len(books)} codebooks for a depth of {depth}")
         vectors = [expect(f"book {d}", book, (known, code_width), torch.float32) for d, book in enumerate(books)]

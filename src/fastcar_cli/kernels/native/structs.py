@@ -9,19 +9,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-"""Numbers of the formats in `source/formats.h`; caches have the first two."""
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+"""Numbers of the formats in `source/formats.h`, by the dtype of weights; caches have the first two."""
+GROUP = 32
+"""Inputs that share a scale in int4."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear map: weight [out, in] float32, bfloat16 or int8; scale float32 [out], with int8 only; bias float32 [out]
-    or None.
+    """A linear map: weight [out, in] float32, bfloat16 or int8, or uint8 [out, in / 2], which is int4.
+
+    scale: float32 [out] with int8, float16 [out, in / 32] with int4, else None. bias: float32 [out] or None. Byte k of
+    a group of 32 int4 weights holds weight k in its low half and weight 16 + k in its high one, each plus 8; `in` is a
+    multiple of 32. Inputs of int8 and int4 are coded as integers for the product, in 16 and 8 bits, with a scale for
+    each 64 and 32 of them.
     """
 
     weight: Tensor
     scale: Tensor | None = None
     bias: Tensor | None = None
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the weight."""
+        return self.weight.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """Columns of the weight, unpacked."""
+        return self.weight.shape[1] * (2 if self.weight.dtype is torch.uint8 else 1)
 
 
 def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> int:
@@ -49,15 +65,28 @@ def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | 
     weight = linear.weight
     if weight.dim() != 2 or 0 in weight.shape:
         raise ValueError(f"{name}.weight is {list(weight.shape)}, expected [out, in]")
-    shape = (weight.shape[0] if outputs is None else outputs, weight.shape[1] if inputs is None else inputs)
-    at = expect(f"{name}.weight", weight, shape, *FORMATS)
-    if (linear.scale is not None) != (weight.dtype is torch.int8):
-        raise ValueError(f"{name}.scale: int8 weights have one, others none")
-    scale, bias = (
-        None if vector is None else expect(f"{name}.{part}", vector, shape[:1], torch.float32)
-        for part, vector in (("scale", linear.scale), ("bias", linear.bias))
-    )
-    return Matrix(at, scale, bias, *shape, FORMATS[weight.dtype])
+    outputs = linear.outputs if outputs is None else outputs
+    inputs = linear.inputs if inputs is None else inputs
+    packed = weight.dtype is torch.uint8
+    if packed and inputs % GROUP:
+        raise ValueError(f"{name}.weight has {inputs} inputs, int4 needs a multiple of {GROUP}")
+    at = expect(f"{name}.weight", weight, (outputs, inputs // 2 if packed else inputs), *FORMATS)
+    if (linear.scale is not None) != (weight.dtype in (torch.int8, torch.uint8)):
+        raise ValueError(f"{name}.scale: int8 and int4 weights have one, others none")
+    scale = bias = None
+    if linear.scale is not None:
+        shape, dtype = ((outputs, inputs // GROUP), torch.float16) if packed else ((outputs,), torch.float32)
+        scale = expect(f"{name}.scale", linear.scale, shape, dtype)
+    if linear.bias is not None:
+        bias = expect(f"{name}.bias", linear.bias, (outputs,), torch.float32)
+    return Matrix(at, scale, bias, outputs, inputs, FORMATS[weight.dtype])
+
+
+def same_format(name: str, *linears: Linear) -> None:
+    """ValueError with this name where maps of the same inputs have weights of several formats."""
+    found = sorted({str(linear.weight.dtype).removeprefix("torch.") for linear in linears})
+    if len(found) > 1:
+        raise ValueError(f"{name}: weights are {' and '.join(found)}, expected one format")
 
 
 class Block(ctypes.Structure):

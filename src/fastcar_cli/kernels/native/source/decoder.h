@@ -5,7 +5,8 @@
 namespace {
 
 struct Workspace {
-    Rows normed, q, k, v, attended, branch, hidden, gate, query, total;
+    Inputs normed, attended, hidden;
+    Rows q, k, v, branch, gate, query, total;
     float *state, *parts, *line;
     long bytes;
 
@@ -13,13 +14,13 @@ struct Workspace {
         Scratch scratch{memory};
         const Block& b = d.blocks[0];
         long items = d.rows * d.heads;
-        normed = scratch.rows(d.rows, d.width);
+        normed = scratch.inputs(d.rows, d.width);
         q = scratch.rows(d.rows, b.q.outputs);
         k = scratch.rows(d.rows, b.k.outputs);
         v = scratch.rows(d.rows, b.v.outputs);
-        attended = scratch.rows(d.rows, b.q.outputs);
+        attended = scratch.inputs(d.rows, b.q.outputs);
         branch = scratch.rows(d.rows, d.width);
-        hidden = scratch.rows(d.rows, b.up.outputs);
+        hidden = scratch.inputs(d.rows, b.up.outputs);
         gate = scratch.rows(d.rows, b.up.outputs);
         query = scratch.rows(items, d.head_width);
         total = scratch.rows(items, d.head_width);

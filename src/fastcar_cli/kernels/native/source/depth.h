@@ -7,7 +7,8 @@
 namespace {
 
 struct DepthWorkspace {
-    Rows first, later, state, normed, q, k, v, attended, branch, wide, query, total, logits;
+    Inputs first, later, normed, attended, wide;
+    Rows state, q, k, v, branch, query, total, logits;
     float* top;
     Candidate* candidates;
     long bytes;
@@ -15,11 +16,13 @@ struct DepthWorkspace {
     DepthWorkspace(const Depth& d, char* memory) {
         Scratch scratch{memory};
         long items = d.rows * d.heads, head = d.width / d.heads;
-        first = scratch.rows(d.rows, d.first.inputs);
-        later = scratch.rows(d.rows, d.later.inputs);
-        Rows* const as_wide_as_state[] = {&state, &normed, &q, &k, &v, &attended, &branch};
+        first = scratch.inputs(d.rows, d.first.inputs);
+        later = scratch.inputs(d.rows, d.later.inputs);
+        normed = scratch.inputs(d.rows, d.width);
+        attended = scratch.inputs(d.rows, d.width);
+        Rows* const as_wide_as_state[] = {&state, &q, &k, &v, &branch};
         for (Rows* rows : as_wide_as_state) *rows = scratch.rows(d.rows, d.width);
-        wide = scratch.rows(d.rows, d.blocks[0].up.outputs);
+        wide = scratch.inputs(d.rows, d.blocks[0].up.outputs);
         query = scratch.rows(items, head);
         total = scratch.rows(items, head);
         logits = scratch.rows(d.rows, d.classes.outputs);
@@ -37,7 +40,7 @@ inline void copy(const float* from, long step, Rows to, long rows, long n) {
 void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, long position) {
     long rows = d.rows, width = d.width, head = width / d.heads;
     const Matrix& into = position ? d.later : d.first;
-    Rows given = position ? w.later : w.first;
+    const Inputs& given = position ? w.later : w.first;
     product(team, into, given, rows, w.state, [&](long first, long last) {
         for (long r = 0; r < rows; r++) add(w.state[r] + first, d.place + position * width + first, last - first);
     });

@@ -7,7 +7,7 @@
 
 extern "C" const Kernels kernels_plain;
 #if defined(__x86_64__)
-extern "C" const Kernels kernels_avx2, kernels_avx512;
+extern "C" const Kernels kernels_avx2, kernels_avx512, kernels_avx512vnni;
 #endif
 
 namespace {
@@ -30,13 +30,14 @@ bool keeps(unsigned registers) {
     return (low & registers) == registers;
 }
 
-// 0: neither; 1: AVX2 with FMA; 2: AVX-512 F, BW, DQ and VL as well.
+// 0: none; 1: AVX2 with FMA and F16C; 2: AVX-512 F, BW, DQ and VL as well; 3: VNNI as well.
 int vectors() {
     Registers one = ask(1), seven = ask(7);
-    constexpr unsigned fma = 1u << 12, saved = 1u << 27, avx2 = 1u << 5;
-    constexpr unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
-    if ((one.c & fma) == 0 || (one.c & saved) == 0 || (seven.b & avx2) == 0 || !keeps(0x6)) return 0;
-    return (seven.b & avx512) == avx512 && keeps(0xE6) ? 2 : 1;
+    constexpr unsigned fma = 1u << 12, saved = 1u << 27, f16c = 1u << 29, avx2 = 1u << 5;
+    constexpr unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, vnni = 1u << 11, first = fma | saved | f16c;
+    if ((one.c & first) != first || (seven.b & avx2) == 0 || !keeps(0x6)) return 0;
+    if ((seven.b & avx512) != avx512 || !keeps(0xE6)) return 1;
+    return seven.c & vnni ? 3 : 2;
 }
 #endif
 
@@ -48,9 +49,12 @@ struct Choice {
 // The i-th best that this processor runs; none behind the last.
 Choice choice(long i) {
 #if defined(__x86_64__)
-    constexpr Choice all[] = {{"avx512", &kernels_avx512}, {"avx2+fma", &kernels_avx2}, {"plain", &kernels_plain}};
-    long index = i + 2 - vectors();
-    return index < 3 ? all[index] : Choice{nullptr, nullptr};
+    constexpr Choice all[] = {{"avx512vnni", &kernels_avx512vnni},
+                              {"avx512", &kernels_avx512},
+                              {"avx2+fma", &kernels_avx2},
+                              {"plain", &kernels_plain}};
+    long index = i + 3 - vectors();
+    return index < 4 ? all[index] : Choice{nullptr, nullptr};
 #elif defined(__aarch64__)
     return i == 0 ? Choice{"neon", &kernels_plain} : Choice{nullptr, nullptr};
 #else

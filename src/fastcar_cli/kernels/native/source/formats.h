@@ -1,22 +1,31 @@
-// Number formats of weights and caches: one struct a format says how to widen it to float32 and how its products are
-// laid out. A new format is one struct and one line of `with_format`, and its number in structs.py.
+// Number formats of weights and caches: one struct a format says how to widen it to float32, or how to multiply its
+// integers, and how its products are laid out. A new format is one struct and one line of `with_format`, and its number
+// in structs.py.
 #pragma once
-#include "vectors.h"
+#include "integers.h"
 
 namespace {
 
 // size: bytes of a number. sums: partial sums of a product, in the registers of one row and one input, so that no
-// product waits for the one before. one, two: rows of weights that share the loads of one or two inputs; their sums fit
-// the registers.
+// product waits for the one before. one, two, four: rows of weights that share the loads of so many inputs; their sums
+// fit the registers. `four` is for coded inputs only.
 struct Float32 {
+    typedef float Input;
+    static constexpr bool coded = false;
     static constexpr int size = 4, sums = 2, one = 4, two = 2;
+    static long bytes(long n) { return n * size; }
+    static long scale_bytes(long) { return 0; }
     static Floats widen(const char* at) { return load_as<Floats>(at); }
     static float read(const char* at) { return load_as<float>(at); }
     static void write(char* at, float x) { memcpy(at, &x, 4); }
 };
 
 struct BFloat16 {
+    typedef float Input;
+    static constexpr bool coded = false;
     static constexpr int size = 2, sums = 2, one = 4, two = 2;
+    static long bytes(long n) { return n * size; }
+    static long scale_bytes(long) { return 0; }
     static Floats widen(const char* at) {
         return bits<Floats>(__builtin_convertvector(load_as<Halves>(at), Ints) << 16);
     }
@@ -30,20 +39,13 @@ struct BFloat16 {
     }
 };
 
-struct Int8 {
-    static constexpr int size = 1, sums = 1, one = 8, two = 4;
-    static Floats widen(const char* at) {
-        return __builtin_convertvector(__builtin_convertvector(load_as<Bytes>(at), Ints), Floats);
-    }
-    static float read(const char* at) { return float(*reinterpret_cast<const int8_t*>(at)); }
-};
-
 // f(format) for the format of a number.
 template <class F>
 inline void with_format(int64_t format, F f) {
     if (format == 0) f(Float32{});
     if (format == 1) f(BFloat16{});
     if (format == 2) f(Int8{});
+    if (format == 3) f(Int4{});
 }
 
 // As `with_format`, for the formats of caches.

@@ -5,12 +5,13 @@
 namespace {
 
 struct ProductWorkspace {
-    Rows x, y;
+    Inputs x;
+    Rows y;
     long bytes;
 
     ProductWorkspace(const Product& p, char* memory) {
         Scratch scratch{memory};
-        x = scratch.rows(p.rows, p.matrix.inputs);
+        x = scratch.inputs(p.rows, p.matrix.inputs);
         y = scratch.rows(p.rows, p.matrix.outputs);
         bytes = scratch.used;
     }

@@ -10,6 +10,8 @@
 namespace {
 
 constexpr long AHEAD_LINES = 40;
+// Coded inputs that stay in the second cache while weights go by.
+constexpr long TILE_ROWS = 16;
 // Rows of a decode pass, at most.
 constexpr long MOST_ROWS = 1024;
 
@@ -18,7 +20,21 @@ struct Ahead {
     long split, near, far;
 };
 
+inline long pieces(long n, long size) { return (n + size - 1) / size; }
+inline long least(long a, long b) { return a < b ? a : b; }
+
 inline void ask_for(const char* at) { __builtin_prefetch(at, 0, 3); }
+
+// The sums of R vectors to y.
+template <int R>
+INLINE void put_totals(const Four* all, float* y) {
+    int j = 0;
+    for (; j + 4 <= R; j += 4) {
+        Four four = totals(all[j], all[j + 1], all[j + 2], all[j + 3]);
+        memcpy(y + j, &four, sizeof four);
+    }
+    for (; j < R; j++) y[j] = total_of_four(all[j]);
+}
 
 // y[i ystep + j] = row j of w times input i, for R rows of n numbers, `row` bytes apart, and N inputs. The sums are
 // added up in the same order whatever R and N are. x is zero up to a multiple of a line's numbers.
@@ -57,40 +73,84 @@ INLINE void dot(const char* w, long row, long n, Ahead ahead, const float* x, lo
             all[j] = sums[j][i][0];
             for (int p = 1; p < P; p++) all[j] += sums[j][i][p];
         }
-        int j = 0;
-        for (; j + 4 <= R; j += 4) {
-            Four four = totals(all[j], all[j + 1], all[j + 2], all[j + 3]);
-            memcpy(y + i * ystep + j, &four, sizeof four);
-        }
-        for (; j < R; j++) y[i * ystep + j] = total(all[j]);
+        Four quarters[R];
+        for (int j = 0; j < R; j++) quarters[j] = quarter(all[j]);
+        put_totals<R>(quarters, y + i * ystep);
     }
 }
 
-template <class Format, int R>
-INLINE void dots(const char* w, long row, long n, Ahead ahead, const float* x, long xstep, long rows, float* y,
-                 long ystep) {
-    long r = 0;
-    for (; r + 2 <= rows; r += 2) dot<Format, R, 2>(w, row, n, ahead, x + r * xstep, xstep, y + r * ystep, ystep);
-    if (r < rows) dot<Format, R, 1>(w, row, n, ahead, x + r * xstep, xstep, y + r * ystep, ystep);
+// Weights from some row on: numbers and scales, and the bytes of a row of each.
+struct Weights {
+    const char* at;
+    long row;
+    const char* scales;
+    long scale_row;
+    Weights from(long o) const { return {at + o * row, row, scales + o * scale_row, scale_row}; }
+};
+
+// As above, for integers and coded inputs, `xstep` bytes apart.
+template <class Format, int R, int N>
+INLINE void dot_coded(Weights w, long n, Ahead ahead, const char* x, long xstep, float* y, long ystep) {
+    Floats sums[R][N] = {};
+    long lines = n / Format::numbers, split = ahead.split < lines ? ahead.split : lines, rest = n % Format::numbers;
+    constexpr long scale_line = Format::scale_line, given = Format::scales * sizeof(float);
+    const char* scales = x + (lines + (rest > 0)) * CODES;
+    for (long k = 0; k < R * w.scale_row; k += LINE) ask_for(w.scales + R * w.scale_row + k);
+    auto line = [&](long c, long to) __attribute__((always_inline)) {
+        for (int j = 0; j < R; j++) ask_for(w.at + j * w.row + c * LINE + to);
+        Format::line(w.at + c * LINE, w.row, w.scales + c * scale_line, w.scale_row, x + c * CODES, scales + c * given,
+                     xstep, sums);
+    };
+    for (long c = 0; c < split; c++) line(c, ahead.near);
+    for (long c = split; c < lines; c++) line(c, ahead.far);
+    if (rest) {
+        char last[R * LINE] = {}, own[R * LINE] = {};
+        for (int j = 0; j < R; j++) {
+            memcpy(last + j * LINE, w.at + j * w.row + lines * LINE, Format::bytes(rest));
+            memcpy(own + j * LINE, w.scales + j * w.scale_row + lines * scale_line, Format::scale_bytes(rest));
+        }
+        Format::line(last, LINE, own, LINE, x + lines * CODES, scales + lines * given, xstep, sums);
+    }
+    for (int i = 0; i < N; i++) {
+        Four quarters[R];
+        for (int j = 0; j < R; j++) quarters[j] = quarter(sums[j][i]);
+        put_totals<R>(quarters, y + i * ystep);
+    }
 }
 
-// Rows first to last of w, R at a time; behind the last the weights at `then` are asked for.
-template <class Format, int R>
-void rows_of(const char* w, long row, long n, long first, long last, const char* then, const float* x, long xstep,
+template <class Format, int R, int N>
+INLINE void dot_of(Weights w, long n, Ahead ahead, const typename Format::Input* x, long xstep, float* y, long ystep) {
+    if constexpr (Format::coded)
+        dot_coded<Format, R, N>(w, n, ahead, x, xstep, y, ystep);
+    else
+        dot<Format, R, N>(w.at, w.row, n, ahead, x, xstep, y, ystep);
+}
+
+template <class Format, int R, int N>
+INLINE void dots(Weights w, long n, Ahead ahead, const typename Format::Input* x, long xstep, long rows, float* y,
+                 long ystep) {
+    long r = 0;
+    for (; r + N <= rows; r += N) dot_of<Format, R, N>(w, n, ahead, x + r * xstep, xstep, y + r * ystep, ystep);
+    if constexpr (N > 1) dots<Format, R, N / 2>(w, n, ahead, x + r * xstep, xstep, rows - r, y + r * ystep, ystep);
+}
+
+// Rows first to last of w, R at a time with N inputs; behind the last the weights at `then` are asked for.
+template <class Format, int R, int N>
+__attribute__((noinline)) void rows_of(Weights w, long n, long first, long last, const char* then, const typename Format::Input* x, long xstep,
              long rows, float* y, long ystep) {
-    long lines = row / LINE, groups = 0, within = 0;
+    long lines = w.row / LINE, groups = 0, within = 0;
     if (lines) groups = AHEAD_LINES / lines, within = AHEAD_LINES % lines;
-    long beyond = then - (w + last * row);
+    long beyond = then - (w.at + last * w.row);
     long o = first;
     for (; o + R <= last; o += R) {
         long left = (last - o) / R - 1;
-        Ahead ahead{lines - within, groups * R * row + within * LINE,
-                    (groups + 1) * R * row + (within - lines) * LINE};
+        Ahead ahead{lines - within, groups * R * w.row + within * LINE,
+                    (groups + 1) * R * w.row + (within - lines) * LINE};
         if (groups > left) ahead.near += beyond;
         if (groups + 1 > left) ahead.far += beyond;
-        dots<Format, R>(w + o * row, row, n, ahead, x, xstep, rows, y + o, ystep);
+        dots<Format, R, N>(w.from(o), n, ahead, x, xstep, rows, y + o, ystep);
     }
-    for (; o < last; o++) dots<Format, 1>(w + o * row, row, n, Ahead{lines, 0, 0}, x, xstep, rows, y + o, ystep);
+    for (; o < last; o++) dots<Format, 1, N>(w.from(o), n, Ahead{lines, 0, 0}, x, xstep, rows, y + o, ystep);
 }
 
 // Rows of numbers for products: each begins on a cache line and ends in zeros.
@@ -100,30 +160,77 @@ struct Rows {
     float* operator[](long r) const { return at + r * step; }
 };
 
+// Rows of inputs as integers: `step` bytes apart, each begins on a cache line.
+struct Codes {
+    char* at;
+    long step;
+    char* operator[](long r) const { return at + r * step; }
+};
+
+// What products read: rows of n numbers, and where they are coded for weights that are integers.
+struct Inputs : Rows {
+    Codes codes;
+    long n;
+};
+
+// Code row r of x for the weights of a format.
+template <class Format>
+void encode(const Inputs& x, long r) {
+    const float* from = x[r];
+    char* codes = x.codes[r];
+    long lines = (x.n + Format::numbers - 1) / Format::numbers;
+    float* scales = reinterpret_cast<float*>(codes + lines * CODES);
+    for (long g = 0; g * Format::group < x.n; g++) {
+        long line = g * Format::group / Format::numbers;
+        Format::encode(from + g * Format::group, codes + line * CODES, scales + line * Format::scales,
+                       g % (Format::numbers / Format::group));
+    }
+}
+
+// Before products of x with a matrix of this format.
+inline void prepare(Team& team, int64_t format, const Inputs& x, long rows) {
+    with_format(format, [&](auto f) {
+        using Format = decltype(f);
+        if constexpr (Format::coded) share(team, rows, [&](long r) { encode<Format>(x, r); });
+    });
+}
+
 // Outputs first to last of m x + bias for the first `rows` rows of x, to the same places of y.
-inline void multiply(const Matrix& m, long first, long last, const char* then, Rows x, long rows, Rows y) {
+inline void multiply(const Matrix& m, long first, long last, const char* then, const Inputs& x, long rows, Rows y) {
     with_format(m.format, [&](auto format) {
         using Format = decltype(format);
-        auto w = static_cast<const char*>(m.weight);
-        long row = m.inputs * Format::size;
-        if (!then) then = w + last * row;
-        if (rows == 1)
-            rows_of<Format, Format::one>(w, row, m.inputs, first, last, then, x.at, x.step, rows, y.at, y.step);
+        Weights w{static_cast<const char*>(m.weight), Format::bytes(m.inputs), static_cast<const char*>(m.scale),
+                  Format::scale_bytes(m.inputs)};
+        if (!then) then = w.at + last * w.row;
+        auto all = [&](auto at, long step) {
+            if (rows == 1)
+                rows_of<Format, Format::one, 1>(w, m.inputs, first, last, then, at, step, rows, y.at, y.step);
+            else if (!Format::coded || rows < 4)
+                rows_of<Format, Format::two, 2>(w, m.inputs, first, last, then, at, step, rows, y.at, y.step);
+            else if constexpr (Format::coded)
+                for (long r = 0; r < rows; r += TILE_ROWS)
+                    rows_of<Format, Format::four, 4>(w, m.inputs, first, last, then, at + r * step, step,
+                                                     least(TILE_ROWS, rows - r), y[r], y.step);
+        };
+        if constexpr (Format::coded)
+            all(static_cast<const char*>(x.codes.at), x.codes.step);
         else
-            rows_of<Format, Format::two>(w, row, m.inputs, first, last, then, x.at, x.step, rows, y.at, y.step);
+            all(static_cast<const float*>(x.at), x.step);
     });
+    auto scale = static_cast<const float*>(m.scale);
+    bool scaled = m.format == 2;
     for (long r = 0; r < rows; r++) {
         float* out = y[r];
-        if (m.scale)
-            for (long o = first; o < last; o++) out[o] *= m.scale[o];
+        if (scaled)
+            for (long o = first; o < last; o++) out[o] *= scale[o];
         if (m.bias)
             for (long o = first; o < last; o++) out[o] += m.bias[o];
     }
 }
 
 inline const char* row_at(const Matrix& m, long o) {
-    static constexpr int sizes[] = {Float32::size, BFloat16::size, Int8::size};
-    return static_cast<const char*>(m.weight) + o * m.inputs * sizes[m.format];
+    static constexpr int bits[] = {32, 16, 8, 4};
+    return static_cast<const char*>(m.weight) + o * m.inputs * bits[m.format] / 8;
 }
 
 // Outputs of a product that are worth a claim, few enough that no member waits long for the last; a multiple of the rows
@@ -139,12 +246,10 @@ inline long chunk_of(const Matrix& m, const Team& team) {
     return size;
 }
 
-inline long pieces(long n, long size) { return (n + size - 1) / size; }
-inline long least(long a, long b) { return a < b ? a : b; }
-
 // y = m x + bias, shared; then(first, last) follows each chunk.
 template <class Then>
-void product(Team& team, const Matrix& m, Rows x, long rows, Rows y, Then then) {
+void product(Team& team, const Matrix& m, const Inputs& x, long rows, Rows y, Then then) {
+    prepare(team, m.format, x, rows);
     long size = chunk_of(m, team);
     share(team, pieces(m.outputs, size), [&](long i) {
         long first = i * size, last = least(first + size, m.outputs);
@@ -153,8 +258,9 @@ void product(Team& team, const Matrix& m, Rows x, long rows, Rows y, Then then) 
     });
 }
 
-// Three products of the same inputs in one stage.
-inline void products(Team& team, const Matrix* const m[3], Rows x, long rows, const Rows y[3]) {
+// Three products of the same inputs in one stage, with matrices of one format.
+inline void products(Team& team, const Matrix* const m[3], const Inputs& x, long rows, const Rows y[3]) {
+    prepare(team, m[0]->format, x, rows);
     long sizes[3], ends[3], chunks = 0;
     for (int k = 0; k < 3; k++) {
         sizes[k] = chunk_of(*m[k], team);
@@ -168,8 +274,9 @@ inline void products(Team& team, const Matrix* const m[3], Rows x, long rows, co
     });
 }
 
-// y = silu(gate x) * (up x); z is overwritten.
-inline void gated_product(Team& team, const Matrix& gate, const Matrix& up, Rows x, long rows, Rows y, Rows z) {
+// y = silu(gate x) * (up x), with matrices of one format; z is overwritten.
+inline void gated_product(Team& team, const Matrix& gate, const Matrix& up, const Inputs& x, long rows, Rows y, Rows z) {
+    prepare(team, up.format, x, rows);
     long size = chunk_of(up, team);
     share(team, pieces(up.outputs, size), [&](long i) {
         long first = i * size, last = least(first + size, up.outputs);
@@ -194,6 +301,13 @@ struct Scratch {
     Rows rows(long count, long n) {
         long step = pieces(n, 64) * 64 + 16;
         return Rows{floats(count * step), step};
+    }
+    Inputs inputs(long count, long n) {
+        Inputs x{rows(count, n), {nullptr, 0}, n};
+        // Codes of 16 bits, and scales of int4.
+        long bytes = pieces(n, 128) * (2 * CODES + 2 * sizeof(Floats)) + LINE;
+        x.codes = {reinterpret_cast<char*>(floats(count * bytes / 4)), bytes};
+        return x;
     }
 };
 

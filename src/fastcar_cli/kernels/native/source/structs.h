@@ -2,10 +2,10 @@
 #pragma once
 #include <stdint.h>
 
-// A linear map, weight [outputs, inputs] of a format of formats.h; scale and bias [outputs] or null.
+// A linear map, weight [outputs, inputs] of a format of formats.h. scale, float [outputs] or in int4 float16 [outputs,
+// inputs / 32], and bias [outputs] may be null.
 struct Matrix {
-    const void* weight;
-    const float* scale;
+    const void *weight, *scale;
     const float* bias;
     int64_t outputs, inputs, format;
 };

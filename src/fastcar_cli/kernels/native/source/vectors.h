@@ -60,17 +60,15 @@ inline Four quarter(Floats v) {
 }
 
 // Sum of the lanes.
-inline float total(Floats v) {
-    Four f = quarter(v);
-    return (f[0] + f[2]) + (f[1] + f[3]);
-}
+inline float total_of_four(Four f) { return (f[0] + f[2]) + (f[1] + f[3]); }
+inline float total(Floats v) { return total_of_four(quarter(v)); }
 
 // The sums of four vectors, each in the order of `total`.
-inline Four totals(Floats a, Floats b, Floats c, Floats d) {
+inline Four totals(Four a, Four b, Four c, Four d) {
     auto pairs = [](Four x, Four y) {
         return __builtin_shufflevector(x, y, 0, 4, 1, 5) + __builtin_shufflevector(x, y, 2, 6, 3, 7);
     };
-    Four low = pairs(quarter(a), quarter(b)), high = pairs(quarter(c), quarter(d));
+    Four low = pairs(a, b), high = pairs(c, d);
     return __builtin_shufflevector(low, high, 0, 1, 4, 5) + __builtin_shufflevector(low, high, 2, 3, 6, 7);
 }
 
