@@ -23,8 +23,6 @@ def obstacle(model: VideoModel) -> str | None:
         return f"native kernels are for the CPU, the model is on {model.device}"
     if model.dtype not in (torch.float32, torch.bfloat16):
         return f"native kernels have no dtype {str(model.dtype).removeprefix('torch.')}"
-    if missing := {m.kind for m in model.quantised()} - {"int8"}:
-        return f"native kernels have no {', '.join(missing)} weights yet"
     return native.unavailable()
 
 
