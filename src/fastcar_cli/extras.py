@@ -7,7 +7,10 @@ from typing import Any
 
 from fastcar_cli.errors import RequestError
 
-EXTRAS = {"lpips": "lpips", "matplotlib": "plots", "pyarrow": "parquet", "ray": "ray", "transformers": "bench"}
+EXTRAS = {
+    **{"lpips": "lpips", "matplotlib": "plots", "pyarrow": "parquet", "ray": "ray", "transformers": "bench"},
+    **dict.fromkeys(("llama_cpp", "gguf"), "llama-cpp"),
+}
 """Packages and the extras of pyproject.toml that bring them."""
 
 

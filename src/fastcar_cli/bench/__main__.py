@@ -160,6 +160,9 @@ def bench(
         int | None, typer.Option(help="CPU threads. [default: all, for mini two at most]", min=1)
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, auto.")] = "cpu",
+    llama_cpp: Annotated[
+        bool, typer.Option("--llama-cpp", help="Also llama.cpp on files of the same shape; needs fastcar[llama-cpp].")
+    ] = False,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Also transformers under torch.compile; needs a C++ compiler.")
     ] = False,
@@ -183,15 +186,15 @@ def bench(
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.bench.measure import measure
     from fastcar_cli.bench.plan import Benchmark, check
-    from fastcar_cli.cli.flags import refuse
+    from fastcar_cli.cli.flags import given, refuse
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.pipeline import resolve_device
 
     if video is not None:
         from fastcar_cli.bench.video import WholeVideo
 
-        passes_only = ("shape", "layers", "context", "rows", "passes", "turns", "device", "compiled", "generate")
-        refuse(ctx, passes_only, "with --video", "leave it out")
+        of_video = {"video", "frames", "replay_ratio", "tokens", "save", "threads", "as_json"}
+        refuse(ctx, given(ctx).keys() - of_video, "with --video", "leave it out")
         _whole_video(WholeVideo(video, frames=frames, ratio=replay_ratio, tokens=tokens), threads, save, as_json)
         return
     refuse(ctx, ("frames", "replay_ratio", "tokens", "save"), "without --video", "it needs --video MODEL")
@@ -210,6 +213,7 @@ def bench(
             turns=turns,
             compiled=compiled,
             device=place,
+            llama_cpp=llama_cpp,
         )
         for tokens in parse_lengths(context or ("300" if mini else "512,2k,8k"), "context")
     ]

@@ -5,20 +5,24 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastcar_cli.analysis.machine import Machine, Stream, measure_machine, synchronise
 from fastcar_cli.analysis.profiler import random_shape
 from fastcar_cli.bench.contestants import Passes, engine, llama, mlp_only
+from fastcar_cli.bench.llama_cpp import FORMATS as GGUF_FORMATS
+from fastcar_cli.bench.llama_cpp import llama_cpp
 from fastcar_cli.bench.plan import RATIOS, Benchmark
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
-from fastcar_cli.models.checkpoint import loading_format
+from fastcar_cli.models.checkpoint import empty_network, loading_format
 from fastcar_cli.models.dummy import full_spec
-from fastcar_cli.models.quantised import QuantisedLinear
+from fastcar_cli.models.quantised import KINDS, QuantisedLinear, WeightFormat
 from fastcar_cli.models.video_model import Projector, VideoModel
 
 
@@ -40,15 +44,22 @@ def models(plan: Benchmark) -> dict[str, VideoModel]:
     network.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
     found = {"bfloat16": network}
     if plan.device == "cpu":
-        twin = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context).network
-        form = loading_format("int8", False)
-        weights = {k: v for name, tensor in twin.state_dict().items() for k, v in form.stored(name, tensor).items()}
-        twin.projector = network.projector
-        weights = {k: v for k, v in weights.items() if not k.startswith("projector.")}
-        form.use(twin)
-        twin.load_state_dict(weights, assign=True)
-        found["int8"] = twin.eval().requires_grad_(False)
+        for form in (loading_format("int8", False), WeightFormat("int4", torch.bfloat16, blocks="int4")):
+            found[form.name] = _packed(network, form)
     return found
+
+
+def _packed(network: VideoModel, form: WeightFormat) -> VideoModel:
+    """A network whose blocks are those of another in a format; the rest is shared."""
+    twin = empty_network(network.spec)
+    twin.projector, twin.depth, twin.rqvae = network.projector, network.depth, network.rqvae
+    form.use(twin)
+    weights: dict[str, Tensor] = {}
+    for name, tensor in network.llm.state_dict(prefix="llm.").items():
+        weights |= {key.removeprefix("llm."): value for key, value in form.stored(name, tensor).items()}
+    twin.llm.load_state_dict(weights, assign=True)
+    twin.llm.rotary = network.llm.rotary
+    return twin.eval().requires_grad_(False)
 
 
 def pass_bytes(model: VideoModel, rows: int, context: int) -> int:
@@ -67,7 +78,7 @@ def contestants(plan: Benchmark, found: Mapping[str, VideoModel]) -> dict[str, P
     common: dict[str, Any] = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}
     made: dict[str, Passes] = {}
     for name, model in found.items():
-        kinds = ["native"] if name == "int8" else ["torch", "native"]
+        kinds = ["native"] if name in KINDS else ["torch", "native"]
         if plan.device != "cpu":
             kinds = ["torch"]
         for kernels in kinds:
@@ -144,18 +155,28 @@ def measure(plan: Benchmark, told: Callable[[int, int], None] = lambda done, tot
     device = torch.device(plan.device)
     found = models(plan)
     machine: Machine = measure_machine(device, next(iter(found.values())).dtype)
-    made = contestants(plan, found)
-    times, rates = time_all(made, plan.passes, plan.turns, device, told)
+    spec = next(iter(found.values())).spec.decoder
+    sizes = {name: pass_bytes(model, plan.rows, plan.context) for name, model in found.items()}
+    with ExitStack() as stack:
+        made = contestants(plan, found)
+        for kind in GGUF_FORMATS if plan.llama_cpp else ():
+            # Its keys and values are float16.
+            cached = 4 * plan.rows * plan.context * spec.layers * spec.kv_heads * spec.head_dim
+            options = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}
+            run, weights = stack.enter_context(
+                llama_cpp(spec, layers=spec.layers, kind=kind, threads=torch.get_num_threads(), **options)
+            )
+            made[f"llama.cpp {kind}/dense"], sizes[f"llama.cpp {kind}"] = run, weights + cached
+        times, rates = time_all(made, plan.passes, plan.turns, device, told)
     bandwidth = statistics.median(rate for several in rates.values() for rate in several) / 1e9
     lines: dict[str, dict[str, Any]] = {}
     for name, values in times.items():
-        size = pass_bytes(found[name.partition("/")[0]], plan.rows, plan.context)
-        lines[name] = _line(values, size, rates.get(name))
+        lines[name] = _line(values, sizes[name.partition("/")[0]], rates.get(name))
     for name, line in lines.items():
         kind, _, what = name.rpartition("/")
         if what.startswith(("joint", "alone")):
             # A small number of MLPs can't be split at every ratio: what was forced counts.
-            total = next(iter(found.values())).spec.decoder.layers * plan.passes
+            total = spec.layers * plan.passes
             ratio = round(float(what.split()[1]) * total) / total
             dense, mlps = times[f"{kind}/dense"], times[f"{kind}/mlp"]
             share = statistics.median(m / d for m, d in zip(mlps, dense, strict=True))
@@ -167,7 +188,7 @@ def measure(plan: Benchmark, told: Callable[[int, int], None] = lambda done, tot
         "machine": machine.to_dict(),
         "bandwidth_gb_s": bandwidth,
         "shape": plan.shape,
-        "layers": next(iter(found.values())).spec.decoder.layers,
+        "layers": spec.layers,
         "context": plan.context,
         "rows": plan.rows,
         "passes": plan.passes,
@@ -194,12 +215,18 @@ def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], firs
     }
     if f"{first}/transformers compiled" in times:
         ratios["dense_vs_transformers_compiled"] = faster(f"{best}/dense", f"{first}/transformers compiled")
-    if "int8/native/dense" in times:
-        ratios |= {
-            "int8_vs_transformers": faster("int8/native/dense", eager),
-            "int8_of_bandwidth": lines["int8/native/dense"]["of_bandwidth"],
-            "int8_replay_vs_amdahl": min(
-                v["of_ceiling"] for k, v in lines.items() if k.startswith("int8/native/joint")
-            ),
-        }
+    for form, theirs in (("bfloat16", "BF16"), ("int8", "Q8_0"), ("int4", "Q4_0")):
+        ours, other = f"{form}/native", f"llama.cpp {theirs}/dense"
+        if f"{ours}/dense" not in times:
+            continue
+        if form in KINDS:
+            ratios |= {
+                f"{form}_vs_transformers": faster(f"{ours}/dense", eager),
+                f"{form}_of_bandwidth": lines[f"{ours}/dense"]["of_bandwidth"],
+                f"{form}_replay_vs_amdahl": min(
+                    v["of_ceiling"] for k, v in lines.items() if k.startswith(f"{ours}/joint")
+                ),
+            }
+        if other in times:
+            ratios[f"{form}_vs_llama_cpp"] = faster(f"{ours}/dense", other)
     return ratios

@@ -27,11 +27,12 @@ class Benchmark:
     turns: int
     compiled: bool
     device: str = "cpu"
+    llama_cpp: bool = False
 
     @property
     def contestants(self) -> int:
-        """Those with keys and values of their own, at most: dense and forced in three formats, and three others."""
-        return 3 * (2 * len(RATIOS)) + 3
+        """Those with keys and values of their own, at most: dense and forced in four formats, and six others."""
+        return 4 * (2 * len(RATIOS)) + 6
 
 
 def check(plan: Benchmark) -> None:
