@@ -10,8 +10,9 @@
 namespace {
 
 constexpr long AHEAD_LINES = 40;
-// Coded inputs that stay in the second cache while weights go by.
-constexpr long TILE_ROWS = 16;
+constexpr long ENOUGH_TO_CODE = 8192;
+// Coded inputs that are worked on together where there are many rows: their sums fit the registers.
+constexpr long TILE_ROWS = 4;
 // Rows of a decode pass, at most.
 constexpr long MOST_ROWS = 1024;
 
@@ -191,7 +192,14 @@ void encode(const Inputs& x, long r) {
 inline void prepare(Team& team, int64_t format, const Inputs& x, long rows) {
     with_format(format, [&](auto f) {
         using Format = decltype(f);
-        if constexpr (Format::coded) share(team, rows, [&](long r) { encode<Format>(x, r); });
+        if constexpr (Format::coded) {
+            auto one = [&](long r) { encode<Format>(x, r); };
+            // Few are coded before a helper has seen that there is work.
+            if (rows * x.n < ENOUGH_TO_CODE)
+                for (long r = 0; r < rows; r++) one(r);
+            else
+                share(team, rows, one);
+        }
     });
 }
 
@@ -205,11 +213,11 @@ inline void multiply(const Matrix& m, long first, long last, const char* then, c
         auto all = [&](auto at, long step) {
             if (rows == 1)
                 rows_of<Format, Format::one, 1>(w, m.inputs, first, last, then, at, step, rows, y.at, y.step);
-            else if (!Format::coded || rows < 4)
+            else if (!Format::coded || rows < TILE_ROWS)
                 rows_of<Format, Format::two, 2>(w, m.inputs, first, last, then, at, step, rows, y.at, y.step);
             else if constexpr (Format::coded)
                 for (long r = 0; r < rows; r += TILE_ROWS)
-                    rows_of<Format, Format::four, 4>(w, m.inputs, first, last, then, at + r * step, step,
+                    rows_of<Format, Format::four, TILE_ROWS>(w, m.inputs, first, last, then, at + r * step, step,
                                                      least(TILE_ROWS, rows - r), y[r], y.step);
         };
         if constexpr (Format::coded)
@@ -235,10 +243,11 @@ inline const char* row_at(const Matrix& m, long o) {
 
 // Outputs of a product that are worth a claim, few enough that no member waits long for the last; a multiple of the rows
 // that share loads.
-inline long chunk_of(const Matrix& m, const Team& team) {
+inline long chunk_of(const Matrix& m, const Team& team, long rows) {
     constexpr long bytes = 256 << 10, chunks = 8, most_rows = 8;
     long row = row_at(m, 1) - row_at(m, 0), size = m.outputs;
-    if (team.members > 1) {
+    // Weights that many rows take in turn stay in the second cache.
+    if (team.members > 1 || rows >= TILE_ROWS) {
         size = m.outputs / (chunks * team.members);
         if (size > bytes / row) size = bytes / row;
         size = size < most_rows ? most_rows : size / most_rows * most_rows;
@@ -250,7 +259,7 @@ inline long chunk_of(const Matrix& m, const Team& team) {
 template <class Then>
 void product(Team& team, const Matrix& m, const Inputs& x, long rows, Rows y, Then then) {
     prepare(team, m.format, x, rows);
-    long size = chunk_of(m, team);
+    long size = chunk_of(m, team, rows);
     share(team, pieces(m.outputs, size), [&](long i) {
         long first = i * size, last = least(first + size, m.outputs);
         multiply(m, first, last, nullptr, x, rows, y);
@@ -263,7 +272,7 @@ inline void products(Team& team, const Matrix* const m[3], const Inputs& x, long
     prepare(team, m[0]->format, x, rows);
     long sizes[3], ends[3], chunks = 0;
     for (int k = 0; k < 3; k++) {
-        sizes[k] = chunk_of(*m[k], team);
+        sizes[k] = chunk_of(*m[k], team, rows);
         chunks += pieces(m[k]->outputs, sizes[k]);
         ends[k] = chunks;
     }
@@ -277,7 +286,7 @@ inline void products(Team& team, const Matrix* const m[3], const Inputs& x, long
 // y = silu(gate x) * (up x), with matrices of one format; z is overwritten.
 inline void gated_product(Team& team, const Matrix& gate, const Matrix& up, const Inputs& x, long rows, Rows y, Rows z) {
     prepare(team, up.format, x, rows);
-    long size = chunk_of(up, team);
+    long size = chunk_of(up, team, rows);
     share(team, pieces(up.outputs, size), [&](long i) {
         long first = i * size, last = least(first + size, up.outputs);
         multiply(up, first, last, row_at(gate, first), x, rows, y);
