@@ -46,28 +46,29 @@ def _signals_as_usual() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def tiny_spec(kv_heads: int = 2, place_tables: bool = True) -> ModelSpec:
-    """A model of the real kind with 4 tokens a frame."""
+def tiny_spec(kv_heads: int = 2, place_tables: bool = True, times: int = 1) -> ModelSpec:
+    """A model of the real kind with 4 tokens a frame; the decoder and the code vectors are `times` as wide."""
     return ModelSpec(
         name="tiny",
         frames=4,
         fps=8,
         decoder=DecoderSpec(
-            width=16, layers=3, heads=2, kv_heads=kv_heads, mlp_width=24, vocab=11, rope_theta=50.0, max_positions=64
+            width=16 * times, layers=3, heads=2, kv_heads=kv_heads, mlp_width=24 * times, vocab=11, rope_theta=50.0,
+            max_positions=64,
         ),
-        depth=DepthSpec(width=12, blocks=2, heads=2, depth=3, codes=9, code_width=8, hidden=16),
+        depth=DepthSpec(width=12, blocks=2, heads=2, depth=3, codes=9, code_width=8 * times, hidden=16 * times),
         rqvae=RQVAESpec(
-            grid=(2, 2), depth=3, codes=9, code_width=8, z_channels=8, ch=8, ch_mult=(1, 2), num_res_blocks=1,
+            grid=(2, 2), depth=3, codes=9, code_width=8 * times, z_channels=8, ch=8, ch_mult=(1, 2), num_res_blocks=1,
             resolution=4, attn_resolutions=(2,), norm_groups=4,
         ),
         place_tables=place_tables,
     )  # fmt: skip
 
 
-def tiny_model(seed: int = 0, kv_heads: int = 2) -> VideoModel:
+def tiny_model(seed: int = 0, kv_heads: int = 2, times: int = 1) -> VideoModel:
     """Random weights, scaled so that scores and logits are of order one."""
     torch.manual_seed(seed)
-    model = VideoModel(tiny_spec(kv_heads))
+    model = VideoModel(tiny_spec(kv_heads, times=times))
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() > 1:

@@ -32,6 +32,7 @@ from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
 from fastcar_cli.models.checkpoint import loading_format
+from fastcar_cli.models.quantised import WeightFormat, widen_int4
 from fastcar_cli.models.video_model import VideoModel
 
 INF = float("inf")
@@ -59,8 +60,8 @@ class Kind:
 
 
 EXECUTORS = {
-    "torch": Kind(PlainExecutor, ("float32", "bfloat16", "int8")),
-    "native": Kind(NativeExecutor, ("float32", "bfloat16", "int8"), missing=native.unavailable()),
+    "torch": Kind(PlainExecutor, ("float32", "bfloat16", "int8", "int4")),
+    "native": Kind(NativeExecutor, ("float32", "bfloat16", "int8", "int4"), missing=native.unavailable()),
     # Its kernels run through Triton's interpreter here, a minute a case.
     "graph": Kind(
         lambda decode: GraphExecutor(decode, capture=False),
@@ -96,16 +97,25 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-INT8 = loading_format("int8", bundled=True)
+PACKED = {
+    "int8": loading_format("int8", bundled=True),
+    "int4": WeightFormat("int4", torch.float32, blocks="int4", projector="int4"),
+}
+
+
+def _tiny(kind: str, kv_heads: int) -> VideoModel:
+    """In int4 four times as wide, so that it has groups of 32."""
+    return tiny_model(kv_heads=kv_heads, times=4 if kind == "int4" else 1)
 
 
 def _format(model: VideoModel, kind: str) -> VideoModel:
     """The model with its matrices in another format."""
     if kind == "bfloat16":
         return model.bfloat16()
-    if kind == "int8":
-        weights = {k: v for name, tensor in model.state_dict().items() for k, v in INT8.stored(name, tensor).items()}
-        INT8.use(model)
+    if kind in PACKED:
+        form = PACKED[kind]
+        weights = {k: v for name, tensor in model.state_dict().items() for k, v in form.stored(name, tensor).items()}
+        form.use(model)
         model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
 
@@ -113,13 +123,14 @@ def _format(model: VideoModel, kind: str) -> VideoModel:
 def _widened(model: VideoModel, kind: str) -> VideoModel:
     """The same numbers as float64, for the reference."""
     model = copy.deepcopy(model)
-    if kind == "int8":
+    if kind in PACKED:
         with torch.no_grad():
             for name, p in model.named_parameters():
-                found = INT8.stored(name, p)
+                found = PACKED[kind].stored(name, p)
                 if len(found) == 2:
                     numbers, scale = found.values()
-                    p.copy_(numbers.float() * scale[:, None])
+                    exact = numbers.float() * scale[:, None] if kind == "int8" else widen_int4(numbers, scale, p.dtype)
+                    p.copy_(exact)
     return model.bfloat16().double() if kind == "bfloat16" else model.double()
 
 
@@ -153,16 +164,20 @@ def _decode(
 def _reference(form: str, kv_heads: int, rule: str) -> Reference:
     options = {k: v for k, v in RULES[rule].items() if k != "keep_tas"}
     taus = list(Tau.read(options.pop("tau", "off")).by_layer(3))
-    return reference(_widened(tiny_model(kv_heads=kv_heads), form), PROMPTS, CODES, cfg=2.0, taus=taus, **options)
+    return reference(_widened(_tiny(form, kv_heads), form), PROMPTS, CODES, cfg=2.0, taus=taus, **options)
 
 
-_TOGETHER = {"bfloat16": 0.04, "int8 keys and values": 3e-4, "coded inputs": 2e-4, "both": 1e-3}
+_TOGETHER = {
+    **{"bfloat16": 0.04, "int8 keys and values": 3e-4},
+    **{"native-int8": 2e-4, "native-int8 int8 keys and values": 1e-3},
+    **{"native-int4": 0.05, "native-int4 int8 keys and values": 0.05},
+}
 
 
 def _close(found: Tensor, wanted: Tensor, form: str) -> None:
-    """Each number in float32 and int8; all together in bfloat16, where a sum of rounded ones is any which way off, in
-    the native int8, whose products code their inputs in 16 bits, and with keys and values in int8, one of which may be
-    rounded to the neighbour.
+    """Each number by itself; all together in bfloat16, where a sum of rounded ones is any which way off, in the native
+    int8 and int4, whose products code their inputs in 16 and 8 bits, and with keys and values in int8, one of which may
+    be rounded to the neighbour.
     """
     assert bool(found.isfinite().all())
     off, scale = found - wanted, max(1.0, float(wanted.abs().max()))
@@ -207,15 +222,15 @@ def test_executor_equals_the_reference(executor: str, form: str, rule: str, kv_h
     if EXECUTORS[executor].missing:
         pytest.skip(str(EXECUTORS[executor].missing))
     want, options = _reference(form, kv_heads, rule), RULES[rule]
-    if form == "bfloat16":
+    if form == "bfloat16" or (executor, form) == ("native", "int4"):
         # A rounded score may fall on the other side of tau, and everything after it would differ: the decisions of
         # the reference are taken, and the scores compared.
         options = {k: v for k, v in options.items() if k in ("window", "sinks", "kv_int8", "tas")}
         options["forced"] = _decisions(want)
-    decode, hidden = _decode(_format(tiny_model(kv_heads=kv_heads), form), executor, CODES, PROMPTS, 2.0, options)
-    coded, rounded = executor == "native" and form == "int8", form != "bfloat16" and "kv_int8" in options
-    close = {(True, False): "coded inputs", (False, True): "int8 keys and values", (True, True): "both"}
-    _same(decode, hidden, want, close.get((coded, rounded), form))
+    decode, hidden = _decode(_format(_tiny(form, kv_heads), form), executor, CODES, PROMPTS, 2.0, options)
+    inputs = [f"{executor}-{form}"] if executor == "native" and form in PACKED else []
+    cache = ["int8 keys and values"] if form != "bfloat16" and "kv_int8" in options else []
+    _same(decode, hidden, want, " ".join([*inputs, *cache]) or form)
     if options.get("tau", "off") != "off" and options.get("max_age") != 0:
         assert any(want.replayed.values()), "nothing replays: the case holds nothing"
 
