@@ -152,13 +152,15 @@ def _reference(form: str, kv_heads: int, rule: str) -> Reference:
 
 
 def _close(found: Tensor, wanted: Tensor, form: str) -> None:
-    """Each number in float32 and int8; in bfloat16, where a sum of rounded ones is any which way off, all together."""
+    """Each number in float32 and int8, where kernels may code inputs in 16 bits; in bfloat16, where a sum of rounded
+    ones is any which way off, all together.
+    """
     assert bool(found.isfinite().all())
     off, scale = found - wanted, max(1.0, float(wanted.abs().max()))
     if form == "bfloat16":
         assert float(off.norm()) <= 0.04 * float(wanted.norm())
     else:
-        assert float(off.abs().max()) <= 1e-5 * scale
+        assert float(off.abs().max()) <= (3e-4 if form == "int8" else 1e-5) * scale
 
 
 def _same(decode: Decode, hidden: Tensor, want: Reference, form: str = "float32") -> None:
