@@ -18,6 +18,15 @@ SLACK = {"float32": 2e-5, "bfloat16": 2e-5, "int8": 3e-4, "int4": 5e-2}
 INF = float("inf")
 
 
+def assert_close(kind: str, found: Tensor, wanted: Tensor, slack: float = 0.0) -> None:
+    """Each number; where inputs are coded all together, as codes are any which way off. Numbers are about 1 in size."""
+    slack = max(SLACK[kind], slack)
+    if kind in FLOATS:
+        torch.testing.assert_close(found.double(), wanted, rtol=slack, atol=slack)
+    else:
+        assert (found - wanted).norm() <= slack * (wanted.norm() + math.sqrt(wanted.numel()))
+
+
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 

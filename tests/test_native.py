@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_toys import FORMATS, INF, SLACK, Toy, ToyDepth, apply, inputs, random, random_linear, tables
+from native_toys import FORMATS, INF, Toy, ToyDepth, apply, assert_close, inputs, random, random_linear, tables
 
 from fastcar_cli.decoding.sampling import SamplingSettings, sample
 from fastcar_cli.kernels import native
@@ -62,9 +62,9 @@ def test_a_pass(
     thresholds = torch.where(wanted, -INF, INF) if replay else None
     toy.native(threads, released=released)(got, cos, sin, at, mask=mask, position=2, thresholds=thresholds, **tables_)
     # A value that lies between two of bfloat16 may be stored as either.
-    slack = max(SLACK[kind], 2e-2 if half else 0)
-    torch.testing.assert_close(got.double(), want, rtol=slack, atol=slack)
-    torch.testing.assert_close(tables_["scores"].double(), scores, rtol=slack, atol=slack)
+    slack = 2e-2 if half else 0.0
+    assert_close(kind, got, want, slack)
+    assert_close(kind, tables_["scores"], scores, slack)
     assert torch.equal(tables_["replayed"], wanted)
     for layer in range(2):
         for r in range(rows):
@@ -216,7 +216,7 @@ def test_mlps_alone(kind: str, threads: int) -> None:
     y = x.double()
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) * block.norm2.double()
     want = apply(block.down, torch.nn.functional.silu(apply(block.gate, y)) * apply(block.up, y))
-    torch.testing.assert_close(got.double(), want, rtol=SLACK[kind], atol=SLACK[kind])
+    assert_close(kind, got, want)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -231,7 +231,7 @@ def test_logits_of_given_codes(kind: str, threads: int, videos: int, guidance: f
         latent, logits = draw(hidden, token, given=given, keep_logits=True)
         assert logits is not None
         want = toy.logits(hidden, given[:, token])
-        torch.testing.assert_close(logits.double(), want, rtol=SLACK[kind], atol=5 * SLACK[kind])
+        assert_close(kind, logits, want, 1e-4)
         torch.testing.assert_close(latent.double(), toy.latent(given[:, token])[:videos], rtol=1e-6, atol=1e-6)
         assert torch.equal(toy.codes[:, token], given[:, token])
     assert torch.equal(toy.codes[:, 2], torch.full((videos, toy.depth), -1))

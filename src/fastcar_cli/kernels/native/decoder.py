@@ -2,7 +2,7 @@
 
 A pass at one position is bound by reading weights, so each product streams a weight matrix once in its stored layout
 [out, in]; attention reads the KV cache in place; the gate decides between attention and MLP, so the weights of an MLP
-that every row replays are not touched. Activations are float32 throughout. Numbers don't depend on the number of
+that every row replays are not touched. Activations are float32 between products. Numbers don't depend on the number of
 threads, nor a row's on its neighbours (except that a pair decides together).
 """
 
