@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fastcar_cli.decoding import graph, native, self_check
 from fastcar_cli.decoding.executor import Executor, HostExecutor
-from fastcar_cli.decoding.plain import PlainExecutor, prefill
+from fastcar_cli.decoding.plain import PlainExecutor
+from fastcar_cli.decoding.prefill import prefill
 from fastcar_cli.decoding.state import KERNELS, Batch, Step
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
@@ -48,7 +49,7 @@ class Decode(Batch):
             self.executor, self.why = choose(self)
         self.kernels = self.executor.name
         began = time.perf_counter()
-        hidden = prefill(self)
+        hidden = self.executor.prefill() if isinstance(self.executor, HostExecutor) else prefill(self)
         _wait(hidden.device)
         self.clock.prefill = time.perf_counter() - began
         return hidden

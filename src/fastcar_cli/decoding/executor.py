@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from fastcar_cli.decoding.prefill import prefill
 from fastcar_cli.decoding.state import Batch, Step
 
 
@@ -31,6 +32,10 @@ class HostExecutor(ABC):
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
+
+    def prefill(self) -> Tensor:
+        """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
+        return prefill(self._batch)
 
     @abstractmethod
     def run(self, t: int, latent: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import Block
 from fastcar_cli.models.depth import DepthBlock
-from fastcar_cli.models.quantised import QuantisedLinear
+from fastcar_cli.models.quantised import QuantisedLinear, multiplied_by
 from fastcar_cli.models.video_model import VideoModel
 
 
@@ -97,6 +97,7 @@ class NativeExecutor(HostExecutor):
         super().__init__(batch)
         model, spec, replay = batch.model, batch.model.spec.decoder, batch.replay
         threads = batch.settings.threads or torch.get_num_threads()
+        self._threads = threads
         cache, layers = batch.cache, range(spec.layers)
         self._pass = native.DecoderPass(
             [block_weights(b) for b in batch.blocks],
@@ -127,6 +128,17 @@ class NativeExecutor(HostExecutor):
                 self._added = self._added + projector.bias.float()
         self._draw = code_draw(batch, threads)
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
+
+    def prefill(self) -> Tensor:
+        """See `HostExecutor.prefill`; packed weights are multiplied as they are."""
+
+        def product(module: QuantisedLinear, x: Tensor) -> Tensor:
+            flat, weight = x.flatten(0, -2).float().contiguous(), _linear(module)
+            parts = [native.linear(part, weight, self._threads) for part in flat.split(native.MOST_ROWS)]
+            return torch.cat(parts).view(*x.shape[:-1], -1).to(x.dtype)
+
+        with multiplied_by(product):
+            return super().prefill()
 
     @torch.inference_mode()
     def run(self, t: int, latent: Tensor) -> Tensor:

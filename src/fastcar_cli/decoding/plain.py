@@ -12,31 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.decoding.executor import HostExecutor
-from fastcar_cli.decoding.kv_cache import prompt_mask
 from fastcar_cli.decoding.replay import Replay, replays, temporal_attention_score
 from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.models.decoder import rotate
-
-
-@torch.inference_mode()
-def prefill(batch: Batch) -> Tensor:
-    """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
-    llm, settings, lengths = batch.model.llm, batch.settings, batch.lengths
-    x = llm.embed_tokens(batch.ids)
-    cos, sin = (a[:, None] for a in llm.rotary(batch.positions(), x.dtype))
-    mask = prompt_mask(lengths, batch.padded, settings.window, settings.sinks)
-    groups = llm.spec.heads // llm.spec.kv_heads
-    for i, block in enumerate(batch.blocks):
-        q, k, v = block.self_attn.project(block.input_layernorm(x))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        batch.cache.prefill(i, k, v)
-        k, v = (a.repeat_interleave(groups, 1) for a in (k, v)) if groups > 1 else (k, v)
-        x = x + block.self_attn.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
-        added = block.mlp_branch(x)
-        x = x + added
-        if batch.watch is not None:
-            batch.watch.layer(i, -1, added[:, -1], x[:, -1])
-    return llm.norm(x[:, -1])
 
 
 class PlainExecutor(HostExecutor):

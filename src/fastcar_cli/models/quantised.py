@@ -9,7 +9,9 @@ w = q * scale of its group. Activations, norms, embeddings, codebooks and the RQ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -27,6 +29,19 @@ other. Of 2^16 at once, on a machine with other work, two threads took ten times
 
 _CANDIDATES = (8.0, 7.1, 7.4, 7.7, 8.3, 8.6, 8.9)
 """Where minus the largest weight of a group may come to lie, of -8..7; three times as many gain 0.05 % of the error."""
+
+
+_MULTIPLY: ContextVar[Callable[[QuantisedLinear, Tensor], Tensor] | None] = ContextVar("multiply", default=None)
+
+
+@contextmanager
+def multiplied_by(product: Callable[[QuantisedLinear, Tensor], Tensor]) -> Iterator[None]:
+    """Inside, calls of packed maps with x [..., in] are given to `product`, which returns [..., out] in x's dtype."""
+    token = _MULTIPLY.set(product)
+    try:
+        yield
+    finally:
+        _MULTIPLY.reset(token)
 
 
 class QuantisedLinear(nn.Module):
@@ -52,6 +67,8 @@ class QuantisedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out] in the dtype of x."""
+        if (product := _MULTIPLY.get()) is not None:
+            return product(self, x)
         wide = torch.float32 if x.dtype is torch.bfloat16 else x.dtype
         bias = None if self.bias is None else self.bias.to(wide)
         return F.linear(x.to(wide), self.widened(wide), bias).to(x.dtype)
