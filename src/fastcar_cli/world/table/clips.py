@@ -102,10 +102,10 @@ class Clips:
             if held_out(scene) != kept_out:
                 continue
             begin = rng.randint(1, FRAMES - frames) if frames < FRAMES and rng.random() < late else 0
-            video = render(scene)
             chosen = range(begin, begin + frames)
+            video = render(scene, chosen.stop)
             texts.append(self._ids(scene, rng))
-            codes.append(self.encode(video[begin : begin + frames]).flatten(0, 1))
+            codes.append(self.encode(video[begin:]).flatten(0, 1))
             begins.append(begin)
             busy.append(torch.from_numpy(busy_patches(scene, video, chosen)))
             scenes.append(scene)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from fastcar_cli.world.muon import Muon
 from fastcar_cli.world.steps import remaining_steps, rng_of
 from fastcar_cli.world.table.clips import Encoder, things_in
 from fastcar_cli.world.table.codebooks import Averages
@@ -39,8 +37,7 @@ class TokenizerSettings:
 
     steps: int
     patches: int = 1024
-    lr: float = 1e-3
-    muon_lr: float = 1e-2
+    lr: float = 1.5e-3
     pool: int = 320
     clips_a_step: int = 2
     commitment: float = 0.15
@@ -51,8 +48,8 @@ class TokenizerSettings:
     evaluate_every: int = 250
 
     def rate(self, step: int) -> float:
-        """Share of the learning rate at a step: a linear rise, a plateau, a linear fall over the last 70 %."""
-        return min(1.0, (step + 1) / self.warmup, (1.0 - step / self.steps) / 0.7)
+        """Learning rate of a step: a linear rise, a plateau, a linear fall over the last 70 %."""
+        return self.lr * min(1.0, (step + 1) / self.warmup, (1.0 - step / self.steps) / 0.7)
 
 
 def _db(errors: list[float] | list[NDArray[np.float32]]) -> float:
@@ -147,18 +144,6 @@ def standardise(model: TableTokenizer, patches: Tensor) -> None:
             weight.mul_(rms)
 
 
-def optimizers(model: TableTokenizer, parts: Sequence[nn.Module], settings: TokenizerSettings) -> list[Optimizer]:
-    """Muon for the matrices of hidden layers, AdamW for everything else."""
-    linear = (model.encoder.linear.weight, model.decoder.linear.weight)
-    trained = [p for part in parts for p in part.parameters()]
-    matrices = [p for p in trained if p.dim() == 2 and all(p is not w for w in linear)]
-    rest = [p for p in trained if all(p is not m for m in matrices)]
-    return [
-        Muon(matrices, lr=settings.muon_lr),
-        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0),
-    ]
-
-
 def train(
     out: Path,
     stage: str,
@@ -176,14 +161,15 @@ def train(
     first = stage == "codes"
     torch.manual_seed(settings.seed)
     model = TableTokenizer() if first else TableTokenizer.load(out / "codes.safetensors").train()
-    opts = optimizers(model, [model.encoder, model.decoder] if first else [model.decoder], settings)
+    trained = [*model.decoder.parameters(), *(model.encoder.parameters() if first else ())]
+    optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0)
     books = Averages(model, settings.decay)
     state: dict[str, Any] = {"count": books.count, "sum": books.sum, "loss": 0.0, "seconds": 0.0}
     pool: Pool | None = None
     began = time.monotonic()
     fixed = {k: v for k, v in asdict(settings).items() if k != "evaluate_every"}
     for step in remaining_steps(
-        out / f"{stage}.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
+        out / f"{stage}.pt", settings.steps, model, [optimizer], settings=fixed, state=state, deadline=deadline, log=log
     ):
         if pool is None:
             books.count, books.sum = state["count"], state["sum"]
@@ -192,14 +178,12 @@ def train(
             if first and step == 0:
                 begin(model, pool.pixels(*pool.draw(20_000, rng_of(settings.seed, 0))))
         pool.advance(step)
-        for opt, lr in zip(opts, (settings.muon_lr, settings.lr), strict=True):
-            opt.param_groups[0]["lr"] = lr * settings.rate(step)
+        optimizer.param_groups[0]["lr"] = settings.rate(step)
         loss = (_codes_loss if first else _pixels_loss)(model, books, pool, settings, step)
-        for opt in opts:
-            opt.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        for opt in opts:
-            opt.step()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
         now = float(loss.detach())
         state["loss"] = 0.98 * state["loss"] + 0.02 * now if state["loss"] else now
         state["seconds"] += time.monotonic() - began
