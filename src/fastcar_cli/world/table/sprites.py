@@ -57,8 +57,8 @@ def _soft(a: Array, rounds: int = 1) -> Array:
     for _ in range(rounds):
         for axis in (0, 1):
             before, after = (np.take(a, np.clip(np.arange(2 * HALF) + i, 0, 2 * HALF - 1), axis) for i in (-1, 1))
-            a = (before + 2 * a + after) / 4
-    return np.asarray(a[..., None], np.float32)
+            a = np.asarray((before + 2 * a + after) / 4, np.float32)
+    return a[..., None]
 
 
 def _mean(a: Array) -> Array:
