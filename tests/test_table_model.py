@@ -16,10 +16,10 @@ from fastcar_cli.models.registry import load
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.world import steps
 from fastcar_cli.world.muon import Muon
-from fastcar_cli.world.patches import quantize
+from fastcar_cli.world.patches import quantize, to_patches
 from fastcar_cli.world.steps import OutOfTime
 from fastcar_cli.world.table import train_decoder, train_tokenizer
-from fastcar_cli.world.table.clips import Clips, swapped
+from fastcar_cli.world.table.clips import Clips, Encoder, swapped
 from fastcar_cli.world.table.frames import Pool, changed_patches, cut
 from fastcar_cli.world.table.lexicon import VOCABULARY
 from fastcar_cli.world.table.recipe import TABLE, export, new_model
@@ -36,8 +36,8 @@ def tokenizer() -> TableTokenizer:
     """At its principal components, with random codes."""
     torch.manual_seed(0)
     model = TableTokenizer()
-    patches = torch.from_numpy(Pool(4, 128, 1, 0, 0).patches.reshape(-1, 768)).float() / 255
-    train_tokenizer.begin(model, patches)
+    pool = Pool(4, 1, 0, 0)
+    train_tokenizer.begin(model, pool.pixels(*pool.draw(512, random.Random(0))))
     for book in model.rqvae.quantizer.books:
         torch.nn.init.normal_(book.weight, 0, 0.3)
     return model.eval()
@@ -47,7 +47,7 @@ def test_principal_components_draw_a_frame_before_any_training(tokenizer: TableT
     clip = render(scene_of(5, 0))
     with torch.no_grad():
         latents = tokenizer.encoder(torch.from_numpy(cut(clip)[:2]).float() / 255)
-        drawn = (tokenizer.draw_own(latents).permute(0, 2, 3, 1).reshape(2, 64, 768) + 1) / 2
+        drawn = (tokenizer.decoder.draw_alone(latents) + 1) / 2
     error = float((drawn - torch.from_numpy(cut(clip)[:2]).float() / 255).square().mean())
     assert -10 * np.log10(error) > 24
 
@@ -72,6 +72,39 @@ def test_scaling_the_latents_changes_nothing_drawn(tokenizer: TableTokenizer) ->
     with torch.no_grad():
         scale = float(model.encoder(patches).square().mean())
     assert scale == pytest.approx(1, abs=1e-3)
+
+
+def test_a_position_is_drawn_from_its_neighbours_as_training_draws_it(tokenizer: TableTokenizer) -> None:
+    """The patches that training draws one by one are those of a frame drawn at once, at its border too."""
+    model = TableTokenizer()
+    model.load_state_dict(tokenizer.state_dict())
+    torch.nn.init.normal_(model.decoder.near.weight, 0, 0.05)
+    torch.nn.init.normal_(model.decoder.out.weight, 0, 0.05)
+    pool = Pool(1, 1, 0, 0, Encoder(model))
+    t, every = 3, np.arange(64)
+    codes, inside = pool.codes_around(np.zeros(64, np.intp), 64 * t + every)
+    with torch.no_grad():
+        near = (model.rqvae.embed(codes) * inside[..., None]).transpose(1, 2).flatten(1)
+        image = model.rqvae.decode_latents(model.rqvae.embed(pool.codes[0].view(16, 64, 4)[t])[None])
+        assert torch.allclose(to_patches(image.permute(0, 2, 3, 1), 16)[0], model.decoder.draw(near), atol=1e-4)
+        frame = model.decode(pool.codes[0].view(16, 64, 4)[t][None])
+        alone = model.decode_alone(pool.codes[0].view(16, 64, 4)[t][None])
+        assert (frame.int() - alone.int()).abs().max() > 2
+
+
+def test_without_neighbours_a_position_is_drawn_alone(tokenizer: TableTokenizer) -> None:
+    """Before the second stage neighbours count for nothing, so it begins with what the first one reached."""
+    codes = torch.randint(0, 512, (2, 64, 4))
+    assert (tokenizer.decode(codes).int() - tokenizer.decode_alone(codes).int()).abs().max() <= 1
+
+
+def test_the_second_stage_changes_no_code(tokenizer: TableTokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "codes.safetensors")
+    settings = TokenizerSettings(2, patches=64, pool=2, evaluate_every=100)
+    trained = train_tokenizer.train(tmp_path, "pixels", settings, log=lambda _: None)
+    frames = torch.from_numpy(render(scene_of(5, 2))[:2])
+    assert torch.equal(trained.encode(frames), tokenizer.encode(frames))
+    assert not torch.equal(trained.decode(tokenizer.encode(frames)), tokenizer.decode(tokenizer.encode(frames)))
 
 
 def test_clips_hold_the_codes_of_their_frames(tokenizer: TableTokenizer) -> None:
@@ -127,7 +160,7 @@ def test_stopped_tokenizer_training_goes_on_to_the_same_weights(
     stage: str, tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_tokenizer, "evaluate", lambda *_, **__: {})
-    settings = TokenizerSettings(4, patches=128, windows=1, pool=2, free=1, warmup=2, evaluate_every=100)
+    settings = TokenizerSettings(4, patches=128, pool=2, free=1, warmup=2, evaluate_every=100)
     results = []
     for name, stops in (("whole", ()), ("parts", (2, 1))):
         out = tmp_path / name
@@ -160,7 +193,7 @@ def test_a_trained_folder_loads_and_has_no_place_tables(
     codes = torch.randint(0, 512, (1, 64, 4))
     mine = tokenizer.decode(codes)
     assert (model.network.rqvae.decode(codes).round().int() - mine.int()).abs().max() <= 6
-    assert quantize(torch.zeros(1, 32), tokenizer.codebooks()).shape == (1, 4)
+    assert quantize(torch.zeros(1, 64), tokenizer.codebooks()).shape == (1, 4)
 
 
 def test_the_replay_stage_trains_with_the_rule_in_the_pass(tokenizer: TableTokenizer) -> None:

@@ -12,7 +12,7 @@ import typer
 from fastcar_cli.errors import RequestError
 
 STAGES = ("tokenizer", "base", "replay", "export")
-WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (8000, 16000, 4000, 8)}
+WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (12000, 16000, 4000, 8)}
 """The bundled models: steps of tokenizer, base and replay stage, and videos a step."""
 
 
@@ -23,9 +23,7 @@ def train(
         typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order."),
     ] = None,
     world: Annotated[str, typer.Option(help="Which model: mini or table.")] = "mini",
-    tokenizer_steps: Annotated[
-        int | None, typer.Option(help="Steps of the tokenizer; default 12000, for table 8000.", min=1)
-    ] = None,
+    tokenizer_steps: Annotated[int | None, typer.Option(help="Steps of the tokenizer; default 12000.", min=1)] = None,
     base_steps: Annotated[
         int | None, typer.Option(help="Steps of the base stage; default 6000, for table 16000.", min=1)
     ] = None,

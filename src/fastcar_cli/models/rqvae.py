@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import table
-from fastcar_cli.models.shuffle import ShuffleDecoder
+from fastcar_cli.models.patch_decoder import PatchDecoder
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class RQVAESpec:
     `latent_size`, where given, is what the latents are resized to before decoding; `norm_groups` the
     groups of every GroupNorm (32 in VILA-U; with few channels more than one must share a group, or
     the absolute colour is normalised away). Where `widths` are given, the decoder is the small one of
-    `shuffle.py` with these widths from coarse to fine; `ch` is the width at which a position draws its own
-    patch, and of `ch_mult` only its length counts.
+    `patch_decoder.py` with hidden layers of these widths, and of `ch_mult` only its length counts.
     """
 
     grid: tuple[int, int]
@@ -216,17 +215,10 @@ class RQVAE(nn.Module):
         self.spec = spec
         self.quantizer = Quantizer(spec)
         self.post_quant_conv = nn.Conv2d(spec.code_width, spec.z_channels, 1)
-        self.decoder: ShuffleDecoder | ConvDecoder = (
-            ConvDecoder(spec)
-            if not spec.widths
-            else ShuffleDecoder(
-                widths=spec.widths,
-                scale=spec.scale,
-                z_channels=spec.z_channels,
-                ch=spec.ch,
-                out_ch=spec.out_ch,
-                num_res_blocks=spec.num_res_blocks,
-            )
+        self.decoder: PatchDecoder | ConvDecoder = (
+            PatchDecoder(widths=spec.widths, scale=spec.scale, z_channels=spec.z_channels, out_ch=spec.out_ch)
+            if spec.widths
+            else ConvDecoder(spec)
         )
 
     def embed(self, codes: Tensor) -> Tensor:

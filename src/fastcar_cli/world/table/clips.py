@@ -64,13 +64,17 @@ def _empty(scene: Scene, frames: range) -> NDArray[np.uint8]:
     return np.clip(np.stack(views) * light + 0.5, 0, 255).astype(np.uint8)
 
 
+def things_in(scene: Scene, video: NDArray[np.uint8], frames: range) -> NDArray[np.bool_]:
+    """Patches [frames, 64] of a scene's video with anything but ground in them."""
+    differs = video[frames.start : frames.stop] != _empty(scene, frames)
+    return np.asarray(to_patches(torch.from_numpy(differs), PATCH).any(-1).numpy())
+
+
 def busy_patches(scene: Scene, video: NDArray[np.uint8], frames: range) -> NDArray[np.bool_]:
     """Patches [frames * 64] with anything but ground in them, in this frame or the one before."""
-    before = range(max(frames.start - 1, 0), frames.stop)
-    differs = to_patches(torch.from_numpy(video[before.start : before.stop] != _empty(scene, before)), PATCH)
-    there = differs.any(-1).numpy()
-    now = there[len(before) - len(frames) :]
-    last = there[:-1] if len(before) > len(frames) else np.concatenate([there[:1], there[:-1]])
+    there = things_in(scene, video, range(max(frames.start - 1, 0), frames.stop))
+    now = there[len(there) - len(frames) :]
+    last = there[:-1] if len(there) > len(frames) else np.concatenate([there[:1], there[:-1]])
     return (now | last).reshape(-1)
 
 
@@ -98,10 +102,10 @@ class Clips:
             if held_out(scene) != kept_out:
                 continue
             begin = rng.randint(1, FRAMES - frames) if frames < FRAMES and rng.random() < late else 0
-            video = render(scene)
             chosen = range(begin, begin + frames)
+            video = render(scene, chosen.stop)
             texts.append(self._ids(scene, rng))
-            codes.append(self.encode(video[begin : begin + frames]).flatten(0, 1))
+            codes.append(self.encode(video[begin:]).flatten(0, 1))
             begins.append(begin)
             busy.append(torch.from_numpy(busy_patches(scene, video, chosen)))
             scenes.append(scene)

@@ -39,14 +39,14 @@ def tile(name: str) -> Array:
         )
         return _mix((0.58, 0.39, 0.23), (plank + grain) * seam)
     if name == "grass":
-        blades = 0.10 * _noise(5, 0.7, 1.1) + 0.06 * _noise(6, 2.0, 1.5)
+        blades = 0.08 * _noise(5, 1.0, 1.3) + 0.05 * _noise(6, 2.0, 1.5)
         return _mix((0.36, 0.56, 0.25), 1 + blades) + 0.02 * _noise(7, 1, 1)[..., None] * np.array(
             [1, 0.6, 0], np.float32
         )
     if name == "checker":
         light = (columns // 16 + rows // 16) % 2 == 0
         grain = 1 + 0.012 * _noise(8, 1.5, 1.0)
-        return np.where(light[..., None], _mix((0.70, 0.72, 0.76), grain), _mix((0.48, 0.51, 0.58), grain)).astype(
+        return np.where(light[..., None], _mix((0.69, 0.71, 0.75), grain), _mix((0.52, 0.55, 0.61), grain)).astype(
             np.float32
         )
     raise ValueError(f"unknown ground {name!r}")

@@ -31,7 +31,7 @@ TABLE = ModelSpec(
     fps=8,
     decoder=DecoderSpec(
         width=256,
-        layers=8,
+        layers=6,
         heads=8,
         kv_heads=8,
         mlp_width=640,
@@ -84,6 +84,8 @@ def export(folder: Path, checkpoint: Path, tokenizer_file: Path) -> VideoModel:
     tokenizer = TableTokenizer.load(tokenizer_file)
     network = VideoModel(TABLE)
     network.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["model"])
+    # What draws the codes may have been trained further than when the checkpoint began.
+    network.rqvae.load_state_dict(tokenizer.rqvae.state_dict())
     save(folder, network, text_section(), TABLE_DEFAULTS, torch.float16)
     encoder = {k: v.half().contiguous() for k, v in tokenizer.encoder.state_dict().items()}
     save_file(encoder, str(folder / "encoder.safetensors"))

@@ -21,7 +21,7 @@ _LIGHT = np.array([-0.50, -0.30, 0.81], np.float32) / np.linalg.norm([-0.50, -0.
 _VIEW = np.array([0, RISE, -SLANT], np.float32)
 SHADOW_SHIFT = (float(-_LIGHT[0] / _LIGHT[2] / RISE), float(-_LIGHT[1] / _LIGHT[2] / RISE * -SLANT))
 """How far (right, down) in px a shadow moves for a pixel of height above the ground."""
-_DARK = 0.62
+_DARK = 0.50
 """What a full shadow takes of the ground's light."""
 
 
@@ -52,10 +52,19 @@ def _shade(material: str, normal: Array) -> tuple[Array, Array]:
     return (0.26 + 0.36 * lit + 0.42 * sky).astype(np.float32), shine.astype(np.float32)
 
 
-def _smooth(a: Array) -> Array:
-    """Mean over the samples of a pixel, [..., 56, 56, 1]."""
+def _soft(a: Array, rounds: int = 1) -> Array:
+    """An image [56, 56] as [56, 56, 1], each pixel mixed with its neighbours (1, 2, 1) in both directions."""
+    for _ in range(rounds):
+        for axis in (0, 1):
+            before, after = (np.take(a, np.clip(np.arange(2 * HALF) + i, 0, 2 * HALF - 1), axis) for i in (-1, 1))
+            a = np.asarray((before + 2 * a + after) / 4, np.float32)
+    return a[..., None]
+
+
+def _mean(a: Array) -> Array:
+    """Mean over the samples of each pixel, softened: a lens is never sharper than its pixels."""
     n = 2 * HALF
-    return np.asarray(a.reshape(n, _SAMPLES, n, _SAMPLES).mean((1, 3))[..., None], np.float32)
+    return _soft(a.reshape(n, _SAMPLES, n, _SAMPLES).mean((1, 3)))
 
 
 def _shadow(shape: str, angle: float, radius: float) -> Array:
@@ -64,11 +73,11 @@ def _shadow(shape: str, angle: float, radius: float) -> Array:
     v, u = np.meshgrid(at, at, indexing="ij")
     ground = np.asarray(np.stack([u, -v / SLANT, np.full_like(u, 1e-3)], -1) / radius, np.float32)
     hidden = np.zeros_like(u)
-    lamps = [(r * np.cos(a), r * np.sin(a)) for r, k in ((0.10, 5), (0.24, 9)) for a in np.arange(k) * 2 * np.pi / k]
+    lamps = [(r * np.cos(a), r * np.sin(a)) for r, k in ((0.14, 5), (0.34, 9)) for a in np.arange(k) * 2 * np.pi / k]
     for dx, dy in lamps:
         towards = _LIGHT + np.array([dx, dy, 0], np.float32)
         hidden += intersect(shape, angle, ground, (towards / np.linalg.norm(towards)).astype(np.float32))[0] < FAR / 2
-    return np.asarray(1 - _DARK * hidden / len(lamps), np.float32)[..., None]
+    return 1 - _DARK * _soft(hidden / len(lamps), 2)
 
 
 @functools.cache
@@ -81,7 +90,7 @@ def sprite(shape: str, size: str, material: str, turn: int) -> Sprite:
     t, normal = intersect(shape, angle, origin, _VIEW)
     inside = t < FAR / 2
     gain, shine = _shade(material, np.where(inside[..., None], normal, 0))
-    alpha, gain, shine = (_smooth(np.where(inside, a, 0)) for a in (np.ones_like(t), gain, shine))
+    alpha, gain, shine = (_mean(np.where(inside, a, 0)) for a in (np.ones_like(t), gain, shine))
     rows, columns = np.flatnonzero(alpha.any((1, 2))), np.flatnonzero(alpha.any((0, 2)))
     box = (int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1)
     return Sprite(alpha, gain, shine, _shadow(shape, angle, radius), box)

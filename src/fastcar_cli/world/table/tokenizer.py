@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fastcar_cli.models.patch_decoder import PatchDecoder
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
-from fastcar_cli.models.shuffle import ShuffleDecoder
 from fastcar_cli.world.patches import quantize, to_patches
 
 PATCH = 16
@@ -19,13 +19,13 @@ TABLE_RQVAE = RQVAESpec(
     grid=(8, 8),
     depth=4,
     codes=512,
-    code_width=32,
-    z_channels=32,
-    ch=512,
+    code_width=64,
+    z_channels=64,
+    ch=0,
     ch_mult=(1, 1, 1, 1, 1),
-    num_res_blocks=2,
+    num_res_blocks=0,
     resolution=128,
-    widths=(192, 96, 48),
+    widths=(512, 768),
 )
 
 
@@ -56,6 +56,15 @@ class TableTokenizer(nn.Module):
         self.spec = spec
         self.encoder = PatchEncoder(spec.code_width)
         self.rqvae = RQVAE(spec)
+        nn.init.dirac_(self.rqvae.post_quant_conv.weight)
+        assert self.rqvae.post_quant_conv.bias is not None
+        nn.init.zeros_(self.rqvae.post_quant_conv.bias)
+
+    @property
+    def decoder(self) -> PatchDecoder:
+        """What draws patches from summed code vectors; `post_quant_conv` before it changes nothing here."""
+        assert isinstance(self.rqvae.decoder, PatchDecoder)
+        return self.rqvae.decoder
 
     def codebooks(self) -> Tensor:
         """[depth, codes, code_width]."""
@@ -71,19 +80,12 @@ class TableTokenizer(nn.Module):
         """Codes [B, 64, depth] to frames uint8 [B, 128, 128, 3]."""
         return self.rqvae.decode(codes).round().to(torch.uint8)
 
-    def draw_own(self, latents: Tensor) -> Tensor:
-        """What each position draws without its neighbours: [B, positions, code_width] -> [B positions, 3, 16, 16]."""
-        z = latents.flatten(0, 1)[:, :, None, None]
-        decoder = self.rqvae.decoder
-        assert isinstance(decoder, ShuffleDecoder)
-        return decoder.own(self.rqvae.post_quant_conv(z))
-
     @torch.no_grad()
-    def decode_own(self, codes: Tensor) -> Tensor:
-        """As `decode`, without what the neighbours of a position add."""
+    def decode_alone(self, codes: Tensor) -> Tensor:
+        """As `decode`, each position drawn without its neighbours."""
         h, w = self.spec.grid
-        patches = self.draw_own(self.rqvae.embed(codes)).view(-1, h, w, 3, PATCH, PATCH)
-        image = patches.permute(0, 1, 4, 2, 5, 3).reshape(-1, h * PATCH, w * PATCH, 3)
+        patches = self.decoder.draw_alone(self.rqvae.embed(codes)).view(-1, h, w, PATCH, PATCH, 3)
+        image = patches.transpose(2, 3).reshape(-1, h * PATCH, w * PATCH, 3)
         return ((image + 1) * 127.5).clamp(0, 255).round().to(torch.uint8)
 
     def save(self, path: Path) -> None:

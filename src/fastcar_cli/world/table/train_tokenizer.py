@@ -1,7 +1,7 @@
 """Training of the table world's tokenizer on rendered clips, in two stages.
 
-`codes`: encoder, codebooks and what a position draws by itself, on single patches, no two the same.
-`pixels`: everything together on windows of frames, where a position is also drawn from its neighbours.
+`codes`: encoder, codebooks and what a position draws by itself. From then on the codes of a frame are fixed.
+`pixels`: the decoder alone, which learns to draw a position from its codes and its neighbours'.
 """
 
 from __future__ import annotations
@@ -16,31 +16,30 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fastcar_cli.models.shuffle import ShuffleDecoder
-from fastcar_cli.world.patches import to_patches
 from fastcar_cli.world.steps import remaining_steps, rng_of
+from fastcar_cli.world.table.clips import Encoder, things_in
 from fastcar_cli.world.table.codebooks import Averages
 from fastcar_cli.world.table.frames import Pool, changed_patches, cut
 from fastcar_cli.world.table.render import render
 from fastcar_cli.world.table.stories import scene_of
-from fastcar_cli.world.table.tokenizer import PATCH, TableTokenizer
+from fastcar_cli.world.table.tokenizer import TableTokenizer
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """How to train: `steps` of a stage, of `patches` single patches or of `windows` windows of `side` x `side`.
+    """How to train: `steps` of a stage, of `patches` patches.
 
     For the first `free` steps of the codes nothing is quantised; then they begin as means of latents.
     """
 
     steps: int
     patches: int = 1024
-    windows: int = 24
-    side: int = 4
     lr: float = 1.5e-3
     pool: int = 320
+    clips_a_step: int = 2
     commitment: float = 0.15
     decay: float = 0.98
     seed: int = 0
@@ -53,34 +52,41 @@ class TokenizerSettings:
         return self.lr * min(1.0, (step + 1) / self.warmup, (1.0 - step / self.steps) / 0.7)
 
 
-@torch.no_grad()
-def evaluate(model: TableTokenizer, clips: int = 12, seed: int = 999, *, own: bool = False) -> dict[str, float]:
-    """Quality on clips never trained on; with `own` of what each position draws by itself.
+def _db(errors: list[float] | list[NDArray[np.float32]]) -> float:
+    return float(20 * np.log10(255) - 10 * np.log10(np.mean(errors)))
 
-    PSNR (dB) over all pixels and in patches that change, each of the mean squared error; the share of
-    unchanged patches that keep all their codes; bits a code of each depth carries on average.
+
+@torch.no_grad()
+def evaluate(model: TableTokenizer, clips: int = 12, seed: int = 999, *, alone: bool = False) -> dict[str, float]:
+    """Quality on clips never trained on; with `alone` of what positions draw without their neighbours.
+
+    PSNR (dB) over all pixels, in patches that change and in those with objects or shadows, each of the mean
+    squared error; the share of unchanged patches that keep all their codes; bits that a code of each depth
+    carries on average where there are objects.
     """
-    errors, changed, keeps, seen = [], [], [], []
+    errors, changed, busy, keeps, seen = [], [], [], [], []
     for number in range(clips):
-        clip = render(scene_of(seed, number, kept_out=True))
+        scene = scene_of(seed, number, kept_out=True)
+        clip = render(scene)
         codes = model.encode(torch.from_numpy(clip))
-        image = (model.decode_own(codes) if own else model.decode(codes)).numpy()
+        image = (model.decode_alone(codes) if alone else model.decode(codes)).numpy()
         blocks = np.square(cut(image).astype(np.float32) - cut(clip)).mean(-1)
-        moved = changed_patches(clip)
+        moved, there = changed_patches(clip), things_in(scene, clip, range(len(clip)))
         errors.append(blocks.mean())
         changed += list(blocks[1:][moved[1:]])
+        busy += list(blocks[there])
         keeps += list((codes[1:] == codes[:-1]).all(-1).numpy()[~moved[1:]])
-        seen.append(codes.flatten(0, -2))
+        seen.append(codes[torch.from_numpy(there)])
     used = torch.cat(seen)
     bits = []
     for d in range(used.shape[-1]):
         p = torch.bincount(used[:, d]).float()
         p = p[p > 0] / p.sum()
         bits.append(float(-(p * p.log2()).sum()))
-    peak = 20 * np.log10(255)
     return {
-        "psnr_db": float(peak - 10 * np.log10(np.mean(errors))),
-        "changed_psnr_db": float(peak - 10 * np.log10(np.mean(changed))),
+        "psnr_db": _db(errors),
+        "changed_psnr_db": _db(changed),
+        "busy_psnr_db": _db(busy),
         "still_kept": float(np.mean(keeps)),
         **{f"bits_{d}": b for d, b in enumerate(bits)},
     }
@@ -89,66 +95,53 @@ def evaluate(model: TableTokenizer, clips: int = 12, seed: int = 999, *, own: bo
 @torch.no_grad()
 def begin(model: TableTokenizer, patches: Tensor) -> None:
     """Weights to start from: the principal components of patches [count, 768], to which nothing is added yet."""
-    for name, p in model.named_parameters():
-        if name.startswith("encoder.layers.4.") or any(part in name for part in ("conv2", "conv_out", "patch_out")):
-            nn.init.zeros_(p)
-        elif "codebooks" in name:
-            nn.init.normal_(p, 0, 0.1)
+    decoder = model.decoder
+    for weight in (model.encoder.layers[-1].weight, decoder.out.weight, decoder.near.weight):
+        assert isinstance(weight, Tensor)
+        nn.init.zeros_(weight)
+    for book in model.rqvae.quantizer.books:
+        nn.init.zeros_(book.weight)
+    # Neighbours count for nothing at first.
+    nn.init.normal_(decoder.near.weight[:, 4::9], 0, model.spec.code_width**-0.5)
     x = patches * 2 - 1
     mean = x.mean(0)
     components = torch.linalg.eigh((x - mean).T @ (x - mean))[1][:, -model.spec.code_width :]
     scale = float(((x - mean) @ components).square().mean().sqrt())
     model.encoder.linear.weight.copy_(components.T / scale)
     model.encoder.linear.bias.copy_(-(components.T @ mean) / scale)
-    decoder = model.rqvae.decoder
-    assert isinstance(decoder, ShuffleDecoder)
-    # Patches hold their colours last, pixel_shuffle wants them first.
-    order = torch.arange(len(mean)).view(PATCH, PATCH, 3).permute(2, 0, 1).flatten()
-    decoder.patch_linear.weight.copy_(components[order, :, None, None] * scale)
-    assert decoder.patch_linear.bias is not None
-    decoder.patch_linear.bias.copy_(mean[order])
-    after = model.rqvae.post_quant_conv
-    nn.init.dirac_(after.weight)
-    assert after.bias is not None
-    nn.init.zeros_(after.bias)
+    decoder.linear.weight.copy_(components * scale)
+    decoder.linear.bias.copy_(mean)
 
 
 def _codes_loss(model: TableTokenizer, books: Averages, pool: Pool, settings: TokenizerSettings, step: int) -> Tensor:
     rng = rng_of(settings.seed, step)
-    patches = torch.from_numpy(pool.draw_patches(settings.patches, rng)).float() / 255
+    patches = pool.pixels(*pool.draw(settings.patches, rng))
     latents = model.encoder(patches)
     if step == settings.free:
-        sample = torch.from_numpy(pool.draw_patches(8 * settings.patches, rng)).float() / 255
         with torch.no_grad():
-            books.begin(model.encoder(sample))
+            books.begin(model.encoder(pool.pixels(*pool.draw(8192, rng))))
     sums = latents[None] if step < settings.free else books.quantise(latents.detach())
-    quantised = latents + (sums[-1] - latents).detach()
-    image = model.draw_own(quantised[:, None])
-    pixels = F.mse_loss(image.permute(0, 2, 3, 1).flatten(1), patches * 2 - 1)
-    return 20 * pixels + settings.commitment * (latents[None] - sums).square().mean()
+    drawn = model.decoder.draw_alone(latents + (sums[-1] - latents).detach())
+    return 20 * F.mse_loss(drawn, patches * 2 - 1) + settings.commitment * (latents[None] - sums).square().mean()
 
 
 def _pixels_loss(model: TableTokenizer, books: Averages, pool: Pool, settings: TokenizerSettings, step: int) -> Tensor:
-    side = settings.side
-    windows = torch.from_numpy(pool.draw_windows(settings.windows, side, rng_of(settings.seed, step)))
-    latents = model.encoder(to_patches(windows.float() / 255, PATCH))
-    sums = books.quantise(latents.detach().flatten(0, 1)).unflatten(1, latents.shape[:2])
-    quantised = latents + (sums[-1] - latents).detach()
-    z = quantised.transpose(1, 2).unflatten(2, (side, side))
-    image = model.rqvae.decoder(model.rqvae.post_quant_conv(z))
-    pixels = F.mse_loss(image, windows.permute(0, 3, 1, 2).float() / 127.5 - 1)
-    return 20 * pixels + settings.commitment * (latents[None] - sums).square().mean()
+    chosen = pool.draw(settings.patches, rng_of(settings.seed, step))
+    codes, inside = pool.codes_around(*chosen)
+    with torch.no_grad():
+        near = (model.rqvae.embed(codes) * inside[..., None]).transpose(1, 2).flatten(1)
+    return 20 * F.mse_loss(model.decoder.draw(near), pool.pixels(*chosen) * 2 - 1)
 
 
 def standardise(model: TableTokenizer, patches: Tensor) -> None:
     """Scale latents, and codes with them, to unit mean square over patches [count, 768]; nothing drawn changes."""
     with torch.no_grad():
         rms = float(model.encoder(patches).square().mean().sqrt())
-        last = model.encoder.layers[-1]
-        for part in (last, model.encoder.linear, *model.rqvae.quantizer.books):
+        for part in (model.encoder.layers[-1], model.encoder.linear, *model.rqvae.quantizer.books):
             for p in part.parameters():
                 p.div_(rms)
-        model.rqvae.post_quant_conv.weight.mul_(rms)
+        for weight in (model.decoder.linear.weight, model.decoder.near.weight):
+            weight.mul_(rms)
 
 
 def train(
@@ -168,10 +161,9 @@ def train(
     first = stage == "codes"
     torch.manual_seed(settings.seed)
     model = TableTokenizer() if first else TableTokenizer.load(out / "codes.safetensors").train()
-    names = ("encoder.", "rqvae.post_quant_conv.", "rqvae.decoder.patch_" if first else "rqvae.decoder.")
-    trained = [p for name, p in model.named_parameters() if name.startswith(names)]
-    books = Averages(model, settings.decay)
+    trained = [*model.decoder.parameters(), *(model.encoder.parameters() if first else ())]
     optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0)
+    books = Averages(model, settings.decay)
     state: dict[str, Any] = {"count": books.count, "sum": books.sum, "loss": 0.0, "seconds": 0.0}
     pool: Pool | None = None
     began = time.monotonic()
@@ -181,9 +173,10 @@ def train(
     ):
         if pool is None:
             books.count, books.sum = state["count"], state["sum"]
-            pool = Pool(settings.pool, 128, 2, settings.seed + (not first), step)
+            encode = None if first else Encoder(model)
+            pool = Pool(settings.pool, settings.clips_a_step, settings.seed + (not first), step, encode)
             if first and step == 0:
-                begin(model, torch.from_numpy(pool.patches.reshape(-1, PATCH * PATCH * 3)[::2]).float() / 255)
+                begin(model, pool.pixels(*pool.draw(20_000, rng_of(settings.seed, 0))))
         pool.advance(step)
         optimizer.param_groups[0]["lr"] = settings.rate(step)
         loss = (_codes_loss if first else _pixels_loss)(model, books, pool, settings, step)
@@ -196,11 +189,11 @@ def train(
         state["seconds"] += time.monotonic() - began
         began = time.monotonic()
         last = step + 1 == settings.steps
-        if last:
-            standardise(model, torch.from_numpy(pool.draw_patches(4096, rng_of(settings.seed, step))).float() / 255)
+        if last and first:
+            standardise(model, pool.pixels(*pool.draw(4096, rng_of(settings.seed, step))))
         if (step + 1) % settings.evaluate_every == 0 or last:
             row = {"stage": stage, "step": step + 1, "seconds": round(state["seconds"], 1), "loss": state["loss"]}
-            row |= evaluate(model, own=first)
+            row |= evaluate(model, alone=first)
             with (out / "tokenizer.jsonl").open("a", encoding="utf-8") as f:
                 f.write(json.dumps(row) + "\n")
             log(" ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))

@@ -29,16 +29,18 @@ def run(
     """
     file = output / "tokenizer.safetensors"
     if "tokenizer" in stages:
-        codes = replace(tokenizer, steps=-(-tokenizer.steps // 4))
-        train_tokenizer.train(output, "codes", codes, deadline=deadline, log=log)
-        train_tokenizer.train(output, "pixels", tokenizer, deadline=deadline, log=log)
-    before = {"base": file, "replay": output / "base" / "checkpoint.pt"}
+        train_tokenizer.train(output, "codes", tokenizer, deadline=deadline, log=log)
+        pixels = replace(tokenizer, steps=-(-tokenizer.steps // 4))
+        train_tokenizer.train(output, "pixels", pixels, deadline=deadline, log=log)
+    # The decoder reads codes only, and those are final before the tokenizer has learned to draw them well.
+    codes = output / "codes.safetensors"
+    before = {"base": codes, "replay": output / "base" / "checkpoint.pt"}
     for name, settings in (("base", base), ("replay", replace(base, steps=replay_steps).replay_stage())):
         if name in stages:
             if not before[name].exists():
                 raise RequestError(f"--stage {name} needs {before[name]}", hint="run the stage before it first")
             start = before["replay"] if name == "replay" else None
-            train_decoder.train(output / name, file, settings, start=start, deadline=deadline, log=log)
+            train_decoder.train(output / name, codes, settings, start=start, deadline=deadline, log=log)
     if "export" not in stages:
         return None
     checkpoint = next(

@@ -15,7 +15,7 @@ from fastcar_cli.world.table.motion import height
 from fastcar_cli.world.table.scene import MASS, RADIUS, SIDE, SLANT, TURNING, Thing
 from fastcar_cli.world.table.stories import HOPS
 
-_CONTRADICTS = 0.035
+_CONTRADICTS = 0.025
 """By how much another look must fit a frame better than the video's own to count as a change."""
 _STILL = 3.0
 """Pixels within which something stands still."""
