@@ -86,8 +86,9 @@ def test_int8_blocks_are_those_of_loading(make: Callable[..., Path], run: Run) -
 def test_native_kernels_run_all_of_int8(make: Callable[..., Path], run: Run, changes: dict[str, Any]) -> None:
     model = load(str(converted(run, make(**changes), "out", "--dtype", "int8")))
     plain, native = (trace(model, [PROMPT], CODES, tau=-1000, kernels=k) for k in ("torch", "native"))
-    assert torch.allclose(plain.logits, native.logits, atol=1e-3)
-    assert torch.allclose(plain.hidden, native.hidden, atol=1e-4)
+    # The native products code their inputs in 16 bits.
+    for found, wanted in ((native.logits, plain.logits), (native.hidden, plain.hidden)):
+        assert float((found - wanted).norm()) <= 1e-3 * float(wanted.norm())
 
 
 def test_int4_holds_the_rounded_weights_with_zeros_behind(make: Callable[..., Path], run: Run) -> None:
