@@ -5,16 +5,15 @@ All statistics of a run are read here, from what the engine counted on tensors, 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from fastcar_cli._version import __version__
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayStats
+from fastcar_cli.models.plan import peak_bytes
 from fastcar_cli.models.text import Reading
 
 if TYPE_CHECKING:
@@ -175,19 +174,7 @@ class Run:
                 "weights_bytes": network.weights_bytes(),
                 "kv_cache_bytes": decode.cache.nbytes,
                 "replay_cache_bytes": decode.replay.nbytes if decode.replay else 0,
-                "peak_bytes": _peak_bytes(network.device),
+                "peak_bytes": peak_bytes(network.device),
             },
             "backend": {"name": decode.backend.name} if emulated is None else emulated.to_dict(),
         }
-
-
-def _peak_bytes(device: torch.device) -> int:
-    """Most memory held so far: of the process on a CPU, of torch's allocator on a GPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

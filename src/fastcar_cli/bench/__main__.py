@@ -1,7 +1,7 @@
 """`python -m fastcar_cli.bench [--shape mini|vila-u-7b] [--json]`: decode passes timed side by side.
 
 One run times, turn by turn: our engine dense and at forced replay ratios (rows together and alone), with
-torch's and with compiled kernels and with int8 weights; transformers' LlamaModel on the same weights; and
+torch's and with native kernels, with int8 and int4 weights; transformers' LlamaModel on the same weights; and
 a loop that computes every MLP and then selects. `--generate N` also times N whole `fastcar generate`.
 `--video MODEL` decodes a whole video instead, dense and with replay.
 """

@@ -22,7 +22,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.checkpoint import empty_network, loading_format
 from fastcar_cli.models.dummy import full_spec
-from fastcar_cli.models.quantised import KINDS, QuantisedLinear, WeightFormat
+from fastcar_cli.models.quantised import KINDS, WeightFormat
 from fastcar_cli.models.video_model import Projector, VideoModel
 
 
@@ -65,11 +65,8 @@ def _packed(network: VideoModel, form: WeightFormat) -> VideoModel:
 def pass_bytes(model: VideoModel, rows: int, context: int) -> int:
     """Bytes a dense pass must read: the weights of the blocks once, and every row's keys and values."""
     spec = model.spec.decoder
-    weights = sum(p.nbytes for p in model.llm.layers.parameters()) + sum(
-        m.stored_bytes for m in model.llm.modules() if isinstance(m, QuantisedLinear)
-    )
     slot = 2 * spec.layers * spec.kv_heads * spec.head_dim * model.dtype.itemsize
-    return weights + rows * context * slot
+    return model.weights_bytes("llm.layers.") + rows * context * slot
 
 
 def contestants(plan: Benchmark, found: Mapping[str, VideoModel]) -> dict[str, Passes]:

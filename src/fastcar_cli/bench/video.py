@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,8 +22,8 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
 from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.dummy import full_spec
+from fastcar_cli.models.plan import peak_bytes
 from fastcar_cli.models.registry import identity
-from fastcar_cli.models.video_model import VideoModel
 
 PROMPT = "a red ball rolling to the right on the grass"
 PUBLISHED = {"dense": 689.7, "replay": 354.5}
@@ -46,21 +44,14 @@ class WholeVideo:
     frames: int
     ratio: float
     tokens: int | None = None
-    kernels: str = "auto"
-
-
-def _nbytes(network: VideoModel, *parts: str) -> int:
-    """Bytes of the weights and their scales whose name contains all parts."""
-    weights = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    return sum(tensor.nbytes for name, tensor in weights.items() if all(part in name for part in parts))
 
 
 def _read_by(decode: Decode, first: int, last: int) -> int:
     """Bytes that positions first to last - 1 must read: weights once a use, keys and values of every row."""
     network, spec = decode.model, decode.model.spec
-    mlp = _nbytes(network, "llm.layers.", ".mlp.") // spec.decoder.layers
-    fixed = _nbytes(network, "llm.layers.") - mlp * spec.decoder.layers
-    fixed += _nbytes(network, "projector.") + spec.depth.depth * _nbytes(network, "depth.")
+    mlp = network.weights_bytes("llm.layers.", ".mlp.") // spec.decoder.layers
+    fixed = network.weights_bytes("llm.layers.") - mlp * spec.decoder.layers
+    fixed += network.weights_bytes("projector.") + spec.depth.depth * network.weights_bytes("depth.")
     slot = decode.cache.nbytes // decode.cache.k.shape[3]
     total = 0
     for index in range(max(first, 1), last):
@@ -81,7 +72,6 @@ def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
         frames=plan.frames,
         sampling=SamplingSettings(own.cfg, own.temperature, own.top_k, own.top_p, own.first_frame_top_p),
         rule=ReplayRule(OFF if variant == "dense" else Tau((float("-inf"),))),
-        kernels=plan.kernels,
     )
     decode = Decode(network, rows, settings, uniforms(0, plan.frames * n, spec.depth.depth)[None])
     if decode.replay is not None:
@@ -127,14 +117,8 @@ def _timed(decode: Decode, pieces: list[tuple[int, int]]) -> Iterator[dict[str, 
             return
 
 
-def _peak_bytes() -> int:
-    """The most memory that the process has held, mapped weights included."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
 def _empty(plan: WholeVideo) -> dict[str, Any]:
-    options = {"frames": plan.frames, "ratio": plan.ratio, "tokens": plan.tokens, "kernels": plan.kernels}
+    options = {"frames": plan.frames, "ratio": plan.ratio, "tokens": plan.tokens}
     return {
         "plan": options,
         "weights": identity(plan.model).weights,
@@ -183,7 +167,7 @@ def whole_video(
         for piece in _timed(decode, left):
             line["pieces"].append(piece)
             line["prefill_s"], line["kernels"] = decode.clock.prefill, decode.why
-            line["peak_bytes"] = max(line["peak_bytes"], _peak_bytes())
+            line["peak_bytes"] = max(line["peak_bytes"], peak_bytes(model.network.device))
             if save is not None:
                 write_whole(save, json.dumps(record, indent=1) + "\n")
             if told is not None:

@@ -11,16 +11,16 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from fastcar_cli.conversion.source import Source
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import write_whole
+from fastcar_cli.locks import locked
 from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.converted import UNFINISHED, Converted, names_of, working_folder
 from fastcar_cli.models.plan import gib
@@ -91,7 +91,8 @@ class Conversion:
         began = time.perf_counter()
         working = working_folder(self._folder)
         self._begin(working)
-        with _locked(working):
+        busy = RequestError(f"{working}: another process is at work there", hint="wait for it")
+        with locked(working / _LOCK, busy):
             done = [shard for shard in self._shards if (working / shard).is_file()]
             left = [shard for shard in self._shards if shard not in done]
             self._check_room(left)
@@ -176,19 +177,3 @@ def _failed(path: Path, error: OSError) -> RunError:
         f"{path} could not be written: {error.strerror or error}",
         hint="what is done is kept; the same command goes on",
     )
-
-
-@contextlib.contextmanager
-def _locked(working: Path) -> Iterator[None]:
-    """Work in a folder alone. Raises RequestError where another process does."""
-    lock = FileLock(working / _LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise RequestError(f"{working}: another process is at work there", hint="wait for it") from None
-    except (OSError, NotImplementedError) as e:
-        raise RequestError(f"{working}: can't be locked: {e}", hint="choose a folder on a local disk") from None
-    try:
-        yield
-    finally:
-        lock.release()

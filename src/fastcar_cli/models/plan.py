@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,18 @@ def available_bytes(device: str) -> int:
     except (OSError, ValueError):
         return free
     return free if limit == "max" else min(free, max(0, int(limit) - used))
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory held so far: of the process on a CPU, of torch's allocator on a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def cache_bytes(

@@ -9,6 +9,7 @@ w = q * scale of its group. Activations, norms, embeddings, codebooks and the RQ
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -44,7 +45,7 @@ def multiplied_by(product: Callable[[QuantisedLinear, Tensor], Tensor]) -> Itera
         _MULTIPLY.reset(token)
 
 
-class QuantisedLinear(nn.Module):
+class QuantisedLinear(nn.Module, ABC):
     """A linear map whose weight is stored in few bits; `bias` stays in floats.
 
     `forward` widens the weight for each call and is the plain reference (and the prefill); decoding reads the stored
@@ -61,9 +62,9 @@ class QuantisedLinear(nn.Module):
         self.in_features, self.out_features = inputs, outputs
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
+    @abstractmethod
     def widened(self, dtype: torch.dtype) -> Tensor:
         """The weight [out, in] in a float dtype."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out] in the dtype of x."""

@@ -126,9 +126,11 @@ class VideoModel(nn.Module):
         """Number of weights."""
         return sum(p.numel() for p in self.parameters()) + sum(m.in_features * m.out_features for m in self.quantised())
 
-    def weights_bytes(self) -> int:
-        """Bytes of all weights and scales."""
-        return sum(p.nbytes for p in self.parameters()) + sum(m.stored_bytes for m in self.quantised())
+    def weights_bytes(self, *parts: str) -> int:
+        """Bytes of the weights and their scales, of those whose name contains all `parts`."""
+        packed = [(name, m.stored_bytes) for name, m in self.named_modules() if isinstance(m, QuantisedLinear)]
+        sizes = [*((name, p.nbytes) for name, p in self.named_parameters()), *packed]
+        return sum(size for name, size in sizes if all(part in name for part in parts))
 
     @property
     def weight_format(self) -> str:

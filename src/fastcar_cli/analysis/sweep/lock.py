@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.locks import locked
 
 PREFIX = ".lock-"
 _MASTER = ".lock"
@@ -39,17 +40,9 @@ def _holder(folder: Path, name: str) -> str:
 @contextlib.contextmanager
 def master(folder: Path) -> Iterator[None]:
     """Short turns of the shards of a folder at what they share (plan, tables). Raises RunError."""
-    lock = FileLock(folder / _MASTER)
-    try:
-        lock.acquire(timeout=120)
-    except Timeout:
-        raise RunError(f"{folder / _MASTER} has been held for two minutes", hint="is another sweep stuck?") from None
-    except (OSError, NotImplementedError) as e:
-        raise RequestError(f"{folder}: can't be locked: {e}", hint="choose a folder on a local disk") from None
-    try:
+    busy = RunError(f"{folder / _MASTER} has been held for two minutes", hint="is another sweep stuck?")
+    with locked(folder / _MASTER, busy, seconds=120):
         yield
-    finally:
-        lock.release()
 
 
 def _held(path: Path) -> bool:
