@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 from fastcar_cli.cli.app import app
 from fastcar_cli.models.checkpoint import GenerationDefaults, save
 from fastcar_cli.models.video_model import VideoModel
-from fastcar_cli.world.export import text_section
 from fastcar_cli.world.lexicon import VOCABULARY
+from fastcar_cli.world.recipe import mini_tokenizer
 
 BALL, STAR = "a red ball rolling to the right on the grass", "a big yellow star bouncing at night"
 _ENV = {**os.environ, **SCREEN, "OMP_NUM_THREADS": "1"}
@@ -34,7 +34,7 @@ def tiny_folder(folder: Path, seed: int = 0) -> Path:
         for p in model.parameters():
             if p.dim() > 1:
                 p.normal_(0.0, 1.5 * p.shape[-1] ** -0.5)
-    save(folder, model, text_section(), GenerationDefaults(cfg=2.5), torch.float32)
+    save(folder, model, mini_tokenizer().to_dict(), GenerationDefaults(cfg=2.5), torch.float32)
     return folder
 
 

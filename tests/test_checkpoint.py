@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import GenerationDefaults, save
 from fastcar_cli.models.registry import load
-from fastcar_cli.world.export import text_section
+from fastcar_cli.world.recipe import mini_tokenizer
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save(tmp_path / "m", tiny_model(), text_section(), GenerationDefaults(cfg=2.5), torch.float32)
+    save(tmp_path / "m", tiny_model(), mini_tokenizer().to_dict(), GenerationDefaults(cfg=2.5), torch.float32)
     return tmp_path / "m"
 
 

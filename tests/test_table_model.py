@@ -17,18 +17,20 @@ from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.world import steps
 from fastcar_cli.world.muon import Muon
 from fastcar_cli.world.patches import quantize, to_patches
+from fastcar_cli.world.recipe import new_model
 from fastcar_cli.world.steps import OutOfTime
 from fastcar_cli.world.table import train_decoder, train_tokenizer
 from fastcar_cli.world.table.clips import Clips, Encoder, swapped
 from fastcar_cli.world.table.frames import Pool, changed_patches, cut
 from fastcar_cli.world.table.lexicon import VOCABULARY
-from fastcar_cli.world.table.recipe import TABLE, export, new_model
+from fastcar_cli.world.table.recipe import TABLE
 from fastcar_cli.world.table.render import render
 from fastcar_cli.world.table.stories import scene_of
 from fastcar_cli.world.table.tokenizer import TableTokenizer
 from fastcar_cli.world.table.train_decoder import TableSettings
 from fastcar_cli.world.table.train_tokenizer import TokenizerSettings
 from fastcar_cli.world.train_decoder import hidden_states
+from fastcar_cli.world.training import WORLDS
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +126,7 @@ def test_a_word_is_swapped_for_another_of_its_kind() -> None:
 
 def test_a_clip_that_begins_later_is_seen_as_it_would_be_in_its_video(tokenizer: TableTokenizer) -> None:
     """Positions count from the beginning of the video, so the same codes further on are another input."""
-    model = new_model(tokenizer, 0, _small())
+    model = new_model(_small(), tokenizer.rqvae, 0)
     codes = torch.randint(0, 512, (1, 128, 4))
     text = torch.zeros(1, 32, dtype=torch.long)
     whole, _, _ = hidden_states(model, text, codes)
@@ -143,7 +145,7 @@ def _small() -> ModelSpec:
 
 
 def test_frequencies_repeat_with_the_frame_and_tell_positions_apart() -> None:
-    model = new_model(TableTokenizer(), 0, _small())
+    model = new_model(_small(), TableTokenizer().rqvae, 0)
     cos, sin = model.llm.rotary(torch.tensor([5, 5 + 64]), torch.float32)
     assert torch.allclose(cos[0, :5], cos[1, :5], atol=1e-4) and torch.allclose(sin[0, :5], sin[1, :5], atol=1e-4)
     similar = torch.cos(torch.arange(1, 1056)[:, None] * model.llm.rotary.inv_freq).mean(-1)
@@ -152,7 +154,9 @@ def test_frequencies_repeat_with_the_frame_and_tell_positions_apart() -> None:
 
 def test_periods_must_be_one_for_each_pair() -> None:
     with pytest.raises(ValueError, match="rope_periods has 3 values, a head has 16 pairs"):
-        new_model(TableTokenizer(), 0, replace(TABLE, decoder=replace(TABLE.decoder, rope_periods=(2.0, 4.0, 8.0))))
+        new_model(
+            replace(TABLE, decoder=replace(TABLE.decoder, rope_periods=(2.0, 4.0, 8.0))), TableTokenizer().rqvae, 0
+        )
 
 
 @pytest.mark.parametrize("stage", ["codes", "pixels"])
@@ -181,13 +185,13 @@ def test_a_trained_folder_loads_and_has_no_place_tables(
 ) -> None:
     small = _small()
     monkeypatch.setattr("fastcar_cli.world.table.recipe.TABLE", small)
-    monkeypatch.setattr(train_decoder, "new_model", lambda t, seed: new_model(t, seed, small))
+    monkeypatch.setattr(train_decoder, "TABLE", small)
     file = tmp_path / "tokenizer.safetensors"
     tokenizer.save(file)
     settings = TableSettings(2, batch=2, clip=2, whole=0.0, bfloat16=False)
     monkeypatch.setattr(train_decoder, "validate", lambda *_: {})
     train_decoder.train(tmp_path / "base", file, settings, log=lambda _: None)
-    export(tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
+    WORLDS["table"].export(tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
     model = load(str(tmp_path / "table"))
     assert model.network.spec == small and model.network.places is None
     codes = torch.randint(0, 512, (1, 64, 4))
@@ -197,7 +201,7 @@ def test_a_trained_folder_loads_and_has_no_place_tables(
 
 
 def test_the_replay_stage_trains_with_the_rule_in_the_pass(tokenizer: TableTokenizer) -> None:
-    model = new_model(tokenizer, 0, _small())
+    model = new_model(_small(), tokenizer.rqvae, 0)
     settings = TableSettings(2, batch=1, bfloat16=False).replay_stage()
     batch, _ = Clips(tokenizer).draw(1, 3, random.Random(0))
     loss, values = train_decoder.loss_of(model, batch, settings, torch.tensor([-float("inf")]))

@@ -33,7 +33,7 @@ SMALL = replace(
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that trains in no time, checked on two videos."""
     monkeypatch.setattr("fastcar_cli.world.train_decoder.MINI", SMALL)
-    monkeypatch.setattr("fastcar_cli.world.export.MINI", SMALL)
+    monkeypatch.setattr("fastcar_cli.world.recipe.MINI", SMALL)
     monkeypatch.setattr(train_decoder, "validate", functools.partial(train_decoder.validate, videos=2))
     monkeypatch.setattr(train_tokenizer, "evaluate", functools.partial(train_tokenizer.evaluate, count=2))
 

@@ -25,8 +25,9 @@ from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import DTYPES, empty_network
+from fastcar_cli.models.checkpoint import DTYPES, empty_network, ready
 from fastcar_cli.models.plan import available_bytes, gib, parameter_bytes
+from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
 LAYER_PARTS = ("attention.", "mlp.", "tas")
@@ -90,10 +91,11 @@ def random_shape(spec: ModelSpec, dtype: str, device: str, rows: int, longest: i
             hint="a smaller `seq`, fewer `rows`, or `dtype` bfloat16",
         )
     network = empty_network(replace(spec, decoder=replace(decoder, layers=int(layers))))
+    form = WeightFormat(dtype, DTYPES[dtype])
     filled: dict[str, Tensor] = {}
     for name, like in network.state_dict().items():
         fan = like.shape[-1] if like.dim() > 1 else 1
-        values = torch.empty(like.shape, dtype=DTYPES[dtype], device=device)
+        values = torch.empty(like.shape, dtype=form.float_of(name), device=device)
         if like.dim() > 1:
             # A block of random rows repeated: drawing billions of numbers would take longer than measuring.
             rows_of = min(like.shape[0], max(1, 2**20 // like[0].numel()))
@@ -104,8 +106,7 @@ def random_shape(spec: ModelSpec, dtype: str, device: str, rows: int, longest: i
             values.fill_(1.0 if name.endswith("weight") else 0.0)
         filled[name] = values
     network.load_state_dict(filled, assign=True)
-    network.llm.rotary.to(device)
-    return Shape(network.eval().requires_grad_(False), spec, int(layers), True)
+    return Shape(ready(network, torch.device(device)), spec, int(layers), True)
 
 
 class Stopwatch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -59,8 +58,7 @@ def train(
             raise RequestError(f"--stage {name}: unknown", hint=f"allowed: {', '.join(STAGES)}")
     import torch
 
-    from fastcar_cli.world import train_decoder, train_tokenizer
-    from fastcar_cli.world.export import export
+    from fastcar_cli.world import training
     from fastcar_cli.world.steps import OutOfTime
 
     for option, value, allowed in (("--device", device, ("cpu", "cuda")), ("--dtype", dtype, ("bfloat16", "float32"))):
@@ -74,57 +72,27 @@ def train(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RequestError(f"-o {output}: the folder can't be made: {e.strerror}") from None
-    tokenizer_file = output / "tokenizer.safetensors"
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
 
     def log(line: str) -> None:
         typer.echo(line, err=True)
 
-    if world == "table":
-        from fastcar_cli.world.table import training
-        from fastcar_cli.world.table.train_decoder import TableSettings
-        from fastcar_cli.world.table.train_tokenizer import TokenizerSettings
-
-        try:
-            folder = training.run(
-                output,
-                chosen,
-                tokenizer=TokenizerSettings(tokens, seed=seed),
-                base=TableSettings(
-                    first, batch=videos, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_
-                ),
-                replay_steps=second,
-                deadline=deadline,
-                log=log,
-            )
-        except OutOfTime as e:
-            log(f"{e}: the same command goes on")
-            return
-        if folder is not None:
-            log(f"{folder}: use it with fastcar generate --model {folder}")
-        return
+    base = training.WORLDS[world].settings(
+        first, batch=videos, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_
+    )
     try:
-        if "tokenizer" in chosen and not tokenizer_file.exists():
-            train_tokenizer.train(tokenizer_file, steps=tokens, seed=seed, deadline=deadline, log=log)
-        needed = {"base": tokenizer_file, "replay": output / "base" / "checkpoint.pt"}
-        base = train_decoder.TrainSettings(
-            first, batch=videos, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_
+        folder = training.run(
+            world,
+            output,
+            chosen,
+            tokenizer_steps=tokens,
+            base=base,
+            replay_steps=second,
+            deadline=deadline,
+            log=log,
         )
-        for name, settings in (("base", base), ("replay", replace(base, steps=second).replay_stage())):
-            if name not in chosen:
-                continue
-            if not needed[name].exists():
-                raise RequestError(f"--stage {name} needs {needed[name]}", hint="run the stage before it first")
-            start = needed["replay"] if name == "replay" else None
-            train_decoder.train(output / name, tokenizer_file, settings, start=start, deadline=deadline, log=log)
     except OutOfTime as e:
         log(f"{e}: the same command goes on")
         return
-    if "export" in chosen:
-        checkpoint = next(
-            (output / s / "checkpoint.pt" for s in ("replay", "base") if (output / s / "checkpoint.pt").exists()), None
-        )
-        if checkpoint is None or not tokenizer_file.exists():
-            raise RequestError(f"--stage export finds no checkpoint in {output}", hint="run the stages before it first")
-        export(output / "mini", checkpoint, tokenizer_file)
-        log(f"{output / 'mini'}: use it with fastcar generate --model {output / 'mini'}")
+    if folder is not None:
+        log(f"{folder}: use it with fastcar generate --model {folder}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,12 @@ def empty_network(spec: ModelSpec) -> VideoModel:
         return VideoModel(spec)
 
 
+def ready(network: VideoModel, device: torch.device) -> VideoModel:
+    """The network, filled with weights on a device, as generation uses it."""
+    network.llm.rotary.to(device)
+    return network.eval().requires_grad_(False)
+
+
 def with_shared(weights: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
     """The weights with a codebook that all depths share under the name of each."""
     books = [f"rqvae.quantizer.codebooks.{d}.weight" for d in range(spec.rqvae.depth)]
@@ -105,9 +111,9 @@ def with_shared(weights: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor
 
 
 def read_weights(
-    file: Path, wanted: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+    file: Path, wanted: Mapping[str, Tensor], dtype: Callable[[str], torch.dtype], device: torch.device
 ) -> dict[str, Tensor]:
-    """Tensors of one safetensors file, checked against the shapes wanted; casts to `dtype`.
+    """Tensors of one safetensors file, checked against the shapes wanted; casts to `dtype` of their names.
 
     Raises RequestError that names file and key for a missing, damaged, unexpected or non-finite one.
     """
@@ -129,7 +135,7 @@ def read_weights(
                     )
                 if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                     raise RequestError(f"weights file {file}, key {name!r}: holds NaN or infinite values")
-                result[name] = tensor.to(dtype)
+                result[name] = tensor.to(dtype(name))
     except (SafetensorError, OSError, ValueError) as e:
         raise RequestError(f"weights file {file} is damaged: {e}", hint="fetch or install it again") from None
     return result
@@ -139,10 +145,7 @@ def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseToke
     """What config.json says. Raises RequestError naming file and key."""
     config = read_config(folder)
     try:
-        text = config["text"]
-        tokenizer = PhraseTokenizer(
-            text["vocabulary"], text["phrases"], text["fillers"], text["length"], text["groups"]
-        )
+        tokenizer = PhraseTokenizer(**config["text"])
         return ModelSpec.from_dict(config["spec"]), GenerationDefaults(**config["generation"]), tokenizer
     except (KeyError, TypeError, ValueError) as e:
         raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
@@ -152,12 +155,11 @@ def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     """Load a folder of this layout in a weight format. Raises RequestError naming file and key."""
     spec, defaults, tokenizer = read_folder(folder)
     network, form = empty_network(spec), loading_format(dtype, True)
-    weights = read_weights(folder / "model.safetensors", network.state_dict(), form.floats, device)
+    weights = read_weights(folder / "model.safetensors", network.state_dict(), form.float_of, device)
     weights = {k: v for name, tensor in weights.items() for k, v in form.stored(name, tensor).items()}
     form.use(network)
     network.load_state_dict(weights, assign=True)
-    network.llm.rotary.to(device)
-    return LoadedModel(spec.name, network.eval().requires_grad_(False), tokenizer, defaults)
+    return LoadedModel(spec.name, ready(network, device), tokenizer, defaults)
 
 
 def save(

@@ -8,7 +8,7 @@ needs nothing of the model it was made from.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fastcar_cli.models.checkpoint import (
     LoadedModel,
     empty_network,
     no_such_dtype,
+    ready,
     with_shared,
 )
 from fastcar_cli.models.llama_text import LlamaTokenizer
@@ -148,14 +149,15 @@ def _tokenizer(folder: Path, found: Converted) -> TextTokenizer:
     if found.text is None:
         decoder = found.spec.decoder
         return LlamaTokenizer(folder, decoder.vocab, decoder.max_positions - found.spec.tokens_per_frame)
-    text = found.text
     try:
-        return PhraseTokenizer(text["vocabulary"], text["phrases"], text["fillers"], text["length"], text["groups"])
+        return PhraseTokenizer(**found.text)
     except (KeyError, TypeError) as e:
         raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
 
 
-def _mapped(file: Path, wanted: Mapping[str, Tensor], floats: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def _mapped(
+    file: Path, wanted: Mapping[str, Tensor], floats: Callable[[str], torch.dtype], device: torch.device
+) -> dict[str, Tensor]:
     """The tensors of one shard, on the CPU as views of the mapped file: no byte of theirs is read here."""
     if not file.is_file():
         raise RequestError(f"weights file {file} is missing", hint="convert the model again")
@@ -167,7 +169,7 @@ def _mapped(file: Path, wanted: Mapping[str, Tensor], floats: torch.dtype, devic
                 if like is None:
                     raise RequestError(f"weights file {file} has unexpected key {name!r}")
                 tensor = f.get_tensor(name)
-                dtype = floats if like.dtype is torch.float32 and not name.endswith(".scale") else like.dtype
+                dtype = floats(name) if like.dtype is torch.float32 and not name.endswith(".scale") else like.dtype
                 if tensor.shape != like.shape or tensor.dtype != dtype:
                     raise RequestError(
                         f"weights file {file}, key {name!r}: {tensor.dtype} {list(tensor.shape)}, "
@@ -195,11 +197,10 @@ def load(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     wanted = network.state_dict()
     weights: dict[str, Tensor] = {}
     for shard in found.shards:
-        weights |= _mapped(folder / shard, wanted, form.floats, device)
+        weights |= _mapped(folder / shard, wanted, form.float_of, device)
     for name in names_of(network):
         if name not in weights:
             raise RequestError(f"{folder} lacks key {name!r} in its weights files", hint="convert the model again")
     network.load_state_dict(with_shared(weights, found.spec), assign=True)
-    network.llm.rotary.to(device)
     tokenizer = _tokenizer(folder, found)
-    return LoadedModel(found.spec.name, network.eval().requires_grad_(False), tokenizer, found.defaults)
+    return LoadedModel(found.spec.name, ready(network, device), tokenizer, found.defaults)

@@ -210,6 +210,10 @@ _PARTS = {
 }
 
 
+_PIXELS = ("rqvae.post_quant_conv.", "rqvae.decoder.")
+"""What draws pixels stays in float32: on a CPU without instructions for it a frame in bfloat16 takes minutes."""
+
+
 @dataclass(frozen=True)
 class WeightFormat:
     """What each part of a network is stored as: int8, int4, or None for `floats`.
@@ -227,11 +231,15 @@ class WeightFormat:
         """The format of the parameter of this name; None for floats."""
         return next((getattr(self, part) for part, pattern in _PARTS.items() if pattern.match(name)), None)
 
+    def float_of(self, name: str) -> torch.dtype:
+        """The dtype of the parameter of this name where it stays in floats."""
+        return torch.float32 if name.startswith(_PIXELS) else self.floats
+
     def stored(self, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
         """What a parameter becomes: itself in floats, or its numbers and scales under their names."""
         kind = self.of(name)
         if kind is None:
-            return {name: tensor.to(self.floats)}
+            return {name: tensor.to(self.float_of(name))}
         numbers, scale = QUANTISERS[kind](tensor)
         return {name: numbers, name.removesuffix("weight") + "scale": scale}
 
@@ -257,4 +265,4 @@ class WeightFormat:
             return shape.numel() + 4 * shape[0]
         if kind == "int4":
             return shape.numel() // 2 + 2 * (shape.numel() // GROUP)
-        return shape.numel() * self.floats.itemsize
+        return shape.numel() * self.float_of(name).itemsize

@@ -230,15 +230,8 @@ class RQVAE(nn.Module):
         return total
 
     def decode_latents(self, z: Tensor) -> Tensor:
-        """Summed code vectors [B, N, code_width], row-major, to an image [B, out_ch, H, W] in about -1..1.
-
-        On a CPU bfloat16 weights become float32 with the first image.
-        """
+        """Summed code vectors [B, N, code_width], row-major, to an image [B, out_ch, H, W] in about -1..1."""
         b, _, c = z.shape
-        if z.device.type == "cpu" and self.post_quant_conv.weight.dtype is torch.bfloat16:
-            # Without instructions for it, convolutions of bfloat16 take minutes a frame.
-            self.post_quant_conv.float()
-            self.decoder.float()
         x = z.transpose(1, 2).reshape(b, c, *self.spec.grid).to(self.post_quant_conv.weight.dtype)
         if self.spec.latent_size is not None:
             x = F.interpolate(x.float(), size=self.spec.latent_size, mode="bilinear").to(x.dtype)

@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastcar_cli.errors import RequestError
 
@@ -63,6 +63,7 @@ class PhraseTokenizer:
         groups: Mapping[str, Sequence[str]],
     ) -> None:
         self.vocabulary = tuple(vocabulary)
+        self.phrases = {token: tuple(words) for token, words in phrases.items()}
         self.length = length
         self.groups = {name: tuple(tokens) for name, tokens in groups.items()}
         ids = {token: i for i, token in enumerate(self.vocabulary)}
@@ -72,6 +73,16 @@ class PhraseTokenizer:
         self._fillers = frozenset(fillers)
         self._single = sorted({w for p in self._phrases for w in p} - self._fillers)
         self._drawable = [t for t in self.vocabulary if t in phrases]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it is made of, as plain data: its own arguments."""
+        return {
+            "vocabulary": list(self.vocabulary),
+            "phrases": {token: list(words) for token, words in self.phrases.items()},
+            "fillers": sorted(self._fillers),
+            "length": self.length,
+            "groups": {name: list(tokens) for name, tokens in self.groups.items()},
+        }
 
     def read(self, prompt: str) -> Reading:
         """Token ids of a prompt; unknown words are listed, not guessed. Raises RequestError if too long."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, with_shared
+from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, ready, with_shared
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.llama_text import LlamaTokenizer
@@ -280,8 +280,7 @@ def load_checkpoint(
     tokenizer = LlamaTokenizer(root / "llm", spec.decoder.vocab, spec.decoder.max_positions - spec.tokens_per_frame)
     network = empty_network(spec)
     wanted = network.state_dict()
-    weights = fill(components(root, network), wanted, form.floats, device, progress, form.stored)
+    weights = fill(components(root, network), wanted, form.float_of, device, progress, form.stored)
     form.use(network)
     network.load_state_dict(with_shared(weights, spec), assign=True)
-    network.llm.rotary.to(device)
-    return LoadedModel(name or spec.name, network.eval().requires_grad_(False), tokenizer, DEFAULTS)
+    return LoadedModel(name or spec.name, ready(network, device), tokenizer, DEFAULTS)

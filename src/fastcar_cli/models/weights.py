@@ -242,20 +242,20 @@ class Weights:
 def fill(
     components: Sequence[Component],
     wanted: Mapping[str, Tensor],
-    dtype: torch.dtype,
+    dtype: Callable[[str], torch.dtype],
     device: torch.device,
     progress: Progress | None = None,
     store: Store | None = None,
 ) -> dict[str, Tensor]:
-    """Tensors of `dtype` on `device` for the parameter names of the components, checked against `wanted`'s shapes.
+    """Tensors on `device` for the parameter names of the components, checked against `wanted`'s shapes.
 
-    `progress` is told the bytes read so far; `store` says what a tensor is kept as, one after another. Raises as
-    `Weights` does.
+    `dtype` says what each is read as; `progress` is told the bytes read so far; `store` says what a tensor is kept as,
+    one after another. Raises as `Weights` does.
     """
     weights = Weights(components, {name: like.shape for name, like in wanted.items()}, progress)
     result: dict[str, Tensor] = {}
     for name in weights.names:
-        tensor = weights.read(name, dtype, device)
+        tensor = weights.read(name, dtype(name), device)
         result |= {name: tensor} if store is None else store(name, tensor)
     return result
 

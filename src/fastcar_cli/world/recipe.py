@@ -10,6 +10,7 @@ from torch import Tensor
 from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.rqvae import RQVAE
 from fastcar_cli.models.text import PhraseTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world.lexicon import FILLERS, PHRASES, VOCABULARY
@@ -103,3 +104,14 @@ def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpnes
             q = _rotation(model.llm.rotary.inv_freq, -offset) @ g
             attention.q_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(q, common))
             attention.k_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(g, common))
+
+
+def new_model(spec: ModelSpec, rqvae: RQVAE, seed: int) -> VideoModel:
+    """A model with fresh decoder weights and a trained RQ-VAE, which stays fixed."""
+    torch.manual_seed(seed)  # for the biases, which `initialise` leaves as they are
+    model = VideoModel(spec)
+    initialise(model, seed)
+    model.rqvae.load_state_dict(rqvae.state_dict())
+    for p in model.rqvae.parameters():
+        p.requires_grad_(False)
+    return model

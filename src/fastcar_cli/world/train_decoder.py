@@ -26,7 +26,7 @@ from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.world.captions import caption
 from fastcar_cli.world.dataset import Codes, encode_world
 from fastcar_cli.world.muon import Muon
-from fastcar_cli.world.recipe import MINI, initialise, mini_tokenizer
+from fastcar_cli.world.recipe import MINI, mini_tokenizer, new_model
 from fastcar_cli.world.scene import ATTRIBUTES, Scene
 from fastcar_cli.world.steps import remaining_steps, rng_of
 from fastcar_cli.world.train_tokenizer import Tokenizer
@@ -235,18 +235,6 @@ def optimizers(model: VideoModel, settings: TrainSettings) -> list[torch.optim.O
     ]
 
 
-def new_model(tokenizer: Tokenizer, seed: int) -> VideoModel:
-    """A model with fresh decoder weights and the tokenizer's, which stay fixed."""
-    torch.manual_seed(seed)  # for the biases, which `initialise` leaves as they are
-    model = VideoModel(MINI)
-    initialise(model, seed)
-    model.rqvae.load_state_dict(tokenizer.rqvae.state_dict())
-    # Code vectors of about unit size feed the projector; the RQ-VAE itself is not trained here.
-    for p in model.rqvae.parameters():
-        p.requires_grad_(False)
-    return model
-
-
 def factor(done: float, warmup: float) -> float:
     """Share of the full learning rate when this share of the steps is done."""
     return min(1.0, (done + 1e-3) / warmup) * max(0.02, min(1.0, (1.0 - done) / 0.6))
@@ -318,7 +306,7 @@ def train(
 ) -> VideoModel:
     """Train one stage of `mini` in folder `out`, see `run_stage`."""
     trained, held_out = encode_world(out.parent, log)
-    model = new_model(Tokenizer.load(tokenizer_path), settings.seed).to(settings.device)
+    model = new_model(MINI, Tokenizer.load(tokenizer_path).rqvae, settings.seed).to(settings.device)
     batches = Batches(trained, settings)
     n, run = model.spec.tokens_per_frame, torch.compile(forward) if settings.compile else forward
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
-
-from fastcar_cli.models.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
-from fastcar_cli.world.recipe import initialise
-from fastcar_cli.world.table.lexicon import FILLERS, PHRASES, PROMPT_LENGTH, VOCABULARY
+from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.world.table.lexicon import PROMPT_LENGTH, VOCABULARY
 from fastcar_cli.world.table.scene import FRAMES
-from fastcar_cli.world.table.tokenizer import TABLE_RQVAE, TableTokenizer
+from fastcar_cli.world.table.tokenizer import TABLE_RQVAE
 
 LONGEST = 128
 """Frames a video may have."""
@@ -55,39 +48,3 @@ TABLE_DEFAULTS = GenerationDefaults(
     cfg=1.0, temperature=1.0, top_k=0, top_p=0.5, first_frame_top_p=0.9, tas="attention", gate="row"
 )
 """How the model is used where the user says nothing."""
-
-
-def new_model(tokenizer: TableTokenizer, seed: int, spec: ModelSpec = TABLE) -> VideoModel:
-    """A model with fresh decoder weights and the tokenizer's, which stay fixed."""
-    model = VideoModel(spec)
-    initialise(model, seed)
-    model.rqvae.load_state_dict(tokenizer.rqvae.state_dict())
-    for p in model.rqvae.parameters():
-        p.requires_grad_(False)
-    return model
-
-
-def text_section() -> dict[str, Any]:
-    """The text tokenizer as plain data, for config.json."""
-    phrases = {k: list(v) for k, v in PHRASES.items()}
-    return {
-        "vocabulary": list(VOCABULARY),
-        "phrases": phrases,
-        "fillers": sorted(FILLERS),
-        "length": PROMPT_LENGTH,
-        "groups": {},
-    }
-
-
-def export(folder: Path, checkpoint: Path, tokenizer_file: Path) -> VideoModel:
-    """Write config.json, model.safetensors and encoder.safetensors as float16; returns the network."""
-    tokenizer = TableTokenizer.load(tokenizer_file)
-    network = VideoModel(TABLE)
-    network.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["model"])
-    # What draws the codes may have been trained further than when the checkpoint began.
-    network.rqvae.load_state_dict(tokenizer.rqvae.state_dict())
-    save(folder, network, text_section(), TABLE_DEFAULTS, torch.float16)
-    encoder = {k: v.half().contiguous() for k, v in tokenizer.encoder.state_dict().items()}
-    save_file(encoder, str(folder / "encoder.safetensors"))
-    (folder / "encoder.safetensors").chmod(0o644)
-    return network

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.world.recipe import new_model
 from fastcar_cli.world.table.clips import Batch, Clips, swapped
 from fastcar_cli.world.table.lexicon import VOCABULARY
-from fastcar_cli.world.table.recipe import new_model
+from fastcar_cli.world.table.recipe import TABLE
 from fastcar_cli.world.table.scene import COLORS, FRAMES, SHAPES
 from fastcar_cli.world.table.tokenizer import TableTokenizer
 from fastcar_cli.world.train_decoder import TrainSettings, draw_taus, hidden_states, run_stage, tas_target
@@ -144,7 +145,7 @@ def train(
 ) -> VideoModel:
     """Train one stage of `table` in folder `out`, see `run_stage`."""
     tokenizer = TableTokenizer.load(tokenizer_path)
-    model = new_model(tokenizer, settings.seed).to(settings.device)
+    model = new_model(TABLE, tokenizer.rqvae, settings.seed).to(settings.device)
     clips = Clips(tokenizer, drop_attribute=settings.drop_attribute, drop_caption=settings.drop_caption)
     run = torch.compile(hidden_states) if settings.compile else hidden_states
 

@@ -1,0 +1,102 @@
+"""The training of a bundled model, from nothing to a model folder: the stages, and what comes before which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.world import export, recipe, train_decoder, train_tokenizer
+from fastcar_cli.world.table import recipe as table
+from fastcar_cli.world.table import train_decoder as table_decoder
+from fastcar_cli.world.table import train_tokenizer as table_tokenizer
+from fastcar_cli.world.table.lexicon import table_tokenizer as table_words
+from fastcar_cli.world.table.tokenizer import TableTokenizer
+from fastcar_cli.world.train_decoder import TrainSettings
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class World:
+    """A bundled model's training.
+
+    `tokenizer(output, steps, seed, deadline, log)` trains the tokenizer in a folder, of which the decoder's stages read
+    the file `codes`; `stage` is a stage of the decoder, taking `settings` (see `train_decoder.train`);
+    `export(folder, checkpoint, tokenizer file)` writes the model folder.
+    """
+
+    codes: str
+    tokenizer: Callable[[Path, int, int, float | None, Log], None]
+    settings: type[TrainSettings]
+    stage: Callable[..., object]
+    export: Callable[[Path, Path, Path], None]
+
+
+def _mini_tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
+    file = output / "tokenizer.safetensors"
+    if not file.exists():
+        train_tokenizer.train(file, steps=steps, seed=seed, deadline=deadline, log=log)
+
+
+def _table_tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
+    for stage, count in (("codes", steps), ("pixels", -(-steps // 4))):
+        settings = table_tokenizer.TokenizerSettings(count, seed=seed)
+        table_tokenizer.train(output, stage, settings, deadline=deadline, log=log)
+
+
+def _export_mini(folder: Path, checkpoint: Path, tokenizer: Path) -> None:
+    made = train_tokenizer.Tokenizer.load(tokenizer)
+    export.export(
+        folder, recipe.MINI, recipe.mini_tokenizer(), recipe.MINI_DEFAULTS, checkpoint, made.encoder, made.rqvae
+    )
+
+
+def _export_table(folder: Path, checkpoint: Path, tokenizer: Path) -> None:
+    made = TableTokenizer.load(tokenizer)
+    export.export(folder, table.TABLE, table_words(), table.TABLE_DEFAULTS, checkpoint, made.encoder, made.rqvae)
+
+
+WORLDS = {
+    "mini": World("tokenizer.safetensors", _mini_tokenizer, TrainSettings, train_decoder.train, _export_mini),
+    # The decoder reads codes only, and those are final before the tokenizer has learned to draw them well.
+    "table": World(
+        "codes.safetensors", _table_tokenizer, table_decoder.TableSettings, table_decoder.train, _export_table
+    ),
+}
+
+
+def run(
+    name: str,
+    output: Path,
+    stages: Sequence[str],
+    *,
+    tokenizer_steps: int,
+    base: TrainSettings,
+    replay_steps: int,
+    deadline: float | None,
+    log: Log,
+) -> Path | None:
+    """Train the stages of a world in folder `output` and return the model folder, if `export` is one of them.
+
+    Raises RequestError where a stage before is missing, OutOfTime at `deadline`.
+    """
+    world = WORLDS[name]
+    if "tokenizer" in stages:
+        world.tokenizer(output, tokenizer_steps, base.seed, deadline, log)
+    codes, first = output / world.codes, output / "base" / "checkpoint.pt"
+    replay = replace(base, steps=replay_steps).replay_stage()
+    for stage, needed, settings, start in (("base", codes, base, None), ("replay", first, replay, first)):
+        if stage in stages:
+            if not needed.exists():
+                raise RequestError(f"--stage {stage} needs {needed}", hint="run the stage before it first")
+            world.stage(output / stage, codes, settings, start=start, deadline=deadline, log=log)
+    if "export" not in stages:
+        return None
+    file = output / "tokenizer.safetensors"
+    checkpoint = next((f for s in ("replay", "base") if (f := output / s / "checkpoint.pt").exists()), None)
+    if checkpoint is None or not file.exists():
+        raise RequestError(f"--stage export finds no checkpoint in {output}", hint="run the stages before it first")
+    world.export(output / name, checkpoint, file)
+    return output / name
