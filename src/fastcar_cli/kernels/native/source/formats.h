@@ -6,13 +6,17 @@
 
 namespace {
 
+// Of 32 vector registers, not 16, the sums of more rows find room, and inputs wider than the first cache are drawn from
+// the second less often.
+constexpr bool WIDE = LANES == 16;
+
 // size: bytes of a number. sums: partial sums of a product, in the registers of one row and one input, so that no
 // product waits for the one before. one, two, four: rows of weights that share the loads of so many inputs; their sums
 // fit the registers. `four` is for coded inputs only.
 struct Float32 {
     typedef float Input;
     static constexpr bool coded = false;
-    static constexpr int size = 4, sums = 2, one = 4, two = 2;
+    static constexpr int size = 4, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
     static long bytes(long n) { return n * size; }
     static long scale_bytes(long) { return 0; }
     static Floats widen(const char* at) { return load_as<Floats>(at); }
@@ -23,7 +27,7 @@ struct Float32 {
 struct BFloat16 {
     typedef float Input;
     static constexpr bool coded = false;
-    static constexpr int size = 2, sums = 2, one = 4, two = 2;
+    static constexpr int size = 2, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
     static long bytes(long n) { return n * size; }
     static long scale_bytes(long) { return 0; }
     static Floats widen(const char* at) {

@@ -179,7 +179,7 @@ struct Int4 {
     typedef char Input;
     static constexpr bool coded = true;
     static constexpr int numbers = 2 * LINE, group = 32, groups = 4, scales = 2 * LANES, scale_line = 2 * groups;
-    static constexpr int one = 1, two = 1, four = 1;
+    static constexpr int one = LANES == 16 ? 2 : 1, two = one, four = 1;
     static long bytes(long n) { return n / 2; }
     static long scale_bytes(long n) { return n / group * 2; }
 
