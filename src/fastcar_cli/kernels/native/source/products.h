@@ -9,7 +9,8 @@
 
 namespace {
 
-constexpr long AHEAD_LINES = 64;
+// Of all rows that are worked on together: what is on its way to a core while memory answers.
+constexpr long AHEAD_LINES = 128;
 constexpr long ENOUGH_TO_CODE = 8192;
 // Coded inputs that are worked on together where there are many rows: their sums fit the registers.
 constexpr long TILE_ROWS = 4;
@@ -140,8 +141,9 @@ INLINE void dots(Weights w, long n, Ahead ahead, const typename Format::Input* x
 template <class Format, int R, int N>
 __attribute__((noinline)) void rows_of(Weights w, long n, long first, long last, const char* then, const typename Format::Input* x, long xstep,
              long rows, float* y, long ystep) {
+    constexpr long ahead_lines = AHEAD_LINES / R;
     long lines = w.row / LINE, groups = 0, within = 0;
-    if (lines) groups = AHEAD_LINES / lines, within = AHEAD_LINES % lines;
+    if (lines) groups = ahead_lines / lines, within = ahead_lines % lines;
     long beyond = then - (w.at + last * w.row);
     long o = first;
     for (; o + R <= last; o += R) {
