@@ -7,11 +7,14 @@ from typing import cast
 import pytest
 import torch
 from conftest import tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.prefill import distinct_tokens
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
-from fastcar_cli.decoding.state import DecodeSettings, Watcher
+from fastcar_cli.decoding.state import DecodeSettings, Watcher, left_pad
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
@@ -143,3 +146,20 @@ def test_auto_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     decode = Decode(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0)), codes.float())
     decode.start()
     assert (decode.kernels, decode.why) == ("torch", "not built: no compiler")
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_tokens_with_the_same_prompt_so_far_are_computed_once(prompts: list[list[int]]) -> None:
+    ids, lengths = left_pad(prompts)
+    wanted, back = distinct_tokens(ids, lengths)
+    longest = ids.shape[1]
+
+    def so_far(at: int) -> list[int]:
+        row, column = divmod(at, longest)
+        return prompts[row][: column - (longest - len(prompts[row])) + 1]
+
+    beginnings = [p[:end] for p in prompts for end in range(1, len(p) + 1)]
+    assert sorted(so_far(at) for at in wanted.tolist()) == sorted(map(list, {tuple(b) for b in beginnings}))
+    for at, found in enumerate(back.tolist()):
+        if so_far(at):
+            assert so_far(at) == so_far(int(wanted[found]))

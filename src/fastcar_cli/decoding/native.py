@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.decoding.executor import HostExecutor
+from fastcar_cli.decoding.prefill import distinct_tokens
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.kernels import native
@@ -130,12 +131,13 @@ class NativeExecutor(HostExecutor):
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
 
     def prefill(self) -> Tensor:
-        """See `HostExecutor.prefill`; packed weights are multiplied as they are."""
+        """See `HostExecutor.prefill`; packed weights are multiplied as they are, by what differs between the prompts."""
+        wanted, back = distinct_tokens(self._batch.ids, self._batch.lengths)
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:
-            flat, weight = x.flatten(0, -2).float().contiguous(), _linear(module)
+            flat, weight = x.flatten(0, -2)[wanted].float(), _linear(module)
             parts = [native.linear(part, weight, self._threads) for part in flat.split(native.MOST_ROWS)]
-            return torch.cat(parts).view(*x.shape[:-1], -1).to(x.dtype)
+            return torch.cat(parts)[back].view(*x.shape[:-1], -1).to(x.dtype)
 
         with multiplied_by(product):
             return super().prefill()

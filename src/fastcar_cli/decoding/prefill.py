@@ -11,6 +11,28 @@ from fastcar_cli.decoding.state import Batch
 from fastcar_cli.models.decoder import rotate
 
 
+def distinct_tokens(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Which tokens of prompts padded on the left have to be computed, and where each finds its own.
+
+    A token whose prompt begins as another's, itself included, has the same hidden states; padding has none that matter.
+    Takes ids [rows, longest] and lengths [rows]; returns positions in the flattened ids, and for each of those an index
+    into the former.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    back = torch.zeros_like(ids)
+    wanted: list[int] = []
+    longest = ids.shape[1]
+    for row, length in enumerate(lengths.tolist()):
+        prompt = tuple(ids[row, longest - length :].tolist())
+        for end in range(1, length + 1):
+            at = longest - length + end - 1
+            if prompt[:end] not in first:
+                first[prompt[:end]] = len(wanted)
+                wanted.append(row * longest + at)
+            back[row, at] = first[prompt[:end]]
+    return torch.tensor(wanted), back.flatten()
+
+
 @torch.inference_mode()
 def prefill(batch: Batch) -> Tensor:
     """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
