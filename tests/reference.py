@@ -7,6 +7,7 @@ a table of MLP outputs by (layer, row, token). Slow and simple, to compare the e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -57,15 +58,22 @@ def decode(
     forced: Tensor | None = None,
     target: Target | None = None,
     kv_int8: bool = False,
+    code: Callable[[Tensor], Tensor] = lambda x: x,
+    code_latent: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Reference:
     """Float64 decode of forced codes [P, tokens, depth]; rows as in the engine.
 
     taus: a threshold a layer, infinity where it never replays. forced: decisions bool [layers, rows, tokens - 1] in
     their place. kv_int8: visual tokens attend to keys and values rounded to 127ths of the largest of their head and
-    token; TAS reads them unrounded. target: a ratio, kept by the project's controller (which test_controller.py holds)
+    token; TAS reads them unrounded. code, code_latent: what products of the blocks and the projector's keep
+    of their inputs. target: a ratio, kept by the project's controller (which test_controller.py holds)
     on these scores.
     """
     model = model.double()
+
+    def feedback(seen: Tensor, index: Tensor) -> Tensor:
+        return model.feedback_latent(code_latent(model.rqvae.embed(seen)), index)
+
     spec = model.spec.decoder
     n, d = model.spec.tokens_per_frame, spec.head_dim
     groups = spec.heads // spec.kv_heads
@@ -97,13 +105,13 @@ def decode(
         for r, prompt in enumerate(prompts):
             text = model.llm.embed_tokens(torch.tensor(prompt))
             seen = codes[r % videos, :step]
-            inputs.append(torch.cat([text, model.feedback(seen, torch.arange(step))]) if step else text)
+            inputs.append(torch.cat([text, feedback(seen, torch.arange(step))]) if step else text)
         for i, block in enumerate(model.llm.layers):
             scores: list[float] = []
             attended = []
             for r, x in enumerate(inputs):
                 p = len(prompts[r])
-                h = _rms(x, block.input_layernorm.weight, spec.rms_eps)
+                h = code(_rms(x, block.input_layernorm.weight, spec.rms_eps))
                 s = len(h)
                 position = torch.arange(s)
                 q, k, v = (
@@ -122,7 +130,7 @@ def decode(
                     stored_k, stored_v = _rounded(kr), _rounded(v)
                     score = (qr @ stored_k.transpose(1, 2) / math.sqrt(d)).masked_fill(~allowed, float("-inf"))
                     heads = torch.cat([heads[:, :p], (score.softmax(-1) @ stored_v)[:, p:]], 1)
-                attended.append(x + heads.transpose(0, 1).reshape(s, -1) @ block.self_attn.o_proj.weight.T)
+                attended.append(x + code(heads.transpose(0, 1).reshape(s, -1)) @ block.self_attn.o_proj.weight.T)
                 if t >= n:
                     used = qr if tas == "attention" else q
                     scores.append(float((used[:, -1] * kr[:, p + t - n]).sum(-1).mean() / math.sqrt(d)))
@@ -144,9 +152,9 @@ def decode(
                     decisions = [a and b for a, b in zip(decisions, young, strict=True)]
             after = []
             for r, x in enumerate(attended):
-                h = _rms(x, block.post_attention_layernorm.weight, spec.rms_eps)
+                h = code(_rms(x, block.post_attention_layernorm.weight, spec.rms_eps))
                 gate_ = h @ block.mlp.gate_proj.weight.T
-                y = (gate_ * gate_.sigmoid() * (h @ block.mlp.up_proj.weight.T)) @ block.mlp.down_proj.weight.T
+                y = code(gate_ * gate_.sigmoid() * (h @ block.mlp.up_proj.weight.T)) @ block.mlp.down_proj.weight.T
                 y = y.clone()
                 p = len(prompts[r])
                 for past in range(t):

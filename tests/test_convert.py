@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SCREEN, Run
+from native_toys import coded
 from safetensors.torch import load_file, save_file
 from test_vila_u import small
 
@@ -26,6 +27,8 @@ from fastcar_cli.models.dummy import write_configs, write_tokenizer, write_weigh
 from fastcar_cli.models.quantised import (
     Int4Linear,
     Int8Linear,
+    QuantisedLinear,
+    multiplied_by,
     quantise_int4,
 )
 
@@ -85,10 +88,20 @@ def test_int8_blocks_are_those_of_loading(make: Callable[..., Path], run: Run) -
 @pytest.mark.parametrize("changes", [{}, {"llm__attention_bias": True}, {"projector__mm_projector_type": "linear"}])
 def test_native_kernels_run_all_of_int8(make: Callable[..., Path], run: Run, changes: dict[str, Any]) -> None:
     model = load(str(converted(run, make(**changes), "out", "--dtype", "int8")))
-    plain, native = (trace(model, [PROMPT], CODES, tau=-1000, kernels=k) for k in ("torch", "native"))
-    # The native products code their inputs in 16 bits.
-    for found, wanted in ((native.logits, plain.logits), (native.hidden, plain.hidden)):
-        assert float((found - wanted).norm()) <= 1e-3 * float(wanted.norm())
+    # The native products code their inputs; a projector of several maps is not theirs.
+    several = list(model.network.projector.layers.children())
+
+    def product(module: QuantisedLinear, x: torch.Tensor) -> torch.Tensor:
+        inputs = x.double() if module in several else coded("int8", x.double())
+        bias = None if module.bias is None else module.bias.double()
+        return torch.nn.functional.linear(inputs, module.widened(torch.float64), bias).to(x.dtype)
+
+    with multiplied_by(product):
+        plain = trace(model, [PROMPT], CODES, tau=-1000, cfg=1.0)
+    native = trace(model, [PROMPT], CODES, tau=-1000, cfg=1.0, kernels="native")
+    # Of 32 inputs that share a scale, one in the middle between two codes weighs much: measured 3.4e-5 and 5.5e-5.
+    for found, wanted in ((native.hidden, plain.hidden), (native.logits, plain.logits)):
+        assert float((found - wanted).norm()) <= 1e-4 * float(wanted.norm())
 
 
 def test_int4_holds_the_rounded_weights_with_zeros_behind(make: Callable[..., Path], run: Run) -> None:

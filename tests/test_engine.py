@@ -156,7 +156,7 @@ def test_tokens_with_the_same_prompt_so_far_are_computed_once(prompts: list[list
 
     def so_far(at: int) -> list[int]:
         row, column = divmod(at, longest)
-        return prompts[row][: column - (longest - len(prompts[row])) + 1]
+        return prompts[row][: max(0, column - (longest - len(prompts[row])) + 1)]
 
     beginnings = [p[:end] for p in prompts for end in range(1, len(p) + 1)]
     assert sorted(so_far(at) for at in wanted.tolist()) == sorted(map(list, {tuple(b) for b in beginnings}))

@@ -8,16 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_toys import FORMATS, INF, apply, exact, pack, random, random_linear
+from native_toys import CODES, FORMATS, INF, apply, exact, groups_of, pack, random, random_linear
 from torch import Tensor
 
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.native import Linear, Product, linear
 
 pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
-
-CODES = {"int8": (64, 32767), "int4": (32, 127)}
-"""Inputs that share a scale, and their largest code."""
 
 
 @pytest.fixture(params=native.instruction_sets() or ["none"])
@@ -29,11 +26,6 @@ def any_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def fitting(kind: str, inputs: int) -> int:
     return math.ceil(inputs / 32) * 32 if kind == "int4" else inputs
-
-
-def groups_of(x: Tensor, group: int) -> Tensor:
-    """x [rows, n] as [rows, groups, group], padded with zeros."""
-    return torch.nn.functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
 
 
 def plain_inputs(kind: str, rows: int, inputs: int, seed: int = 0) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastcar_cli.cli.flags import prompts_of
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
@@ -21,13 +23,16 @@ def convert(
     depth_dtype: Annotated[
         str | None, typer.Option(help="int4 or int8 for the depth transformer of an int4 model.")
     ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(metavar="PROMPTS", help="Round for what these prompts make: a file, one a line.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; default all.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Convert a model to weights that take less room and load at once; begun again after a stop, it goes on."""
-    from fastcar_cli.conversion import Conversion, open_source
+    from fastcar_cli.conversion import Calibration, Conversion, open_source
     from fastcar_cli.conversion.convert import check_folder
     from fastcar_cli.conversion.source import DEPTH_DTYPES, DTYPES, padded, target_format
 
@@ -36,6 +41,9 @@ def convert(
             raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(a for a in allowed if a)}")
     if depth_dtype is not None and dtype != "int4":
         raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="it goes with --dtype int4")
+    if calibrate is not None and dtype == "bfloat16":
+        raise RequestError("--calibrate has no effect with --dtype bfloat16", hint="it goes with --dtype int4, int8")
+    calibration = None if calibrate is None else Calibration(tuple(prompts_of(calibrate, "--calibrate")))
     check_folder(output)
     import torch
 
@@ -50,7 +58,7 @@ def convert(
         before, after = source.spec.decoder.mlp_width, spec.decoder.mlp_width
         note(terminal, f"MLPs of width {before} get zeros up to {after}, a multiple of 32, which changes nothing else")
     form = target_format(source, spec, dtype, depth_dtype)
-    conversion = Conversion(source, output, form, spec)
+    conversion = Conversion(source, output, form, spec, calibration)
     result = _run(conversion, terminal)
     if as_json:
         typer.echo(json.dumps(_document(source, result, dtype, form.depth)))
@@ -59,14 +67,18 @@ def convert(
 
 
 def _run(conversion: Conversion, terminal: Any) -> Result:
-    from fastcar_cli.cli.render import loading
+    from fastcar_cli.cli.render import loading, progress
 
-    with loading(terminal) as bar:
-        task = None
+    with contextlib.ExitStack() as bars:
+        tasks: dict[str, tuple[Any, Any]] = {}
 
-        def on_progress(done: int, total: int) -> None:
-            nonlocal task
-            task = bar.add_task("converting", total=total) if task is None else task
+        def on_progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                # One display at a time.
+                bars.close()
+                bar = bars.enter_context((progress if what.startswith("drawing") else loading)(terminal))
+                tasks[what] = bar, bar.add_task(what, total=total)
+            bar, task = tasks[what]
             bar.update(task, completed=done)
 
         return conversion.run(on_progress)

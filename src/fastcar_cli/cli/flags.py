@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -33,6 +34,20 @@ def flag_of(parameter: str, flags: Collection[str]) -> str | None:
 
     keys = [key for key in allowed_keys() if key == parameter or key.endswith(f".{parameter}")]
     return f"--set {keys[0]}" if len(keys) == 1 and "--set" in flags else None
+
+
+def prompts_of(file: Path, option: str) -> list[str]:
+    """The prompts of a file, one a line. Raises RequestError that names the option."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise RequestError(f"{option} {file}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"{option} {file} can't be read: {e}") from None
+    found = [line.strip() for line in lines if line.strip()]
+    if not found:
+        raise RequestError(f"{option} {file}: holds no prompt", hint="one prompt a line")
+    return found
 
 
 class Command(TyperCommand):

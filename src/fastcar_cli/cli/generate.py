@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import given, refuse
+from fastcar_cli.cli.flags import given, prompts_of, refuse
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import write_whole
@@ -308,18 +308,7 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
 
 def _prompts(given: list[str], file: Path | None) -> list[str]:
     """Prompts of the arguments and of the file, in this order."""
-    texts = list(given)
-    if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            raise RequestError(f"--prompts {file}: there is no such file") from None
-        except (OSError, UnicodeDecodeError) as e:
-            raise RequestError(f"--prompts {file} can't be read: {e}") from None
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise RequestError(f"--prompts {file}: holds no prompt", hint="one prompt a line")
-        texts += found
+    texts = [*given, *(prompts_of(file, "--prompts") if file is not None else ())]
     if any(not t.strip() for t in texts):
         raise RequestError("the prompt is empty", hint="describe the video in a few words")
     return texts

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from fastcar_cli.conversion.calibrate import Calibration
 from fastcar_cli.conversion.convert import Conversion, Result
 from fastcar_cli.conversion.source import Source, open_source
 
-__all__ = ["Conversion", "Result", "Source", "open_source"]
+__all__ = ["Calibration", "Conversion", "Result", "Source", "open_source"]

@@ -1,7 +1,8 @@
 """A conversion: shard after shard into a working folder, which gets its name when it is whole.
 
 The working folder, FOLDER.partial, keeps every finished shard, so that the same conversion begun again goes on. What
-it converts from and to is written there first; another source or format does not go on with it.
+it converts from and to is written there first; another source or format does not go on with it. A calibration keeps
+there what it drew, and what its tokens have come to behind the last finished shard.
 """
 
 from __future__ import annotations
@@ -11,26 +12,32 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
+from fastcar_cli.conversion.calibrate import Calibration, Walk, drawn_once
 from fastcar_cli.conversion.source import Source
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import write_whole
 from fastcar_cli.locks import locked
 from fastcar_cli.models.checkpoint import empty_network
-from fastcar_cli.models.converted import UNFINISHED, Converted, names_of, working_folder
+from fastcar_cli.models.converted import UNFINISHED, Converted, names_of, tokenizer_of, working_folder
 from fastcar_cli.models.plan import gib
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.models.weights import write_safetensors
 
-_LOCK = ".lock"
+_LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes.json", ".states"
 _MARGIN = 2**20
 """Bytes of a folder that are no weights, at most."""
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is: bytes, or videos where it draws."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,21 @@ class Result:
 class Conversion:
     """The conversion of a source into `folder`, in a format and with a specification that may be wider.
 
-    Raises RequestError where the folder is there already or its parent is not.
+    With a `calibration` matrices are rounded for the inputs that they meet. Raises RequestError where the folder is
+    there already or its parent is not, and for prompts that the model can't take.
     """
 
     def __init__(
-        self, source: Source, folder: Path, form: WeightFormat, spec: ModelSpec, rounding: str = "least squares"
+        self,
+        source: Source,
+        folder: Path,
+        form: WeightFormat,
+        spec: ModelSpec,
+        calibration: Calibration | None = None,
     ) -> None:
         check_folder(folder)
-        self._source, self._folder, self._form = source, folder, form
+        self._source, self._folder, self._form, self._spec = source, folder, form, spec
+        self._calibration = calibration
         self._network = empty_network(spec)
         self._shapes = self._network.state_dict()
         parts: dict[str, list[str]] = {}
@@ -69,9 +83,13 @@ class Conversion:
             defaults=source.defaults,
             text=source.text,
             source=source.told,
-            rounding="none" if form.blocks is None else rounding,
+            rounding="none" if form.blocks is None else calibration.told if calibration else "least squares",
             shards=tuple(self._shards),
         )
+        self._rows: list[list[int]] = []
+        if calibration is not None:
+            folder = source.tokenizer[0].parent if source.tokenizer else folder
+            self._rows = calibration.rows(tokenizer_of(folder, described), source.defaults.cfg != 1.0)
         self._document = json.dumps(described.to_dict(), indent=1) + "\n"
 
     def bytes_after(self, shards: list[str] | None = None) -> int:
@@ -82,8 +100,8 @@ class Conversion:
     def _bytes_before(self, names: list[str]) -> int:
         return sum(self._shapes[name].numel() for name in names) * self._source.stored.itemsize
 
-    def run(self, on_progress: Callable[[int, int], None] | None = None) -> Result:
-        """Convert, and tell `on_progress` of bytes read so far and in all.
+    def run(self, on_progress: Progress = lambda what, done, total: None) -> Result:
+        """Convert, and tell `on_progress` of it.
 
         Raises RequestError for a working folder of another conversion or one that another process works in, RunError
         where the disk has no room or a file can't be written; finished shards stay.
@@ -96,20 +114,58 @@ class Conversion:
             done = [shard for shard in self._shards if (working / shard).is_file()]
             left = [shard for shard in self._shards if shard not in done]
             self._check_room(left)
+            walk = self._walk(working, done, on_progress) if left else None
             total, read = sum(self._bytes_before(self._shards[shard]) for shard in left), 0
             for shard in left:
                 tensors: dict[str, Tensor] = {}
-                for name in self._shards[shard]:
-                    tensors |= self._form.stored(name, self._source.read(name, self._shapes[name]))
+                for name, stored in self._stored(shard, walk):
+                    tensors |= stored
                     read += self._bytes_before([name])
-                    if on_progress is not None:
-                        on_progress(read, total)
+                    on_progress("converting", read, total)
+                if walk is not None:
+                    self._write(working / f"{_STATES}-{shard}", walk.states())
                 self._write(working / shard, tensors)
+                for file in working.glob(f"{_STATES}-*"):
+                    if file.name != f"{_STATES}-{shard}":
+                        file.unlink()
             self._finish(working)
         every = [name for names in self._shards.values() for name in names]
         return Result(
             self._folder, self._bytes_before(every), self.bytes_after(), time.perf_counter() - began, len(done)
         )
+
+    def _read(self, name: str) -> Tensor:
+        return self._source.read(name, self._shapes[name])
+
+    def _stored(self, shard: str, walk: Walk | None) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        """Names of the parameters of a shard, and what is stored for each."""
+        rounded: set[str] = set()
+        if walk is not None:
+            for name, stored in walk.round(self._shards[shard]):
+                rounded.add(name)
+                yield name, stored
+        for name in self._shards[shard]:
+            if name not in rounded:
+                yield name, self._form.stored(name, self._read(name))
+
+    def _walk(self, working: Path, done: list[str], on_progress: Progress) -> Walk | None:
+        """The calibration at the first shard that is left; its visual tokens are drawn where they are not there yet."""
+        if self._calibration is None:
+            return None
+        calibration, plain = self._calibration, working / _PLAIN
+
+        def draw() -> Tensor:
+            if not plain.exists():
+                told = partial(on_progress, "rounding plainly")
+                Conversion(self._source, plain, self._form, self._spec).run(lambda _, done, total: told(done, total))
+            return calibration.draw(plain, self._spec, partial(on_progress, "drawing videos"))
+
+        codes = drawn_once(working / _CODES, draw)
+        shutil.rmtree(plain, ignore_errors=True)
+        walk = Walk(self._form, self._spec, self._read, self._rows, codes)
+        if done:
+            walk.restore(working / f"{_STATES}-{done[-1]}")
+        return walk
 
     def _begin(self, working: Path) -> None:
         """Make the working folder, or see that it belongs to this conversion."""

@@ -11,31 +11,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from fastcar_cli.conversion.draws import drawn_codes
 from fastcar_cli.decoding import Trace, trace
-from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
-from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.models import load
-from fastcar_cli.models.checkpoint import LoadedModel
 
 PROMPTS = ("a small blue car drives left across the grass", "a big yellow star bouncing at night")
-
-
-def drawn_codes(model: LoadedModel, prompts: Sequence[str], seeds: Sequence[int], frames: int) -> Tensor:
-    """Codes int64 [P, T*N, depth] that a model draws for prompts with its own guidance and sampling."""
-    own, spec, tokenizer = model.defaults, model.network.spec, model.tokenizer
-    rows = [list(tokenizer.complete(tokenizer.read(p), s).ids) for p, s in zip(prompts, seeds, strict=True)]
-    if own.cfg != 1.0:
-        rows += [list(tokenizer.blank()) for _ in prompts]
-    sampling = SamplingSettings(cfg=own.cfg, temperature=own.temperature, top_k=own.top_k, top_p=own.top_p)
-    noise = torch.stack([uniforms(s, frames * spec.tokens_per_frame, spec.depth.depth) for s in seeds])
-    decode = Decode(model.network, rows, DecodeSettings(frames, sampling), noise)
-    for _ in decode.steps():
-        pass
-    return decode.codes
 
 
 def _relative(found: Tensor, wanted: Tensor) -> float:

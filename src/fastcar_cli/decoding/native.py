@@ -131,7 +131,7 @@ class NativeExecutor(HostExecutor):
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
 
     def prefill(self) -> Tensor:
-        """See `HostExecutor.prefill`; packed weights are multiplied as they are, by what differs between the prompts."""
+        """See `HostExecutor.prefill`; packed weights are multiplied as they are, by each token once."""
         wanted, back = distinct_tokens(self._batch.ids, self._batch.lengths)
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:

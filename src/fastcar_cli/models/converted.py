@@ -145,7 +145,8 @@ def names_of(network: VideoModel) -> list[str]:
     return [name for name in network.state_dict() if name not in shared]
 
 
-def _tokenizer(folder: Path, found: Converted) -> TextTokenizer:
+def tokenizer_of(folder: Path, found: Converted) -> TextTokenizer:
+    """The tokenizer of a converted model; LLaMA's is read from `folder`. Raises RequestError where it is damaged."""
     if found.text is None:
         decoder = found.spec.decoder
         return LlamaTokenizer(folder, decoder.vocab, decoder.max_positions - found.spec.tokens_per_frame)
@@ -202,5 +203,4 @@ def load(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
         if name not in weights:
             raise RequestError(f"{folder} lacks key {name!r} in its weights files", hint="convert the model again")
     network.load_state_dict(with_shared(weights, found.spec), assign=True)
-    tokenizer = _tokenizer(folder, found)
-    return LoadedModel(found.spec.name, ready(network, device), tokenizer, found.defaults)
+    return LoadedModel(found.spec.name, ready(network, device), tokenizer_of(folder, found), found.defaults)

@@ -162,17 +162,24 @@ def peak_scales(groups: Tensor) -> Tensor:
     return _peaks(groups) / -8
 
 
-def fitted_scales(groups: Tensor) -> Tensor:
-    """Scales [n, 1] of groups [n, 32] by least squares.
+def inverse_of(scale: Tensor) -> Tensor:
+    """1 / scale, and 0 where it is 0."""
+    return torch.where(scale == 0, scale, 1 / scale)
+
+
+def fitted_scales(groups: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Scales [n, 1] of groups [n, 32] by least squares, of squares that may have weights [32].
 
     For each candidate the weights are rounded, and the scale that fits these numbers best is sum(w q) / sum(q q), which
     leaves sum(w w) - sum(w q)^2 / sum(q q): the least of the candidates, `peak_scales` among them, is kept.
     """
     inverse = -1 / _peaks(groups)
+    weighted = groups if weights is None else groups * weights
     best, found = torch.zeros_like(inverse), torch.zeros_like(inverse)
     for lies in _CANDIDATES:
         q = _rounded(groups, lies * inverse)
-        fit, size = (q * groups).sum(1, keepdim=True), q.square_().sum(1, keepdim=True)
+        fit, squares = (q * weighted).sum(1, keepdim=True), q.square_()
+        size = (squares if weights is None else squares.mul_(weights)).sum(1, keepdim=True)
         gain = fit * fit / size
         better = gain > best
         best, found = torch.where(better, gain, best), torch.where(better, fit / size, found)
@@ -192,7 +199,7 @@ def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_sc
     for i in range(0, out, step):
         groups = weight[i : i + step].float().reshape(-1, GROUP)
         scale = scales(groups).clamp_(-65504, 65504).half().float()
-        inverse = torch.where(scale == 0, scale, 1 / scale)
+        inverse = inverse_of(scale)
         packed[i : i + step] = pack_int4(_rounded(groups, inverse).view(-1, inputs))
         kept[i : i + step] = scale.view(-1, inputs // GROUP)
     return packed, kept

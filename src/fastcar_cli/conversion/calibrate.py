@@ -1,0 +1,249 @@
+"""Calibration: tokens of some prompts go through the network part after part; each matrix is rounded for its inputs.
+
+The tokens are those of the prompts, as they are and blank for guidance, and visual ones that the model itself draws,
+with its weights plainly rounded: so no more than these, mapped, need be there at once. A part (the projector, a block,
+the depth transformer) sees what the rounded parts before it put out. In a block the maps are rounded in their order,
+so that each sees the rounded ones before it as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fastcar_cli.conversion.draws import drawn_codes
+from fastcar_cli.conversion.rounding import calibrated, widened
+from fastcar_cli.errors import RequestError
+from fastcar_cli.files import write_whole
+from fastcar_cli.models import converted
+from fastcar_cli.models.decoder import Block, RMSNorm, Rotary, rotate
+from fastcar_cli.models.depth import Classifier, DepthBlock
+from fastcar_cli.models.quantised import WeightFormat
+from fastcar_cli.models.text import TextTokenizer
+from fastcar_cli.models.video_model import ModelSpec, PlaceTables, Projector
+
+MOST_PROMPTS = 32
+"""More would take memory for their tokens, and no model was seen to need them."""
+
+_TOKENS = 256
+"""Visual tokens of a prompt, at least, in whole frames."""
+
+_POSITIONS = 2048
+"""Positions that the depth transformer is rounded for, at most: each is as many tokens of it as there are depths."""
+
+Read = Callable[[str], Tensor]
+"""A parameter of the source by its name."""
+
+Rounded = tuple[str, Mapping[str, Tensor]]
+"""The name of a matrix, and what is stored for it."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The prompts of a calibration. Raises RequestError where they are too many."""
+
+    prompts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.prompts) <= MOST_PROMPTS:
+            raise RequestError(f"`calibrate`: {len(self.prompts)} prompts", hint=f"allowed: 1 to {MOST_PROMPTS}")
+
+    @property
+    def told(self) -> str:
+        """What config.json says of the rounding."""
+        digest = hashlib.sha256("\n".join(self.prompts).encode()).hexdigest()
+        return f"GPTQ on {len(self.prompts)} prompts (SHA-256 {digest})"
+
+    def rows(self, tokenizer: TextTokenizer, guided: bool) -> list[list[int]]:
+        """Token ids of the prompts, and guided as many blank ones. Raises RequestError for a prompt it can't take."""
+        read = [list(tokenizer.complete(tokenizer.read(p), s).ids) for s, p in enumerate(self.prompts)]
+        return read + [list(tokenizer.blank()) for _ in self.prompts if guided]
+
+    def draw(self, folder: Path, spec: ModelSpec, tell: Callable[[int, int], None]) -> Tensor:
+        """Codes int64 [P, T*N, depth] that the model converted into `folder` draws; told are videos done and all."""
+        model = converted.load(folder, "auto", torch.device("cpu"))
+        frames, found = -(-_TOKENS // spec.tokens_per_frame), []
+        for seed, prompt in enumerate(self.prompts):
+            tell(seed, len(self.prompts))
+            found.append(drawn_codes(model, [prompt], [seed], frames))
+        tell(len(self.prompts), len(self.prompts))
+        return torch.cat(found)
+
+
+class Walk:
+    """The tokens of a calibration on their way through the network.
+
+    rows: token ids, conditional rows first; codes int64 [P, tokens, depth]. States, one a row, are float32 [tokens,
+    width]: the prompt's and all visual tokens but the last, which nothing follows.
+    """
+
+    def __init__(
+        self, form: WeightFormat, spec: ModelSpec, read: Read, rows: Sequence[Sequence[int]], codes: Tensor
+    ) -> None:
+        self._form, self._spec, self._read, self._rows, self._codes = form, spec, read, rows, codes
+        self._states: list[Tensor] = []
+        self._rotary = Rotary(spec.decoder)
+
+    def states(self) -> dict[str, Tensor]:
+        """All states, float32 [tokens, width], to be kept."""
+        return {"states": torch.cat(self._states)}
+
+    def restore(self, file: Path) -> None:
+        """Take states that were kept. Raises RequestError where they are damaged or not there."""
+        fed = self._codes.shape[1] - 1
+        try:
+            kept = load_file(str(file))["states"]
+            self._states = list(kept.split([len(row) + fed for row in self._rows]))
+        except (OSError, SafetensorError, KeyError, RuntimeError) as e:
+            raise RequestError(
+                f"{file}: what the calibration kept there can't be read: {e}", hint=f"delete {file.parent}"
+            ) from None
+
+    @torch.no_grad()
+    def round(self, names: Sequence[str]) -> Iterator[Rounded]:
+        """Take the tokens through the part that the parameters of these names are of, and round its matrices."""
+        first = names[0]
+        if first.startswith("llm.layers."):
+            yield from self._block(first[: first.index(".", len("llm.layers.")) + 1])
+        elif first.startswith("depth."):
+            yield from self._depth()
+        elif first.startswith("llm."):
+            yield from self._enter()
+
+    def _loaded(self, module: nn.Module, prefix: str) -> nn.Module:
+        """The module with its parameters in float32."""
+        names = list(module.state_dict())
+        module.load_state_dict({name: self._read(prefix + name).float() for name in names}, assign=True)
+        return module.eval().requires_grad_(False)
+
+    def _turns(
+        self,
+        prefix: str,
+        module: nn.Module,
+        turns: Sequence[Sequence[str]],
+        run: Callable[[Tensor], Tensor],
+        batches: Sequence[Tensor],
+    ) -> Iterator[Rounded]:
+        """Round the maps of a module, those of a turn share their inputs; `run` takes a batch through the module."""
+        for turn in turns:
+            maps = {f"{prefix}{path}.weight": cast(nn.Linear, module.get_submodule(path)) for path in turn}
+            maps = {name: found for name, found in maps.items() if self._form.of(name) is not None}
+            gram = _gram(next(iter(maps.values())), run, batches) if maps else torch.empty(0)
+            for name, found in maps.items():
+                kind = str(self._form.of(name))
+                numbers, scale = calibrated(found.weight, gram, kind)
+                found.weight = nn.Parameter(widened(kind, numbers, scale), requires_grad=False)
+                yield name, {name: numbers, name.removesuffix("weight") + "scale": scale}
+
+    def _vectors(self) -> Tensor:
+        """Sums of the code vectors up to each depth, float32 [P, tokens, depth, code width]."""
+        shared = self._spec.rqvae.shared_codebook
+        books = [
+            self._read(f"rqvae.quantizer.codebooks.{0 if shared else d}.weight") for d in range(self._codes.shape[2])
+        ]
+        return torch.stack([book[self._codes[..., d]].float() for d, book in enumerate(books)], 2).cumsum(2)
+
+    def _enter(self) -> Iterator[Rounded]:
+        spec, fed = self._spec, self._codes.shape[1] - 1
+        projector = Projector(spec.rqvae.code_width, spec.decoder.width, spec.projector_layers)
+        self._loaded(projector, "projector.")
+        latents = list(self._vectors()[:, :fed, -1])
+        paths = [name.removesuffix(".weight") for name in projector.state_dict() if name.endswith("weight")]
+        yield from self._turns("projector.", projector, [[path] for path in paths], projector, latents)
+        visual = [projector(latent) for latent in latents]
+        if spec.place_tables:
+            places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width)
+            added = self._loaded(places, "places.")(torch.arange(fed))
+            visual = [x + added for x in visual]
+        table = self._read("llm.embed_tokens.weight")
+        texts = [table[torch.tensor(row)].float() for row in self._rows]
+        self._states = [torch.cat([text, visual[r % len(visual)]]) for r, text in enumerate(texts)]
+
+    def _block(self, prefix: str) -> Iterator[Rounded]:
+        block = Block(self._spec.decoder)
+        self._loaded(block, prefix)
+        run = partial(_through, block, self._rotary)
+        turns = [[f"self_attn.{part}_proj" for part in "qkv"], ["self_attn.o_proj"]]
+        turns += [["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]]
+        yield from self._turns(prefix, block, turns, run, self._states)
+        self._states = [run(x) for x in self._states]
+
+    def _depth(self) -> Iterator[Rounded]:
+        spec, tokens = self._spec.depth, self._codes.shape[1]
+        norm = self._loaded(RMSNorm(self._spec.decoder.width, self._spec.decoder.rms_eps), "llm.norm.")
+        hidden = torch.cat([norm(x[-tokens:]) for x in self._states])
+        sums = self._vectors()[:, :, :-1].flatten(0, 1)
+        chosen = torch.arange(0, len(hidden), -(-len(hidden) // _POSITIONS))
+        hidden, sums = hidden[chosen], sums[chosen % len(sums)]
+
+        states = self._read("depth.pos_emb_d").float().expand(len(hidden), -1, -1).clone()
+        for name, inputs, at in (("in_mlp_2", hidden, slice(0, 1)), ("in_mlp_1", sums, slice(1, None))):
+            into = nn.ModuleDict({name: nn.Linear(inputs.shape[-1], spec.width)})
+            self._loaded(into[name], f"depth.{name}.")
+            yield from self._turns("depth.", into, [[name]], into[name], [inputs])
+            states[:, at] += into[name](inputs).view(len(hidden), -1, spec.width)
+        batches = list(states.split(256))
+        for i in range(spec.blocks):
+            block, prefix = DepthBlock(spec), f"depth.head_transformer.blocks.{i}."
+            self._loaded(block, prefix)
+            turns = [["attn.query", "attn.key", "attn.value"], ["attn.proj"], ["mlp.0"], ["mlp.2"]]
+            yield from self._turns(prefix, block, turns, lambda x, block=block: block(x)[0], batches)  # type: ignore[misc]
+            batches = [block(x)[0] for x in batches]
+        last = self._loaded(Classifier(spec), "depth.classifier_mlp.")
+        yield from self._turns("depth.classifier_mlp.", last, [["linear"]], last, batches)
+
+
+def _through(block: Block, rotary: Rotary, x: Tensor) -> Tensor:
+    """A row float32 [tokens, width] through a decoder block."""
+    cos, sin = rotary(torch.arange(len(x)), x.dtype)
+    q, k, v = block.self_attn.project(block.input_layernorm(x)[None])
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], 1) for a in (k, v))
+    x = x + block.self_attn.merge(F.scaled_dot_product_attention(q, k, v, is_causal=True))[0]
+    return x + block.mlp_branch(x)
+
+
+class _Seen(Exception):
+    """The inputs of a map have been added; what follows it is not needed."""
+
+
+def _gram(found: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
+    """Sum of x x^T over the inputs x that a map gets when all batches are run, float32 [in, in]."""
+    width = found.in_features
+    gram = torch.zeros(width, width)
+
+    def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].reshape(-1, width)
+        gram.addmm_(x.T, x)
+        raise _Seen
+
+    hook = found.register_forward_pre_hook(add)
+    try:
+        for batch in batches:
+            try:
+                run(batch)
+            except _Seen:
+                continue
+    finally:
+        hook.remove()
+    return gram
+
+
+def drawn_once(file: Path, draw: Callable[[], Tensor]) -> Tensor:
+    """Codes that a file holds, or that are drawn and kept there."""
+    if file.is_file():
+        return torch.tensor(json.loads(file.read_text(encoding="utf-8")))
+    codes = draw()
+    write_whole(file, json.dumps(codes.tolist()))
+    return codes
