@@ -119,14 +119,12 @@ class NativeExecutor(HostExecutor):
         )
         self._cos, self._sin = batch.cos.float(), batch.sin.float()
         self._dtype = model.dtype
-        # What every token adds to its projection; a projector of one linear map takes it as its bias.
+        maps = [m for m in model.projector.modules() if isinstance(m, (nn.Linear, QuantisedLinear))]
+        self._projector = [native.Product(_linear(m), batch.videos, threads) for m in maps]
+        # What every token adds to its projection; the last map takes it as its bias.
         self._added = None if batch.place_vectors is None else batch.place_vectors.float()
-        self._projection: native.Product | None = None
-        projector = model.projector.layers
-        if isinstance(projector, (nn.Linear, QuantisedLinear)):
-            self._projection = native.Product(_linear(projector), batch.videos, threads)
-            if self._added is not None and projector.bias is not None:
-                self._added = self._added + projector.bias.float()
+        if self._added is not None and maps and maps[-1].bias is not None:
+            self._added = self._added + maps[-1].bias.float()
         self._draw = code_draw(batch, threads)
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
 
@@ -163,10 +161,12 @@ class NativeExecutor(HostExecutor):
     def _input(self, latent: Tensor, t: int) -> Tensor:
         """The decoder's input for token t, float32 [P, width]."""
         added = None if self._added is None else self._added[t]
-        if self._projection is not None:
-            return self._projection(latent.float().contiguous(), added)
-        x = self._batch.model.feedback_latent(latent.to(self._dtype)).float()
-        return x if added is None else x + added
+        x = latent.float().contiguous()
+        if not self._projector:
+            return x if added is None else x + added
+        for product in self._projector[:-1]:
+            x = nn.functional.gelu(product(x))
+        return self._projector[-1](x, added)
 
     @torch.inference_mode()
     def draw(self, hidden: Tensor, index: int) -> Step:

@@ -119,7 +119,7 @@ def _codes_loss(model: TableTokenizer, books: Averages, pool: Pool, settings: To
     latents = model.encoder(patches)
     if step == settings.free:
         with torch.no_grad():
-            books.begin(model.encoder(pool.pixels(*pool.draw(8192, rng))))
+            books.begin(model.encoder(pool.pixels(*pool.draw(32_768, rng))))
     sums = latents[None] if step < settings.free else books.quantise(latents.detach())
     drawn = model.decoder.draw_alone(latents + (sums[-1] - latents).detach())
     return 20 * F.mse_loss(drawn, patches * 2 - 1) + settings.commitment * (latents[None] - sums).square().mean()
