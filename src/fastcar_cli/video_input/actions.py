@@ -1,0 +1,153 @@
+"""Actions from .npz, .npy, CSV or JSON files: one row of numbers a frame."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.video_input.arrays import SUFFIXES as ARRAYS
+from fastcar_cli.video_input.arrays import Array, arrays_of
+
+Rows = NDArray[np.float32]
+
+KEYS = ("action", "actions")
+"""Of the actions in an .npz file (the first one is iVideoGPT's) or in a JSON object."""
+
+_ALLOWED = ".npz, .npy, .csv or .json"
+_MOST_ROWS = 2**20
+
+
+def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
+    """The actions of a clip, float32 [S, width].
+
+    width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order.
+    A file with S or S - 1 rows is the clip's own, one row a frame; of a longer one the rows `wanted` are taken, as
+    its rows belong to the frames of the input. The last frame's action leads out of the clip: where it is missing
+    it is zero. Raises RequestError that says what does not fit.
+    """
+    if not path.is_file():
+        raise RequestError(f"`actions` {path}: there is no such file")
+    suffix = path.suffix.lower()
+    if suffix in ARRAYS:
+        return actions_in(path, width, wanted, own=False)
+    if suffix not in (".csv", ".json"):
+        raise RequestError(f"`actions` {path}: unknown suffix {suffix!r}", hint=f"allowed: {_ALLOWED}")
+    table = _csv(path) if suffix == ".csv" else _json(path)
+    return _fit(table, f"`actions` {path}", width, wanted, own=False)
+
+
+def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = True) -> Rows:
+    """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
+    option = "input" if own else "actions"
+    array = _chosen(path, option)
+    what = f"`{option}` {path}" + (f", array {array.key!r}" if array.key else "")
+    if array.dtype.kind not in "uif" or len(array.shape) != 2:
+        raise RequestError(
+            f"{what}: has shape {list(array.shape)} and dtype {array.dtype}, needed: numbers [frames, {width}]"
+        )
+    rows = itertools.islice(array.rows(option), max(len(wanted), wanted[-1] + 1) + 1)
+    return _fit([row.astype(np.float64) for row in rows], what, width, wanted, own=own)
+
+
+def has_actions(path: Path) -> bool:
+    """Whether an input is an .npz file that brings its actions."""
+    return path.suffix.lower() == ".npz" and path.is_file() and any(a.key in KEYS for a in arrays_of(path, "input"))
+
+
+def _chosen(path: Path, option: str) -> Array:
+    arrays = arrays_of(path, option)
+    for key in KEYS:
+        for array in arrays:
+            if array.key == key:
+                return array
+    tables = [a for a in arrays if len(a.shape) == 2] or arrays
+    if len(tables) != 1:
+        raise RequestError(
+            f"`{option}` {path}: holds no array {KEYS[0]!r}",
+            hint=f"its arrays: {', '.join(a.key for a in arrays[:12]) or 'none'}",
+        )
+    return tables[0]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"`actions` {path} can't be read: {e}") from None
+
+
+def _csv(path: Path) -> list[list[float]]:
+    """Rows of numbers between commas; a first line without any number names the columns."""
+    rows: list[list[float]] = []
+    try:
+        for line, cells in enumerate(csv.reader(_text(path).splitlines(), strict=True), 1):
+            if not any(c.strip() for c in cells):
+                continue
+            numbers = [_number(c) for c in cells]
+            if not rows and line == 1 and all(n is None for n in numbers):
+                continue
+            for cell, number in zip(cells, numbers, strict=True):
+                if number is None:
+                    raise RequestError(f"`actions` {path}: line {line} has {cell.strip()[:40]!r}, needed: numbers")
+            rows.append([n for n in numbers if n is not None])
+            if len(rows) > _MOST_ROWS:
+                break
+    except csv.Error as e:
+        raise RequestError(f"`actions` {path}: is no CSV file ({e})") from None
+    return rows
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _json(path: Path) -> list[Any]:
+    """A list with a list of numbers a frame, bare or under the key `action`."""
+    try:
+        data = json.loads(_text(path))
+    except (ValueError, RecursionError):
+        raise RequestError(f"`actions` {path}: is no JSON file") from None
+    if isinstance(data, dict):
+        data = next((data[k] for k in KEYS if k in data), None)
+    if not isinstance(data, list) or not all(
+        isinstance(row, list) and all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in row)
+        for row in data
+    ):
+        raise RequestError(f"`actions` {path}: is no list of lists of numbers", hint="such as [[0.1, 0], [0.2, 0]]")
+    return data
+
+
+def _fit(table: Sequence[Any], what: str, width: int, wanted: Sequence[int], *, own: bool) -> Rows:
+    """Rows of the clip's frames out of a table, checked."""
+    for index, row in enumerate(table):
+        if len(row) != width:
+            raise RequestError(f"{what}: row {index} has {len(row)} numbers, the model takes {width} a frame")
+    frames = len(wanted)
+    direct = not own and len(table) in (frames, frames - 1)
+    chosen = range(frames) if direct else wanted
+    # What a frame is left with: the last one's action is never looked at.
+    if len(table) <= chosen[max(frames - 2, 0)]:
+        need = f"{frames - 1}, one for each of {frames} frames but the last"
+        raise RequestError(f"{what}: has {len(table)} rows, needed: {need}")
+    out = np.zeros((frames, width), np.float32)
+    with np.errstate(over="ignore"):
+        for at, index in enumerate(chosen):
+            if index < len(table):
+                try:
+                    out[at] = np.asarray(table[index], np.float64)
+                except OverflowError:
+                    out[at] = np.inf
+                if not np.isfinite(out[at]).all():
+                    raise RequestError(f"{what}: row {index} has numbers that are not finite in float32")
+    return out

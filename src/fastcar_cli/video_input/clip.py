@@ -1,0 +1,129 @@
+"""The clip that a model is given: frames chosen from an input, resized as it was trained, with their actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.video_input.actions import Rows, actions_in, has_actions, read_actions
+from fastcar_cli.video_input.frames import Image8, frames_of
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be read for a model.
+
+    `frames` is S, context and prediction together, `context` C; `height` and `width` in pixels; `actions` how many
+    numbers an action has, None for a model without actions. `start` is the first frame of the input that is used
+    and `step` how many frames it goes on from one to the next. With `whole` all S frames have to be there,
+    otherwise the context alone will do.
+    """
+
+    model: str
+    frames: int
+    context: int
+    height: int
+    width: int
+    actions: int | None = None
+    start: int = 0
+    step: int = 1
+    whole: bool = False
+
+    @property
+    def indices(self) -> range:
+        """The frames of the input, S of them, counted from 0."""
+        return range(self.start, self.start + self.frames * self.step, self.step)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A part of an input, ready for a model.
+
+    Attributes:
+        name: of the file or folder, without where it is.
+        frames: uint8 [S, H, W, 3], or [C, H, W, 3] where the input holds the context alone.
+        indices: which frames of the input these are, counted from 0.
+        source_size: height and width before resizing, in pixels.
+        actions: float32 [S, A]; None for a model without actions. Row t belongs to frame t, the last is never used.
+
+    """
+
+    name: str
+    frames: Image8
+    indices: tuple[int, ...]
+    source_size: tuple[int, int]
+    actions: Rows | None
+
+
+def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str | None = None) -> Clip:
+    """Read from an input what a model wants.
+
+    actions: a file with them; without one those of an .npz input are taken. key: of the frames in an .npz input.
+    Raises RequestError for what can't be read, too few frames, and actions that are missing, unwanted or do not fit.
+    """
+    if actions is not None and wanted.actions is None:
+        raise RequestError(f"`actions` {actions}: the model {wanted.model!r} takes no actions", hint="leave them out")
+    chosen, size, count = _chosen(path, wanted, key)
+    alone = len(chosen) == wanted.context and not wanted.whole
+    if len(chosen) < wanted.frames and not alone:
+        raise _too_short(path, wanted, count)
+    return Clip(
+        name=path.absolute().name,
+        frames=np.stack(chosen),
+        indices=tuple(wanted.indices[: len(chosen)]),
+        source_size=size,
+        actions=None if wanted.actions is None else _actions(path, wanted, wanted.actions, actions),
+    )
+
+
+def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[Image8], tuple[int, int], int]:
+    """The frames wanted, as many as there are, resized; their size before, and how many frames were counted."""
+    chosen: list[Image8] = []
+    size, count = (0, 0), 0
+    for index, image in enumerate(frames_of(path, key)):
+        count, size = index + 1, (image.shape[0], image.shape[1])
+        if index == wanted.indices[len(chosen)]:
+            pixels = resized(image[None], wanted.height, wanted.width)[0]
+            chosen.append(np.rint(255 * pixels).astype(np.uint8))
+            if len(chosen) == wanted.frames:
+                break
+    return chosen, size, count
+
+
+def resized(images: NDArray[Any], height: int, width: int) -> NDArray[np.float32]:
+    """Frames [T, h, w, 3] of values 0 .. 255 as float32 [T, height, width, 3] in 0 .. 1, as iVideoGPT was trained.
+
+    Bilinear with antialias, without cropping: the aspect ratio is not kept (iVideoGPT inference/utils.py, NPZParser).
+    """
+    x = torch.from_numpy(np.array(images, np.float32)).permute(0, 3, 1, 2) / 255.0
+    if x.shape[2:] != (height, width):
+        x = torch.nn.functional.interpolate(x, (height, width), mode="bilinear", align_corners=False, antialias=True)
+    return x.permute(0, 2, 3, 1).clamp(0, 1).contiguous().numpy()
+
+
+def _actions(path: Path, wanted: Wanted, width: int, actions: Path | None) -> Rows:
+    if actions is not None:
+        return read_actions(actions, width, wanted.indices)
+    if has_actions(path):
+        return actions_in(path, width, wanted.indices)
+    raise RequestError(
+        f"the model {wanted.model!r} needs actions: {width} numbers for each of {wanted.frames} frames but the last",
+        hint="`actions` FILE (.npz, .npy, .csv or .json)",
+    )
+
+
+def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
+    start, step, frames = wanted.start, wanted.step, wanted.frames
+    need = f"{wanted.indices[-1] + 1} for {frames}"
+    need += f" from number {start} on" if start else ""
+    need += f", each {step} after the one before" if step > 1 else ""
+    need += "" if wanted.whole else f"; or the {wanted.context} of the context alone"
+    here = len(range(start, count, step))
+    hint = f"a longer clip, or `frames` {here}" if here > wanted.context else "a longer clip"
+    return RequestError(f"`input` {path}: has {count} frames, needed: {need}", hint=hint)

@@ -1,0 +1,199 @@
+"""Frames out of whatever a user has: a video, a GIF, a picture, a folder of pictures, or an array.
+
+Each frame is decoded when it is asked for, so a long video costs no more than the part that is used. Files are
+opened here and handed over as streams: a playlist can't make a decoder read other files or addresses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.video_input.arrays import SUFFIXES, Array, arrays_of
+
+Image8 = NDArray[np.uint8]
+
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+"""Suffixes of what is taken out of a folder; the rest of it is left alone."""
+
+_MOVING = ("GIF", "WEBP", "PNG", "TIFF")
+"""Pillow's names of formats whose further images are frames (those of a JPEG are previews)."""
+
+_KEY = "image"
+"""Of the frames in the files of iVideoGPT, where a file holds several arrays of that kind."""
+
+_SIDE = 2**14
+
+
+def frames_of(path: Path, key: str | None = None) -> Iterator[Image8]:
+    """The frames of an input in order, uint8 [H, W, 3], all of one size.
+
+    key: of the array in an .npz file; by default the only one with the shape of frames, or `image` of several.
+    Raises RequestError, at the frame where it shows, for what can't be read, and for frames of different sizes.
+    """
+    if path.is_dir():
+        found = _folder(path)
+    elif not path.is_file():
+        raise RequestError(f"`input` {path}: there is no such file or folder")
+    elif path.suffix.lower() in SUFFIXES:
+        found = _array(path, key)
+    else:
+        found = _file(path)
+    if key is not None and path.suffix.lower() != ".npz":
+        raise RequestError(f"`key` {key}: {path} is no .npz file", hint="leave it out")
+    size: tuple[int, ...] = ()
+    for index, image in enumerate(found):
+        if max(image.shape[:2]) > _SIDE:
+            raise RequestError(f"`input` {path}: frame {index} has {_size(image.shape)} pixels", hint="resize it first")
+        if size and image.shape != size:
+            raise RequestError(
+                f"`input` {path}: frame {index} has {_size(image.shape)} pixels, the first one {_size(size)}",
+                hint="all frames need one size",
+            )
+        size = image.shape
+        yield image
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return f"{shape[1]} x {shape[0]}"
+
+
+def _folder(folder: Path) -> Iterator[Image8]:
+    """The pictures of a folder, in the order of their names, numbers in them by value."""
+    files = [f for f in folder.iterdir() if f.suffix.lower() in PICTURES and not f.name.startswith(".") and f.is_file()]
+    if not files:
+        raise RequestError(f"`input` {folder}: holds no picture", hint=f"allowed: {', '.join(PICTURES)}")
+    for file in sorted(files, key=lambda f: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(f.name)]):
+        try:
+            with Image.open(file) as image:
+                yield _rgb(image, file)
+        except RequestError:
+            raise
+        except Exception as e:  # each format of pictures has errors of its own
+            raise _damaged(file, "picture", e) from None
+
+
+def _parts(name: str) -> list[str]:
+    """`frame12.png` as "frame", "12" (without leading zeros), ".png": texts and numbers in turn."""
+    return [p.lstrip("0") if i % 2 else p.lower() for i, p in enumerate(re.split(r"([0-9]+)", name))]
+
+
+def _file(path: Path) -> Iterator[Image8]:
+    """The images of a picture or GIF, or the frames of a video."""
+    try:
+        image = Image.open(path)
+    except UnidentifiedImageError:
+        yield from _video(path)
+        return
+    except Exception as e:
+        raise _damaged(path, "picture", e) from None
+    with image:
+        try:
+            for index in range(getattr(image, "n_frames", 1) if image.format in _MOVING else 1):
+                image.seek(index)
+                yield _rgb(image, path)
+        except RequestError:
+            raise
+        except Exception as e:
+            raise _damaged(path, "picture", e) from None
+
+
+def _rgb(image: Image.Image, file: Path) -> Image8:
+    """Pixels as they are meant to be seen: turned as a camera says, colours in RGB."""
+    if image.mode.startswith(("I", "F")):
+        raise RequestError(f"`input` {file}: has more than 8 bits a colour", hint="save it with 8 bits a colour")
+    if max(image.size) > _SIDE:
+        raise RequestError(f"`input` {file}: has {image.width} x {image.height} pixels", hint="resize it first")
+    return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def _damaged(path: Path, kind: str, error: Exception) -> RequestError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
+    return RequestError(f"`input` {path}: is a damaged {kind} ({(reason or type(error).__name__).splitlines()[0]})")
+
+
+def _video(path: Path) -> Iterator[Image8]:
+    import av
+
+    refused = RequestError(
+        f"`input` {path}: is neither a video nor a picture that can be read",
+        hint="allowed: a video, a GIF, a picture, a folder of pictures, or an .npz file with frames",
+    )
+    with path.open("rb") as stream:
+        try:
+            # Not the file itself: its name would have a say in what it is taken for (text as a drawing of letters).
+            container = av.open(_Stream(stream), "r")
+        except av.FFmpegError:
+            raise refused from None
+        with container:
+            if not container.streams.video:
+                raise refused
+            index = -1
+            try:
+                for index, frame in enumerate(container.decode(video=0)):  # noqa: B007 (told below)
+                    yield np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
+            except av.FFmpegError as e:
+                raise RequestError(
+                    f"`input` {path}: is a damaged video (after frame {index}: {e.strerror})",
+                    hint="fewer `frames` may do without the rest",
+                ) from None
+
+
+class _Stream:
+    """A file without a name."""
+
+    def __init__(self, stream: Any) -> None:
+        self.read, self.seek, self.tell = stream.read, stream.seek, stream.tell
+
+
+def _array(path: Path, key: str | None) -> Iterator[Image8]:
+    """The frames of an array [T, H, W, 3] of numbers 0 .. 255, of any dtype of numbers."""
+    array = _chosen(path, arrays_of(path, "input"), key)
+    what = f"`input` {path}" + (f", array {array.key!r}" if array.key else "")
+    if not _like_frames(array):
+        raise RequestError(f"{what}: has shape {list(array.shape)}, needed: [frames, height, width, 3]")
+    if array.dtype.kind not in "uif":
+        raise RequestError(f"{what}: has dtype {array.dtype}, needed: numbers 0 .. 255")
+    for index, row in enumerate(array.rows("input")):
+        low, high = row.min(), row.max()
+        if not (low >= 0 and high <= 255):
+            raise RequestError(f"{what}: frame {index} has values from {low:g} to {high:g}, needed: 0 .. 255")
+        if array.dtype.kind == "f" and 0 < high <= 1:
+            raise RequestError(
+                f"{what}: frame {index} has fractions from {low:g} to {high:g}, needed: 0 .. 255",
+                hint="values 0 .. 1 are to be multiplied by 255",
+            )
+        yield np.rint(row).astype(np.uint8)
+
+
+def _like_frames(array: Array) -> bool:
+    return len(array.shape) == 4 and array.shape[3] == 3 and 0 not in array.shape[1:]
+
+
+def _chosen(path: Path, arrays: list[Array], key: str | None) -> Array:
+    if key is not None:
+        for array in arrays:
+            if array.key == key:
+                return array
+        raise RequestError(f"`key` {key}: {path} has no such array", hint=f"its arrays: {_told(arrays)}")
+    if path.suffix.lower() == ".npy":
+        return arrays[0]
+    like = [a for a in arrays if _like_frames(a)] or arrays
+    named = [a for a in like if a.key == _KEY]
+    if len(like) == 1 or named:
+        return (named or like)[0]
+    raise RequestError(
+        f"`input` {path}: holds no array {_KEY!r}, and not just one with the shape of frames",
+        hint=f"`key` names one; its arrays: {_told(arrays)}",
+    )
+
+
+def _told(arrays: list[Array]) -> str:
+    return ", ".join(f"{a.key} {list(a.shape)}" for a in arrays[:12]) or "none"
