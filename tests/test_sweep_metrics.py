@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from sweeping import BALL, results, sweep
 
+from fastcar_cli.analysis.metrics import scales_of
 from fastcar_cli.analysis.sweep.fidelity import fidelity_of
-from fastcar_cli.analysis.sweep.metrics import Scorer, scales_of
+from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.results import inert, knees
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError

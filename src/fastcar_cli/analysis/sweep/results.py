@@ -16,7 +16,7 @@ import torch
 
 from fastcar_cli._version import __version__
 from fastcar_cli.analysis.machine import processor
-from fastcar_cli.analysis.sweep.metrics import error_of, psnr_of
+from fastcar_cli.analysis.metrics import error_of, psnr_of
 from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.decoding.tau import Tau
