@@ -127,7 +127,7 @@ def write_weights(
         stem = "model" if suffix == ".safetensors" else "pytorch_model"
         for i, part in enumerate(parts):
             name = f"{stem}{suffix}" if len(parts) == 1 else f"{stem}-{i + 1:05d}-of-{len(parts):05d}{suffix}"
-            tensors = {k: _random(k, shapes[component.names[k]].shape, dtype, seed) for k in part}
+            tensors = {k: random_tensor(k, shapes[component.names[k]].shape, dtype, seed) for k in part}
             index |= dict.fromkeys(part, name)
             if suffix == ".bin":
                 torch.save(tensors, component.folder / name)
@@ -138,7 +138,8 @@ def write_weights(
             (component.folder / f"{stem}{suffix}.index.json").write_text(document, encoding="utf-8")
 
 
-def _random(key: str, shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
+def random_tensor(key: str, shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
+    """A tensor of a checkpoint: norms at 1, biases at 0, matrices so that what they give is of order one."""
     if len(shape) == 1:
         start = 1.0 if key.endswith("weight") else 0.0
         return torch.full(shape, start, dtype=dtype)
