@@ -33,6 +33,13 @@ class Shape(str, Enum):
     VILA_U_7B = "vila-u-7b"
 
 
+class KV(str, Enum):
+    """What keys and values are stored as."""
+
+    AUTO = "auto"
+    INT8 = "int8"
+
+
 def whole_command(count: int) -> dict[str, Any]:
     """Wall seconds of `fastcar generate` as a process, to the first frame on disk and to its end, and in turn with
     it those of a process that only imports torch.
@@ -118,7 +125,8 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
         return
     out = console(stderr=False)
     lines = result["variants"]
-    table = Table(title=f"{result['model']}, {result['weights']}, {result['frames']} frames, {result['cpu']}")
+    kept = f"{result['weights']}, keys and values {result['kv_dtype']}"
+    table = Table(title=f"{result['model']}, {kept}, {result['frames']} frames, {result['cpu']}")
     for column in ("", *lines):
         table.add_column(column, justify="left" if not column else "right")
     rows = {
@@ -177,6 +185,7 @@ def bench(
     save: Annotated[
         Path | None, typer.Option(help="File for the frames of --video; the same command goes on behind the last one.")
     ] = None,
+    kv_dtype: Annotated[KV, typer.Option(help="Keys and values of --video: auto (as the model), or int8.")] = KV.AUTO,
     generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
@@ -193,11 +202,12 @@ def bench(
     if video is not None:
         from fastcar_cli.bench.video import WholeVideo
 
-        of_video = {"video", "frames", "replay_ratio", "tokens", "save", "threads", "as_json"}
+        of_video = {"video", "frames", "replay_ratio", "tokens", "save", "kv_dtype", "threads", "as_json"}
         refuse(ctx, given(ctx).keys() - of_video, "with --video", "leave it out")
-        _whole_video(WholeVideo(video, frames=frames, ratio=replay_ratio, tokens=tokens), threads, save, as_json)
+        whole = WholeVideo(video, frames=frames, ratio=replay_ratio, tokens=tokens, kv_dtype=kv_dtype.value)
+        _whole_video(whole, threads, save, as_json)
         return
-    refuse(ctx, ("frames", "replay_ratio", "tokens", "save"), "without --video", "it needs --video MODEL")
+    refuse(ctx, ("frames", "replay_ratio", "tokens", "save", "kv_dtype"), "without --video", "it needs --video MODEL")
     mini = shape is Shape.MINI
     place = resolve_device(device)
     # Nothing else runs beside a benchmark, so a small model gets more than `generate` gives it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,14 @@ class WholeVideo:
     """What to decode: frames of one video; `ratio` of all MLPs are replayed, jointly, in the second variant.
 
     With `tokens` only so many are decoded, from the middle of the video, and the rest is reckoned from them.
+    `kv_dtype` is that of keys and values: auto (as the model) or int8.
     """
 
     model: str
     frames: int
     ratio: float
     tokens: int | None = None
+    kv_dtype: str = "auto"
 
 
 def _read_by(decode: Decode, first: int, last: int) -> int:
@@ -52,7 +54,9 @@ def _read_by(decode: Decode, first: int, last: int) -> int:
     mlp = network.weights_bytes("llm.layers.", ".mlp.") // spec.decoder.layers
     fixed = network.weights_bytes("llm.layers.") - mlp * spec.decoder.layers
     fixed += network.weights_bytes("projector.") + spec.depth.depth * network.weights_bytes("depth.")
-    slot = decode.cache.nbytes // decode.cache.k.shape[3]
+    cache = decode.cache
+    attended = [t for t in (cache.k, cache.v, cache.k_scale, cache.v_scale) if t is not None]
+    slot = sum(t.nbytes for t in attended) // cache.k.shape[3]
     total = 0
     for index in range(max(first, 1), last):
         computed = spec.decoder.layers
@@ -72,6 +76,7 @@ def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
         frames=plan.frames,
         sampling=SamplingSettings(own.cfg, own.temperature, own.top_k, own.top_p, own.first_frame_top_p),
         rule=ReplayRule(OFF if variant == "dense" else Tau((float("-inf"),))),
+        kv_int8=plan.kv_dtype == "int8",
     )
     decode = Decode(network, rows, settings, uniforms(0, plan.frames * n, spec.depth.depth)[None])
     if decode.replay is not None:
@@ -118,9 +123,8 @@ def _timed(decode: Decode, pieces: list[tuple[int, int]]) -> Iterator[dict[str, 
 
 
 def _empty(plan: WholeVideo) -> dict[str, Any]:
-    options = {"frames": plan.frames, "ratio": plan.ratio, "tokens": plan.tokens}
     return {
-        "plan": options,
+        "plan": {key: value for key, value in asdict(plan).items() if key != "model"},
         "weights": identity(plan.model).weights,
         "threads": torch.get_num_threads(),
         "variants": {},
@@ -203,6 +207,7 @@ def _summary(record: dict[str, Any], plan: WholeVideo, bandwidth: float, model: 
     return {
         "model": model.name,
         "weights": model.network.weight_format,
+        "kv_dtype": plan.kv_dtype,
         "cpu": processor(),
         "threads": record["threads"],
         "frames": plan.frames,
