@@ -44,13 +44,14 @@ def errors(found: Trace, wanted: Trace) -> dict[str, float]:
 
 
 def compare(model: str, folders: Sequence[str], prompts: Sequence[str], frames: int) -> list[dict[str, Any]]:
-    """One line a folder, after one for the model itself in bfloat16."""
+    """One line a folder, after two for the model itself: keys and values in int8, all of it in bfloat16."""
     reference = load(model, "float32")
     seeds = list(range(len(prompts)))
     codes = drawn_codes(reference, prompts, seeds, frames)
     options: dict[str, Any] = {"tau": float("inf"), "cfg": reference.defaults.cfg, "tas": reference.defaults.tas}
     wanted = trace(reference, prompts, codes, **options)
-    lines = []
+    rounded = errors(trace(reference, prompts, codes, kv_int8=True, **options), wanted)
+    lines = [{"model": "keys and values in int8", "bytes": reference.network.weights_bytes(), **rounded}]
     for name, other in [("bfloat16", (model, "bfloat16")), *((folder, (folder, "auto")) for folder in folders)]:
         loaded = load(*other)
         found = errors(trace(loaded, prompts, codes, **options), wanted)
