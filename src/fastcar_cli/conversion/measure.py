@@ -44,19 +44,19 @@ def errors(found: Trace, wanted: Trace) -> dict[str, float]:
 
 
 def compare(model: str, folders: Sequence[str], prompts: Sequence[str], frames: int) -> list[dict[str, Any]]:
-    """One line a folder, after two for the model itself: keys and values in int8, all of it in bfloat16."""
+    """One line a folder, after one for the model itself in bfloat16; the last is for int8 keys and values alone."""
     reference = load(model, "float32")
     seeds = list(range(len(prompts)))
     codes = drawn_codes(reference, prompts, seeds, frames)
     options: dict[str, Any] = {"tau": float("inf"), "cfg": reference.defaults.cfg, "tas": reference.defaults.tas}
     wanted = trace(reference, prompts, codes, **options)
-    rounded = errors(trace(reference, prompts, codes, kv_int8=True, **options), wanted)
-    lines = [{"model": "keys and values in int8", "bytes": reference.network.weights_bytes(), **rounded}]
+    lines = []
     for name, other in [("bfloat16", (model, "bfloat16")), *((folder, (folder, "auto")) for folder in folders)]:
         loaded = load(*other)
         found = errors(trace(loaded, prompts, codes, **options), wanted)
         lines.append({"model": name, "bytes": loaded.network.weights_bytes(), **found})
-    return lines
+    found = errors(trace(reference, prompts, codes, kv_int8=True, **options), wanted)
+    return [*lines, {"model": "int8 keys and values", "bytes": reference.network.weights_bytes(), **found}]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
