@@ -111,10 +111,12 @@ class TextToVideo:
         )
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
+            from fastcar_cli.backends.fpga.formats import check_weights
             from fastcar_cli.backends.fpga.preset import load_preset
             from fastcar_cli.backends.fpga.workload import check_memory, workload_of
 
             self._preset = load_preset(config.backend.preset)
+            check_weights(model.network.weight_format, self._preset)
             check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
         self.effective = self._effective(config)
         self._runs: list[Run] = []
@@ -229,17 +231,10 @@ class TextToVideo:
     def _kernels(self, config: RunConfig) -> str:
         """Who decodes. Raises RequestError for what does not go with another MLP backend."""
         backend, asked = config.backend.name, config.runtime.kernels
-        if backend != "torch":
-            if self._model.network.quantised():
-                raise RequestError(
-                    f"`dtype` {self._model.network.weight_format} does not go with `backend.name` {backend}, which has "
-                    "number formats of its own",
-                    hint="allowed: `dtype` float32, or `backend.preset` u280-int8",
-                )
-            if asked not in ("auto", "torch"):
-                raise RequestError(
-                    f"`kernels` {asked} does not go with `backend.name` {backend}", hint="allowed: `kernels` torch"
-                )
+        if backend != "torch" and asked not in ("auto", "torch"):
+            raise RequestError(
+                f"`kernels` {asked} does not go with `backend.name` {backend}", hint="allowed: `kernels` torch"
+            )
         return asked
 
     def batch_size(self, videos: int) -> int:

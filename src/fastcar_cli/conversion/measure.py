@@ -1,21 +1,25 @@
-"""What a format costs in exactness: `python -m fastcar_cli.conversion.measure MODEL FOLDER...`.
+"""What a format costs in exactness: `python -m fastcar_cli.conversion.measure MODEL FOLDER... --fpga PRESET...`.
 
-MODEL decodes a few prompts in float32; then it and every converted FOLDER are run on these codes, step by step, and
-hidden states, guided logits and replay scores are compared. No code that was drawn differently hides an error.
+MODEL decodes a few prompts in float32; then it, every converted FOLDER, and MODEL in float32 with its MLPs in the
+numbers of every accelerator PRESET, are run on these codes, step by step, and hidden states, guided logits and replay
+scores are compared. No code that was drawn differently hides an error.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from fastcar_cli.backends.fpga.executor import FpgaBackend
+from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.conversion.draws import drawn_codes
 from fastcar_cli.decoding import Trace, trace
 from fastcar_cli.models import load
+from fastcar_cli.models.decoder import Decoder
 
 PROMPTS = ("a small blue car drives left across the grass", "a big yellow star bouncing at night")
 
@@ -43,8 +47,18 @@ def errors(found: Trace, wanted: Trace) -> dict[str, float]:
     }
 
 
-def compare(model: str, folders: Sequence[str], prompts: Sequence[str], frames: int) -> list[dict[str, Any]]:
-    """One line a folder, after one for the model itself in bfloat16; the last is for int8 keys and values alone."""
+def _executor(preset: Preset) -> Callable[[Decoder, int], FpgaBackend]:
+    return lambda decoder, rows: FpgaBackend(decoder, preset, rows)
+
+
+def compare(
+    model: str, folders: Sequence[str], prompts: Sequence[str], frames: int, accelerators: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """One line a folder, after one for the model itself in bfloat16, and one an accelerator preset.
+
+    The last is for int8 keys and values alone.
+    """
+    presets = [load_preset(name) for name in accelerators]
     reference = load(model, "float32")
     seeds = list(range(len(prompts)))
     codes = drawn_codes(reference, prompts, seeds, frames)
@@ -55,6 +69,9 @@ def compare(model: str, folders: Sequence[str], prompts: Sequence[str], frames: 
         loaded = load(*other)
         found = errors(trace(loaded, prompts, codes, **options), wanted)
         lines.append({"model": name, "bytes": loaded.network.weights_bytes(), **found})
+    for preset in presets:
+        found = errors(trace(reference, prompts, codes, **options, backend=_executor(preset)), wanted)
+        lines.append({"model": model, "fpga": preset.name, "format": preset.format.kind, **found})
     found = errors(trace(reference, prompts, codes, kv_int8=True, **options), wanted)
     return [*lines, {"model": "int8 keys and values", "bytes": reference.network.weights_bytes(), **found}]
 
@@ -65,9 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model")
     parser.add_argument("folders", nargs="*")
     parser.add_argument("--prompt", action="append")
+    parser.add_argument("--fpga", action="append", default=[], help="accelerator preset or YAML file")
     parser.add_argument("--frames", type=int, default=2)
     options = parser.parse_args(arguments)
-    for line in compare(options.model, options.folders, options.prompt or PROMPTS, options.frames):
+    for line in compare(options.model, options.folders, options.prompt or PROMPTS, options.frames, options.fpga):
         print(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in line.items()}))
 
 

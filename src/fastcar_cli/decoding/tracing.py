@@ -6,12 +6,13 @@ engine that generates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fastcar_cli.backends.base import MLPBackend
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
@@ -19,6 +20,7 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def trace(
     gate: str = "row",
     kernels: str = "torch",
     kv_int8: bool = False,
+    backend: Callable[[Decoder, int], MLPBackend] | None = None,
 ) -> Trace:
     """Decode with the given codes instead of sampled ones and keep what the engine computed.
 
@@ -112,6 +115,7 @@ def trace(
         gate: who decides on a replay, `row` or `pair`.
         kernels: `torch`, or `native`, which keeps neither MLP nor block outputs.
         kv_int8: whether keys and values are kept in int8.
+        backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
 
     Raises:
         RequestError: a prompt the model can't take, codes, thresholds or indices that do not fit.
@@ -152,7 +156,8 @@ def trace(
         kernels=kernels,
         kv_int8=kv_int8,
     )
-    decode = Decode(network, rows, settings, torch.zeros(codes.shape))
+    mlps = None if backend is None else backend(network.llm, len(rows))
+    decode = Decode(network, rows, settings, torch.zeros(codes.shape), mlps)
     watcher = _Keep(layers, kept if kernels == "torch" else [], mlp_tokens, len(rows), spec.decoder.width)
     if kernels == "torch":
         decode.watch = watcher

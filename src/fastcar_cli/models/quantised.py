@@ -138,7 +138,7 @@ def unpack_int4(weight: Tensor) -> Tensor:
 def widen_int4(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Bytes and scales to a matrix [out, in] of a float dtype."""
     out, inputs = len(weight), weight.shape[1] * 2
-    wide = torch.empty(out, inputs, dtype=dtype)
+    wide = torch.empty(out, inputs, dtype=dtype, device=weight.device)
     step = max(1, _WIDENED // inputs)
     for i in range(0, out, step):
         q = unpack_int4(weight[i : i + step]).view(-1, inputs // GROUP, GROUP)
@@ -193,8 +193,8 @@ def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_sc
     becomes zeros, one whose scale is too large gets the largest there is.
     """
     out, inputs = weight.shape
-    packed = torch.empty(out, inputs // 2, dtype=torch.uint8)
-    kept = torch.empty(out, inputs // GROUP, dtype=torch.float16)
+    packed = torch.empty(out, inputs // 2, dtype=torch.uint8, device=weight.device)
+    kept = torch.empty(out, inputs // GROUP, dtype=torch.float16, device=weight.device)
     step = max(1, _ROUNDED // inputs)
     for i in range(0, out, step):
         groups = weight[i : i + step].float().reshape(-1, GROUP)

@@ -79,7 +79,7 @@ class Emulator:
         check_memory(work, preset)
         self.preset, self.work = preset, work
         self.rates = Rates.of(preset)
-        bits, tile = preset.format.weight_bits, preset.tile_bytes
+        bits, tile = preset.format.stored_bits, preset.tile_bytes
         self.mlp = compile_mlp(work.width, work.mlp_width, bits, tile)
         self.projections = compile_linear("projections", work.projection_weights, work.width, bits, tile)
         self.depth = compile_linear("depth", work.depth_weights, work.depth_outputs, bits, tile)

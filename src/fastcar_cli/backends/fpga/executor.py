@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.backends.fpga.drs import Drs, check_rows
+from fastcar_cli.backends.fpga.formats import QuantisedMLP, check_weights, stored
+from fastcar_cli.backends.fpga.integer import IntegerMLP
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.models.decoder import MLP, Decoder
+from fastcar_cli.models.quantised import QuantisedLinear
 
 
-def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 of x [n, k], a scale a row: whole numbers -127..127 in float32, and scales [n, 1]."""
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127.0
-    return (x / scale).round(), scale
-
-
-class _Int8Linear:
-    """W x with weights quantised a channel and activations a token. Products and sums are of whole numbers."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight, self.scale = quantise(weight.float())
-
-    def __call__(self, x: Tensor) -> Tensor:
-        whole, scale = quantise(x.float())
-        return F.linear(whole, self.weight) * scale * self.scale[:, 0]
-
-
-class _Int8MLP:
-    def __init__(self, mlp: MLP) -> None:
-        self.gate = _Int8Linear(mlp.gate_proj.weight)
-        self.up = _Int8Linear(mlp.up_proj.weight)
-        self.down = _Int8Linear(mlp.down_proj.weight)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x)).to(x.dtype)
+def mlp_of(mlp: MLP, preset: Preset) -> Callable[[Tensor], Tensor]:
+    """The MLP of a block in an accelerator's format, [n, width] to [n, width]; RequestError for weights of another."""
+    if isinstance(mlp.gate_proj, QuantisedLinear):
+        check_weights(mlp.gate_proj.kind, preset)
+    kind = preset.format.kind
+    if kind == "float":
+        return mlp
+    return IntegerMLP(*stored(mlp, "int8")) if kind == "int8-exact" else QuantisedMLP(mlp, kind)
 
 
 class FpgaBackend:
     """Executes the rows that compute on the cores DRS maps them to; counts what each core executed.
 
-    executed [cores] counts rows. Raises RequestError for more rows than the Index Register has bits.
+    executed [cores] counts rows. Raises RequestError for more rows than the Index Register has bits, and for weights
+    that the accelerator's format can't hold.
     """
 
     name = "fpga-sim"
@@ -52,11 +38,7 @@ class FpgaBackend:
         self.preset, self.rows = preset, rows
         self.executed = [0] * preset.cores
         self._drs = Drs(preset.cores)
-        blocks = decoder.blocks
-        if preset.format.kind == "int8":
-            self._mlps: list[MLP | _Int8MLP] = [_Int8MLP(b.mlp) for b in blocks]
-        else:
-            self._mlps = [b.mlp for b in blocks]
+        self._mlps = [mlp_of(b.mlp, preset) for b in decoder.blocks]
 
     def mlp(self, layer: int, x: Tensor, rows: Sequence[int] | None) -> Tensor:
         """See `MLPBackend.mlp`. Cores share weights and number format, so all rows are computed in one call."""

@@ -35,7 +35,7 @@ def explain(emulator: Emulator, computing: int) -> list[str]:
         f"HBM bytes a cycle = {preset.hbm.channels.value:g} channels x {preset.hbm.channel_bandwidth.value:g} GB/s x "
         f"efficiency {preset.hbm.efficiency.value:g} / clock = {rates.bytes:.1f}",
         f"MLP weights = 3 x {work.width} x {work.mlp_width} = {mlp.macs:,} = MACs of a row; x "
-        f"{preset.format.weight_bits} bit = {mlp.weight_bytes:,} bytes in {len(loads)} tiles of at most "
+        f"{preset.format.stored_bits:g} bit = {mlp.weight_bytes:,} bytes in {len(loads)} tiles of at most "
         f"{preset.tile_bytes:,} bytes",
         f"a row alone: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
         f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {emulator.mlp_rounds([1]):,.0f} cycles",

@@ -7,6 +7,7 @@ the gate times up), `accumulate` and `store` on the vector unit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,14 +85,14 @@ def _split(total: int, parts: int) -> list[int]:
     return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
 
 
-def _tiles(inputs: int, outputs: int, bits: int, tile_bytes: int) -> list[tuple[int, int, int]]:
+def _tiles(inputs: int, outputs: int, bits: float, tile_bytes: int) -> list[tuple[int, int, int]]:
     """(outputs, bytes, MACs) of the tiles of a matrix, cut along its outputs (a row of it may need several)."""
-    size = -(-inputs * outputs * bits // 8)
+    size = math.ceil(inputs * outputs * bits / 8)
     count = max(1, -(-size // tile_bytes))
     return list(zip(_split(outputs, count), _split(size, count), _split(inputs * outputs, count), strict=True))
 
 
-def compile_mlp(width: int, mlp_width: int, bits: int, tile_bytes: int) -> Program:
+def compile_mlp(width: int, mlp_width: int, bits: float, tile_bytes: int) -> Program:
     """SwiGLU of one row: gate and up tile by tile, activated as they come, then down, accumulated and stored."""
     stream = _Stream()
     activated: list[int] = []
@@ -109,7 +110,7 @@ def compile_mlp(width: int, mlp_width: int, bits: int, tile_bytes: int) -> Progr
     return Program("mlp", tuple(stream.instructions))
 
 
-def compile_linear(name: str, weights: int, outputs: int, bits: int, tile_bytes: int) -> Program:
+def compile_linear(name: str, weights: int, outputs: int, bits: float, tile_bytes: int) -> Program:
     """Linear maps of one row, `weights` in all, as one stream of tiles that ends in `outputs` stored elements."""
     stream = _Stream()
     last: tuple[int, ...] = ()

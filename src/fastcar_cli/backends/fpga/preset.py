@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fastcar_cli.config import preset_folder, read_preset
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.quantised import GROUP
 
 MAX_FITTED = 2
 """Constants of a preset that may be fitted to a measurement."""
@@ -46,11 +47,22 @@ class Core(_Part):
 
 
 class Format(_Part):
-    """Numbers: `float` passes values through, `int8` quantises weights and activations."""
+    """Numbers: `float` passes values through; the others hold weights, and activations in int8 (formats.py)."""
 
-    kind: Literal["float", "int8"]
+    kind: Literal["float", "int8", "int8-exact", "int4"]
     weight_bits: int = Field(ge=4, le=32)
     kv_bits: int = Field(ge=4, le=32)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Format:
+        if self.kind == "int4" and self.weight_bits != 4:
+            raise ValueError(f"kind 'int4' needs weight_bits 4, given {self.weight_bits}")
+        return self
+
+    @property
+    def stored_bits(self) -> float:
+        """Bits of a weight in memory: those of int4 have a scale in float16 for each 32."""
+        return self.weight_bits + (16 / GROUP if self.kind == "int4" else 0)
 
 
 class Drs(_Part):

@@ -85,11 +85,11 @@ def workload_of(
 
 def check_memory(work: Workload, preset: Preset) -> None:
     """Refuse weights that do not fit the card's memory. Raises RequestError with the arithmetic."""
-    bits = preset.format.weight_bits
+    bits = preset.format.stored_bits
     needed, capacity = work.resident_weights * bits / 8, preset.hbm.capacity.value * 2**30
     if needed > capacity:
         raise RequestError(
             f"the weights of {work.name} do not fit the memory of {preset.name}: {work.resident_weights:,} weights x "
-            f"{bits} bit / 8 = {needed / 2**30:.2f} GiB, it has {preset.hbm.capacity.value:g} GiB",
+            f"{bits:g} bit / 8 = {needed / 2**30:.2f} GiB, it has {preset.hbm.capacity.value:g} GiB",
             hint="fewer weight bits, or an accelerator with more memory",
         )
