@@ -148,13 +148,14 @@ class NativeExecutor(HostExecutor):
         at = native.Slots(*cache.slots())
         mask = None if cache.window is None else cache.mask()
         rule: dict[str, Any] = {}
+        eligible = replay is not None and replay.eligible(t)
         if replay is not None:
             rule["position"] = t % batch.frame
-        if replay is not None and replay.eligible(t):
-            rule |= {"thresholds": replay.thresholds(t), "scored": replay.scored}
-            rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
+            if eligible:
+                rule |= {"thresholds": replay.thresholds(t), "scored": replay.scored}
+                rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
         batch.clock.mlp += self._pass(x, self._cos[t], self._sin[t], at, mask=mask, **rule)
-        if replay is not None and replay.eligible(t):
+        if replay is not None and eligible:
             replay.finish(t, self._scores)
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 
