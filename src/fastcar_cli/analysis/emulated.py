@@ -21,22 +21,21 @@ def emulated_lengths(spec: ModelSpec, model: str, lengths: list[int], rows: int,
     for seq in lengths:
         work = workload_of(spec, rows=rows, frames=1, prompt=max(1, seq - 1))
         emulator = Emulator(accelerator, work)
-        rounds = [len(range(i, rows, accelerator.cores)) for i in range(accelerator.cores)]
         layers = spec.decoder.layers
         if accelerator.rest.seconds_per_step is not None:
             rest = accelerator.rest.seconds_per_step.value / accelerator.seconds_per_cycle
         else:
             rest = emulator.all_rows(emulator.depth)
-        cycles = {
+        cycles: dict[str, dict[str, float]] = {
             "attention": {
                 "projections": layers * emulator.all_rows(emulator.projections),
                 "core": layers * float(emulator.attention_cycles(np.array([seq]))[0]),
             },
-            "mlp": {"mlp": layers * emulator.mlp_rounds(rounds)},
+            "mlp": {"mlp": layers * emulator.machine.rounds(-(-rows // accelerator.cores))},
             "depth_transformer": {"rest": rest},
         }
         total = sum(sum(parts.values()) for parts in cycles.values())
-        drs = layers * float(emulator.drs_cycles(np.array([0]))[0])
+        drs = layers * emulator.machine.layer(0, rows)[1]
         found.append(
             {
                 "seq": seq,

@@ -1,4 +1,4 @@
-"""Dynamic Resource Scheduling, as published, and the two schedulers it is compared with.
+"""Dynamic Resource Scheduling, as published: its registers, and what they do with arriving instructions.
 
 Once per layer, when its TAS is known: the Index Register takes one bit a row (1: compute), rows that
 compute are dealt to the cores round-robin into the Mapping Registers. When the instructions of a row
@@ -42,33 +42,8 @@ class Drs:
         self.index = 0
         for turn, row in enumerate(computing):
             self.index |= 1 << row
-            self.mapping[row] = turn % self.cores
+            self.mapping[row] = turn % self.cores & (1 << self.mapping_bits) - 1
 
     def arrive(self, row: int) -> int | None:
         """What happens to the instructions of a row: the core they go to, None if they are dropped."""
         return self.mapping[row] if self.index >> row & 1 else None
-
-
-def drs_queues(computing: Sequence[int], rows: int, cores: int) -> list[list[int]]:
-    """Rows each core executes under DRS, in the order their instructions arrive."""
-    drs = Drs(cores)
-    drs.remap(sorted(computing))
-    queues: list[list[int]] = [[] for _ in range(cores)]
-    for row in range(rows):
-        core = drs.arrive(row)
-        if core is not None:
-            queues[core].append(row)
-    return queues
-
-
-def static_queues(computing: Sequence[int], cores: int) -> list[list[int]]:
-    """Rows each core executes when row i belongs to core i mod cores for good."""
-    queues: list[list[int]] = [[] for _ in range(cores)]
-    for row in sorted(computing):
-        queues[row % cores].append(row)
-    return queues
-
-
-def active_cores(counts: Sequence[int]) -> list[int]:
-    """Cores at work in each round, of cores with these many rows."""
-    return [sum(c > r for c in counts) for r in range(max(counts, default=0))]

@@ -1,22 +1,21 @@
-"""Cycles of a whole run: kernels by event simulation, rounds by scheduler, summed over steps and layers.
+"""Cycles of a whole run: every layer of every step on the machine of layer.py, summed.
 
-Rows of a layer run the same stream, so cores that start a round together end it together; a layer
-takes the sum of its rounds, and a round of k cores is simulated once. tests/test_fpga.py compares
-this with the simulation of all cores and rows.
+Rows of a layer run the same stream, timed once; a layer depends on which rows compute and nothing else,
+so each Index Register word of a run is emulated once. tests/test_fpga.py holds this to a machine that
+is stepped cycle by cycle.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.backends.fpga.isa import Program, compile_linear, compile_mlp
-from fastcar_cli.backends.fpga.machine import Rates, simulate
+from fastcar_cli.backends.fpga.layer import START, Machine
+from fastcar_cli.backends.fpga.machine import Rates, cycles
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.backends.fpga.workload import Workload, check_memory
 from fastcar_cli.errors import RequestError
@@ -60,15 +59,6 @@ class Result:
         return math.ceil(sum(c.cycles for c in self.components.values()) - 1e-6)
 
 
-@lru_cache(maxsize=4096)
-def round_cycles(program: Program, rates: Rates, cores: int) -> float:
-    """Cycles of one round in which this many cores run the stream side by side."""
-    if rates.broadcast or cores == 1:
-        return simulate([[(0, program)]], rates).cycles
-    alone = Rates(rates.macs, rates.lanes, rates.bytes / cores, True)
-    return simulate([[(0, program)]], alone).cycles
-
-
 class Emulator:
     """An accelerator with a model's streams compiled for it.
 
@@ -79,25 +69,26 @@ class Emulator:
         check_memory(work, preset)
         self.preset, self.work = preset, work
         self.rates = Rates.of(preset)
-        bits, tile = preset.format.stored_bits, preset.tile_bytes
-        self.mlp = compile_mlp(work.width, work.mlp_width, bits, tile)
-        self.projections = compile_linear("projections", work.projection_weights, work.width, bits, tile)
-        self.depth = compile_linear("depth", work.depth_weights, work.depth_outputs, bits, tile)
-        c = preset.cores
-        self._rounds = np.array([0.0] + [round_cycles(self.mlp, self.rates, k) for k in range(1, c + 1)])
+        self.shared = preset.hbm.weights != "private"
+        how = (preset.format.stored_bits, preset.tile_bytes, preset.window)
+        self.mlp = compile_mlp(work.width, work.mlp_width, *how)
+        self.projections = compile_linear("projections", work.projection_weights, work.width, *how)
+        self.depth = compile_linear("depth", work.depth_weights, work.depth_outputs, *how)
+        self.machine = Machine.of(preset, self.mlp)
 
-    def all_rows(self, program: Program) -> float:
+    def all_rows(self, program: Program) -> int:
         """Cycles of a kernel that every row runs, dealt to the cores."""
-        rows, c = self.work.rows, self.preset.cores
-        full, left = divmod(rows, c)
-        cycles = full * round_cycles(program, self.rates, c) if full else 0.0
-        return cycles + (round_cycles(program, self.rates, left) if left else 0.0)
+        return -(-self.work.rows // self.preset.cores) * (START + cycles(program, self.rates))
+
+    def weight_bytes(self, program: Program) -> float:
+        """Bytes of weights that cross the memory port for one stream: whole bursts."""
+        return sum(self.rates.moved(i.amount) for i in program.instructions if i.op == "load")
 
     def attention_cycles(self, context: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cycles of the attention core of one layer, all rows, for each context length.
 
         Keys and values are each row's own, so the cores of a round share the bandwidth. m equal tiles in
-        a double buffer take load + (m - 1) max(load, work) + work.
+        a double buffer take latency + load + (m - 1) max(load, work) + work, load in whole bursts.
         """
         work, c = self.work, self.preset.cores
         full, left = divmod(work.rows, c)
@@ -111,25 +102,23 @@ class Emulator:
         work, rates = self.work, self.rates
         size = context * 2 * work.kv_width * self.preset.format.kv_bits / 8
         tiles = np.ceil(size / self.preset.tile_bytes).clip(min=1)
-        load = size / (rates.bytes / cores) / tiles
+        load = np.ceil(np.ceil(size / tiles / rates.burst) * rates.burst * cores / self.preset.bytes_per_cycle)
         multiply = context * 2 * work.width / rates.macs / tiles
         soft = context * work.heads / rates.lanes / tiles
-        busy = np.maximum(multiply, soft)
-        return load + (tiles - 1) * np.maximum(load, busy) + busy
+        busy = np.ceil(np.maximum(multiply, soft))
+        return START + rates.latency + load + (tiles - 1) * np.maximum(load, busy) + busy
 
-    def drs_cycles(self, computing: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Cost of DRS in a layer with these many computing rows."""
-        d = self.preset.drs
-        return d.remap.value + computing * d.dispatch.value + (self.work.rows - computing) * d.drop.value
-
-    def mlp_rounds(self, counts: Sequence[int]) -> float:
-        """Cycles of a layer's MLP when the cores have these many rows."""
-        return sum(self._rounds[sum(n > r for n in counts)] for r in range(max(counts, default=0)))
+    def layer_cycles(self, computing: Bits) -> NDArray[np.int64]:
+        """Cycles of one layer's MLPs under DRS, itself included, by which rows compute [..., rows]."""
+        words = (computing * (1 << np.arange(computing.shape[-1], dtype=np.uint64))).sum(-1)
+        unique, where = np.unique(words, return_inverse=True)
+        found = [self.machine.layer(int(word), computing.shape[-1])[1] for word in unique]
+        return np.array(found, dtype=np.int64)[where].reshape(words.shape)
 
     def ideal_row(self) -> float:
         """Cycles of one row's MLP with its work spread evenly over all cores: the bound of any schedule."""
         compute = self.mlp.macs / (self.preset.cores * self.rates.macs)
-        return compute if self.rates.broadcast else max(compute, self.mlp.weight_bytes / self.rates.bytes)
+        return compute if self.shared else max(compute, self.mlp.weight_bytes / self.preset.bytes_per_cycle)
 
     def run(self, replayed: Bits, scheduler: str = "drs", *, dense: bool = False) -> Result:
         """Emulate the decisions `replayed` [layers, rows, steps]; `dense` computes every row instead.
@@ -150,21 +139,20 @@ class Emulator:
         streams = np.zeros_like(drs)
         core_rows = np.zeros(c)
         if scheduler == "ideal":
-            broadcast = self.mlp.weight_bytes / self.rates.bytes if self.rates.broadcast else 0.0
-            mlp = np.where(counts > 0, np.maximum(counts * self.ideal_row(), broadcast), 0.0)
-            streams = (counts > 0).astype(np.float64) if self.rates.broadcast else counts.astype(np.float64)
+            once = self.mlp.weight_bytes / self.rates.bytes if self.shared else 0.0
+            mlp = np.where(counts > 0, np.maximum(counts * self.ideal_row(), once), 0.0)
+            streams = (counts > 0).astype(np.float64) if self.shared else counts.astype(np.float64)
             core_rows += counts.sum() / c
         else:
             if scheduler == "drs":
                 per_core = (counts[..., None] - np.arange(c) + c - 1) // c
-                drs = self.drs_cycles(counts)
             else:
                 per_core = np.stack([computing[:, i::c].sum(1) for i in range(c)], -1)
-            mlp = np.zeros_like(drs)
-            for r in range(-(-work.rows // c)):
-                active = (per_core > r).sum(-1)
-                mlp += self._rounds[active]
-                streams += (active > 0) if self.rates.broadcast else active
+            rounds = per_core.max(-1)
+            mlp = rounds * float(self.machine.rounds(1))
+            if scheduler == "drs":
+                drs = self.layer_cycles(computing.transpose(0, 2, 1)) - mlp
+            streams = (rounds if self.shared else counts).astype(np.float64)
             core_rows += per_core.sum((0, 1))
         return self._result(scheduler, replayed & ~computing, counts, mlp, drs, streams, core_rows)
 
@@ -182,18 +170,18 @@ class Emulator:
         context = np.array([work.context(s) for s in range(work.steps)])
         attention = self.attention_cycles(context)
         projections = self.all_rows(self.projections)
-        all_streams = -(-work.rows // c) if self.rates.broadcast else work.rows
+        all_streams = -(-work.rows // c) if self.shared else work.rows
         if preset.rest.seconds_per_step is not None:
             rest = preset.rest.seconds_per_step.value / preset.seconds_per_cycle
             rest_totals = Totals(cycles=rest * work.steps)
         else:
             rest = self.all_rows(self.depth)
-            rest_totals = _linear(self.depth, rest, work.steps * work.rows, work.steps * all_streams, work.steps)
+            rest_totals = self._linear(self.depth, work.steps, all_streams)
         passes = work.layers * work.steps
         kv = context.sum() * work.layers * work.rows * 2 * work.kv_width * preset.format.kv_bits / 8
-        row_bytes = self.mlp.weight_bytes
+        row_bytes = self.weight_bytes(self.mlp)
         components = {
-            "projections": _linear(self.projections, projections, passes * work.rows, passes * all_streams, passes),
+            "projections": self._linear(self.projections, passes, all_streams),
             "attention": Totals(
                 cycles=float(attention.sum() * work.layers),
                 macs=float(context.sum()) * work.layers * work.rows * 2 * work.width,
@@ -215,7 +203,9 @@ class Emulator:
         others = sum(components[k].macs for k in ("projections", "attention", "rest")) * share / self.rates.macs
         layer = mlp.sum(1) + drs.sum(1) + attention.sum() + projections * work.steps
         layer_bytes = (
-            streams.sum(1) * row_bytes + kv / work.layers + work.steps * all_streams * self.projections.weight_bytes
+            streams.sum(1) * row_bytes
+            + kv / work.layers
+            + work.steps * all_streams * self.weight_bytes(self.projections)
         )
         step = (mlp + drs).sum(0) + work.layers * (attention + projections) + rest
         return Result(
@@ -228,13 +218,13 @@ class Emulator:
             float(replayed.mean()),
         )
 
-
-def _linear(program: Program, cycles: float, rows: float, streams: float, times: float) -> Totals:
-    """Totals of a kernel that takes `cycles` each of `times`, run by `rows` rows with `streams` weight streams."""
-    return Totals(
-        cycles=cycles * times,
-        macs=float(rows) * program.macs,
-        weight_bytes=float(streams) * program.weight_bytes,
-        vector_elements=float(rows) * program.vector_elements,
-        buffer_bytes=2.0 * float(rows) * program.weight_bytes,
-    )
+    def _linear(self, program: Program, times: int, streams: int) -> Totals:
+        """Totals of a kernel that every row runs `times` times, its weights streamed `streams` times each."""
+        rows = float(times * self.work.rows)
+        return Totals(
+            cycles=float(self.all_rows(program) * times),
+            macs=rows * program.macs,
+            weight_bytes=float(times * streams) * self.weight_bytes(program),
+            vector_elements=rows * program.vector_elements,
+            buffer_bytes=2.0 * rows * program.weight_bytes,
+        )

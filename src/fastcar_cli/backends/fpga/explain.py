@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.backends.fpga.drs import Drs, active_cores
+from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.emulator import Emulator
+from fastcar_cli.backends.fpga.layer import START, Row
 from fastcar_cli.backends.fpga.preset import constants
 
 
@@ -16,15 +17,15 @@ def explain(emulator: Emulator, computing: int) -> list[str]:
     mlp, c = emulator.mlp, preset.cores
     step = work.steps // 2
     context = work.context(step)
-    queues = [len(range(i, computing, c)) for i in range(c)]
-    rounds = active_cores(queues)
+    rounds = -(-computing // c)
+    machine = emulator.machine
     attention = float(emulator.attention_cycles(_one(context))[0])
     projections = emulator.all_rows(emulator.projections)
-    mlp_cycles = emulator.mlp_rounds(queues)
-    drs = float(emulator.drs_cycles(_one(computing))[0])
-    streams = len(rounds) if rates.broadcast else computing
+    mlp_cycles = machine.rounds(rounds)
+    rows, total = machine.layer((1 << computing) - 1, work.rows)
+    streams = rounds if emulator.shared else computing
     prices = preset.energy
-    weight_bytes = streams * mlp.weight_bytes
+    weight_bytes = streams * emulator.weight_bytes(mlp)
     loads = [i for i in mlp.instructions if i.op == "load"]
     lines = [
         f"{preset.name}: {preset.title}",
@@ -33,29 +34,32 @@ def explain(emulator: Emulator, computing: int) -> list[str]:
         f"MACs a cycle and core = array {preset.core.mac_array.value:g} x utilisation {preset.core.utilisation.value:g}"
         f" = {rates.macs:g}",
         f"HBM bytes a cycle = {preset.hbm.channels.value:g} channels x {preset.hbm.channel_bandwidth.value:g} GB/s x "
-        f"efficiency {preset.hbm.efficiency.value:g} / clock = {rates.bytes:.1f}",
+        f"efficiency {preset.hbm.efficiency.value:g} / clock = {preset.bytes_per_cycle:.1f}, in bursts of "
+        f"{rates.burst} bytes, {rates.latency} cycles after the request",
         f"MLP weights = 3 x {work.width} x {work.mlp_width} = {mlp.macs:,} = MACs of a row; x "
         f"{preset.format.stored_bits:g} bit = {mlp.weight_bytes:,} bytes in {len(loads)} tiles of at most "
         f"{preset.tile_bytes:,} bytes",
         f"a row alone: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
-        f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {emulator.mlp_rounds([1]):,.0f} cycles",
-        f"DRS deals round-robin: {queues} rows a core = {len(rounds)} rounds of {rounds} cores "
-        f"(ceil({computing} / {c}) = {-(-computing // c)})",
-        f"weights are {preset.hbm.weights}: "
-        + ("a round streams them once" if rates.broadcast else "each core streams its own, sharing the bandwidth"),
-        f"MLP = {' + '.join(f'{emulator.mlp_rounds([1] * k):,.0f}' for k in rounds) or '0'} = {mlp_cycles:,.0f} cycles",
-        f"DRS = remap {preset.drs.remap.value:g} + {computing} x dispatch {preset.drs.dispatch.value:g} + "
-        f"{work.rows - computing} x drop {preset.drs.drop.value:g} = {drs:,.0f} cycles "
+        f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {machine.row:,} cycles",
+        f"DRS deals {computing} rows round-robin to {c} cores: ceil({computing} / {c}) = {rounds} rounds "
         f"({Drs(c).mapping_bits} mapping bits a row)",
+        f"weights are {preset.hbm.weights}: "
+        + ("a round streams them once" if emulator.shared else "each core streams its own from its share of channels"),
+        f"MLP = {rounds} x (start {START} + row {machine.row:,}) = {mlp_cycles:,} cycles",
+        f"DRS = start {START} + remap {machine.remap} + dispatch {mlp.words} words a packet, "
+        f"{machine.packet} cycles each, + drop {machine.drop} cycles each ({preset.drs.fetch}), "
+        f"beside running rows where a core's queue of {machine.queue} has room",
+        *_dispatched(rows),
+        f"both together {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
         f"projections, all rows: {work.projection_weights:,} weights in ceil({work.rows} / {c}) rounds = "
         f"{projections:,.0f} cycles",
         f"attention core, all rows: {context:,} keys x 2 x {work.width} MACs a row, "
         f"{context * 2 * work.kv_width * preset.format.kv_bits // 8:,} bytes of keys and values a row = "
         f"{attention:,.0f} cycles",
-        f"layer = {mlp_cycles + drs + projections + attention:,.0f} cycles = "
-        f"{(mlp_cycles + drs + projections + attention) * preset.seconds_per_cycle * 1e3:.3f} ms",
+        f"layer = {total + projections + attention:,.0f} cycles = "
+        f"{(total + projections + attention) * preset.seconds_per_cycle * 1e3:.3f} ms",
         "",
-        f"energy of the MLP: HBM {weight_bytes:,} bytes x 8 x {prices.hbm.value:g} pJ = "
+        f"energy of the MLP: HBM {weight_bytes:,.0f} bytes x 8 x {prices.hbm.value:g} pJ = "
         f"{weight_bytes * 8 * prices.hbm.value * 1e-9:.4f} mJ",
         f"  MACs {computing * mlp.macs:,} x {prices.mac.value:g} pJ = "
         f"{computing * mlp.macs * prices.mac.value * 1e-9:.4f} mJ",
@@ -69,6 +73,15 @@ def explain(emulator: Emulator, computing: int) -> list[str]:
         "constants:",
     ]
     return lines + [f"  {k} = {v.value:g} {v.unit}  ({v.kind}: {v.source})" for k, v in constants(preset).items()]
+
+
+def _dispatched(rows: list[Row]) -> list[str]:
+    return [
+        f"  row {r.row}: packet in [{r.first:,}, {r.last:,}) to core {r.core}, runs in [{r.begin:,}, {r.end:,})"
+        if r.core is not None
+        else f"  row {r.row}: dropped in [{r.first:,}, {r.last:,})"
+        for r in rows
+    ]
 
 
 def _one(value: int) -> NDArray[np.int64]:

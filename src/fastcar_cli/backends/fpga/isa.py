@@ -15,6 +15,8 @@ Op = Literal["load", "multiply", "activate", "accumulate", "store"]
 UNIT_OF: dict[str, str] = {
     "load": "memory", "multiply": "mac", "activate": "vector", "accumulate": "vector", "store": "vector",
 }  # fmt: skip
+HEADER_WORDS = 1
+"""Words of a packet before its instructions: the row, and how many words follow."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Program:
         return sum(i.amount for i in self.instructions if i.op == op)
 
     @property
+    def words(self) -> int:
+        """Words of the stream's packet: a header and a word an instruction."""
+        return HEADER_WORDS + len(self.instructions)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of weights that pass the buffer."""
         return self.total("load")
@@ -59,9 +66,10 @@ class Program:
 
 
 class _Stream:
-    """A stream being written, with the double buffer's rule: a tile may be loaded when the last but one is used."""
+    """A stream being written, with the buffer's rule: of `window` tiles, one may be loaded when the oldest is used."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int) -> None:
+        self.window = window
         self.instructions: list[Instruction] = []
         self._uses: list[int] = []
         self._tile = 0
@@ -72,7 +80,7 @@ class _Stream:
 
     def tile(self, size: int, macs: int, after: tuple[int, ...] = ()) -> int:
         """Load a tile and multiply by it; returns the index of the multiply."""
-        free = (self._uses[-2],) if len(self._uses) > 1 else ()
+        free = (self._uses[-self.window],) if len(self._uses) >= self.window else ()
         load = self.add("load", size, free, self._tile)
         use = self.add("multiply", macs, (load, *after), self._tile)
         self._uses.append(use)
@@ -86,33 +94,40 @@ def _split(total: int, parts: int) -> list[int]:
 
 
 def _tiles(inputs: int, outputs: int, bits: float, tile_bytes: int) -> list[tuple[int, int, int]]:
-    """(outputs, bytes, MACs) of the tiles of a matrix, cut along its outputs (a row of it may need several)."""
+    """(outputs, bytes, MACs) of the tiles of a matrix, cut along its outputs.
+
+    Where a row of it needs several tiles, its output counts for the last of them.
+    """
     size = math.ceil(inputs * outputs * bits / 8)
-    count = max(1, -(-size // tile_bytes))
+    count = min(inputs * outputs, max(1, -(-size // tile_bytes)))
     return list(zip(_split(outputs, count), _split(size, count), _split(inputs * outputs, count), strict=True))
 
 
-def compile_mlp(width: int, mlp_width: int, bits: float, tile_bytes: int) -> Program:
-    """SwiGLU of one row: gate and up tile by tile, activated as they come, then down, accumulated and stored."""
-    stream = _Stream()
+def compile_mlp(width: int, mlp_width: int, bits: float, tile_bytes: int, window: int = 2) -> Program:
+    """SwiGLU of one row: gate and up tile by tile, activated as they come, then down, accumulated and stored.
+
+    window: tiles the buffer holds. A tile that completes no output has nothing for the vector unit.
+    """
+    stream = _Stream(window)
     activated: list[int] = []
-    half = max(1, tile_bytes)
-    for channels, size, macs in _tiles(width, mlp_width, bits, half):
+    for channels, size, macs in _tiles(width, mlp_width, bits, tile_bytes):
         gate = stream.tile(size, macs)
         up = stream.tile(size, macs)
-        activated.append(stream.add("activate", channels, (gate, up)))
+        if channels:
+            activated.append(stream.add("activate", channels, (gate, up)))
     last: tuple[int, ...] = ()
-    for channels, size, macs in _tiles(mlp_width, width, bits, half):
+    for channels, size, macs in _tiles(mlp_width, width, bits, tile_bytes):
         # The first tile of down needs the whole activated vector; in-order units take care of the rest.
         down = stream.tile(size, macs, (activated[-1],))
-        last = (stream.add("accumulate", channels, (down,)),)
+        if channels:
+            last = (stream.add("accumulate", channels, (down,)),)
     stream.add("store", width, last)
     return Program("mlp", tuple(stream.instructions))
 
 
-def compile_linear(name: str, weights: int, outputs: int, bits: float, tile_bytes: int) -> Program:
+def compile_linear(name: str, weights: int, outputs: int, bits: float, tile_bytes: int, window: int = 2) -> Program:
     """Linear maps of one row, `weights` in all, as one stream of tiles that ends in `outputs` stored elements."""
-    stream = _Stream()
+    stream = _Stream(window)
     last: tuple[int, ...] = ()
     for _, size, macs in _tiles(1, weights, bits, tile_bytes):
         last = (stream.tile(size, macs),)

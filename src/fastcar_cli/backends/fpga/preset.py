@@ -27,18 +27,35 @@ class Constant(_Part):
     kind: Literal["datasheet", "measured", "assumption", "fitted"]
 
 
+Weights = Literal["lockstep", "multicast", "private"]
+"""How cores get a layer's weights: layer.py says what each means."""
+
+
 class Hbm(_Part):
-    """Memory: pseudo-channels shared by the cores."""
+    """Memory: pseudo-channels shared by the cores, or dealt to them where weights are private.
+
+    window: tiles a core's buffer holds under multicast; otherwise it has two halves.
+    """
 
     capacity: Constant
     channels: Constant
     channel_bandwidth: Constant
     efficiency: Constant
-    weights: Literal["broadcast", "private"]
+    beat: Constant
+    burst: Constant
+    latency: Constant
+    weights: Weights
+    window: Constant | None = None
+
+    @model_validator(mode="after")
+    def _window(self) -> Hbm:
+        if (self.weights == "multicast") != (self.window is not None):
+            raise ValueError("weights 'multicast' need window, others have none")
+        return self
 
 
 class Core(_Part):
-    """One core: MAC array, vector unit, local weight buffer of two halves."""
+    """One core: MAC array, vector unit, local weight buffer."""
 
     mac_array: Constant
     utilisation: Constant
@@ -66,11 +83,17 @@ class Format(_Part):
 
 
 class Drs(_Part):
-    """Cost of Dynamic Resource Scheduling."""
+    """Cost of Dynamic Resource Scheduling.
+
+    dispatch: cycles a dispatched packet takes; left out, one for each of its words. fetch: a dropped packet
+    is jumped over in `drop` cycles (skip), or passes like a dispatched one (stream). queue: packets a core holds.
+    """
 
     remap: Constant
-    dispatch: Constant
+    dispatch: Constant | None = None
+    fetch: Literal["skip", "stream"]
     drop: Constant
+    queue: Constant
 
 
 class Rest(_Part):
@@ -119,6 +142,9 @@ class Preset(_Part):
                 raise ValueError(f"{path}.unit is {constant.unit!r}, needed: {wanted!r}")
             if constant.value == 0 and path not in MAY_BE_ZERO:
                 raise ValueError(f"{path}.value is 0, needed: above 0")
+        for path in WHOLE & constants(self).keys():
+            if constants(self)[path].value % 1:
+                raise ValueError(f"{path}.value is {constants(self)[path].value}, needed: a whole number")
         for path in ("core.utilisation", "hbm.efficiency"):
             if constants(self)[path].value > 1:
                 raise ValueError(f"{path}.value is {constants(self)[path].value}, needed: at most 1")
@@ -139,9 +165,14 @@ class Preset(_Part):
         return self.core.mac_array.value * self.core.utilisation.value
 
     @property
+    def window(self) -> int:
+        """Tiles a core's weight buffer holds."""
+        return 2 if self.hbm.window is None else int(self.hbm.window.value)
+
+    @property
     def tile_bytes(self) -> int:
-        """Bytes of one half of a core's weight buffer."""
-        return max(1, int(self.core.buffer.value * 1024) // 2)
+        """Bytes of a tile: the weight buffer in equal parts."""
+        return max(1, int(self.core.buffer.value * 1024) // self.window)
 
     @property
     def seconds_per_cycle(self) -> float:
@@ -159,9 +190,14 @@ UNITS = {
     "hbm.channels": "1",
     "hbm.channel_bandwidth": "GB/s",
     "hbm.efficiency": "1",
+    "hbm.beat": "bytes",
+    "hbm.burst": "beats",
+    "hbm.latency": "cycles",
+    "hbm.window": "tiles",
     "drs.remap": "cycles/layer",
     "drs.dispatch": "cycles/row",
     "drs.drop": "cycles/row",
+    "drs.queue": "packets",
     "rest.seconds_per_step": "s/step",
     "energy.board_power": "W",
     "energy.hbm": "pJ/bit",
@@ -172,7 +208,12 @@ UNITS = {
 }
 """The unit each constant must be given in."""
 
-MAY_BE_ZERO = {path for path in UNITS if path.startswith(("energy.", "drs.", "rest."))}
+WHOLE = {path for path in UNITS if path.startswith(("drs.", "hbm.beat", "hbm.burst", "hbm.latency", "hbm.window"))}
+"""Constants that count something."""
+
+MAY_BE_ZERO = {path for path in UNITS if path.startswith(("energy.", "drs.", "rest."))} - {"drs.queue"} | {
+    "hbm.latency"
+}
 
 
 def constants(part: BaseModel, prefix: str = "") -> dict[str, Constant]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastcar_cli.backends.fpga.drs import drs_queues
 from fastcar_cli.backends.fpga.energy import energy_of
-from fastcar_cli.backends.fpga.machine import simulate
+from fastcar_cli.backends.fpga.machine import spans
 from fastcar_cli.backends.fpga.summary import Comparison
 from fastcar_cli.errors import RunError
 from fastcar_cli.extras import pyplot
@@ -114,31 +114,30 @@ def _timeline(file: Path, found: Comparison) -> Path:
             span(0, core, "projections", now, projections, layer=layer)
             span(0, core, "attention", now + projections, attention, layer=layer)
         now += projections + attention
-        computing = np.flatnonzero(~found.replayed[layer, :, step]).tolist()
-        overhead = float(emulator.drs_cycles(np.array([len(computing)]))[0])
-        span(0, c, "DRS", now, overhead, layer=layer, computing=len(computing))
-        now += overhead
-        queues = drs_queues(computing, work.rows, c)
-        sizes = [len(q) for q in queues]
-        for core, queue in enumerate(queues):
-            for turn, row in enumerate(queue):
-                begin = emulator.mlp_rounds([min(s, turn) for s in sizes])
-                length = emulator.mlp_rounds([min(s, turn + 1) for s in sizes]) - begin
-                span(0, core, f"MLP row {row}", now + begin, length, layer=layer, row=row)
-        now += emulator.mlp_rounds(sizes)
+        rows, length = emulator.machine.layer(_word(~found.replayed[layer, :, step]), work.rows)
+        for row in rows:
+            what = "drop" if row.core is None else "dispatch"
+            span(0, c, f"{what} row {row.row}", now + row.first, row.last - row.first, layer=layer, row=row.row)
+            if row.core is not None and row.begin is not None and row.end is not None:
+                span(0, row.core, f"MLP row {row.row}", now + row.begin, row.end - row.begin, layer=layer, row=row.row)
+        now += length
     events.append({"ph": "M", "pid": 0, "tid": c, "name": "thread_name", "args": {"name": "DRS"}})
-    computing = np.flatnonzero(~found.replayed[0, :, step]).tolist()
-    queues = drs_queues(computing, work.rows, c)
-    detail = simulate([[(r, emulator.mlp) for r in q[:1]] for q in queues], emulator.rates, keep_spans=True)
     units = {"memory": 0, "mac": 1, "vector": 2}
-    for s in detail.spans:
-        span(1, 3 * s.core + units[s.unit], s.op, s.begin, s.end - s.begin, row=s.row)
+    for row in emulator.machine.layer(_word(~found.replayed[0, :, step]), work.rows)[0]:
+        if row.core is not None and row.begin is not None:
+            for s in spans(emulator.mlp, emulator.rates):
+                span(1, 3 * row.core + units[s.unit], s.op, row.begin + s.begin, s.end - s.begin, row=row.row)
     for core in range(c):
         for unit, i in units.items():
             name = {"name": f"core {core} {unit}"}
             events.append({"ph": "M", "pid": 1, "tid": 3 * core + i, "name": "thread_name", "args": name})
     file.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
     return file
+
+
+def _word(computing: NDArray[np.bool_]) -> int:
+    """The Index Register for these rows [rows]."""
+    return sum(1 << int(row) for row in np.flatnonzero(computing))
 
 
 def _charts(folder: Path, found: Comparison) -> list[Path]:
