@@ -134,6 +134,28 @@ def test_train_export_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (tmp_path / "a.mp4").exists()
 
 
+@pytest.mark.usefixtures("small")
+def test_a_trained_tokenizer_stands_in_place_of_its_stage(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _train("--tokenizer", str(tokenizer), "--stage", "base")
+    assert (tmp_path / "made" / "tokenizer.safetensors").read_bytes() == tokenizer.read_bytes()
+    assert (tmp_path / "made" / "base" / "checkpoint.pt").exists()
+    other = tmp_path / "other.safetensors"
+    train_tokenizer.Tokenizer().save(other)
+    (tmp_path / "broken.safetensors").write_bytes(b"no tokenizer")
+    for file, said in (
+        (other, "is another one"),
+        ("broken.safetensors", "not a tokenizer"),
+        ("none", "not a tokenizer"),
+    ):
+        done = CliRunner().invoke(app, ["train", "-o", "made", "--tokenizer", str(file)])
+        assert isinstance(done.exception, RequestError) and said in str(done.exception)
+    done = CliRunner().invoke(app, ["train", "-o", "made", "--tokenizer", str(other), "--stage", "tokenizer"])
+    assert "in place of --stage tokenizer" in str(done.exception)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_real_model_trains_resumes_exports_and_generates(process: Run, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 from fastcar_cli.errors import RequestError
 
 STAGES = ("tokenizer", "base", "replay", "export")
-WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (12000, 16000, 4000, 8)}
+WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (7000, 16000, 4000, 8)}
 """The bundled models: steps of tokenizer, base and replay stage, and videos a step."""
 
 
@@ -22,7 +22,12 @@ def train(
         typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order."),
     ] = None,
     world: Annotated[str, typer.Option(help="Which model: mini or table.")] = "mini",
-    tokenizer_steps: Annotated[int | None, typer.Option(help="Steps of the tokenizer; default 12000.", min=1)] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A trained tokenizer.safetensors, in place of the stage that makes it.")
+    ] = None,
+    tokenizer_steps: Annotated[
+        int | None, typer.Option(help="Steps of the tokenizer; default 12000, for table 7000 of each half.", min=1)
+    ] = None,
     base_steps: Annotated[
         int | None, typer.Option(help="Steps of the base stage; default 6000, for table 16000.", min=1)
     ] = None,
@@ -52,10 +57,12 @@ def train(
         raise RequestError(f"--world {world}: unknown", hint=f"allowed: {', '.join(WORLDS)}")
     asked = (tokenizer_steps, base_steps, replay_steps, batch)
     tokens, first, second, videos = (a or own for a, own in zip(asked, WORLDS[world], strict=True))
-    chosen = stage or list(STAGES)
+    chosen = stage or [name for name in STAGES if tokenizer is None or name != "tokenizer"]
     for name in chosen:
         if name not in STAGES:
             raise RequestError(f"--stage {name}: unknown", hint=f"allowed: {', '.join(STAGES)}")
+    if tokenizer is not None and "tokenizer" in chosen:
+        raise RequestError("--tokenizer stands in place of --stage tokenizer", hint="leave one of them out")
     import torch
 
     from fastcar_cli.world import training
@@ -85,6 +92,7 @@ def train(
             world,
             output,
             chosen,
+            tokenizer=tokenizer,
             tokenizer_steps=tokens,
             base=base,
             replay_steps=second,

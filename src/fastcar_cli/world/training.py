@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from fastcar_cli.errors import RequestError
+from fastcar_cli.files import write_whole
 from fastcar_cli.world import export, recipe, train_decoder, train_tokenizer
 from fastcar_cli.world.table import recipe as table
 from fastcar_cli.world.table import train_decoder as table_decoder
@@ -23,12 +26,13 @@ class World:
     """A bundled model's training.
 
     `tokenizer(output, steps, seed, deadline, log)` trains the tokenizer in a folder, of which the decoder's stages read
-    the file `codes`; `stage` is a stage of the decoder, taking `settings` (see `train_decoder.train`);
-    `export(folder, checkpoint, tokenizer file)` writes the model folder.
+    the file `codes`; `read(file)` reads one; `stage` is a stage of the decoder, taking `settings` (see
+    `train_decoder.train`); `export(folder, checkpoint, tokenizer file)` writes the model folder.
     """
 
     codes: str
     tokenizer: Callable[[Path, int, int, float | None, Log], None]
+    read: Callable[[Path], object]
     settings: type[TrainSettings]
     stage: Callable[..., object]
     export: Callable[[Path, Path, Path], None]
@@ -41,8 +45,8 @@ def _mini_tokenizer(output: Path, steps: int, seed: int, deadline: float | None,
 
 
 def _table_tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
-    for stage, count in (("codes", steps), ("pixels", -(-steps // 4))):
-        settings = table_tokenizer.TokenizerSettings(count, seed=seed)
+    for stage in ("codes", "pixels"):
+        settings = table_tokenizer.TokenizerSettings(steps, seed=seed)
         table_tokenizer.train(output, stage, settings, deadline=deadline, log=log)
 
 
@@ -59,12 +63,38 @@ def _export_table(folder: Path, checkpoint: Path, tokenizer: Path) -> None:
 
 
 WORLDS = {
-    "mini": World("tokenizer.safetensors", _mini_tokenizer, TrainSettings, train_decoder.train, _export_mini),
+    "mini": World(
+        "tokenizer.safetensors",
+        _mini_tokenizer,
+        train_tokenizer.Tokenizer.load,
+        TrainSettings,
+        train_decoder.train,
+        _export_mini,
+    ),
     # The decoder reads codes only, and those are final before the tokenizer has learned to draw them well.
     "table": World(
-        "codes.safetensors", _table_tokenizer, table_decoder.TableSettings, table_decoder.train, _export_table
+        "codes.safetensors",
+        _table_tokenizer,
+        TableTokenizer.load,
+        table_decoder.TableSettings,
+        table_decoder.train,
+        _export_table,
     ),
 }
+
+
+def _take(world: World, tokenizer: Path, output: Path) -> None:
+    """Copy a trained tokenizer to where the other stages look for it."""
+    try:
+        world.read(tokenizer)
+        content = tokenizer.read_bytes()
+    except (OSError, SafetensorError, RuntimeError) as e:
+        raise RequestError(f"`tokenizer` {tokenizer}: not a tokenizer of this world ({type(e).__name__})") from None
+    for file in (output / world.codes, output / "tokenizer.safetensors"):
+        if not file.exists():
+            write_whole(file, content)
+        elif file.read_bytes() != content:
+            raise RequestError(f"`tokenizer` {tokenizer}: {file} is another one", hint="another folder, or none")
 
 
 def run(
@@ -72,6 +102,7 @@ def run(
     output: Path,
     stages: Sequence[str],
     *,
+    tokenizer: Path | None = None,
     tokenizer_steps: int,
     base: TrainSettings,
     replay_steps: int,
@@ -80,9 +111,12 @@ def run(
 ) -> Path | None:
     """Train the stages of a world in folder `output` and return the model folder, if `export` is one of them.
 
-    Raises RequestError where a stage before is missing, OutOfTime at `deadline`.
+    A trained `tokenizer` is copied there first. Raises RequestError where a stage before is missing, that file is none
+    of this world or the folder has another, OutOfTime at `deadline`.
     """
     world = WORLDS[name]
+    if tokenizer is not None:
+        _take(world, tokenizer, output)
     if "tokenizer" in stages:
         world.tokenizer(output, tokenizer_steps, base.seed, deadline, log)
     codes, first = output / world.codes, output / "base" / "checkpoint.pt"
