@@ -33,6 +33,8 @@ plans = st.builds(
     st.sampled_from([(None,), (None, 16), (256, 16)]),
     st.sampled_from([("row",), ("pair", "row")]),
     st.sampled_from([("torch",), ("torch", "fpga-sim")]),
+    scores=st.sampled_from([("tas",), ("oracle", "tas")]),
+    ratios=st.sampled_from([(), (0.25, 0.5)]),
 )
 
 
@@ -117,7 +119,7 @@ def test_bad_prompt_files_are_refused(tmp_path: Path, name: str, content: str, s
         ([BALL, "--tau", "1", "--workers", "2"], "needs --engine ray"),
         ([BALL, "--tau", "1", "--metrics", "lpips"], "nothing is downloaded"),
         ([BALL, "--tau", "1", "--set", "generation.samples=2"], "--seeds"),
-        ([BALL, "--tau", "1", "--set", "replay.ratio=0.5"], "replay.ratio"),
+        ([BALL, "--find", "ssim>=0.9", "--set", "replay.ratio=0.5"], "one score"),
         ([BALL, "--tau", "1", "--prompts", "nowhere.txt"], "no such file"),
         (["gobbledygook", "--tau", "1"], "knows none of the words"),
         ([BALL, "--tau", "1", "--find", "ssim=0.9"], "is no target"),

@@ -74,7 +74,10 @@ class Replay(_Section):
     controller: Literal["global", "layer"] = Field(
         "layer", description="what keeps the ratio: each layer, or all layers with one tau"
     )
-    tas: Literal["attention", "released"] | None = Field(None, description="definition of the score")
+    score: Literal["tas", "input", "attention", "query", "random", "oracle"] = Field(
+        "tas", description="what tau is compared with: tas, input, attention, query, random or oracle"
+    )
+    tas: Literal["attention", "released"] | None = Field(None, description="definition of the temporal attention score")
     gate: Literal["row", "pair"] | None = Field(None, description="who decides: each row, or a guided pair")
     max_age: int | None = Field(None, ge=1, le=LARGEST, description="times in a row one value may be replayed")
 

@@ -95,6 +95,7 @@ class TextToVideo:
             pairs=choose(replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
             max_age=replay.max_age,
             target=self._target(config, spec.tokens_per_frame),
+            score=replay.score,
         )
         threads = config.runtime.threads
         if threads is None and model.name in BUNDLED:

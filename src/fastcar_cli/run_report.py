@@ -80,6 +80,7 @@ class Run:
                 "seeds": self.seeds,
                 "tau": self._tau(),
                 "target": None if settings.rule.target is None else settings.rule.target.ratio,
+                "score": settings.rule.score,
                 "tas": settings.rule.tas,
             },
         )
@@ -154,6 +155,7 @@ class Run:
                 "eligible_ratio": stats.eligible_ratio,
                 "by_layer": stats.by_layer,
                 "by_frame": stats.by_frame,
+                "score": settings.rule.score,
                 "tas": settings.rule.tas,
                 "gate": "pair" if settings.rule.pairs else "row",
                 **self._controlled(video),

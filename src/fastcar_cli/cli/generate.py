@@ -45,7 +45,13 @@ def generate(
     replay_ratio: Annotated[
         float | None, typer.Option(help="Replay ratio to keep by moving the threshold, such as 0.8; instead of --tau.")
     ] = None,
-    tas: Annotated[str | None, typer.Option(help="Definition of the score: attention or released.")] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(help="What the threshold is compared with: tas, input, attention, query, random or oracle."),
+    ] = None,
+    tas: Annotated[
+        str | None, typer.Option(help="Definition of the temporal attention score: attention or released.")
+    ] = None,
     gate: Annotated[str | None, typer.Option(help="Who decides on a replay: row or pair.")] = None,
     max_replay_age: Annotated[int | None, typer.Option(help="Times in a row one value may be replayed.")] = None,
     model: Annotated[str | None, typer.Option(help="mini, vila-u-7b[@REVISION], or a model folder.")] = None,
@@ -113,6 +119,7 @@ def generate(
         "sampling.top_p": top_p,
         "replay.tau": tau,
         "replay.ratio": replay_ratio,
+        "replay.score": score,
         "replay.tas": tas,
         "replay.gate": gate,
         "replay.max_age": max_replay_age,
@@ -293,7 +300,8 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
     """What to tell of options that this run has no use for: a loop over thresholds may well hold a dense run."""
     dense = run.replay.tau.off and run.replay.ratio is None
     idle = {
-        "nothing replays: it takes --tau or --replay-ratio": (dense, ("tas", "gate", "max_replay_age")),
+        "nothing replays: it takes --tau or --replay-ratio": (dense, ("score", "tas", "gate", "max_replay_age")),
+        f"the score is {run.replay.score}": (not dense and run.replay.score != "tas", ("tas",)),
         "everything is attended to: it takes --window": (run.attention.window is None, ("sinks",)),
         "temperature 0 takes the likeliest code": (run.sampling.temperature == 0, ("top_k", "top_p")),
     }

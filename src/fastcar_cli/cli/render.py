@@ -101,7 +101,8 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
         last = sorted({f"{t:.3g}" for t in replay["taus"] if t is not None}, key=float) or ["none yet"]
         tau = f"{last[0]} to {last[-1]}" if len(last) > 1 else last[0]
         tau = f"{tau} at the end, moved to keep {replay['target']:.1%} ({replay['controller']})"
-    table.add_row("tau", f"{tau} (TAS: {replay['tas']}, gate: {replay['gate']})")
+    score = f"TAS: {replay['tas']}" if replay["score"] == "tas" else f"score: {replay['score']}"
+    table.add_row("tau", f"{tau} ({score}, gate: {replay['gate']})")
     table.add_row("replayed", f"{replay['ratio']:.1%} of all MLPs, {replay['eligible_ratio']:.1%} of eligible ones")
     if verbose:
         table.add_row("  by layer", "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_layer"])))

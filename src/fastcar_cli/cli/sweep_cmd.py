@@ -47,6 +47,18 @@ def sweep(
         str | None,
         typer.Option(help="Thresholds with commas between them: 'off', numbers, -inf. [default: the configuration's]"),
     ] = None,
+    replay_ratio: Annotated[
+        str | None, typer.Option(help="Replay ratios with commas between them, kept by a controller; beside --tau.")
+    ] = None,
+    score: Annotated[
+        str | None, typer.Option(help="Scores with commas between them: tas, input, attention, query, random, oracle.")
+    ] = None,
+    axis: Annotated[
+        str | None, typer.Option(help="An axis with all its values: score (at ratios 0.2,0.5,0.8), or gate.")
+    ] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Keep what every token was scored and really changed: tokens.html.")
+    ] = False,
     seeds: Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")] = "0",
     window: Annotated[
         str | None, typer.Option(help="Windows with commas between them: 'off' and numbers of tokens.")
@@ -94,6 +106,7 @@ def sweep(
     from fastcar_cli.analysis.sweep.target import parse_target
     from fastcar_cli.cli.render import console, note
     from fastcar_cli.config import load_config
+    from fastcar_cli.decoding.scores import SCORES
 
     texts, notes = parse.join_prompts(prompts or [], prompts_file)
     for option, value, allowed in (("--engine", engine, ("local", "ray")), ("--names", names, ("vbench",))):
@@ -103,6 +116,14 @@ def sweep(
         raise RequestError(f"{'--address' if address is not None else '--workers'} needs --engine ray")
     if shard is not None:
         parse.parse_shard(shard)
+    if axis is not None:
+        parse.parse_names("axis", axis, tuple(parse.AXES))
+        if (score if axis == "score" else gate) is not None:
+            raise RequestError(f"--axis {axis} and --{axis} exclude each other", hint="leave one of them out")
+    names_of = {"score": score, "gate": gate} | ({} if axis is None else {axis: ",".join(parse.AXES[axis])})
+    ratios = None if replay_ratio is None else parse.parse_ratios(replay_ratio)
+    if axis == "score" and tau is None and ratios is None:
+        ratios = parse.RATIOS
     if output is None and not dry:
         raise RequestError("-o is missing: a sweep needs a folder", hint="-o DIR")
     flags = {"model": model, "generation.frames": frames}
@@ -110,9 +131,9 @@ def sweep(
         config=load_config(config, set_ or [], {k: v for k, v in flags.items() if v is not None}),
         prompts=tuple(texts),
         seeds=parse.parse_seeds(seeds),
-        taus=None if tau is None else parse.parse_taus(tau),
+        taus=() if tau is None and ratios else None if tau is None else parse.parse_taus(tau),
         windows=None if window is None else parse.parse_windows(window),
-        gates=None if gate is None else parse.parse_names("gate", gate, parse.GATES),
+        gates=None if names_of["gate"] is None else parse.parse_names("gate", names_of["gate"], parse.GATES),
         backends=None if backend is None else parse.parse_names("backend", backend, parse.BACKENDS),
         repeats=repeats,
         metrics=parse_metrics(metrics, lpips_weights),
@@ -123,6 +144,9 @@ def sweep(
         address=address,
         workers=workers,
         searches=find is not None,
+        scores=None if names_of["score"] is None else parse.parse_names("score", names_of["score"], tuple(SCORES)),
+        ratios=ratios,
+        tokens=tokens,
     )
     target = None if find is None else parse_target(find, request)
     terminal = console(quiet)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastcar_cli.analysis.sweep.results import SETTING, dense_line
 from fastcar_cli.cli.render import console, note
 from fastcar_cli.decoding.tau import Tau
 
@@ -22,25 +23,31 @@ _COLUMNS = {
 }
 
 
+def level(x: dict[str, Any]) -> str:
+    """The threshold of a line of results, or the ratio that was kept in its place."""
+    return str(Tau.read(x["tau"])) if x["ratio"] is None else f"ratio {x['ratio']:g}"
+
+
 def _told(value: Any, form: str, none: str = "-") -> str:
     return none if value is None else format(value, form)
 
 
 def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[str]) -> None:
     """The summary with its knees, what was found, and where everything is."""
-    knees = {(k["window"], k["gate"], k["backend"], k["tau"]) for k in results["knee"]}
+    knees = {tuple(k[key] for key in SETTING) for k in results["knee"]}
     summary = results["summary"]
     accelerated = any(x["cycles"] is not None for x in summary)
     judged = any(x["all_right"] is not None for x in summary)
-    columns: dict[str, list[str]] = {"tau": [], "window": [], "gate": [], "backend": [], "videos": []}
+    columns: dict[str, list[str]] = {"tau": [], "score": [], "window": [], "gate": [], "backend": [], "videos": []}
     columns |= {"replayed": [], "time s": [], "speed": []}
     columns |= {_COLUMNS[k][0]: [] for k in results["metrics"]}
     columns |= {"right": []} if judged else {}
     columns |= {"cycles": [], "J": []} if accelerated else {}
     for x in summary:
-        dense = x["tau"] is None
-        setting = (x["window"], x["gate"], x["backend"], x["tau"])
-        row = [str(Tau.read(x["tau"])) + (" *" if setting in knees else ""), _told(x["window"], "d", "off")]
+        dense = dense_line(x)
+        setting = tuple(x[key] for key in SETTING)
+        row = [level(x) + (" *" if setting in knees else ""), "-" if dense else x["score"]]
+        row += [_told(x["window"], "d", "off")]
         row += ["-" if dense else x["gate"], x["backend"], str(x["videos"])]
         row += [f"{x['replay_ratio']:.1%}", f"{x['decode_s']:.2f}", _told(x["speedup"], ".2f")]
         row += ["" if dense else _told(x[k], _COLUMNS[k][1], "same") for k in results["metrics"]]
@@ -49,17 +56,17 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
         for column, value in zip(columns.values(), row, strict=True):
             column.append(value)
     # An axis with one value says nothing in a table.
-    single = [k for k in ("window", "gate", "backend", "videos") if len({*columns[k]} - {"-"}) <= 1]
+    single = [k for k in ("score", "window", "gate", "backend", "videos") if len({*columns[k]} - {"-"}) <= 1]
     table = Table(box=SIMPLE, pad_edge=False)
     for name in columns:
         if name not in single:
-            table.add_column(name, justify="left" if name in ("tau", "window", "gate", "backend") else "right")
+            table.add_column(name, justify="left" if name in ("tau", "score", "window", "gate", "backend") else "right")
     shown = [values for name, values in columns.items() if name not in single]
     for cells in zip(*shown, strict=True):
         table.add_row(*cells, style="bold" if cells[0].endswith("*") else None)
     terminal.print(table)
     for knee in results["knee"]:
-        terminal.print(f"* knee at tau {Tau.read(knee['tau'])}: {knee['why']}")
+        terminal.print(f"* knee at {'tau ' if knee['ratio'] is None else ''}{level(knee)}: {knee['why']}")
     for line in results["inert"]:
         note(terminal, line["why"], "inert")
     if "find" in results:
@@ -103,6 +110,9 @@ def show_plan(terminal: Console, document: dict[str, Any]) -> None:
     for key in ("prompts", "seeds"):
         table.add_row(key, str(len(plan[key])))
     table.add_row("tau", ", ".join(str(Tau.read(t)) for t in plan["tau"]))
+    if plan["ratio"]:
+        table.add_row("ratio", ", ".join(f"{r:g}" for r in plan["ratio"]))
+    table.add_row("score", ", ".join(plan["score"]))
     table.add_row("window", ", ".join("off" if w is None else str(w) for w in plan["window"]))
     table.add_row("gate", ", ".join(plan["gate"]))
     table.add_row("backend", ", ".join(plan["backend"]))

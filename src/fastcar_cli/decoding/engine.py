@@ -16,6 +16,7 @@ from fastcar_cli.decoding import graph, native, self_check
 from fastcar_cli.decoding.executor import Executor, HostExecutor
 from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.prefill import prefill
+from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.state import KERNELS, Batch, Step
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
@@ -103,7 +104,7 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     `auto` takes the native kernels on a CPU and a CUDA graph on a GPU where the rules allow it, else plain
     torch, which can do everything. Raises RequestError where the one asked for can't be had.
     """
-    asked, device = batch.settings.kernels, batch.model.device.type
+    asked, device, replay = batch.settings.kernels, batch.model.device.type, batch.replay
     if asked not in KERNELS:
         raise RequestError(f"`kernels` {asked}: unknown", hint=f"allowed: {', '.join(KERNELS)}")
     shared = next(
@@ -111,7 +112,8 @@ def choose(batch: Batch) -> tuple[Executor, str]:
             why
             for hit, why in (
                 (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
-                (batch.watch is not None, "every block is watched"),
+                (batch.watch is not None or batch.look_on is not None, "every block is watched"),
+                (replay is not None and replay.rule.score != DEFAULT, f"the score is {batch.settings.rule.score}"),
                 (batch.mark is not None, "parts of a pass are timed"),
             )
             if hit

@@ -1,6 +1,7 @@
 """The readable executor: a pass in plain torch, on any device, with every part open to look at.
 
-It is the only one for watchers, profiling and other MLP backends, and what the others are tested against.
+It is the only one for watchers, profiling, other scores than TAS and other MLP backends, and what the others are
+tested against.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.decoding.executor import HostExecutor
-from fastcar_cli.decoding.replay import Replay, replays, temporal_attention_score
+from fastcar_cli.decoding.replay import Replay, replays
+from fastcar_cli.decoding.scores import Look, Scorer, noise
 from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.models.decoder import rotate
 
@@ -25,6 +27,11 @@ class PlainExecutor(HostExecutor):
     def __init__(self, batch: Batch) -> None:
         super().__init__(batch)
         self._past: list[tuple[Tensor, Tensor]] | None = None
+        self._scorer: Scorer | None = None
+        if batch.replay is not None:
+            self._scorer = Scorer(batch.replay.rule.score, batch.frame)
+            layers = batch.model.spec.decoder.layers
+            self._noise = noise(batch.uniforms, layers, batch.rows).to(batch.model.device)
 
     def _mark(self, part: str) -> None:
         if self._batch.mark is not None:
@@ -53,12 +60,29 @@ class PlainExecutor(HostExecutor):
             grouped = rotated.view(rows, spec.kv_heads, -1, spec.head_dim)
             out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
             self._mark("attention.core")
-            x = x + block.self_attn.merge(out.view(rows, spec.heads, 1, spec.head_dim))[:, 0]
+            before, attended = x, block.self_attn.merge(out.view(rows, spec.heads, 1, spec.head_dim))[:, 0]
+            x = before + attended
             self._mark("attention.output")
-            if replay is not None and thresholds is not None and replay.scored[i]:
-                query = rotated if replay.rule.tas == "attention" else q
-                scores[i] = temporal_attention_score(query[:, :, 0], cache.aligned[i, :, :, at.aligned])
-                replay.replayed[i, :, t] = replays(replay.gated(scores[i]), thresholds[i])
+            if replay is not None and self._scorer is not None and replay.scored[i]:
+                look = Look(
+                    layer=i,
+                    t=t,
+                    tas=replay.rule.tas,
+                    input=before,
+                    query=q[:, :, 0],
+                    rotated=rotated[:, :, 0],
+                    aligned_key=cache.aligned[i, :, :, at.aligned],
+                    attention=attended,
+                    after=x,
+                    replayable=replay.outputs[i, :, t % replay.frame],
+                    noise=self._noise[t, i],
+                    mlp=block.mlp_branch,
+                )
+                scores[i] = self._scorer(look)
+                if batch.look_on is not None:
+                    batch.look_on(look)
+                if thresholds is not None:
+                    replay.replayed[i, :, t] = replays(replay.gated(scores[i]), thresholds[i])
                 self._mark("tas")
             began = time.perf_counter()
             added = self._mlp(i, t, x, replay)

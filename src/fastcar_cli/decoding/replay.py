@@ -26,11 +26,13 @@ class ReplayRule:
 
     Attributes:
         tau: the thresholds.
-        tas: definition of the score, `attention` (q and k rotated) or `released` (q before rotation, as the
-            published code has it).
+        tas: definition of the temporal attention score, `attention` (q and k rotated) or `released` (q before
+            rotation, as the published code has it).
         pairs: whether the two rows of a guided video decide together, on their mean score.
         max_age: how often in a row one value may be replayed; None: without end, 0: never.
         target: a replay ratio that a controller keeps by moving the thresholds, in the place of `tau`.
+        score: what is compared with tau, a name of `scores.SCORES`. Everything here says TAS for it, as it is by
+            default.
 
     """
 
@@ -39,6 +41,7 @@ class ReplayRule:
     pairs: bool = False
     max_age: int | None = None
     target: Target | None = None
+    score: str = "tas"
 
     @property
     def off(self) -> bool:

@@ -13,6 +13,7 @@ from fastcar_cli.backends import MLPBackend, TorchBackend
 from fastcar_cli.decoding.kv_cache import KVCache
 from fastcar_cli.decoding.replay import Replay, ReplayRule
 from fastcar_cli.decoding.sampling import CodeSampler, SamplingSettings
+from fastcar_cli.decoding.scores import Look
 from fastcar_cli.models.video_model import VideoModel
 
 KERNELS = ("auto", "torch", "native", "graph")
@@ -100,6 +101,7 @@ class Batch:
 
     Attributes:
         watch: where set, sees every block's output.
+        look_on: where set, sees every block whose layer is scored between attention and MLP.
         uniforms: as given, on the device.
         sampler: draws codes in torch.
         mark: called with a name at the end of each part of a pass, for profiling.
@@ -167,6 +169,7 @@ class Batch:
         self.clock = Clock()
         self.passes = 0
         self.watch: Watcher | None = None
+        self.look_on: Callable[[Look], None] | None = None
         self.mark: Callable[[str], None] | None = None
         # Every later rotation at once.
         lengths = self.lengths if bool((self.lengths != self.lengths[0]).any()) else self.lengths[:1]

@@ -79,14 +79,15 @@ def _by_interest(results: dict[str, Any]) -> list[dict[str, Any]]:
     knees = {_setting(k) for k in results.get("knee") or []}
 
     def key(cell: dict[str, Any]) -> tuple[int, int, int]:
-        rank = 0 if cell.get("tau") is None else 1 if _setting(cell) in knees else 2
+        dense = cell.get("tau") is None and cell.get("ratio") is None
+        rank = 0 if dense else 1 if _setting(cell) in knees else 2
         return seeds.get(cell["seed"], len(seeds)), prompts.get(cell["prompt"], len(prompts)), rank
 
     return sorted(results["cells"], key=key)
 
 
 def _setting(of: dict[str, Any]) -> tuple[Any, ...]:
-    return of.get("tau"), of.get("window"), of.get("gate"), of.get("backend")
+    return tuple(of.get(key) for key in ("tau", "ratio", "score", "window", "gate", "backend"))
 
 
 def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str, bytes], list[str]]:

@@ -32,11 +32,15 @@ const short = (v) => (has(v) ? Number(v.toPrecision(3)).toLocaleString("en-US", 
 const megabytes = (n) => (n < 1e6 ? `${Math.max(1, Math.round(n / 1e3))} kB` : `${(n / 1e6).toFixed(1)} MB`);
 
 /** A threshold as people write it. */
-const tauText = (tau) => (!has(tau) ? "off" : tau === "-inf" ? "−∞" : tau === "inf" ? "∞" : String(tau).replace("-", "−"));
-const tauNumber = (tau) => (!has(tau) || tau === "inf" ? Infinity : tau === "-inf" ? -Infinity : Number(tau));
+const KEPT = "ratio ";
+const tauText = (tau) => (!has(tau) ? "off" : String(tau).startsWith(KEPT) ? percent(Number(tau.slice(KEPT.length))) : tau === "-inf" ? "−∞" : tau === "inf" ? "∞" : String(tau).replace("-", "−"));
+const tauNumber = (tau) => (!has(tau) || tau === "inf" ? Infinity : String(tau).startsWith(KEPT) ? -Number(tau.slice(KEPT.length)) : tau === "-inf" ? -Infinity : Number(tau));
+const levelText = (tau) => (has(tau) && String(tau).startsWith(KEPT) ? `ratio ${tauText(tau)}` : `tau ${tauText(tau)}`);
 const windowText = (w) => (has(w) ? String(w) : "off");
-const settingKey = (c) => JSON.stringify([c.tau ?? null, c.window ?? null, c.gate ?? null, c.backend ?? null]);
-const seriesKey = (c) => JSON.stringify([c.window ?? null, c.gate ?? null, c.backend ?? null]);
+const settingKey = (c) => JSON.stringify([c.tau ?? null, c.window ?? null, c.gate ?? null, c.backend ?? null, c.score ?? null]);
+const seriesKey = (c) => JSON.stringify([c.window ?? null, c.gate ?? null, c.backend ?? null, c.score ?? null]);
+// A ratio that was kept stands in the place of a threshold, as "ratio 0.8".
+for (const x of [...DATA.cells, ...DATA.summary, ...(DATA.knee || [])]) if (has(x.ratio)) x.tau = KEPT + x.ratio;
 
 /** What can stand on an axis or in a column. `ideal` is the dense video's own value. */
 const METRICS = [
@@ -66,7 +70,7 @@ const BY_ID = new Map(CELLS.map((c) => [c.id, c]));
 const KNEES = new Map((DATA.knee || []).map((k) => [settingKey(k), k]));
 // A dense run has no gate of its own: it begins the curves of all gates.
 const CURVED = SUMMARY.some((r) => has(r.tau)) ? SUMMARY.filter((r) => has(r.tau)) : SUMMARY;
-const SERIES = [...new Map(CURVED.map((r) => [seriesKey(r), { window: r.window ?? null, gate: r.gate, backend: r.backend }])).entries()].map(
+const SERIES = [...new Map(CURVED.map((r) => [seriesKey(r), { window: r.window ?? null, gate: r.gate, backend: r.backend, score: r.score ?? null }])).entries()].map(
   ([key, value], i) => ({ key, ...value, color: `var(--s${i % 6})`, shape: ["circle", "square", "diamond", "triangle"][(i >= 6 ? i + 1 : i) % 4] }),
 );
 const varies = (name) => new Set(CURVED.map((r) => r[name] ?? null)).size > 1;
@@ -79,13 +83,14 @@ function seriesOf(x) {
 function seriesText(x, dense = false) {
   const words = [];
   if (varies("window")) words.push(`window ${windowText(x.window)}`);
+  if (varies("score") && !dense) words.push(`score ${x.score}`);
   if (varies("gate") && !dense) words.push(`gate ${x.gate}`);
   if (varies("backend")) words.push(x.backend);
   return words.join(", ") || ALL;
 }
 function settingText(x) {
   const dense = !has(x.tau), more = seriesText(x, dense);
-  return (dense ? "dense" : `tau ${tauText(x.tau)}`) + (more === ALL ? "" : `, ${more}`);
+  return (dense ? "dense" : levelText(x.tau)) + (more === ALL ? "" : `, ${more}`);
 }
 const USED_METRICS = METRICS.filter((m) => SUMMARY.some((r) => has(r[m.key])));
 const USED_COSTS = COSTS.filter((m) => SUMMARY.some((r) => has(r[m.key])));

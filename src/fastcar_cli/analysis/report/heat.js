@@ -38,7 +38,7 @@ function heatTable(name, word, offset) {
     h("th", { scope: "row" }, tauText(row.tau)),
     Array.from({ length: columns }, (_, i) => {
       const v = values[k][i], { background, ink } = shade(v || 0);
-      const tip = (e) => showTip(e.clientX, e.clientY, `tau ${tauText(row.tau)}, ${word} ${i + offset}`, [["replayed", percent(v)]]);
+      const tip = (e) => showTip(e.clientX, e.clientY, `${levelText(row.tau)}, ${word} ${i + offset}`, [["replayed", percent(v)]]);
       return h("td", { style: `background:${background};color:${ink}`, "aria-label": percent(v), onpointermove: tip, onpointerleave: hideTip },
         has(v) ? String(Math.round(100 * v)) : "");
     })));

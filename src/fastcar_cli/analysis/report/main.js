@@ -7,6 +7,8 @@ const WORDS = [
   ["PSNR, SSIM, MS-SSIM", "Likeness to the dense video, frame by frame and in the mean; higher is closer. Identical videos have infinite PSNR."],
   ["Temporal error", "Mean absolute error of the change from frame to frame, on a scale of 0 to 255. It shows regions that freeze or lag."],
   ["Prompt all right", "Share of videos in which background, colour, shape, motion and size are what the prompt asks for, judged by a program."],
+  ["Ratio", "A share of MLPs that was to be replayed: a controller moves the threshold of every layer to keep it."],
+  ["Score", "What the threshold is compared with: the temporal attention score (tas), or one of those it is compared with."],
   ["Gate", "Who decides on a replay: each row of the batch (row), or a guided pair together (pair)."],
   ["Window", "How many last tokens are attended to; off means all."],
 ];

@@ -25,8 +25,8 @@ function chooseCell(cell) {
 
 function drawPick() {
   const prompts = [...new Set(CELLS.map((c) => c.prompt))], seeds = seedsOf(STATE.prompt);
-  const cells = cellsOf(STATE.prompt, STATE.seed), [tau, window_, gate, backend] = JSON.parse(STATE.setting);
-  const series = seriesOf({ tau, window: window_, gate, backend });
+  const cells = cellsOf(STATE.prompt, STATE.seed), [tau, window_, gate, backend, score] = JSON.parse(STATE.setting);
+  const series = seriesOf({ tau, window: window_, gate, backend, score });
   const fields = [picker("Prompt", prompts.map((p, i) => [String(i), p]), String(prompts.indexOf(STATE.prompt)), (v) => {
     const prompt = prompts[Number(v)];
     select({ prompt, seed: seedsOf(prompt).includes(STATE.seed) ? STATE.seed : seedsOf(prompt)[0] });
@@ -173,7 +173,7 @@ function drawPlayer() {
   if (PLAYER.playing) pause();
   PLAYER.wanted = wanted;
   VIEW.scrub.max = framesOf(PLAYER.cell);
-  VIEW.b.caption.textContent = has(PLAYER.cell.tau) ? `Replayed, tau ${tauText(PLAYER.cell.tau)}` : "Dense, the reference itself";
+  VIEW.b.caption.textContent = has(PLAYER.cell.tau) ? `Replayed, ${levelText(PLAYER.cell.tau)}` : "Dense, the reference itself";
   load(VIEW.a, PLAYER.dense);
   load(VIEW.b, PLAYER.cell);
   PLAYER.frame = Math.min(PLAYER.frame, framesOf(PLAYER.cell) - 1);

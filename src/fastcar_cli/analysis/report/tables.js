@@ -40,6 +40,7 @@ function sortable(id, caption, columns, rows, options = {}) {
 
 const settingColumns = () => [
   { key: "tau", label: "tau", of: (r) => tauNumber(r.tau), down: true, text: true, cell: (r) => [tauText(r.tau), KNEES.has(settingKey(r)) && has(r.tau) ? h("span", { class: "tag" }, "knee") : null].filter(Boolean) },
+  varies("score") && { key: "score", label: "Score", text: true, of: (r) => (has(r.tau) ? r.score : null), show: (v) => v ?? "–" },
   varies("window") && { key: "window", label: "Window", of: (r) => (has(r.window) ? r.window : Infinity), show: (v, r) => windowText(r.window) },
   varies("gate") && { key: "gate", label: "Gate", text: true, of: (r) => (has(r.tau) ? r.gate : null), show: (v) => v ?? "–" },
   varies("backend") && { key: "backend", label: "Backend", text: true, of: (r) => r.backend, show: String },

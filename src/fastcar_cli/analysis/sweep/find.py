@@ -78,7 +78,8 @@ def tas_of(session: Session) -> NDArray[np.float32]:
     plan, found = session.plan, []
     pairs = [(p, s) for s in plan.seeds for p in plan.prompts][:_TAS_VIDEOS]
     pipe = session.worker.pipe(next(plan.cells()))
-    pipe = pipe.with_settings(rule=ReplayRule(tas=pipe.settings.rule.tas), keep_tas=True)
+    rule = ReplayRule(tas=pipe.settings.rule.tas, score=plan.scores[0])
+    pipe = pipe.with_settings(rule=rule, keep_tas=True)
     for prompt, seed in pairs:
         for _ in pipe.stream([prompt], [seed]):
             pass

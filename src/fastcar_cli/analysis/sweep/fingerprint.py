@@ -21,6 +21,7 @@ SWEPT = (
     "generation.samples",
     "replay.tau",
     "replay.gate",
+    "replay.score",
     "attention.window",
     "backend.name",
     "backend.preset",

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcar_cli.analysis.sweep.results import cells_of, summarise
+from fastcar_cli.analysis.sweep.results import cells_of, dense_line, summarise
 from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Session
 from fastcar_cli.analysis.sweep.store import Store
@@ -62,7 +62,7 @@ def evaluate(samples: Sequence[Sample], engine: Engine, tau: float, tell: Tell) 
         part.run(sample.store, engine)
         documents += [sample.store.cells[c.id] for c in part.plan.cells()]
     lines = summarise(cells_of(documents), samples[0].session.worker.scorer.keys)
-    return next(x for x in lines if x["tau"] is not None)
+    return next(x for x in lines if not dense_line(x))
 
 
 @dataclass(frozen=True)

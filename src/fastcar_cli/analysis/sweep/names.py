@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastcar_cli.analysis.sweep.plan import Plan
 from fastcar_cli.analysis.sweep.store import Store
+from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError, RunError
 
@@ -44,9 +45,10 @@ def link_names(store: Store, plan: Plan) -> Path:
     for cell in plan.cells():
         if cell.id not in store.cells:
             continue
-        parts = ["dense" if cell.dense else f"tau{Tau.read(cell.tau)}"]
+        level = f"tau{Tau.read(cell.tau)}" if cell.ratio is None else f"ratio{cell.ratio:g}"
+        parts = ["dense" if cell.dense else level]
         parts += [] if cell.window is None else [f"window{cell.window}"]
-        parts += [] if cell.dense else [cell.gate]
+        parts += [] if cell.dense else [cell.gate, *([] if cell.score == DEFAULT else [cell.score])]
         folder = top / "_".join([*parts, cell.backend])
         target = folder / f"{cell.prompt}-{plan.seeds.index(cell.seed)}.mp4"
         source = store.cells_folder / f"{cell.id}.mp4"

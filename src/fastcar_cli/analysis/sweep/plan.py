@@ -12,17 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.config import LARGEST
+from fastcar_cli.decoding.scores import DEFAULT, SCORES
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 GATES = ("row", "pair")
 BACKENDS = ("torch", "fpga-sim")
+AXES = {"score": tuple(SCORES), "gate": GATES}
+"""Axes that can be asked for whole, with all their values."""
+RATIOS = (0.2, 0.5, 0.8)
+"""Replay ratios at which scores are compared where none are named."""
 MAX_CELLS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One video of a sweep. tau None is dense; window None attends to everything."""
+    """One video of a sweep. tau and ratio None: dense; window None attends to everything.
+
+    A `ratio` is kept by a controller in the place of tau; `score` is what either is about.
+    """
 
     prompt: str
     seed: int
@@ -30,29 +38,35 @@ class Cell:
     window: int | None
     gate: str
     backend: str
+    score: str = DEFAULT
+    ratio: float | None = None
 
     @property
     def reference(self) -> Cell:
         """The dense cell that this one is compared with (itself where it is dense).
 
-        A gate decides nothing in a dense run, so all gates share one dense cell; its gate is called `row`.
+        Gate and score decide nothing in a dense run, so all share one dense cell; its gate is called `row`.
         """
-        return replace(self, tau=None, gate="row")
+        return replace(self, tau=None, ratio=None, gate="row", score=DEFAULT)
 
     @property
     def dense(self) -> bool:
         """Whether this is a reference."""
-        return self.tau is None
+        return self.tau is None and self.ratio is None
 
     @property
     def id(self) -> str:
         """Name of its files: readable, and unique by a hash over its parameters."""
         slug = re.sub(r"[^a-z0-9]+", "-", self.prompt.lower()).strip("-")[:40].strip("-") or "video"
-        tau = "dense" if self.tau is None else f"tau{self.tau:g}".replace(".", "p")
+        named = {"tau": self.tau, "ratio": self.ratio}
+        level = next((f"{k}{v:g}".replace(".", "p") for k, v in named.items() if v is not None), "dense")
         window = "" if self.window is None else f"-w{self.window}"
         gate = "" if self.dense else f"-{self.gate}"
-        digest = hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:10]
-        return f"{slug}-s{self.seed}-{tau}{window}{gate}-{self.backend}-{digest}"
+        score = "" if self.score == DEFAULT else f"-{self.score}"
+        # What a cell of an earlier version did not have is left out where it is as it was then.
+        unlike = {k: v for k, v in self.to_dict().items() if (k, v) not in (("score", DEFAULT), ("ratio", None))}
+        digest = hashlib.sha256(json.dumps(unlike, sort_keys=True).encode()).hexdigest()[:10]
+        return f"{slug}-s{self.seed}-{level}{window}{gate}{score}-{self.backend}-{digest}"
 
     def to_dict(self) -> dict[str, Any]:
         """Its parameters for JSON; tau -inf is the string "-inf"."""
@@ -63,6 +77,8 @@ class Cell:
             "window": self.window,
             "gate": self.gate,
             "backend": self.backend,
+            "score": self.score,
+            "ratio": self.ratio,
         }
 
     @classmethod
@@ -76,6 +92,8 @@ class Cell:
             None if data["window"] is None else int(data["window"]),
             str(data["gate"]),
             str(data["backend"]),
+            str(data.get("score", DEFAULT)),
+            None if data.get("ratio") is None else float(data["ratio"]),
         )
 
 
@@ -103,17 +121,28 @@ class Plan:
     gates: tuple[str, ...] = ("row",)
     backends: tuple[str, ...] = ("torch",)
     repeats: int = 1
+    scores: tuple[str, ...] = (DEFAULT,)
+    ratios: tuple[float, ...] = ()
+
+    @property
+    def levels(self) -> list[tuple[float | None, float | None]]:
+        """What the axes of tau and ratio ask for together, without the dense run: (tau, ratio), one of them None."""
+        return [*((t, None) for t in self.taus if t is not None), *((None, r) for r in self.ratios)]
 
     def groups(self) -> list[Group]:
         """Every group, in the order they are worked on."""
-        thresholds = [t for t in self.taus if t is not None]
         found = []
         for prompt in self.prompts:
             for seed in self.seeds:
                 for window in self.windows:
                     for backend in self.backends:
                         dense = Cell(prompt, seed, None, window, "row", backend)
-                        cells = tuple(replace(dense, tau=t, gate=g) for g in self.gates for t in thresholds)
+                        cells = tuple(
+                            replace(dense, gate=gate, score=score, tau=tau, ratio=ratio)
+                            for score in self.scores
+                            for gate in self.gates
+                            for tau, ratio in self.levels
+                        )
                         found.append(Group(dense, cells))
         return found
 
@@ -125,7 +154,7 @@ class Plan:
     def __len__(self) -> int:
         """Number of cells."""
         groups = len(self.prompts) * len(self.seeds) * len(self.windows) * len(self.backends)
-        return groups * (1 + len(self.gates) * sum(t is not None for t in self.taus))
+        return groups * (1 + len(self.gates) * len(self.scores) * len(self.levels))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, as results.json has it; the dense runs make "off" (null) part of every plan."""
@@ -136,6 +165,8 @@ class Plan:
             "window": list(self.windows),
             "gate": list(self.gates),
             "backend": list(self.backends),
+            "score": list(self.scores),
+            "ratio": list(self.ratios),
             "repeats": self.repeats,
         }
 
@@ -183,6 +214,23 @@ def parse_taus(text: str) -> tuple[float | None, ...]:
         # -0.0 and 0.0 are one threshold and shall be one cell.
         found.append(None if value == math.inf else value + 0.0)
     _once("tau", text, found, parts)
+    return tuple(found)
+
+
+def parse_ratios(text: str) -> tuple[float, ...]:
+    """Replay ratios of "0.2,0.5". Raises RequestError."""
+    found, parts = [], _parts("replay_ratio", text)
+    for part in parts:
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < 1:
+            raise RequestError(
+                f"`replay_ratio` {text}: {part!r} is no ratio", hint="allowed: numbers between 0 and 1, such as 0.5,0.8"
+            )
+        found.append(value)
+    _once("replay_ratio", text, found, parts)
     return tuple(found)
 
 

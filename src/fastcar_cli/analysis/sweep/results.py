@@ -19,11 +19,15 @@ from fastcar_cli.analysis.machine import processor
 from fastcar_cli.analysis.metrics import error_of, psnr_of
 from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import Store
+from fastcar_cli.decoding.scores import SCORES
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.pipeline import TextToVideo
 
 QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
 """What the knee is looked for in: the first of these that was measured."""
+SETTING = ("tau", "ratio", "score", "window", "gate", "backend")
+"""What makes a line of the summary."""
+CURVE = ("window", "gate", "backend", "score")
 _WORSE_IS_MORE = ("lpips", "temporal")
 
 
@@ -47,10 +51,10 @@ def build(store: Store, pipe: TextToVideo, config: dict[str, Any], metrics: Sequ
 
     def order(document: dict[str, Any]) -> tuple[int, ...]:
         keys = (("prompts", "prompt"), ("seeds", "seed"), ("window", "window"), ("backend", "backend"))
-        rest = (("gate", "gate"), ("tau", "tau"))
-        dense = document["tau"] is None
+        rest = (("score", "score"), ("gate", "gate"), ("tau", "tau"), ("ratio", "ratio"))
+        dense = Cell.from_dict(document).dense
         found = [ranks[axis].get(_hashable(document[key]), -1) for axis, key in keys]
-        return (*found, 0 if dense else 1, *(ranks[axis].get(_hashable(document[key]), -1) for axis, key in rest))
+        return (*found, 0 if dense else 1, *(ranks[axis].get(_hashable(document.get(key)), -1) for axis, key in rest))
 
     cells = cells_of(sorted(store.cells.values(), key=order))
     summary = summarise(cells, metrics)
@@ -86,15 +90,17 @@ def _median(document: dict[str, Any]) -> float:
 
 def cells_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Cells of results from the documents of a store, with speed against the dense ones among them."""
-    dense_s = {d["id"]: _median(d) for d in documents if d["tau"] is None}
+    # Times of two executors say nothing of replay.
+    dense_s = {(d["id"], d.get("kernels")): _median(d) for d in documents if Cell.from_dict(d).dense}
     return [_cell(d, dense_s) for d in documents]
 
 
-def _cell(document: dict[str, Any], dense_s: dict[str, float]) -> dict[str, Any]:
+def _cell(document: dict[str, Any], dense_s: dict[tuple[str, str | None], float]) -> dict[str, Any]:
     cell = Cell.from_dict(document)
     seconds = [r["decode_s"] for r in document["runs"]]
     median = _median(document)
     reference = cell.reference.id
+    timed = reference, document.get("kernels")
     return {
         "id": document["id"],
         **cell.to_dict(),
@@ -106,7 +112,8 @@ def _cell(document: dict[str, Any], dense_s: dict[str, float]) -> dict[str, Any]
         "speed": {
             "decode_s": {"median": median, "min": min(seconds), "max": max(seconds), "runs": seconds},
             "tokens_per_s": statistics.median(r["tokens_per_s"] for r in document["runs"]),
-            "speedup": dense_s[reference] / median if reference in dense_s and median else None,
+            "speedup": dense_s[timed] / median if timed in dense_s and median else None,
+            "kernels": document.get("kernels"),
         },
         "replay": document["replay"],
         "fpga": document["fpga"],
@@ -120,32 +127,31 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """One line a setting (tau, window, gate, backend), over all its videos.
+    """One line a setting (tau or ratio, score, window, gate, backend), over all its videos.
 
     Means over videos, except: `psnr_db` from the mean squared error over all videos (None: none differs),
-    `decode_s` the mean of the videos' medians, `speedup` the dense videos' time over this time, of the same videos.
+    `decode_s` the mean of the videos' medians, `speedup` the dense videos' time over this time, of the same videos
+    (None where another executor decoded those).
     """
     by_id = {c["id"]: c for c in cells}
     settings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for cell in cells:
-        settings.setdefault(tuple(cell[k] for k in ("tau", "window", "gate", "backend")), []).append(cell)
+        settings.setdefault(tuple(cell[k] for k in SETTING), []).append(cell)
     lines = []
-    for (tau, window, gate, backend), videos in settings.items():
+    for setting, videos in settings.items():
         dense = [by_id[c["reference"] or c["id"]] for c in videos if (c["reference"] or c["id"]) in by_id]
         seconds = [c["speed"]["decode_s"]["median"] for c in videos]
         dense_seconds = [c["speed"]["decode_s"]["median"] for c in dense]
         right = [c["fidelity"]["all_right"] for c in videos if c["fidelity"] is not None]
         dense_right = [c["fidelity"]["all_right"] for c in dense if c["fidelity"] is not None]
+        beside = len(dense) == len(videos) and all(c["speed"]["speedup"] is not None for c in videos)
         line: dict[str, Any] = {
-            "tau": tau,
-            "window": window,
-            "gate": gate,
-            "backend": backend,
+            **dict(zip(SETTING, setting, strict=True)),
             "videos": len(videos),
             "replay_ratio": _mean([c["replay"]["ratio"] for c in videos]),
             "eligible_ratio": _mean([c["replay"]["eligible_ratio"] for c in videos]),
             "decode_s": _mean(seconds),
-            "speedup": sum(dense_seconds) / sum(seconds) if len(dense) == len(videos) and sum(seconds) else None,
+            "speedup": sum(dense_seconds) / sum(seconds) if beside and sum(seconds) else None,
         }
         for key in metrics:
             values = [c["metrics"][key] for c in videos if c["metrics"] is not None]
@@ -164,16 +170,23 @@ def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[d
         lines,
         key=lambda x: (
             key_of[str(x["window"]), x["backend"]],
-            x["tau"] is not None,
+            not dense_line(x),
+            list(SCORES).index(x["score"]),
             x["gate"],
             0.0 if x["tau"] is None else -float(x["tau"]),
+            x["ratio"] or 0.0,
         ),
     )
 
 
+def dense_line(line: dict[str, Any]) -> bool:
+    """Whether a line or cell of results is of dense videos."""
+    return line["tau"] is None and line["ratio"] is None
+
+
 def _goodness(line: dict[str, Any], key: str, worst_error: float) -> float:
     """Quality that grows with likeness, for a line of the summary; a dense line is the best there is."""
-    if line["tau"] is None:
+    if dense_line(line):
         return {"psnr_db": 0.0}.get(key, 0.0 if key in _WORSE_IS_MORE else 1.0)
     if key == "psnr_db":
         # Decibels are infinite at the dense end, so the root of the mean squared error stands for them.
@@ -182,7 +195,7 @@ def _goodness(line: dict[str, Any], key: str, worst_error: float) -> float:
 
 
 def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Where each curve bends: replay ratio against quality, one curve a window, gate and backend.
+    """Where each curve bends: replay ratio against quality, one curve a window, gate, backend and score.
 
     Both axes are scaled to 0..1 between the dense end and the end of most replay; the knee is the threshold that
     lies farthest above the straight line between the ends (Kneedle, Satopaa et al. 2011). Replay ratio stands for
@@ -193,17 +206,20 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
     if quality is None:
         return []
     found = []
-    curves = dict.fromkeys((x["window"], x["gate"], x["backend"]) for x in summary if x["tau"] is not None)
-    for window, gate, backend in curves:
+    curves = dict.fromkeys(tuple(x[k] for k in CURVE) for x in summary if not dense_line(x))
+    for curve_of in curves:
+        window, _, backend, _ = curve_of
         points = [
             x
             for x in summary
-            if x["window"] == window and x["backend"] == backend and (x["tau"] is None or x["gate"] == gate)
+            if x["window"] == window
+            and x["backend"] == backend
+            and (dense_line(x) or tuple(x[k] for k in CURVE) == curve_of)
         ]
-        if quality != "psnr_db" and any(x[quality] is None for x in points if x["tau"] is not None):
+        if quality != "psnr_db" and any(x[quality] is None for x in points if not dense_line(x)):
             continue
         worst = (
-            max((error_of(x[quality]) for x in points if x["tau"] is not None), default=0.0)
+            max((error_of(x[quality]) for x in points if not dense_line(x)), default=0.0)
             if quality == "psnr_db"
             else 0.0
         )
@@ -212,7 +228,7 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
         if len(curve) < 3 or x1 <= x0 or y0 <= y1:
             continue
         above = [
-            ((x - x0) / (x1 - x0) + (y - y1) / (y0 - y1) - 1.0, line) for x, y, line in curve if line["tau"] is not None
+            ((x - x0) / (x1 - x0) + (y - y1) / (y0 - y1) - 1.0, line) for x, y, line in curve if not dense_line(line)
         ]
         height, best = max(above, key=lambda p: p[0])
         if height <= 1e-9:
@@ -222,7 +238,7 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
             f"farthest above the line from dense to most replay, by {height:.2f} of 1: "
             f"{best['replay_ratio']:.1%} replayed at {quality} {value}"
         )
-        found.append({"window": window, "gate": gate, "backend": backend, "tau": best["tau"], "why": why})
+        found.append({**{k: best[k] for k in SETTING}, "why": why})
     return found
 
 
@@ -233,6 +249,6 @@ def inert(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if x["tau"] is None or x["tau"] == "-inf" or x["eligible_ratio"] not in (0.0, 1.0):
             continue
         did = "nothing replays" if x["eligible_ratio"] == 0.0 else "everything that can replays"
-        setting = {k: x[k] for k in ("tau", "window", "gate", "backend")}
+        setting = {k: x[k] for k in SETTING}
         found.append({**setting, "why": f"tau {Tau.read(x['tau'])}: {did}"})
     return found

@@ -22,6 +22,7 @@ from fastcar_cli.analysis.sweep.table import write_tables
 from fastcar_cli.analysis.sweep.worker import Worker
 from fastcar_cli.analysis.vbench import score
 from fastcar_cli.config import RunConfig
+from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.hub import repository_of
 from fastcar_cli.pipeline import TextToVideo
@@ -47,6 +48,15 @@ class Request:
     address: str | None = None
     workers: int | None = None
     searches: bool = False
+    scores: tuple[str, ...] | None = None
+    ratios: tuple[float, ...] | None = None
+    tokens: bool = False
+
+    @property
+    def kept_ratios(self) -> tuple[float, ...]:
+        """Ratios that a controller keeps: those asked for, else the configuration's."""
+        own = self.config.replay.ratio
+        return self.ratios if self.ratios is not None else () if own is None else (own,)
 
 
 @dataclass
@@ -64,15 +74,15 @@ class Session:
     on_done: Callable[[Cell], None] | None = None
 
     @classmethod
-    def open(cls, request: Request) -> Session:
-        """Load the model and refuse what can't be done. Raises RequestError."""
+    def open(cls, request: Request, loaded: TextToVideo | None = None) -> Session:
+        """Load the model, unless a pipeline has it, and refuse what can't be done. Raises RequestError."""
         config = _plain(request)
-        pipe = TextToVideo.from_config(config)
+        pipe = TextToVideo.from_config(config) if loaded is None else loaded.with_config(config)
         effective = pipe.effective
         taus = request.taus
         if taus is None:
             tau = request.config.replay.tau
-            if (tau.off and not request.searches) or len(tau.values) > 1:
+            if (tau.off and not request.searches and not request.kept_ratios) or len(tau.values) > 1:
                 raise RequestError("no thresholds given", hint="`tau` off,0,-1,-2,-4 or `find` replay=0.8")
             taus = () if tau.off else tau.values
         plan = Plan(
@@ -85,7 +95,10 @@ class Session:
             else request.gates,
             backends=(config.backend.name,) if request.backends is None else request.backends,
             repeats=request.repeats,
+            scores=(request.config.replay.score,) if request.scores is None else request.scores,
+            ratios=request.kept_ratios,
         )
+        _comparable(plan, request.searches)
         if len(plan) > MAX_CELLS:
             raise RequestError(
                 f"the plan has {len(plan)} cells, allowed: {MAX_CELLS}", hint="`seeds` or `tau` with less"
@@ -102,8 +115,11 @@ class Session:
             notices += check_names(plan, pipe.fps)
         for backend in plan.backends:
             # Refuses an accelerator that is unknown or too small before any work is done.
-            pipe.with_config(_with_backend(config, backend))
-        worker = Worker(config, scorer, "fidelity" in request.metrics, pipe)
+            pipe.with_config(_with(config, "backend", name=backend))
+        for ratio in plan.ratios:
+            # Refuses what these frames can't reach.
+            pipe.with_config(_with(config, "replay", ratio=ratio))
+        worker = Worker(config, scorer, "fidelity" in request.metrics, pipe, request.tokens)
         groups = shard_of(plan.groups(), request.shard)
         if not groups:
             notices.append(
@@ -125,7 +141,8 @@ class Session:
     def fingerprint(self) -> dict[str, Any]:
         """What the results depend on besides the axes."""
         request = self.request
-        return fingerprint(self.worker.base, request.config.model, request.metrics, request.lpips, self.plan.backends)
+        found = fingerprint(self.worker.base, request.config.model, request.metrics, request.lpips, self.plan.backends)
+        return {**found, "tokens": True} if request.tokens else found
 
     @contextlib.contextmanager
     def opened(self, folder: Path) -> Iterator[Store]:
@@ -208,10 +225,23 @@ class Session:
         return results, told
 
 
-def _with_backend(config: RunConfig, backend: str) -> RunConfig:
+def _with(config: RunConfig, section: str, **keys: Any) -> RunConfig:
     data = config.to_dict()
-    data["backend"]["name"] = backend
+    data[section] |= keys
     return RunConfig.from_dict(data)
+
+
+def _comparable(plan: Plan, searches: bool) -> None:
+    """Refuse what compares nothing. Raises RequestError."""
+    if len(plan.scores) > 1 and any(t is not None for t in plan.taus):
+        raise RequestError(
+            f"`score` {','.join(plan.scores)}: a threshold means something else under each",
+            hint="`replay_ratio` 0.2,0.5,0.8 in the place of `tau`",
+        )
+    if searches and (plan.ratios or len(plan.scores) > 1):
+        raise RequestError(
+            "`find` searches the threshold of one score", hint="leave `replay_ratio` out, name one `score`"
+        )
 
 
 def _plain(request: Request) -> RunConfig:
@@ -219,14 +249,10 @@ def _plain(request: Request) -> RunConfig:
     data = request.config.to_dict()
     if data["generation"]["samples"] != 1:
         raise RequestError("`generation.samples`: a sweep takes its videos from `seeds`", hint="`seeds` 0-3")
-    if data["replay"]["ratio"] is not None:
-        raise RequestError(
-            "`replay.ratio`: a sweep compares thresholds", hint=f"`find` replay={data['replay']['ratio']} finds one"
-        )
     if request.vbench and data["video"]["fps"] is None:
         data["video"]["fps"] = VBENCH_FPS
     data["generation"]["seed"] = None
-    data["replay"] |= {"tau": "off", "gate": None}
+    data["replay"] |= {"tau": "off", "ratio": None, "gate": None, "score": DEFAULT}
     return RunConfig.from_dict(data)
 
 
@@ -249,7 +275,10 @@ def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
             request.gates,
             request.backends or (request.config.backend.name,),
             request.repeats,
+            request.scores or (request.config.replay.score,),
+            request.kept_ratios,
         )
+        _comparable(plan, request.searches)
         groups, notes, seconds, left = shard_of(plan.groups(), request.shard), [], None, None
     else:
         session = Session.open(request)

@@ -3,6 +3,7 @@
 DIR/sweep.json          what decides the results (fingerprint), and the axes asked for so far
 DIR/cells/<id>.mp4      the video
 DIR/cells/<id>.npz      decoded frames of a dense cell, which the others are compared with
+DIR/cells/<id>.tokens.npz   what was seen of every token, where it was asked for (`tokens`)
 DIR/cells/<id>.json     everything measured, with hashes of the files above; written last
 """
 
@@ -35,8 +36,8 @@ FORMAT = "fastcar-sweep-1"
 class CellRecord:
     """A decoded cell: its document, its frames uint8 [T, H, W, 3], and what its file carries.
 
-    The document holds `metrics`, `frames`, `fidelity`, `replay`, `fpga`, `digest` (of the frames) and
-    `runs`, a list of {"decode_s", "tokens_per_s"}.
+    The document holds `metrics`, `frames`, `fidelity`, `replay`, `fpga`, `kernels` (who decoded), `digest` (of the
+    frames) and `runs`, a list of {"decode_s", "tokens_per_s"}. `tokens`: see `tokens.token_data`.
     """
 
     cell: Cell
@@ -45,6 +46,7 @@ class CellRecord:
     fps: int
     scale: int
     recipe: dict[str, Any]
+    tokens: dict[str, NDArray[Any]] | None = None
 
 
 @dataclass
@@ -176,11 +178,14 @@ class Store:
             files = {".mp4": sha256_of(video)}
         except OSError as e:
             raise RunError(f"{video} can't be read: {e.strerror}") from None
-        if record.cell.dense:
+        arrays: dict[str, dict[str, Any]] = {".npz": {"frames": record.images}} if record.cell.dense else {}
+        if record.tokens is not None:
+            arrays[".tokens.npz"] = record.tokens
+        for suffix, held in arrays.items():
             packed = io.BytesIO()
-            np.savez_compressed(packed, frames=record.images)
-            write_whole(self.cells_folder / f"{name}.npz", packed.getvalue())
-            files[".npz"] = hashlib.sha256(packed.getvalue()).hexdigest()
+            np.savez_compressed(packed, **held)
+            write_whole(self.cells_folder / f"{name}{suffix}", packed.getvalue())
+            files[suffix] = hashlib.sha256(packed.getvalue()).hexdigest()
         document = {"id": name, **record.cell.to_dict(), **record.document, "files": files}
         self._save(document)
 
@@ -197,10 +202,17 @@ class Store:
 
     def frames(self, reference: Cell) -> NDArray[np.uint8]:
         """Decoded frames of a finished dense cell. Raises RunError."""
-        file = self.cells_folder / f"{reference.id}.npz"
+        return self._arrays(f"{reference.id}.npz")["frames"]
+
+    def tokens(self, cell: Cell) -> dict[str, NDArray[Any]]:
+        """What `tokens.token_data` told of a finished cell that was asked for it. Raises RunError."""
+        return self._arrays(f"{cell.id}.tokens.npz")
+
+    def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        file = self.cells_folder / name
         try:
             with np.load(file) as data:
-                return np.asarray(data["frames"])
+                return dict(data)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as e:
             raise RunError(f"{file} can't be read: {e}", hint="the same command makes it again") from None
 
@@ -208,8 +220,11 @@ class Store:
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Axes of both plans: what is new goes behind, seeds in order, thresholds from off downwards."""
     both: dict[str, Any] = {"repeats": max(old["repeats"], new["repeats"])}
-    for key in ("prompts", "seeds", "tau", "window", "gate", "backend"):
+    # Folders of earlier versions have no axes of scores and ratios.
+    old = {"score": ["tas"], "ratio": [], **old}
+    for key in ("prompts", "seeds", "tau", "window", "gate", "backend", "score", "ratio"):
         both[key] = [*old[key], *(v for v in new[key] if v not in old[key])]
+    both["ratio"] = sorted(both["ratio"])
     both["seeds"] = sorted(both["seeds"])
     both["tau"] = sorted(both["tau"], key=lambda t: (t is not None, 0.0 if t is None else -float(t)))
     return both

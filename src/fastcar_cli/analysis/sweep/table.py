@@ -23,11 +23,16 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     for c in results["cells"]:
         decode = c["speed"]["decode_s"]
         row: dict[str, Any] = {k: c[k] for k in ("id", "prompt", "seed")}
-        row |= {"dense": c["tau"] is None, "tau": None if c["tau"] is None else float(c["tau"])}
+        row |= {"dense": c["reference"] is None, "tau": None if c["tau"] is None else float(c["tau"])}
+        row |= {"kept_ratio": c["ratio"], "score": c["score"]}
         row |= {k: c[k] for k in ("window", "gate", "backend", "reference", "video")}
         row |= {k: c["replay"][k] for k in ("ratio", "eligible_ratio")}
         row |= {f"decode_s_{k}": decode[k] for k in ("median", "min", "max")}
-        row |= {"runs": len(decode["runs"]), **{k: c["speed"][k] for k in ("tokens_per_s", "speedup")}}
+        row |= {
+            "kernels": c["speed"]["kernels"],
+            "runs": len(decode["runs"]),
+            **{k: c["speed"][k] for k in ("tokens_per_s", "speedup")},
+        }
         row |= {key: None if c["metrics"] is None else c["metrics"][key] for key in results["metrics"]}
         row |= {f"right_{k.removesuffix('_right')}": (c["fidelity"] or {}).get(k) for k in _FIDELITY}
         row |= {f"fpga_{k}": (c["fpga"] or {}).get(k) for k in ("cycles", "latency_s", "energy_j")}
@@ -41,7 +46,7 @@ def _parquet(table: Sequence[dict[str, Any]]) -> bytes:
         {"seed", "window", "runs", "fpga_cycles"},
         {"dense", *(k for k in table[0] if k.startswith("right_"))},
     )
-    words = {"id", "prompt", "gate", "backend", "reference", "video"}
+    words = {"id", "prompt", "score", "gate", "backend", "reference", "video", "kernels"}
 
     def kind(name: str) -> Any:
         if name in words:

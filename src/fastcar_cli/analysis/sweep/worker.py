@@ -17,7 +17,9 @@ from fastcar_cli.analysis.sweep.fidelity import draws_the_world, fidelity_of
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import CellRecord
+from fastcar_cli.analysis.sweep.tokens import token_data
 from fastcar_cli.config import RunConfig
+from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.models.plan import out_of_memory
@@ -52,11 +54,20 @@ Finding = CellRecord | Timing
 class Worker:
     """A loaded model that decodes cells of any setting."""
 
-    def __init__(self, config: RunConfig, scorer: Scorer, fidelity: bool, pipe: TextToVideo | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        scorer: Scorer,
+        fidelity: bool,
+        pipe: TextToVideo | None = None,
+        tokens: bool = False,
+    ) -> None:
         """Load the model of `config` unless a pipeline that has it is given.
 
-        `fidelity` asks for the world's analyser; it stays silent for models of other worlds.
+        `fidelity` asks for the world's analyser; it stays silent for models of other worlds. `tokens` asks for what
+        `token_data` tells of each cell.
         """
+        self.tokens = tokens
         self.config, self.scorer = config, scorer
         self.base = pipe or TextToVideo.from_config(config)
         world = draws_the_world(self.base.model.tokenizer, self.base.height, self.base.width)
@@ -66,7 +77,8 @@ class Worker:
     def pipe(self, cell: Cell) -> TextToVideo:
         """The pipeline of a cell, sharing the model."""
         data = self.config.to_dict()
-        data["replay"] |= {"tau": "off" if cell.tau is None else cell.tau, "gate": cell.gate}
+        data["replay"] |= {"tau": "off" if cell.tau is None else cell.tau, "ratio": cell.ratio}
+        data["replay"] |= {"gate": cell.gate, "score": cell.score}
         data["attention"]["window"] = cell.window
         data["backend"]["name"] = cell.backend
         return self.base.with_config(RunConfig.from_dict(data))
@@ -77,7 +89,7 @@ class Worker:
             return
         pipe = self.pipe(cell)
         for tau in (OFF, Tau((-np.inf,))):
-            rule = replace(pipe.settings.rule, tau=tau, target=None)
+            rule = replace(pipe.settings.rule, tau=tau, target=None, score=DEFAULT)
             short = pipe.with_settings(rule=rule, frames=1 if tau.off else min(2, pipe.frames))
             for _ in short.stream([cell.prompt], [cell.seed]):
                 pass
@@ -132,11 +144,13 @@ class Worker:
             "fpga": {k: accelerator[k] for k in ("cycles", "latency_s", "energy_j")}
             if accelerator["name"] == "fpga-sim"
             else None,
+            "kernels": report["kernels"]["name"],
             "digest": hashlib.sha256(images.tobytes()).hexdigest(),
             "runs": [run],
         }
         recipe = recipe_of(pipe, cell.prompt, cell.seed)
-        return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe)
+        tokens = token_data(pipe) if self.tokens else None
+        return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe, tokens)
 
 
 def replay_map(pipe: TextToVideo) -> list[list[list[float]]]:

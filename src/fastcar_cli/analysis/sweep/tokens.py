@@ -1,0 +1,112 @@
+"""What can be seen of every token of a decoded video: decisions, all scores, and how much MLP outputs really changed.
+
+The video is decoded once more with its codes and decisions given, in plain torch, so that neither the timed run nor
+what it decided is touched by looking.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.scores import DEFAULT, SCORES, Look, Scorer
+from fastcar_cli.decoding.tau import OFF
+from fastcar_cli.pipeline import TextToVideo
+
+BY_TOKEN = ("change", "cosine", "elsewhere", "output", "input", "attention", "residual", "tas_reach")
+BY_LAYER = ("up_max", "gate_max", "residual_min", "attention_max", "tas_max")
+
+
+class _Eye:
+    """Looks at every block of a decode; arrays by token [layers, rows, T*N - 1], extremes by layer."""
+
+    def __init__(self, decode: Decode) -> None:
+        layers, rows, passes = len(decode.blocks), decode.rows, decode.tokens - 1
+        self._decode, self._frame = decode, decode.frame
+        self._scorers = {name: Scorer(name, decode.frame) for name in SCORES}
+        self._past: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self.scores = torch.full((len(SCORES), layers, rows, passes), torch.nan)
+        self.seen = {name: torch.full((layers, rows, passes), torch.nan) for name in BY_TOKEN}
+        self.extremes = {name: torch.zeros(layers) for name in BY_LAYER}
+        self.extremes["residual_min"] += torch.inf
+
+    def _put(self, look: Look, name: str, values: Tensor) -> None:
+        self.seen[name][look.layer, :, look.t] = values.float().cpu()
+
+    def _most(self, look: Look, name: str, value: Tensor) -> None:
+        self.extremes[name][look.layer] = torch.maximum(self.extremes[name][look.layer], value.float().max().cpu())
+
+    def __call__(self, look: Look) -> None:
+        block = self._decode.blocks[look.layer]
+        norm = block.post_attention_layernorm
+        x = norm(look.after)
+        up, gate = block.mlp.up_proj(x), F.silu(block.mlp.gate_proj(x))
+        truth = block.mlp.down_proj(gate * up)
+        for i, scorer in enumerate(self._scorers.values()):
+            found = scorer(replace(look, mlp=lambda _: truth))
+            self.scores[i, look.layer, :, look.t] = found.float().cpu()
+        self._put(look, "output", truth.float().norm(dim=-1))
+        size = (look.after.float().square().sum(-1) + norm.eps * look.after.shape[-1]).sqrt()
+        least = self.extremes["residual_min"]
+        least[look.layer] = torch.minimum(least[look.layer], size.min().cpu())
+        self._most(look, "up_max", up.abs())
+        self._most(look, "gate_max", gate.abs())
+        self._most(look, "attention_max", look.attention.float().norm(dim=-1))
+        place, now = (look.layer, look.t % self._frame), (look.input, look.attention, look.after)
+        if look.t >= self._frame:
+            self._put(look, "change", (truth.float() - look.replayable.float()).norm(dim=-1))
+            self._put(look, "cosine", torch.cosine_similarity(truth.float(), look.replayable.float(), dim=-1))
+            replay = self._decode.replay
+            assert replay is not None
+            other = replay.outputs[look.layer, :, (look.t + self._frame // 2) % self._frame].float()
+            self._put(look, "elsewhere", torch.cosine_similarity(truth.float(), other, dim=-1))
+            for name, a, b in zip(("input", "attention", "residual"), now, self._past[place], strict=True):
+                self._put(look, name, (a.float() - b.float()).norm(dim=-1))
+            d, groups = look.rotated.shape[-1], look.rotated.shape[1] // look.aligned_key.shape[1]
+            keys = look.aligned_key.float().norm(dim=-1).repeat_interleave(groups, 1)
+            reach = (look.rotated.float().norm(dim=-1) * keys).mean(-1) / d**0.5
+            self._put(look, "tas_reach", reach)
+            self._most(look, "tas_max", reach)
+        self._past[place] = (now[0].clone(), now[1].clone(), now[2].clone())
+
+
+def token_data(pipe: TextToVideo) -> dict[str, NDArray[Any]]:
+    """Of the last video of a pipeline, by token [layers, rows, T*N - 1], NaN in the first frame.
+
+    `replayed` bool; `scores` float32 [scores, layers, rows, T*N - 1] in the order of `names`; `change`, the norm of
+    what a replay would be wrong by (of the true output less what the cache holds), and `cosine` of both; `elsewhere`,
+    the cosine with the output used half a frame away, which is another place's; `output`, the true output's norm;
+    norms of the change since the aligned token of the block's `input`, of what `attention` added and of the `residual`
+    stream that the MLP reads; `tas_reach`, TAS were query and key parallel.
+
+    By layer, over all tokens: largest numbers of W_up x (`up_max`) and silu(W_gate x) (`gate_max`), largest attention
+    output (`attention_max`) and `tas_reach` (`tas_max`), smallest length of the residual stream (`residual_min`, with
+    the norm's epsilon). And `codes` [T*N, depth].
+    """
+    decode = pipe.decode
+    assert decode is not None
+    rule = replace(decode.settings.rule, tau=OFF, target=None, score=DEFAULT)
+    settings = replace(decode.settings, rule=rule, keep_tas=True, kernels="torch")
+    rows = [ids[-int(length) :].tolist() for ids, length in zip(decode.ids, decode.lengths, strict=True)]
+    again = Decode(decode.model, rows, settings, decode.uniforms)
+    assert again.replay is not None
+    if decode.replay is not None:
+        again.replay.force(decode.replay.replayed)
+    eye = _Eye(again)
+    again.look_on = eye
+    for _ in again.steps(decode.codes):
+        pass
+    arrays = {"scores": eye.scores, **eye.seen, **eye.extremes}
+    return {
+        "names": np.array(list(SCORES)),
+        "replayed": again.replay.replayed.cpu().numpy(),
+        "codes": decode.codes[0].cpu().numpy().astype(np.int16),
+        **{name: values.numpy() for name, values in arrays.items()},
+    }
