@@ -38,7 +38,7 @@ class _Curve:
 
     def line(self, tau: float) -> dict[str, Any]:
         ratio, ssim = self._curve(tau)
-        setting = {"tau": tau, "window": None, "gate": "row", "backend": "torch"}
+        setting = {"tau": tau, "ratio": None, "score": "tas", "window": None, "gate": "row", "backend": "torch"}
         return self.lines.setdefault(
             tau, {**setting, "replay_ratio": ratio, "eligible_ratio": ratio / 0.875, "ssim": ssim}
         )

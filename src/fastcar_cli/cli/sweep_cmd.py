@@ -57,7 +57,7 @@ def sweep(
         str | None, typer.Option(help="An axis with all its values: score (at ratios 0.2,0.5,0.8), or gate.")
     ] = None,
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="Keep what every token was scored and really changed: tokens.html.")
+        bool, typer.Option("--tokens", help="Keep what every token was scored and really changed.")
     ] = False,
     seeds: Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")] = "0",
     window: Annotated[
