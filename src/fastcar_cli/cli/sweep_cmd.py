@@ -57,7 +57,7 @@ def sweep(
         str | None, typer.Option(help="An axis with all its values: score (at ratios 0.2,0.5,0.8), or gate.")
     ] = None,
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="Keep what every token was scored and really changed.")
+        bool, typer.Option("--tokens", help="Keep what every token was scored and really changed: tokens.html.")
     ] = False,
     seeds: Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")] = "0",
     window: Annotated[
@@ -146,7 +146,7 @@ def sweep(
         searches=find is not None,
         scores=None if names_of["score"] is None else parse.parse_names("score", names_of["score"], tuple(SCORES)),
         ratios=ratios,
-        tokens=tokens,
+        tokens="all" if tokens else None,
     )
     target = None if find is None else parse_target(find, request)
     terminal = console(quiet)

@@ -11,7 +11,7 @@ import base64
 import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
         RunError: the page could not be written.
 
     """
-    results = _read(folder / "results.json")
+    results = read_results(folder / "results.json")
     videos, missing = _videos(folder, results, video_limit)
     results["report"] = {
         "embedded": len(videos),
@@ -50,7 +50,8 @@ def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
     return path
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_results(file: Path) -> dict[str, Any]:
+    """results.json of a sweep. Raises RequestError where it is missing, damaged, or something else."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -114,7 +115,7 @@ def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str
     return found, missing
 
 
-def _json(data: Any) -> str:
+def json_text(data: Any) -> str:
     """JSON that may stand in a script element: no `<`, no number that browsers refuse."""
     text = json.dumps(_finite(data), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
@@ -131,26 +132,32 @@ def _finite(data: Any) -> Any:
     return data
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of this package: style, script or page."""
     return (resources.files("fastcar_cli.analysis.report") / name).read_text(encoding="utf-8")
 
 
 def _fill(results: dict[str, Any], videos: dict[str, str], scripts: Sequence[str] = SCRIPTS) -> str:
     name = str(results["model"].get("name", "model"))
-    video_json = _json(videos)
+    video_json = json_text(videos)
     parts = {
         "title": html.escape(f"fastcar sweep: {name}"),
-        "style": _asset("style.css"),
-        "script": "\n".join(_asset(s) for s in scripts),
+        "style": asset("style.css"),
+        "script": "\n".join(asset(s) for s in scripts),
         "videos": video_json,
     }
     # The page's own size is told in it; the digits of that number do not matter to it.
-    size = sum(map(len, parts.values())) + len(_json(results)) + len(_asset("page.html"))
+    size = sum(map(len, parts.values())) + len(json_text(results)) + len(asset("page.html"))
     results["report"]["file_bytes"] = size
-    parts["data"] = _json(results)
-    pieces = _asset("page.html").split("{{")
-    filled = [pieces[0]]
+    parts["data"] = json_text(results)
+    return filled(asset("page.html"), parts)
+
+
+def filled(page: str, parts: Mapping[str, str]) -> str:
+    """A page with `{{ name }}` replaced by the part of this name; what a part holds is not looked at again."""
+    pieces = page.split("{{")
+    found = [pieces[0]]
     for piece in pieces[1:]:
         key, rest = piece.split("}}", 1)
-        filled += [parts[key.strip()], rest]
-    return "".join(filled)
+        found += [parts[key.strip()], rest]
+    return "".join(found)

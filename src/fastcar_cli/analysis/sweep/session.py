@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.analysis.report import write_report
+from fastcar_cli.analysis.report import write_report, write_tokens_page
 from fastcar_cli.analysis.sweep.fingerprint import fingerprint
 from fastcar_cli.analysis.sweep.lock import lock_folder, master
 from fastcar_cli.analysis.sweep.metrics import Scorer
@@ -30,7 +30,10 @@ from fastcar_cli.pipeline import TextToVideo
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, parsed but not yet checked against a model. None: the configuration's own value."""
+    """What was asked for, parsed but not yet checked against a model. None: the configuration's own value.
+
+    `tokens`: what is kept of every token, see `Worker`.
+    """
 
     config: RunConfig
     prompts: tuple[str, ...]
@@ -50,7 +53,7 @@ class Request:
     searches: bool = False
     scores: tuple[str, ...] | None = None
     ratios: tuple[float, ...] | None = None
-    tokens: bool = False
+    tokens: str | None = None
 
     @property
     def kept_ratios(self) -> tuple[float, ...]:
@@ -142,7 +145,7 @@ class Session:
         """What the results depend on besides the axes."""
         request = self.request
         found = fingerprint(self.worker.base, request.config.model, request.metrics, request.lpips, self.plan.backends)
-        return {**found, "tokens": True} if request.tokens else found
+        return {**found, "tokens": request.tokens} if request.tokens else found
 
     @contextlib.contextmanager
     def opened(self, folder: Path) -> Iterator[Store]:
@@ -222,6 +225,8 @@ class Session:
                 told.append(f"videos by VBench's names are in {link_names(store, self.plan)}")
             if results["cells"]:
                 told.append(f"report: {write_report(store.folder)}")
+            if self.request.tokens == "all" and (page := write_tokens_page(store.folder)) is not None:
+                told.append(f"tokens: {page}")
         return results, told
 
 

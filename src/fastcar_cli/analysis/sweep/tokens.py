@@ -77,21 +77,27 @@ class _Eye:
         self._past[place] = (now[0].clone(), now[1].clone(), now[2].clone())
 
 
-def token_data(pipe: TextToVideo) -> dict[str, NDArray[Any]]:
-    """Of the last video of a pipeline, by token [layers, rows, T*N - 1], NaN in the first frame.
+def token_data(pipe: TextToVideo, look: bool = True) -> dict[str, NDArray[Any]]:
+    """Of the last video of a pipeline: `replayed` bool [layers, rows, T*N - 1], and `codes` int16 [T*N, depth].
 
-    `replayed` bool; `scores` float32 [scores, layers, rows, T*N - 1] in the order of `names`; `change`, the norm of
-    what a replay would be wrong by (of the true output less what the cache holds), and `cosine` of both; `elsewhere`,
-    the cosine with the output used half a frame away, which is another place's; `output`, the true output's norm;
-    norms of the change since the aligned token of the block's `input`, of what `attention` added and of the `residual`
-    stream that the MLP reads; `tas_reach`, TAS were query and key parallel.
+    With `look` by token [layers, rows, T*N - 1], NaN in the first frame: `scores` float32 [scores, layers, rows,
+    T*N - 1] in the order of `names`; `change`, the norm of what a replay would be wrong by (of the true output less
+    what the cache holds), and `cosine` of both; `elsewhere`, the cosine with the output used half a frame away, which
+    is another place's; `output`, the true output's norm; norms of the change since the aligned token of the block's
+    `input`, of what `attention` added and of the `residual` stream that the MLP reads; `tas_reach`, TAS were query and
+    key parallel.
 
-    By layer, over all tokens: largest numbers of W_up x (`up_max`) and silu(W_gate x) (`gate_max`), largest attention
-    output (`attention_max`) and `tas_reach` (`tas_max`), smallest length of the residual stream (`residual_min`, with
-    the norm's epsilon). And `codes` [T*N, depth].
+    And by layer, over all tokens: largest numbers of W_up x (`up_max`) and silu(W_gate x) (`gate_max`), largest
+    attention output (`attention_max`) and `tas_reach` (`tas_max`), smallest length of the residual stream
+    (`residual_min`, with the norm's epsilon).
     """
     decode = pipe.decode
     assert decode is not None
+    shape = (len(decode.blocks), decode.rows, decode.tokens - 1)
+    replayed = np.zeros(shape, bool) if decode.replay is None else decode.replay.replayed.cpu().numpy()
+    found: dict[str, NDArray[Any]] = {"replayed": replayed, "codes": decode.codes[0].cpu().numpy().astype(np.int16)}
+    if not look:
+        return found
     rule = replace(decode.settings.rule, tau=OFF, target=None, score=DEFAULT)
     settings = replace(decode.settings, rule=rule, keep_tas=True, kernels="torch")
     rows = [ids[-int(length) :].tolist() for ids, length in zip(decode.ids, decode.lengths, strict=True)]
@@ -104,9 +110,4 @@ def token_data(pipe: TextToVideo) -> dict[str, NDArray[Any]]:
     for _ in again.steps(decode.codes):
         pass
     arrays = {"scores": eye.scores, **eye.seen, **eye.extremes}
-    return {
-        "names": np.array(list(SCORES)),
-        "replayed": again.replay.replayed.cpu().numpy(),
-        "codes": decode.codes[0].cpu().numpy().astype(np.int16),
-        **{name: values.numpy() for name, values in arrays.items()},
-    }
+    return {**found, "names": np.array(list(SCORES)), **{name: values.numpy() for name, values in arrays.items()}}

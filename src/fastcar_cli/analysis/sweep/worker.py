@@ -60,12 +60,12 @@ class Worker:
         scorer: Scorer,
         fidelity: bool,
         pipe: TextToVideo | None = None,
-        tokens: bool = False,
+        tokens: str | None = None,
     ) -> None:
         """Load the model of `config` unless a pipeline that has it is given.
 
         `fidelity` asks for the world's analyser; it stays silent for models of other worlds. `tokens` asks for what
-        `token_data` tells of each cell.
+        `token_data` tells: `all` looks at every cell, `dense` at those, keeping the others' decisions and codes.
         """
         self.tokens = tokens
         self.config, self.scorer = config, scorer
@@ -149,7 +149,7 @@ class Worker:
             "runs": [run],
         }
         recipe = recipe_of(pipe, cell.prompt, cell.seed)
-        tokens = token_data(pipe) if self.tokens else None
+        tokens = token_data(pipe, cell.dense or self.tokens == "all") if self.tokens else None
         return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe, tokens)
 
 
