@@ -44,7 +44,7 @@ app.command("generate", cls=Command)(generate.generate)
 app.command("convert", cls=Command)(convert_cmd.convert)
 app.command("profile", cls=Command)(profile_cmd.profile)
 app.add_typer(sweep_cmd.app, name="sweep", help="Speed against quality over thresholds, prompts and seeds.")
-app.command("fpga", cls=Command)(fpga_cmd.fpga)
+app.add_typer(fpga_cmd.app, name="fpga", help="The emulated accelerator on saved or drawn decisions.")
 app.command("config", cls=Command)(config_cmd.config)
 app.command("train", cls=Command)(train_cmd.train)
 

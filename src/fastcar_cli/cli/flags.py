@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.signals import status
@@ -76,6 +76,21 @@ class Command(TyperCommand):
 
             note(console(), "nothing more was done", "stopped")
             raise typer.Exit(status(e)) from None
+
+
+class Group(TyperGroup):
+    """`fastcar NAME [options]` is the first command itself; only a first word that names another is one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the first command before what names none."""
+        if not args or args[0] not in self.commands:
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command, without its name where that is the group's own."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return ("" if name == next(iter(self.commands)) else name), command, rest
 
 
 def given(ctx: typer.Context) -> dict[str, str]:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import refuse, refuse_all_but
+from fastcar_cli.cli.flags import Command, Group, refuse, refuse_all_but
+from fastcar_cli.cli.fpga_rtl_cmd import rtl
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from fastcar_cli.backends.fpga.preset import Preset
 
+app = typer.Typer(cls=Group, pretty_exceptions_enable=False, add_completion=False)
 
+
+@app.command("fpga", cls=Command)
 def fpga(
     ctx: typer.Context,
     trace: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Decisions that generate has saved.")] = None,
@@ -46,7 +50,7 @@ def fpga(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Emulate an FPGA accelerator on replay decisions, saved or drawn."""
+    """Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL."""
     from fastcar_cli.backends.fpga.decisions import draw, read
     from fastcar_cli.backends.fpga.emulator import Emulator
     from fastcar_cli.backends.fpga.explain import explain as lines_of
@@ -123,6 +127,9 @@ def fpga(
         typer.echo(json.dumps({"runs": documents}))
     elif not explain:
         _summary(documents, work)
+
+
+app.command("rtl", cls=Command)(rtl)
 
 
 def _shapes(model: str) -> Any:

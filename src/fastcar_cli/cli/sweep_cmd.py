@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from fastcar_cli.cli.flags import Command
+from fastcar_cli.cli.flags import Command, Group
 from fastcar_cli.errors import RequestError
 from fastcar_cli.signals import status
 
@@ -18,22 +17,7 @@ if TYPE_CHECKING:
     from fastcar_cli.analysis.sweep.store import Store
 
 
-class _Group(TyperGroup):
-    """`sweep PROMPT... [options]` is the sweep itself; only a first word that names a subcommand is one."""
-
-    _sweep = "sweep"
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in self.commands:
-            args = [self._sweep, *args]
-        return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        return ("" if name == self._sweep else name), command, rest
-
-
-app = typer.Typer(cls=_Group, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(cls=Group, pretty_exceptions_enable=False, add_completion=False)
 
 
 @app.command("sweep", cls=Command)

@@ -1,0 +1,137 @@
+"""The folder of `fastcar fpga rtl`: sources, parameters, packets, what is run, and what the emulator expects of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastcar_cli.backends.fpga.decisions import Decisions
+from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
+from fastcar_cli.backends.fpga.isa import compile_mlp
+from fastcar_cli.backends.fpga.machine import Rates
+from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
+from fastcar_cli.backends.fpga.rtl.stimulus import (
+    Layer,
+    Packet,
+    packet_of,
+    random_layers,
+    short_packets,
+    trace_layers,
+)
+from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.files import csv_of, write_whole
+from fastcar_cli.models.video_model import ModelSpec
+
+SOURCE = Path(__file__).parent / "source"
+RANDOM_LAYERS = 320
+"""Random layers that are run before those of a trace."""
+
+
+def check(preset: Preset) -> None:
+    """Refuse a preset whose machine the RTL does not have. Raises RequestError."""
+    drs, hbm = preset.drs, preset.hbm
+    problems = [
+        (hbm.weights == "multicast", "hbm.weights 'multicast'", "allowed: lockstep, private"),
+        (drs.dispatch is not None, "drs.dispatch", "leave it out: the RTL passes a word a cycle"),
+        (
+            drs.remap.value < INDEX_BITS,
+            f"drs.remap {drs.remap.value:g}",
+            f"at least {INDEX_BITS}: one register a cycle",
+        ),
+        (drs.fetch == "skip" and drs.drop.value < 1, "drs.drop 0", "at least 1: the header of a dropped packet passes"),
+        (hbm.latency.value < 1, "hbm.latency 0", "at least 1"),
+    ]
+    for wrong, what, hint in problems:
+        if wrong:
+            raise RequestError(f"accelerator preset {preset.name}: the RTL has no {what}", hint=hint)
+
+
+def parameters(preset: Preset, packets: Sequence[Packet]) -> dict[str, int]:
+    """Parameters of accelerator.sv."""
+    queue = int(preset.drs.queue.value)
+
+    def bits(unit: str) -> int:
+        most = max(counts(p.program)[unit] for p in packets)
+        return max(1, (queue * most - 1).bit_length())
+
+    return {
+        "CORES": preset.cores,
+        "MAPPING_BITS": Drs(preset.cores).mapping_bits,
+        "INDEX_BITS": INDEX_BITS,
+        "REMAP": int(preset.drs.remap.value),
+        "DROP": max(1, int(preset.drs.drop.value)),
+        "STREAM": int(preset.drs.fetch == "stream"),
+        "LOCKSTEP": int(preset.hbm.weights == "lockstep"),
+        "QUEUE": queue,
+        "LATENCY": int(preset.hbm.latency.value),
+        "LOAD_BITS": bits("memory"),
+        "MAC_BITS": bits("mac"),
+        "VECTOR_BITS": bits("vector"),
+    }
+
+
+def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | None = None) -> dict[str, Any]:
+    """Write the folder; returns what is in it: parameters, layers, sources that were changed there and stay.
+
+    Raises RequestError for a preset or a model that the RTL can't run, RunError where a file can't be written.
+    """
+    check(preset)
+    packets: list[Packet] = []
+    layers: list[Layer] = []
+    if trace is not None:
+        decoder = ModelSpec.from_dict(trace.spec).decoder
+        program = compile_mlp(
+            decoder.width, decoder.mlp_width, preset.format.stored_bits, preset.tile_bytes, preset.window
+        )
+        packets.append(packet_of(preset, program, Rates.of(preset)))
+        layers += trace_layers(trace.replayed, 0, passes)
+    first = len(packets)
+    packets += short_packets(preset)
+    layers = [*random_layers(RANDOM_LAYERS, len(packets) - first, first), *layers]
+    values = parameters(preset, packets)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RunError(f"-o {folder}: the folder can't be made: {e.strerror}") from None
+    kept = _sources(folder)
+    write_whole(folder / "parameters.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
+    write_whole(folder / "parameters.h", "".join(f"#define {k} {v}\n" for k, v in values.items()))
+    write_whole(folder / "parameters.json", json.dumps({"preset": preset.name, **values}, indent=1) + "\n")
+    for number, packet in enumerate(packets):
+        words = words_of(packet.program, packet.rates)
+        write_whole(folder / f"packet_{number}.hex", "".join(f"{w:016x}\n" for w in words))
+    _tables(folder, layers, packets)
+    return {"folder": str(folder), "parameters": values, "layers": len(layers), "kept": kept}
+
+
+def _sources(folder: Path) -> list[str]:
+    """Copy the sources; one that was changed in the folder stays, and its name is returned."""
+    kept = []
+    for file in sorted(SOURCE.iterdir()):
+        target = folder / file.name
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".sv" and target.exists() and target.read_text(encoding="utf-8") != text:
+            kept.append(file.name)
+            continue
+        write_whole(target, text)
+        if file.suffix == ".sh":
+            target.chmod(0o755)
+    return kept
+
+
+def _tables(folder: Path, layers: Sequence[Layer], packets: Sequence[Packet]) -> None:
+    run, rows, late = [], [], []
+    for number, layer in enumerate(layers):
+        found, length = packets[layer.packet].machine.layer(layer.index, layer.rows, layer.gaps)
+        step = "" if layer.step is None else layer.step
+        run.append([number, step, layer.layer, f"{layer.index:08x}", layer.rows, layer.packet, length])
+        rows += [[number, step, layer.layer, r.row, r.core, r.first, r.last - 1, r.begin, r.end] for r in found]
+        late += [[number, row, gap] for row, gap in enumerate(layer.gaps) if gap]
+    names = ["number", "pass", "layer"]
+    write_whole(folder / "layers.csv", csv_of([*names, "index", "rows", "packet", "cycles"], run))
+    cells = [*names, "row", "core", "first_word", "last_word", "begin", "end"]
+    write_whole(folder / "expected.csv", csv_of(cells, rows))
+    write_whole(folder / "gaps.csv", csv_of(["number", "row", "cycles"], late))

@@ -1,0 +1,104 @@
+// The accelerator as far as layer.py times it: DRS, the barrier, a sequencer a core, the weight streams.
+//
+// Cycle contract of a layer, counted from the cycle in which `start` is 1: docs/rtl.md.
+`default_nettype none
+module accelerator #(
+    parameter int CORES = 2,
+    parameter int MAPPING_BITS = CORES > 1 ? $clog2(CORES) : 1,
+    parameter int INDEX_BITS = 32,
+    parameter int REMAP = 32,
+    parameter int DROP = 16,
+    parameter bit STREAM = 0,
+    parameter bit LOCKSTEP = 1,
+    parameter int QUEUE = 2,
+    parameter int LATENCY = 64,
+    parameter int LOAD_BITS = 8,
+    parameter int MAC_BITS = 8,
+    parameter int VECTOR_BITS = 8
+) (
+    input  wire logic               clk,
+    input  wire logic               rst,
+    input  wire logic               start,
+    input  wire logic [31:0]        index,
+    input  wire logic [5:0]         rows,
+    output wire logic               done,      // in the first cycle after the layer's last
+    input  wire logic               in_valid,
+    output wire logic               in_ready,
+    input  wire logic [63:0]        in_word,
+    output wire logic               skip,
+    // What a watcher sees: a word going to a core, cores told to start, rows finished, a core out of step.
+    output wire logic [CORES-1:0]   sent,
+    output wire logic [CORES-1:0]   go,
+    output wire logic [CORES-1:0]   finished,
+    output wire logic [8*CORES-1:0] row,
+    output wire logic               out_of_step
+);
+  wire logic             head, last, idle;
+  wire logic [5:0]       computing;
+  wire logic [63:0]      word;
+  wire logic [CORES-1:0] room, there, core_idle, empty, ask;
+  wire logic [28:0]      cycles [CORES];
+  logic                  was_dealing, in_layer;
+  wire logic [CORES-1:0] load_done;
+
+  drs #(.CORES(CORES), .REMAP(REMAP), .DROP(DROP), .STREAM(STREAM), .MAPPING_BITS(MAPPING_BITS),
+        .INDEX_BITS(INDEX_BITS)) scheduler (
+      .clk, .rst, .start, .index_in(index), .rows_in(rows), .idle, .computing,
+      .in_valid, .in_ready, .in_word, .skip,
+      .out_valid(sent), .out_head(head), .out_last(last), .out_word(word), .room);
+
+  // The rounds are known once all 32 rows are dealt; the barrier needs that before the first packet is whole.
+  localparam int AGE_BITS = 6;
+  logic [AGE_BITS-1:0] age;
+  wire logic dealt = was_dealing && age == AGE_BITS'(33);
+  always_ff @(posedge clk) begin
+    if (rst) begin
+      {was_dealing, in_layer, age} <= '0;
+    end else if (start) begin
+      {was_dealing, in_layer} <= 2'b11;
+      age <= AGE_BITS'(1);
+    end else begin
+      if (dealt) was_dealing <= 1'b0;
+      else if (was_dealing) age <= age + 1'b1;
+      if (done) in_layer <= 1'b0;
+    end
+  end
+
+  barrier #(.CORES(CORES), .LOCKSTEP(LOCKSTEP)) gate (
+      .clk, .rst, .dealt, .computing, .there, .core_idle, .go);
+
+  for (genvar c = 0; c < CORES; c++) begin : core
+    sequencer #(.QUEUE(QUEUE), .LOAD_BITS(LOAD_BITS), .MAC_BITS(MAC_BITS), .VECTOR_BITS(VECTOR_BITS)) sequence_ (
+        .clk, .rst, .in_valid(sent[c]), .in_head(head), .in_last(last), .in_word(word),
+        .room(room[c]), .there(there[c]), .idle(core_idle[c]), .go(go[c]), .row(row[8*c+:8]),
+        .finished(finished[c]), .empty(empty[c]),
+        .load_valid(ask[c]), .load_cycles(cycles[c]), .load_done(load_done[c]));
+  end
+
+  if (LOCKSTEP) begin : shared
+    // Core 0 has a row in every round: its requests are those of all cores that run.
+    wire logic whole;
+    logic [CORES-1:0] member;
+    logic differs;
+    stream #(.LATENCY(LATENCY)) weights (.clk, .rst, .ask(ask[0]), .cycles(cycles[0]), .done(whole));
+    always_ff @(posedge clk) begin
+      if (rst) member <= '0;
+      else member <= (|go) ? go : member & ~finished;
+    end
+    always_comb begin
+      differs = 1'b0;
+      for (int c = 1; c < CORES; c++)
+        if (member[c] && (ask[c] != ask[0] || (ask[c] && cycles[c] != cycles[0]))) differs = 1'b1;
+    end
+    assign load_done = whole ? member : '0;
+    assign out_of_step = differs;
+  end else begin : each
+    for (genvar c = 0; c < CORES; c++) begin : port
+      stream #(.LATENCY(LATENCY)) weights (.clk, .rst, .ask(ask[c]), .cycles(cycles[c]), .done(load_done[c]));
+    end
+    assign out_of_step = 1'b0;
+  end
+
+  assign done = in_layer && idle && (&empty);
+endmodule
+`default_nettype wire

@@ -1,0 +1,126 @@
+// The sequencer of a core: holds QUEUE packets and runs the instructions of the first on three in-order
+// units side by side, the memory port, the MAC array and the vector unit.
+//
+// Instruction word: [2:0] operation, [31:3] cycles its unit is busy, [47:32] and [63:48] what must be done
+// before, counted within the row: multiplies before a load or an operation of the vector unit; loads and
+// operations of the vector unit before a multiply. Operations: 0 load, 1 multiply, 2 .. 4 vector unit.
+// Header word: [15:0] instructions, [23:16] row, [39:24] loads, [55:40] multiplies; the rest is the vector unit's.
+`default_nettype none
+module sequencer #(
+    parameter int QUEUE = 2,
+    parameter int LOAD_BITS = 8,    // log2 of the instructions that each unit's memory holds
+    parameter int MAC_BITS = 8,
+    parameter int VECTOR_BITS = 8
+) (
+    input  wire logic        clk,
+    input  wire logic        rst,
+    input  wire logic        in_valid,
+    input  wire logic        in_head,
+    input  wire logic        in_last,
+    input  wire logic [63:0] in_word,
+    output wire logic        room,
+    output wire logic        there,
+    output wire logic        idle,
+    input  wire logic        go,
+    output      logic [7:0]  row,          // that runs
+    output wire logic        finished,     // in the first cycle after the row's last
+    output wire logic        empty,
+
+    output wire logic        load_valid,
+    output wire logic [28:0] load_cycles,
+    input  wire logic        load_done     // in the last cycle in which beats of a load pass
+);
+  localparam int QUEUE_BITS = QUEUE > 1 ? $clog2(QUEUE) : 1;
+  localparam int HELD_BITS = $clog2(QUEUE + 1);
+
+  // Packets held, the running one included, and those that wait as a whole.
+  logic [HELD_BITS-1:0]  held, waiting;
+  logic [55:0]           heads [QUEUE];
+  logic [QUEUE_BITS-1:0] head_in, head_out;
+  logic                  running;
+
+  function automatic logic [QUEUE_BITS-1:0] after(input logic [QUEUE_BITS-1:0] at);
+    after = at == QUEUE_BITS'(QUEUE - 1) ? '0 : at + 1'b1;
+  endfunction
+
+  wire logic [55:0] head = heads[head_out];
+  wire logic        take_head = in_valid && in_head;
+  wire logic        packet_whole = in_valid && in_last;
+
+  logic [15:0] loads_left, macs_left, vectors_left;   // to begin
+  logic [15:0] loads_done, macs_done, vectors_done;
+  logic [1:0]  loads_out;                             // asked for and not done
+  logic [28:0] mac_busy, vector_busy;                 // cycles still to come
+
+  assign finished = running && loads_left == '0 && macs_left == '0 && vectors_left == '0 && loads_out == '0
+                    && mac_busy == '0 && vector_busy == '0;
+  assign idle  = !running || finished;
+  assign room  = held != HELD_BITS'(QUEUE) || finished;
+  assign there = waiting != '0;
+  assign empty = idle && held == (finished ? HELD_BITS'(1) : '0);
+
+  wire logic        is_load = in_word[2:0] == 3'd0;
+  wire logic        is_mac = in_word[2:0] == 3'd1;
+  wire logic        body = in_valid && !in_head;
+  wire logic [60:0] next_load, next_mac, next_vector;
+  logic             begin_load, begin_mac, begin_vector;
+
+  instructions #(.BITS(LOAD_BITS)) load_memory (
+      .clk, .rst, .write(body && is_load), .word(in_word[63:3]), .next(begin_load), .first(next_load));
+  instructions #(.BITS(MAC_BITS)) mac_memory (
+      .clk, .rst, .write(body && is_mac), .word(in_word[63:3]), .next(begin_mac), .first(next_mac));
+  instructions #(.BITS(VECTOR_BITS)) vector_memory (
+      .clk, .rst, .write(body && !is_load && !is_mac), .word(in_word[63:3]), .next(begin_vector), .first(next_vector));
+
+  wire logic unused = &{1'b0, next_load[60:45], next_vector[60:45]};
+  always_comb begin
+    begin_load   = running && loads_left != '0 && macs_done >= next_load[44:29];
+    begin_mac    = running && macs_left != '0 && mac_busy == '0
+                   && loads_done >= next_mac[44:29] && vectors_done >= next_mac[60:45];
+    begin_vector = running && vectors_left != '0 && vector_busy == '0 && macs_done >= next_vector[44:29];
+  end
+  assign load_valid  = begin_load;
+  assign load_cycles = next_load[28:0];
+
+  // An instruction of one cycle is done in the cycle it begins.
+  wire logic mac_done    = begin_mac ? next_mac[28:0] == 29'd1 : mac_busy == 29'd1;
+  wire logic vector_done = begin_vector ? next_vector[28:0] == 29'd1 : vector_busy == 29'd1;
+
+  always_ff @(posedge clk) if (take_head) heads[head_in] <= in_word[55:0];
+
+  always_ff @(posedge clk) begin
+    if (rst) begin
+      {held, waiting, head_in, head_out, running, row} <= '0;
+      {loads_left, macs_left, vectors_left, loads_done, macs_done, vectors_done} <= '0;
+      {loads_out, mac_busy, vector_busy} <= '0;
+    end else begin
+      held    <= held + HELD_BITS'(take_head) - HELD_BITS'(finished);
+      waiting <= waiting + HELD_BITS'(packet_whole) - HELD_BITS'(go);
+      if (take_head) head_in <= after(head_in);
+      if (finished) running <= 1'b0;
+
+      if (begin_load) loads_left <= loads_left - 1'b1;
+      if (begin_mac) macs_left <= macs_left - 1'b1;
+      if (begin_vector) vectors_left <= vectors_left - 1'b1;
+      if (load_done) loads_done <= loads_done + 1'b1;
+      if (mac_done) macs_done <= macs_done + 1'b1;
+      if (vector_done) vectors_done <= vectors_done + 1'b1;
+      loads_out <= loads_out + 2'(begin_load) - 2'(load_done);
+      if (begin_mac) mac_busy <= next_mac[28:0] - 1'b1;
+      else if (mac_busy != '0) mac_busy <= mac_busy - 1'b1;
+      if (begin_vector) vector_busy <= next_vector[28:0] - 1'b1;
+      else if (vector_busy != '0) vector_busy <= vector_busy - 1'b1;
+
+      if (go) begin
+        running      <= 1'b1;
+        head_out     <= after(head_out);
+        row          <= head[23:16];
+        loads_left   <= head[39:24];
+        macs_left    <= head[55:40];
+        vectors_left <= head[15:0] - head[39:24] - head[55:40];
+        {loads_done, macs_done, vectors_done} <= '0;
+      end
+    end
+  end
+endmodule
+`default_nettype wire

@@ -1,0 +1,81 @@
+"""What the RTL is run on: the layers of a trace, and random ones with late packets and full queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.backends.fpga.drs import INDEX_BITS
+from fastcar_cli.backends.fpga.isa import Program, compile_mlp
+from fastcar_cli.backends.fpga.layer import Machine
+from fastcar_cli.backends.fpga.machine import Rates, cycles
+from fastcar_cli.backends.fpga.preset import Preset
+
+SHORT = ((4, 4, 64, 64.0), (16, 24, 64, 4.0), (16, 24, 64, 64.0), (24, 40, 128, 2.0))
+"""Small streams (width, MLP width, bytes of a tile, memory bytes a cycle): rows shorter and longer than a packet."""
+
+
+@dataclass(frozen=True)
+class Packet:
+    """A stream, the rates it runs at, and the machine that runs it in every row."""
+
+    program: Program
+    rates: Rates
+    machine: Machine
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer to run: which pass and layer of a trace (None: random), rows that compute, packet, late packets."""
+
+    step: int | None
+    layer: int
+    index: int
+    rows: int
+    packet: int
+    gaps: tuple[int, ...] = ()
+
+
+def packet_of(preset: Preset, program: Program, rates: Rates) -> Packet:
+    """A packet of a program that runs at these rates on the preset's machine."""
+    machine = Machine.of(preset, program)
+    return Packet(
+        program, rates, replace(machine, row=cycles(program, rates), late=cycles(program, rates, loaded=True))
+    )
+
+
+def short_packets(preset: Preset) -> list[Packet]:
+    """The packets of the random layers."""
+    latency = int(preset.hbm.latency.value)
+    return [
+        packet_of(preset, compile_mlp(width, inner, 8, tile), Rates(16.0, 8.0, speed, 1, latency))
+        for width, inner, tile, speed in SHORT
+    ]
+
+
+def random_layers(count: int, packets: int, first: int, seed: int = 0) -> Iterator[Layer]:
+    """Random layers of 1 to 32 rows, from none to all computing, half of them with late packets.
+
+    first: number of the first of the short packets, of which there are `packets`.
+    """
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        # Every number of rows comes, the full register and the empty one among them.
+        rows = number % INDEX_BITS + 1
+        density = rng.choice([0.0, 0.2, 0.5, 0.8, 1.0])
+        index = sum(1 << int(r) for r in np.flatnonzero(rng.random(rows) < density))
+        late = rng.random(rows) < 0.3
+        gaps = np.where(late, rng.integers(1, 90, rows), 0) if number % 2 else np.zeros(rows, dtype=np.int64)
+        yield Layer(None, number, index, rows, first + int(rng.integers(packets)), tuple(int(g) for g in gaps))
+
+
+def trace_layers(replayed: NDArray[np.bool_], packet: int, passes: int | None) -> Iterator[Layer]:
+    """The layers of decisions [layers, rows, passes] in the order they run, of the first `passes`."""
+    computing = ~replayed
+    for step in range(computing.shape[2] if passes is None else min(passes, computing.shape[2])):
+        for layer in range(computing.shape[0]):
+            index = sum(1 << int(r) for r in np.flatnonzero(computing[layer, :, step]))
+            yield Layer(step, layer, index, computing.shape[1], packet)

