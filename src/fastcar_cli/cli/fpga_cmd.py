@@ -42,7 +42,9 @@ def fpga(
     ] = 0.0,
     profile: Annotated[str, typer.Option(help="Drawn ratio by layer: flat or valley (middle layers least).")] = "flat",
     seed: Annotated[int, typer.Option(help="Seed of drawn decisions.", min=0)] = 0,
-    table: Annotated[bool, typer.Option("--table", help="Emulate the published latency table.")] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="Emulate the published latencies, or the decode speed of the preset's work.")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print the terms of one layer's cycles and joules.")
     ] = False,
@@ -162,9 +164,27 @@ def _window(text: str | None) -> int | None:
     return value
 
 
+def _decode_speed(preset: Preset, as_json: bool) -> None:
+    from fastcar_cli.backends.fpga.predicted import POINTS, predict
+
+    row = predict(preset, POINTS[preset.name])
+    if as_json:
+        typer.echo(json.dumps({"preset": preset.name, "rows": [row]}))
+        return
+    typer.echo(
+        f"{row['work']}, {row['model']}: {row['predicted_tokens_per_s']:.1f} tokens/s predicted, "
+        f"{row['published_tokens_per_s']:g} published ({row['source']}), error {row['error']:+.0%}; "
+        f"at most {row['bandwidth_bound_tokens_per_s']:.1f} by the bandwidth that it is said to reach"
+    )
+
+
 def _table(preset: Preset, as_json: bool) -> None:
+    from fastcar_cli.backends.fpga.predicted import POINTS
     from fastcar_cli.backends.fpga.published import emulate_table
 
+    if preset.name in POINTS:
+        _decode_speed(preset, as_json)
+        return
     rows = emulate_table(preset)
     if as_json:
         typer.echo(json.dumps({"preset": preset.name, "rows": rows}))

@@ -64,10 +64,10 @@ class Core(_Part):
 
 
 class Format(_Part):
-    """Numbers: `float` passes values through; the others hold weights, and activations in int8 (formats.py)."""
+    """Numbers: `float` passes values through, in any bits; others hold weights and int8 activations (formats.py)."""
 
     kind: Literal["float", "int8", "int8-exact", "int4"]
-    weight_bits: int = Field(ge=4, le=32)
+    weight_bits: int | float = Field(ge=2, le=32)
     kv_bits: int = Field(ge=4, le=32)
 
     @model_validator(mode="after")

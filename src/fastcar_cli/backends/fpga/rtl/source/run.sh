@@ -11,7 +11,7 @@ if [ -n "${SAIF:-}" ]; then
   watch=--trace-saif define=-DSAIF sources=$root/include/verilated_saif_c.cpp
 fi
 rm -rf build
-"$verilator" --cc -Wall -O3 --x-initial 0 $watch --top-module accelerator -f parameters.f --Mdir build ./*.sv >build.log 2>&1 \
+"$verilator" --cc ${VERILATOR_FLAGS:--Wall} -O3 --x-initial 0 $watch --top-module accelerator -f parameters.f --Mdir build ./*.sv >build.log 2>&1 \
   || { cat build.log >&2; exit 1; }
 "${CXX:-c++}" -std=c++17 -O2 -w $define -I. -Ibuild -I"$root/include" -I"$root/include/vltstd" -o build/simulate \
   harness.cpp build/*.cpp "$root/include/verilated.cpp" "$root/include/verilated_threads.cpp" $sources -pthread
