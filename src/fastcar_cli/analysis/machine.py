@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +117,25 @@ class Stream:
         return max(self.copy(3), self.read(3))
 
 
+def _matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of square matrices: of 2048, or of the first from 512 on that takes long.
+
+    Without instructions for it bfloat16 is a hundred times slower than float32, and 2048 would take minutes.
+    """
+    n = 512
+    while True:
+        a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        seconds = seconds_of(partial(torch.matmul, a, b), device, 3)
+        if n == 2048 or seconds > 0.1:
+            return 2 * n**3 / seconds
+        n *= 2
+
+
 def measure_machine(device: torch.device, dtype: torch.dtype, size: int = 2**28) -> Machine:
     """Copy and read memory, `size` bytes at a time, and multiply square matrices in the run's dtype."""
     stream = Stream(device, size)
     copy, read = stream.copy() / 1e9, stream.read() / 1e9
-    n = 2048
-    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    flops = 2 * n**3 / seconds_of(lambda: a @ b, device, 3) / 1e9
+    flops = _matrix_rate(device, dtype) / 1e9
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     names = {
         "system": f"{platform.system()} {platform.machine()}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -74,6 +75,12 @@ def write_gguf(path: Path, spec: DecoderSpec, layers: int, kind: str) -> int:
     return layers * sum(int(data.nbytes) for data in matrices.values())
 
 
+@cache
+def _silence() -> Any:
+    """What llama.cpp tells its log to: nobody. It keeps the address for good, so this must live as long."""
+    return need("llama_cpp", "the comparison with llama.cpp").llama_log_callback(lambda *_: None)
+
+
 def _checked(found: Any, what: str) -> Any:
     if not found:
         raise RunError(f"llama.cpp: {what} failed")
@@ -92,8 +99,7 @@ def llama_cpp(
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.gguf"
         size = write_gguf(file, spec, layers, kind)
-        quiet = api.llama_log_callback(lambda *_: None)
-        api.llama_log_set(quiet, ctypes.c_void_p(0))
+        api.llama_log_set(_silence(), ctypes.c_void_p(0))
         api.llama_backend_init()
         model = _checked(
             api.llama_model_load_from_file(str(file).encode(), api.llama_model_default_params()), "loading the file"
