@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.decoding.sampling import guide
-from fastcar_cli.kernels.native import BlockWeights, CodeDraw, DecoderPass, DepthBlockWeights, Linear, Norm, Slots
+from fastcar_cli.kernels.native import (
+    BlockWeights,
+    CodeDraw,
+    DecoderPass,
+    DepthBlockWeights,
+    DepthWeights,
+    Linear,
+    Norm,
+    Slots,
+)
 
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FORMATS = (*FLOATS, "int8", "int4")
@@ -258,8 +267,10 @@ class ToyDepth:
         self.rows = self.videos * (1 if self.guidance == 1 else 2)
 
     def native(self, **more: object) -> CodeDraw:
-        names = ("first", "later", "places", "norm", "classes", "books", "heads", "uniforms", "codes", "guidance")
-        return CodeDraw(self.blocks, **{name: getattr(self, name) for name in names} | more)  # type: ignore[arg-type]
+        names = ("blocks", "first", "later", "places", "norm", "heads")
+        transformer = DepthWeights(**{name: getattr(self, name) for name in names})
+        names = ("classes", "books", "uniforms", "codes", "guidance")
+        return CodeDraw(transformer, **{name: getattr(self, name) for name in names} | more)  # type: ignore[arg-type]
 
     def logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Guided logits float64 [depth, videos, known] of codes [videos, depth]."""

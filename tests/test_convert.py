@@ -21,7 +21,7 @@ from test_vila_u import small
 
 from fastcar_cli.conversion import measure
 from fastcar_cli.decoding import trace
-from fastcar_cli.models import load
+from fastcar_cli.models import load, vila_u
 from fastcar_cli.models.checkpoint import loading_format
 from fastcar_cli.models.dummy import write_configs, write_tokenizer, write_weights
 from fastcar_cli.models.quantised import (
@@ -178,7 +178,7 @@ def test_the_plan_of_a_converted_model_is_its_own(make: Callable[..., Path], run
 
 MAPPED = """
 import re, sys, torch
-from fastcar_cli.models import load
+from fastcar_cli.models import load, vila_u
 model = load(sys.argv[1])
 touched = sum(int(t.flatten().view(torch.uint8)[::64].sum()) for t in model.network.state_dict().values())
 print("ready", flush=True)
@@ -438,5 +438,5 @@ def test_int4_needs_an_accelerator_of_its_format(run: Run) -> None:
 
 
 def test_loading_formats_are_as_before() -> None:
-    assert loading_format("int8", bundled=False).floats == torch.bfloat16
-    assert loading_format("int8", bundled=True).depth is None
+    assert vila_u.loading_format("int8").floats == torch.bfloat16
+    assert loading_format("int8").depth is None

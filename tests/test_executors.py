@@ -99,7 +99,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 PACKED = {
-    "int8": loading_format("int8", bundled=True),
+    "int8": loading_format("int8"),
     "int4": WeightFormat("int4", torch.float32, blocks="int4", projector="int4"),
 }
 
@@ -151,7 +151,7 @@ def _decode(
         assert decode.replay is not None
         decode.replay.force(forced)
     decode.executor = EXECUTORS[executor].make(decode)
-    decode.forced = codes
+    decode.give(codes)
     hidden = []
     with torch.inference_mode():
         for step in decode.steps(codes):

@@ -80,6 +80,9 @@ class Replay(_Section):
     tas: Literal["attention", "released"] | None = Field(None, description="definition of the temporal attention score")
     gate: Literal["row", "pair"] | None = Field(None, description="who decides: each row, or a guided pair")
     max_age: int | None = Field(None, ge=1, le=LARGEST, description="times in a row one value may be replayed")
+    eligible: Literal["codes", "all"] = Field(
+        "codes", description="tokens that may replay: codes of a frame, or all, those that part frames too"
+    )
 
     @field_validator("ratio", mode="after")
     @classmethod

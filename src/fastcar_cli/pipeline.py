@@ -12,12 +12,14 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fastcar_cli.config import DEVICES, RunConfig
 from fastcar_cli.decoding.controller import Target, max_ratio
@@ -27,6 +29,8 @@ from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.decoding.state import DecodeSettings, Watcher
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.clip import Prompt
+from fastcar_cli.models.network import Layout
 from fastcar_cli.models.plan import MemoryPlan, choose_dtype, default_dtype, make_plan, videos_that_fit
 from fastcar_cli.models.registry import BUNDLED, default_guidance, folder_of, load, read_spec, weight_formats
 from fastcar_cli.run_report import Run
@@ -75,7 +79,8 @@ class TextToVideo:
         self.frames = choose(config.generation.frames, spec.frames)
         self._check_frames()
         self.fps = choose(config.video.fps, spec.fps)
-        self.height, self.width = spec.rqvae.frame_size
+        self.height, self.width = spec.frame_size
+        self.context = spec.layout.context
         s, replay = config.sampling, config.replay
         sampling = SamplingSettings(
             cfg=choose(s.cfg, own.cfg),
@@ -94,14 +99,17 @@ class TextToVideo:
             tas=choose(replay.tas, own.tas),
             pairs=choose(replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
             max_age=replay.max_age,
-            target=self._target(config, spec.tokens_per_frame),
+            delimiters=replay.eligible == "all",
+            target=self._target(config, spec.layout),
             score=replay.score,
         )
+        if sampling.cfg != 1.0 and not spec.layout.guided:
+            raise RequestError(f"`cfg` {sampling.cfg:g}: the model {self.name!r} has no guidance", hint="allowed: 1")
         threads = config.runtime.threads
         if threads is None and model.name in BUNDLED:
             threads = min(SMALL_MODEL_THREADS, torch.get_num_threads())
         self.settings = DecodeSettings(
-            frames=self.frames,
+            frames=self.frames - self.context,
             sampling=sampling,
             rule=rule,
             window=config.attention.window,
@@ -125,26 +133,33 @@ class TextToVideo:
     def _check_frames(self) -> None:
         """Refuse videos that are longer than the model has positions for."""
         spec, frames = self._model.network.spec, self.frames
-        longest = (spec.decoder.max_positions - 1) // spec.tokens_per_frame
-        if spec.place_tables and frames > spec.frames:
+        least, longest = spec.layout.context + 1, spec.longest
+        if frames > spec.frames == longest:
             raise RequestError(
                 f"`frames` {frames}: the model {self.name!r} was trained on {spec.frames} frames and has no "
                 "position for more",
-                hint=f"allowed: 1 to {spec.frames}",
+                hint=f"allowed: {least} to {longest}",
             )
         if frames > longest:
+            tokens = (spec.layout.lead or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
             raise RequestError(
-                f"`frames` {frames}: {frames * spec.tokens_per_frame} tokens, the model {self.name!r} has "
+                f"`frames` {frames}: {tokens} tokens, the model {self.name!r} has "
                 f"{spec.decoder.max_positions} positions",
-                hint=f"allowed: 1 to {longest}",
+                hint=f"allowed: {least} to {longest}",
+            )
+        if frames < least:
+            raise RequestError(
+                f"`frames` {frames}: {spec.layout.context} of them are given to the model {self.name!r}",
+                hint=f"allowed: {least} to {longest}",
             )
 
-    def _target(self, config: RunConfig, tokens_per_frame: int) -> Target | None:
+    def _target(self, config: RunConfig, layout: Layout) -> Target | None:
         """The replay ratio to keep. Raises RequestError for one that this many frames can't reach."""
         asked = config.replay
         if asked.ratio is None:
             return None
-        most = max_ratio(self.frames, tokens_per_frame, asked.max_age)
+        dense = () if asked.eligible == "all" else layout.delimiters
+        most = max_ratio(self.frames - layout.context, layout.stride, asked.max_age, dense)
         if asked.ratio > most:
             age = "" if asked.max_age is None else f" and `replay.max_age` {asked.max_age}"
             raise RequestError(
@@ -192,7 +207,7 @@ class TextToVideo:
         device = device or resolve_device(config.runtime.device)
         folder = folder or folder_of(config.model)
         spec = read_spec(folder)
-        frames = config.generation.frames or spec.frames
+        frames = max(1, (config.generation.frames or spec.frames) - spec.layout.context)
         guided = default_guidance(folder) if config.sampling.cfg is None else config.sampling.cfg
         layers, replay = spec.decoder.layers, config.replay
         replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
@@ -203,11 +218,12 @@ class TextToVideo:
                 device=device,
                 rows=videos * (1 if guided == 1.0 else 2),
                 frames=frames,
-                prompt_tokens=PROMPT_TOKENS,
+                prompt_tokens=spec.layout.lead or PROMPT_TOKENS,
                 replaying=replaying,
                 window=config.attention.window,
                 sinks=config.attention.sinks,
                 kv_int8=config.attention.kv_dtype == "int8",
+                delimiters=replay.eligible == "all",
             )
             for name, form in weight_formats(folder).items()
         }
@@ -216,7 +232,7 @@ class TextToVideo:
         """The configuration with every default of the model filled in."""
         data = config.to_dict()
         s = self.settings
-        data["generation"]["frames"] = s.frames
+        data["generation"]["frames"] = self.frames
         data["sampling"] = {
             "cfg": s.sampling.cfg,
             "temperature": s.sampling.temperature,
@@ -252,34 +268,38 @@ class TextToVideo:
             itemsize=network.dtype.itemsize,
             device=str(network.device),
             rows=rows,
-            frames=self.frames,
-            prompt_tokens=PROMPT_TOKENS,
+            frames=settings.frames,
+            prompt_tokens=network.spec.layout.lead or PROMPT_TOKENS,
             replays=not settings.rule.off,
             window=settings.window,
             sinks=settings.sinks,
             kv_int8=settings.kv_int8,
         )
 
-    def notices(self, prompts: Sequence[str]) -> list[str]:
+    def notices(self, prompts: Sequence[Prompt]) -> list[str]:
         """What a user should know before the run, such as words that the model does not know.
 
-        Raises RequestError for a prompt that is empty, too long, or without a single known word.
+        Raises RequestError for a prompt that is empty, too long, without a single known word, or of another kind than
+        the model takes.
         """
         found = []
         for prompt in prompts:
-            if not prompt.strip():
+            if isinstance(prompt, str) and not prompt.strip() and not self.context:
                 raise RequestError("the prompt is empty", hint="describe the video in a few words")
             found += self._model.tokenizer.notices(prompt, self.name)
         return list(dict.fromkeys(found))
 
     def stream(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[Prompt],
         seeds: Sequence[int],
         on_step: Callable[[int, int], None] | None = None,
         watch: Watcher | None = None,
     ) -> Iterator[Frame]:
         """Decode one video a prompt; frame t of every video of a batch comes as soon as it is decoded.
+
+        Of a model that goes on from frames, prompts are `Clip`s (see `clips_of`), and the first frames are those of
+        the prompt as the model's tokenizer gives them back.
 
         `on_step(done, total)` is told of every position, `watch` of every block. Videos are decoded in batches
         that fit (`batch_size`); each draws from its own seed, and what shares its batch changes nothing.
@@ -289,7 +309,7 @@ class TextToVideo:
         self.notices(prompts)
         size = self.batch_size(len(prompts))
         batches = range(0, len(prompts), size)
-        total = len(batches) * self.frames * self.tokens_per_frame
+        total = len(batches) * self.settings.frames * self.tokens_per_frame
         self._runs = []
         for done, first in enumerate(batches):
             if self._runs:
@@ -304,7 +324,7 @@ class TextToVideo:
                 yield replace(frame, video=first + frame.video)
 
     def _batch(
-        self, prompts: Sequence[str], seeds: Sequence[int], told: Callable[[int], None], watch: Watcher | None
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], told: Callable[[int], None], watch: Watcher | None
     ) -> Iterator[Frame]:
         """The frames of one batch."""
         tokenizer, network = self._model.tokenizer, self._model.network
@@ -312,32 +332,42 @@ class TextToVideo:
         rows = [list(r.ids) for r in readings]
         if self.settings.sampling.cfg != 1.0:
             rows += [list(tokenizer.blank()) for _ in prompts]
-        n = network.spec.tokens_per_frame
-        noise = torch.stack([uniforms(s, self.frames * n, network.spec.depth.depth) for s in seeds])
+        conditions = tokenizer.conditions(list(prompts), self.frames)
+        n, depth = network.spec.tokens_per_frame, network.spec.code_depth
+        noise = torch.stack([uniforms(s, self.settings.frames * n, depth) for s in seeds])
         backend = None
         if self._preset is not None:
             from fastcar_cli.backends.fpga.executor import FpgaBackend
 
             backend = FpgaBackend(network.llm, self._preset, len(rows))
-        decode = Decode(network, rows, self.settings, noise, backend)
+        decode = Decode(network, rows, self.settings, noise, backend, conditions)
         decode.watch = watch
-        run = Run(decode, self.name, self.fps, list(prompts), list(seeds), readings, self._load_seconds, self._preset)
+        told_prompts = [str(p) for p in prompts]
+        run = Run(decode, self.name, self.fps, told_prompts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)
         started = time.perf_counter()
-        for step in decode.steps():
-            told(step.index + 1)
-            if (step.index + 1) % n:
-                continue
-            frame = step.index // n
+
+        def shown(pixels: Callable[[], Tensor | None], first: int) -> Iterator[Frame]:
+            """Frames from index `first` on, of pixels [P, frames, H, W, 3]."""
             began = time.perf_counter()
-            images = decode.decode_frame(frame).round().to(torch.uint8).cpu().numpy()
+            if (found := pixels()) is None:
+                return
+            images = network.to_bytes(found).cpu().numpy()
             now = time.perf_counter()
             run.vision += now - began
             if run.first_frame is None:
                 run.first_frame = now - self._began
             run.total = now - started + self._load_seconds
-            for video, image in enumerate(images):
-                yield Frame(video, frame, image)
+            for video, frames in enumerate(images):
+                for index, image in enumerate(frames, first):
+                    yield Frame(video, index, image)
+
+        yield from shown(decode.context_frames, 0)
+        for step in decode.steps():
+            told(step.index + 1)
+            frame, left = divmod(step.index + 1, n)
+            if not left:
+                yield from shown(partial(decode.decode_frames, frame - 1), self.context + frame - 1)
 
     @property
     def model(self) -> LoadedModel:
@@ -370,7 +400,7 @@ class TextToVideo:
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of positions a frame."""
-        return self._model.network.spec.rqvae.grid
+        return self._model.network.spec.grid
 
     @property
     def codes(self) -> NDArray[np.int64]:
@@ -404,7 +434,7 @@ class TextToVideo:
         other = object.__new__(TextToVideo)
         other.__dict__.update(self.__dict__)
         other.settings = replace(self.settings, **changes)
-        other.frames = other.settings.frames
+        other.frames = other.settings.frames + self.context
         other._runs = []
         return other
 

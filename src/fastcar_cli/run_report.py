@@ -122,7 +122,7 @@ class Run:
         decode, settings = self.decode, self.decode.settings
         network = decode.model
         spec, clock, reading = network.spec, decode.clock, self.readings[video]
-        height, width = spec.rqvae.frame_size
+        height, width = spec.frame_size
         stats, emulated = self.replay_stats(video), self.emulated()
         done = decode.passes + 1
         executor = decode.kernels
@@ -142,7 +142,7 @@ class Run:
                 "parameters": network.parameter_count(),
                 "layers": spec.decoder.layers,
                 "tokens_per_frame": spec.tokens_per_frame,
-                "depth": spec.depth.depth,
+                "depth": spec.code_depth,
                 "dtype": network.weight_format,
                 "device": str(network.device),
             },

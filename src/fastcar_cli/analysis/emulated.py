@@ -10,10 +10,10 @@ from fastcar_cli.analysis.profiler import replay_table
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.backends.fpga.workload import workload_of
-from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.network import Spec
 
 
-def emulated_lengths(spec: ModelSpec, model: str, lengths: list[int], rows: int, preset: str) -> dict[str, Any]:
+def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, preset: str) -> dict[str, Any]:
     """The document of `fastcar profile` with cycles and emulated milliseconds in place of measured ones."""
     accelerator = load_preset(preset)
     milliseconds = accelerator.seconds_per_cycle * 1e3

@@ -26,9 +26,9 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import DTYPES, empty_network, ready
+from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.plan import available_bytes, gib, parameter_bytes
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
 LAYER_PARTS = ("attention.", "mlp.", "tas")
 """Parts that every layer has, scaled to the full depth where fewer layers run."""
@@ -56,8 +56,8 @@ def parse_lengths(text: str, option: str = "seq") -> list[int]:
 class Shape:
     """What runs: a model of `layers` layers that stands for one of `spec.decoder.layers`."""
 
-    network: VideoModel
-    spec: ModelSpec
+    network: Network
+    spec: Spec
     layers: int
     random: bool
 
@@ -67,7 +67,7 @@ class Shape:
         return self.spec.decoder.layers / self.layers
 
 
-def random_shape(spec: ModelSpec, dtype: str, device: str, rows: int, longest: int) -> Shape:
+def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -> Shape:
     """A network of the true widths with random weights and as many layers as memory allows.
 
     Raises RequestError with the arithmetic where not even one fits.
@@ -138,7 +138,7 @@ class Stopwatch:
 
 
 @contextlib.contextmanager
-def _hooks(network: VideoModel, mark: Callable[[str], None]) -> Iterator[None]:
+def _hooks(network: Network, mark: Callable[[str], None]) -> Iterator[None]:
     """Marks within the MLPs and the depth transformer."""
     handles: list[Any] = []
 
@@ -151,8 +151,11 @@ def _hooks(network: VideoModel, mark: Callable[[str], None]) -> Iterator[None]:
         after(block.mlp.up_proj, "mlp.gate_up")
         handles.append(block.mlp.down_proj.register_forward_pre_hook(lambda *_: mark("mlp.activation")))
         after(block.mlp.down_proj, "mlp.down")
-    handles.append(network.depth.classifier_mlp.register_forward_pre_hook(lambda *_: mark("depth_transformer")))
-    after(network.depth.classifier_mlp, "heads")
+    if network.depth is not None:
+        handles.append(network.depth.classifier_mlp.register_forward_pre_hook(lambda *_: mark("depth_transformer")))
+        after(network.depth.classifier_mlp, "heads")
+    elif network.lm_head is not None:
+        after(network.lm_head, "heads")
     try:
         yield
     finally:
@@ -174,9 +177,10 @@ def decode_at(shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, sco
 
     `scored` computes TAS whether or not it may exceed tau.
     """
-    guided = rows % 2 == 0
-    n = shape.network.spec.tokens_per_frame
-    text = min(12, max(1, seq - 1))
+    layout = shape.spec.layout
+    guided = layout.guided and rows % 2 == 0
+    n = layout.stride
+    text = layout.lead or min(12, max(1, seq - 1))
     first = max(1, seq - text)
     if scored:
         first = max(first, n + 1)
@@ -188,7 +192,7 @@ def decode_at(shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, sco
         kernels="torch",
     )
     videos = rows // 2 if guided else rows
-    noise = torch.rand(videos, settings.frames * n, shape.spec.depth.depth)
+    noise = torch.rand(videos, settings.frames * n, shape.spec.code_depth)
     decode = Decode(shape.network, [[1] * text] * rows, settings, noise)
     yield decode
     yield from decode.steps(first=first)
@@ -223,19 +227,14 @@ def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = 
     return Measured({k: statistics.median(v) for k, v in parts.items()}, statistics.median(whole), spread)
 
 
-def traffic(spec: ModelSpec, rows: int, seq: int, itemsize: int) -> dict[str, tuple[float, float]]:
+def traffic(spec: Spec, rows: int, seq: int, itemsize: int) -> dict[str, tuple[float, float]]:
     """(bytes that must move, FLOP) of each module a step, all layers: weights once, keys and values a row."""
-    d, depth = spec.decoder, spec.depth
+    d, drawing = spec.decoder, spec.drawing
     kv = d.kv_heads * d.head_dim
     projections = 2 * d.width * d.width + 2 * d.width * kv
     mlp = 3 * d.width * d.mlp_width
     layers = float(d.layers)
-    block = 12 * depth.width * depth.width
-    transformer = depth.depth * depth.blocks * block + depth.hidden * depth.width
-    heads = depth.depth * depth.codes * depth.width
-    projector = spec.projector_layers and (
-        spec.rqvae.code_width * d.width + (spec.projector_layers - 1) * d.width * d.width
-    )
+    transformer, heads, projector = drawing.transformer, drawing.heads, spec.projector_weights
     caches = 2.0 * rows * seq * kv
     return {
         "attention": (
@@ -346,9 +345,10 @@ def replay_table(length: dict[str, Any], rows: int) -> dict[str, Any]:
     }
 
 
-def vision_seconds(network: VideoModel, videos: int) -> float:
+def vision_seconds(network: Network, videos: int) -> float:
     """Seconds to decode one frame's pixels of every video."""
     spec = network.spec
-    codes = torch.zeros(videos, spec.tokens_per_frame, spec.depth.depth, dtype=torch.int64, device=network.device)
+    codes = torch.zeros(videos, spec.tokens_per_frame, spec.code_depth, dtype=torch.int64, device=network.device)
     with torch.inference_mode():
-        return seconds_of(lambda: network.rqvae.decode(codes), network.device, 2)
+        painter = network.painter(codes.new_zeros(videos, spec.layout.lead or 1))
+        return seconds_of(lambda: painter.frame(codes), network.device, 2)

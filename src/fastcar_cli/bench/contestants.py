@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastcar_cli.bench.plan import PROMPT_TOKENS
 from fastcar_cli.decoding.engine import Decode
@@ -24,7 +24,7 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.extras import need
 from fastcar_cli.kernels import native
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.network import Network
 
 Passes = Callable[[int], None]
 
@@ -56,7 +56,7 @@ def pattern(ratio: float, layers: int, rows: int, passes: int, joint: bool) -> T
 
 
 def engine(
-    model: VideoModel,
+    model: Network,
     *,
     rows: int,
     context: int,
@@ -78,7 +78,7 @@ def engine(
         kernels=kernels,
     )
     videos = rows // 2 if guided else rows
-    noise = torch.zeros(videos, frames * n, model.spec.depth.depth)
+    noise = torch.zeros(videos, frames * n, model.spec.code_depth)
     decode = Decode(model, [[1] * PROMPT_TOKENS] * rows, settings, noise)
     if decode.replay is not None:
         assert ratio is not None
@@ -91,9 +91,7 @@ def engine(
     executor = decode.executor
     assert isinstance(executor, HostExecutor)
     # transformers is given embeddings, so ours need not look up codes either.
-    identity = isinstance(model.projector.layers, nn.Identity)
-    inputs = model.spec.decoder.width if identity else model.spec.rqvae.code_width
-    latent = torch.zeros(videos, inputs, device=model.device, dtype=model.dtype)
+    latent = torch.zeros(videos, model.spec.code_width, device=model.device, dtype=model.dtype)
     decode.fast_forward(first)
 
     @torch.inference_mode()
@@ -106,7 +104,7 @@ def engine(
 
 
 @torch.inference_mode()
-def mlp_only(model: VideoModel, *, rows: int, kernels: str) -> Passes:
+def mlp_only(model: Network, *, rows: int, kernels: str) -> Passes:
     """Only the MLP branches of all layers, for their share of a pass."""
     x = torch.randn(rows, model.spec.decoder.width, generator=torch.Generator().manual_seed(0)).to(model.dtype)
     if kernels == "native":
@@ -129,7 +127,7 @@ def mlp_only(model: VideoModel, *, rows: int, kernels: str) -> Passes:
     return run
 
 
-def llama(model: VideoModel, *, rows: int, context: int, passes: int, compiled: bool) -> Passes:
+def llama(model: Network, *, rows: int, context: int, passes: int, compiled: bool) -> Passes:
     """Transformers' LlamaModel with a static cache: the same weights, embeddings given."""
     transformers = need("transformers", "the comparison with transformers")
     LlamaModel, StaticCache = transformers.LlamaModel, transformers.StaticCache

@@ -22,17 +22,15 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.checkpoint import empty_network, loading_format
 from fastcar_cli.models.dummy import full_spec
+from fastcar_cli.models.network import Network, Projector
 from fastcar_cli.models.quantised import KINDS, WeightFormat
-from fastcar_cli.models.video_model import Projector, VideoModel
 
 
-def models(plan: Benchmark) -> dict[str, VideoModel]:
+def models(plan: Benchmark) -> dict[str, Network]:
     """The same weights in the formats that are compared, by format; the first is what transformers runs."""
     if plan.shape == "mini":
-        plain, int8 = load("mini", "float32", plan.device).network, None
-        if plan.device == "cpu":
-            int8 = load("mini", "int8").network
-        return {"float32": plain} | ({} if int8 is None else {"int8": int8})
+        found = {"float32": load("mini", "float32", plan.device).network}
+        return found | ({"int8": load("mini", "int8").network} if plan.device == "cpu" else {})
     spec = full_spec()
     spec = replace(spec, decoder=replace(spec.decoder, layers=plan.layers))
     spec = replace(spec, decoder=replace(spec.decoder, max_positions=max(plan.context + 2 * plan.passes, 4096)))
@@ -44,15 +42,17 @@ def models(plan: Benchmark) -> dict[str, VideoModel]:
     network.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
     found = {"bfloat16": network}
     if plan.device == "cpu":
-        for form in (loading_format("int8", False), WeightFormat("int4", torch.bfloat16, blocks="int4")):
+        for form in (loading_format("int8", torch.bfloat16), WeightFormat("int4", torch.bfloat16, blocks="int4")):
             found[form.name] = _packed(network, form)
     return found
 
 
-def _packed(network: VideoModel, form: WeightFormat) -> VideoModel:
+def _packed(network: Network, form: WeightFormat) -> Network:
     """A network whose blocks are those of another in a format; the rest is shared."""
     twin = empty_network(network.spec)
-    twin.projector, twin.depth, twin.rqvae = network.projector, network.depth, network.rqvae
+    for name, part in network.named_children():
+        if name != "llm":
+            setattr(twin, name, part)
     form.use(twin)
     weights: dict[str, Tensor] = {}
     for name, tensor in network.llm.state_dict(prefix="llm.").items():
@@ -62,14 +62,14 @@ def _packed(network: VideoModel, form: WeightFormat) -> VideoModel:
     return twin.eval().requires_grad_(False)
 
 
-def pass_bytes(model: VideoModel, rows: int, context: int) -> int:
+def pass_bytes(model: Network, rows: int, context: int) -> int:
     """Bytes a dense pass must read: the weights of the blocks once, and every row's keys and values."""
     spec = model.spec.decoder
     slot = 2 * spec.layers * spec.kv_heads * spec.head_dim * model.dtype.itemsize
     return model.weights_bytes("llm.layers.") + rows * context * slot
 
 
-def contestants(plan: Benchmark, found: Mapping[str, VideoModel]) -> dict[str, Passes]:
+def contestants(plan: Benchmark, found: Mapping[str, Network]) -> dict[str, Passes]:
     """Everything that is timed, by name."""
     first = next(iter(found))
     common: dict[str, Any] = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}

@@ -53,7 +53,7 @@ def _read_by(decode: Decode, first: int, last: int) -> int:
     network, spec = decode.model, decode.model.spec
     mlp = network.weights_bytes("llm.layers.", ".mlp.") // spec.decoder.layers
     fixed = network.weights_bytes("llm.layers.") - mlp * spec.decoder.layers
-    fixed += network.weights_bytes("projector.") + spec.depth.depth * network.weights_bytes("depth.")
+    fixed += network.weights_bytes("projector.") + spec.code_depth * network.weights_bytes("depth.")
     cache = decode.cache
     attended = [t for t in (cache.k, cache.v, cache.k_scale, cache.v_scale) if t is not None]
     slot = sum(t.nbytes for t in attended) // cache.k.shape[3]
@@ -78,7 +78,7 @@ def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
         rule=ReplayRule(OFF if variant == "dense" else Tau((float("-inf"),))),
         kv_int8=plan.kv_dtype == "int8",
     )
-    decode = Decode(network, rows, settings, uniforms(0, plan.frames * n, spec.depth.depth)[None])
+    decode = Decode(network, rows, settings, uniforms(0, plan.frames * n, spec.code_depth)[None])
     if decode.replay is not None:
         passes = plan.frames * n - 1
         # The first frame is computed, so the others replay more; a stretch of the middle replays the ratio itself.

@@ -59,7 +59,7 @@ def fpga(
     from fastcar_cli.backends.fpga.preset import load_preset
     from fastcar_cli.backends.fpga.summary import compare
     from fastcar_cli.backends.fpga.workload import workload_of
-    from fastcar_cli.models.video_model import ModelSpec
+    from fastcar_cli.models.specs import spec_from_dict
 
     if table:
         refuse_all_but(ctx, ("table", "preset", "as_json"), "with --table, which emulates the published runs")
@@ -83,7 +83,7 @@ def fpga(
     patterns = []
     if trace is not None:
         saved = read(trace)
-        spec = ModelSpec.from_dict(saved.spec)
+        spec = spec_from_dict(saved.spec)
         work = workload_of(
             spec,
             rows=saved.replayed.shape[1],

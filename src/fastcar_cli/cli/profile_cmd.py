@@ -15,7 +15,7 @@ from fastcar_cli.files import write_whole
 
 if TYPE_CHECKING:
     from fastcar_cli.analysis.profiler import Shape
-    from fastcar_cli.models.video_model import ModelSpec
+    from fastcar_cli.models.network import Spec
 
 
 def profile(
@@ -97,7 +97,7 @@ def profile(
         show(document)
 
 
-def _spec(model: str) -> ModelSpec:
+def _spec(model: str) -> Spec:
     from fastcar_cli.models.dummy import full_spec
     from fastcar_cli.models.registry import folder_of, read_spec
 

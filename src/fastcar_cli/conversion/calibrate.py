@@ -29,9 +29,10 @@ from fastcar_cli.files import write_whole
 from fastcar_cli.models import converted
 from fastcar_cli.models.decoder import Block, RMSNorm, Rotary, rotate
 from fastcar_cli.models.depth import Classifier, DepthBlock
+from fastcar_cli.models.network import Projector
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.text import TextTokenizer
-from fastcar_cli.models.video_model import ModelSpec, PlaceTables, Projector
+from fastcar_cli.models.text import PromptReader
+from fastcar_cli.models.video_model import ModelSpec, PlaceTables
 
 MOST_PROMPTS = 32
 """More would take memory for their tokens, and no model was seen to need them."""
@@ -65,7 +66,7 @@ class Calibration:
         digest = hashlib.sha256("\n".join(self.prompts).encode()).hexdigest()
         return f"GPTQ on {len(self.prompts)} prompts (SHA-256 {digest})"
 
-    def rows(self, tokenizer: TextTokenizer, guided: bool) -> list[list[int]]:
+    def rows(self, tokenizer: PromptReader, guided: bool) -> list[list[int]]:
         """Token ids of the prompts, and guided as many blank ones. Raises RequestError for a prompt it can't take."""
         read = [list(tokenizer.complete(tokenizer.read(p), s).ids) for s, p in enumerate(self.prompts)]
         return read + [list(tokenizer.blank()) for _ in self.prompts if guided]

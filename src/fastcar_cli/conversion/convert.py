@@ -26,6 +26,7 @@ from fastcar_cli.files import write_whole
 from fastcar_cli.locks import locked
 from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.converted import UNFINISHED, Converted, names_of, tokenizer_of, working_folder
+from fastcar_cli.models.network import Spec
 from fastcar_cli.models.plan import gib
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.video_model import ModelSpec
@@ -63,7 +64,7 @@ class Conversion:
         source: Source,
         folder: Path,
         form: WeightFormat,
-        spec: ModelSpec,
+        spec: Spec,
         calibration: Calibration | None = None,
     ) -> None:
         check_folder(folder)
@@ -88,6 +89,11 @@ class Conversion:
         )
         self._rows: list[list[int]] = []
         if calibration is not None:
+            if not isinstance(spec, ModelSpec):
+                raise RequestError(
+                    f"`calibrate`: the model {spec.name!r} takes frames, and calibration draws videos from texts",
+                    hint="leave it out",
+                )
             folder = source.tokenizer[0].parent if source.tokenizer else folder
             self._rows = calibration.rows(tokenizer_of(folder, described), source.defaults.cfg != 1.0)
         self._document = json.dumps(described.to_dict(), indent=1) + "\n"
@@ -152,17 +158,18 @@ class Conversion:
         """The calibration at the first shard that is left; its visual tokens are drawn where they are not there yet."""
         if self._calibration is None:
             return None
-        calibration, plain = self._calibration, working / _PLAIN
+        calibration, plain, spec = self._calibration, working / _PLAIN, self._spec
+        assert isinstance(spec, ModelSpec)
 
         def draw() -> Tensor:
             if not plain.exists():
                 told = partial(on_progress, "rounding plainly")
                 Conversion(self._source, plain, self._form, self._spec).run(lambda _, done, total: told(done, total))
-            return calibration.draw(plain, self._spec, partial(on_progress, "drawing videos"))
+            return calibration.draw(plain, spec, partial(on_progress, "drawing videos"))
 
         codes = drawn_once(working / _CODES, draw)
         shutil.rmtree(plain, ignore_errors=True)
-        walk = Walk(self._form, self._spec, self._read, self._rows, codes)
+        walk = Walk(self._form, spec, self._read, self._rows, codes)
         if done:
             walk.restore(working / f"{_STATES}-{done[-1]}")
         return walk

@@ -20,7 +20,7 @@ def drawn_codes(model: LoadedModel, prompts: Sequence[str], seeds: Sequence[int]
     if own.cfg != 1.0:
         rows += [list(tokenizer.blank()) for _ in prompts]
     sampling = SamplingSettings(cfg=own.cfg, temperature=own.temperature, top_k=own.top_k, top_p=own.top_p)
-    noise = torch.stack([uniforms(s, frames * spec.tokens_per_frame, spec.depth.depth) for s in seeds])
+    noise = torch.stack([uniforms(s, frames * spec.tokens_per_frame, spec.code_depth) for s in seeds])
     decode = Decode(model.network, rows, DecodeSettings(frames, sampling), noise)
     for _ in decode.steps():
         pass

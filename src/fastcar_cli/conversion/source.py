@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models import converted, vila_u
+from fastcar_cli.models import converted
 from fastcar_cli.models.checkpoint import GenerationDefaults, empty_network, read_config
-from fastcar_cli.models.converted import TOKENIZER_FILES
+from fastcar_cli.models.layouts import layout_of
+from fastcar_cli.models.network import Spec
 from fastcar_cli.models.quantised import GROUP, WeightFormat
 from fastcar_cli.models.registry import folder_of, identity, public_name, read_defaults, read_spec
-from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.models.weights import Component, Weights
 
 DTYPES = ("int4", "int8", "bfloat16")
@@ -35,7 +35,7 @@ class Source:
     digest of the weights, commit.
     """
 
-    spec: ModelSpec
+    spec: Spec
     defaults: GenerationDefaults
     text: Mapping[str, Any] | None
     tokenizer: tuple[Path, ...]
@@ -70,10 +70,10 @@ def open_source(model: str) -> Source:
     spec = read_spec(folder)
     network = empty_network(spec)
     shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
-    if vila_u.is_checkpoint(folder):
-        root = vila_u.root_of(folder)
-        components, text = vila_u.components(root, network), None
-        files = tuple(root / "llm" / name for name in TOKENIZER_FILES)
+    layout = layout_of(folder)
+    if layout is not None:
+        components, text = layout.components(folder, network), None
+        files = layout.tokenizer_files(folder)
     else:
         components = [Component(folder, {name: name for name in shapes}, lambda key: False)]
         text, files = read_config(folder)["text"], ()
@@ -95,7 +95,7 @@ def open_source(model: str) -> Source:
     )
 
 
-def padded(spec: ModelSpec, dtype: str) -> ModelSpec:
+def padded(spec: Spec, dtype: str) -> Spec:
     """The specification with an MLP width that int4 can divide into groups.
 
     Zeros in the place of weights make no difference: what they add to gate and up is silu(0) * 0 = 0.
@@ -106,7 +106,7 @@ def padded(spec: ModelSpec, dtype: str) -> ModelSpec:
     return replace(spec, decoder=replace(spec.decoder, mlp_width=width))
 
 
-def target_format(source: Source, spec: ModelSpec, dtype: str, depth: str | None = None) -> WeightFormat:
+def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = None) -> WeightFormat:
     """What the weights of a source become; `depth` is that of the depth transformer beside int4.
 
     Raises RequestError for widths that int4 can't divide into groups. A projector whose input is such a width stays in

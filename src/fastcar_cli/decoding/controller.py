@@ -24,6 +24,8 @@ the video's seed, fix everything. Every video of a batch has its own state.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,14 +40,15 @@ def most_replays(visits: int, max_age: int | None) -> int:
     return visits if max_age is None else visits - visits // (max_age + 1)
 
 
-def max_ratio(frames: int, tokens_per_frame: int, max_age: int | None = None) -> float:
-    """The largest replay ratio that T*N - 1 passes allow: the first frame is always computed."""
+def max_ratio(frames: int, tokens_per_frame: int, max_age: int | None = None, dense: Sequence[int] = ()) -> float:
+    """The largest replay ratio that T*N - 1 passes allow: the first frame and `dense` places are always computed."""
     passes = frames * tokens_per_frame - 1
     if passes < 1 or frames < 2:
         return 0.0
     # The last place's last token is never fed back, so that place is visited once less.
     often, last = most_replays(frames - 1, max_age), most_replays(frames - 2, max_age)
-    return (often * (tokens_per_frame - 1) + last) / passes
+    end = tokens_per_frame - 1
+    return (often * (end - sum(place < end for place in dense)) + last * (end not in dense)) / passes
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Controller:
         tokens_per_frame: N.
         tokens: T*N.
         max_age: as the gate has it; it bounds what can replay.
+        dense: places in a frame that never replay.
         device: where the scores are. Nothing is read back from it while decoding.
 
     Raises:
@@ -83,6 +87,7 @@ class Controller:
         tokens: int,
         max_age: int | None,
         device: torch.device,
+        dense: Sequence[int] = (),
     ) -> None:
         self.target, self.frame, self.passes = target, tokens_per_frame, tokens - 1
         self._layers, self._videos, self._per_video = layers, videos, rows // videos
@@ -90,7 +95,12 @@ class Controller:
         # MLPs decided in one step by what shares a threshold.
         self._members = layers * self._per_video // groups
         self._max_age = max_age
-        self._most = max_ratio(tokens // self.frame, self.frame, max_age)
+        self._most = max_ratio(tokens // self.frame, self.frame, max_age, dense)
+        self._gated = torch.ones(tokens_per_frame, dtype=torch.bool, device=device)
+        self._gated[list(dense)] = False
+        self._some_dense = bool(dense)
+        gated = [t % tokens_per_frame not in dense for t in range(self.passes)]
+        self._left = [*itertools.accumulate(reversed(gated))][::-1]
         if not 0 < target.ratio <= self._most:
             raise ValueError(f"a replay ratio of {target.ratio:g}: allowed above 0, at most {self._most:.4f}")
         self._wanted = target.ratio * self.passes * self._members
@@ -112,15 +122,15 @@ class Controller:
         self._done += self._by_group(replayed[:, :, self._at : t]).sum(-1)
         self._at = t
         self._seen = min(t - self.frame, self.frame)
-        if not self._seen:
+        if not bool(self._gated[: self._seen].any()):
             return self._tau
         missing, young = self._wanted - self._done, None
         if self._max_age is None:
-            share = missing / (self._members * (self.passes - t))
+            share = missing / (self._members * max(1, self._left[t]))
         else:
             possible = self._by_group(self._possible(t, age)).sum(-1)
             share = torch.where(missing > 0, missing / possible.clamp(min=0.5), 0.0)
-            young = self._by_group(age[..., : self._seen] < self._max_age)
+            young = age[..., : self._seen] < self._max_age
         tau = self._quantile(share, (t * GOLDEN) % 1.0, young)
         self._tau.copy_(tau.T.expand(self._layers, -1).repeat(1, self._per_video))
         return self._tau
@@ -130,7 +140,7 @@ class Controller:
         assert self._max_age is not None
         place = torch.arange(self.frame, device=age.device)
         visits = (self.passes - 1 - t - (place - t) % self.frame).div(self.frame, rounding_mode="floor") + 1
-        return visits - (visits + age).div(self._max_age + 1, rounding_mode="floor")
+        return (visits - (visits + age).div(self._max_age + 1, rounding_mode="floor")) * self._gated
 
     def _by_group(self, values: Tensor) -> Tensor:
         """[layers, rows, n] to [videos, groups, members * n]."""
@@ -144,13 +154,17 @@ class Controller:
     def _quantile(self, share: Tensor, dither: float, among: Tensor | None = None) -> Tensor:
         """The threshold that `share` [videos, groups] of the remembered scores exceed, [videos, groups].
 
-        `among` [videos, groups, scores] leaves some of them out.
+        `among` [layers, rows, places] leaves some of them out; those of places that never replay never count.
         """
+        if self._some_dense:
+            gated = self._gated[: self._seen].expand(self._layers, len(self._tau[0]), -1)
+            among = gated if among is None else among & gated
         kept = self._by_group(self._scores[..., : self._seen])
         wanted = share * kept.shape[-1]
         if among is not None:
-            kept = kept.masked_fill(~among, float("-inf"))
-            wanted = share * among.sum(-1)
+            counted = self._by_group(among)
+            kept = kept.masked_fill(~counted, float("-inf"))
+            wanted = share * counted.sum(-1)
         rank = wanted.long().clamp(0, kept.shape[-1] - 1)[..., None]
         value = kept.sort(dim=-1, descending=True).values.gather(-1, rank)
         above, equal = (kept > value).sum(-1), (kept == value).sum(-1)

@@ -20,7 +20,7 @@ from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.state import KERNELS, Batch, Step
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.network import Network
 
 
 def _wait(device: torch.device) -> None:
@@ -68,7 +68,8 @@ class Decode(Batch):
 
         With `first` above 0 the positions before it are not decoded but made up, see `fast_forward`.
         """
-        self.forced = None if forced is None else forced.to(self.codes).contiguous()
+        if forced is not None:
+            self.give(forced)
         self.keep_logits = keep_logits
         hidden = self.start()
         if first:
@@ -91,7 +92,7 @@ class Decode(Batch):
                 began = time.perf_counter()
 
 
-def row_limit(model: VideoModel, kernels: str) -> int:
+def row_limit(model: Network, kernels: str) -> int:
     """Rows that can be decoded at once without giving up the executor asked for."""
     if model.device.type == "cuda" and kernels in ("auto", "graph"):
         return graph.row_limit(model.device)

@@ -53,7 +53,8 @@ def obstacle(batch: Batch) -> str | None:
     most = row_limit(device)
     rules = (
         (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
-        (batch.forced is not None, "codes are given instead of drawn"),
+        (batch.model.depth is None, "the model has no depth transformer, which the graph draws codes with"),
+        (batch.given is not None, "codes are given instead of drawn"),
         (batch.keep_logits, "logits are kept"),
         (batch.settings.kv_int8, "keys and values are int8"),
         (batch.settings.rule.target is not None, "a replay ratio is kept, which moves the thresholds as it goes"),
@@ -99,7 +100,9 @@ class GraphExecutor:
         t = state.t
         if replay is not None:
             state.thresholds.copy_(replay.thresholds(t))
-        x = model.feedback(batch.codes.index_select(1, t)[:, 0], t.expand(batch.videos))
+        x = model.feedback_latent(model.embed(batch.codes.index_select(1, t)[:, 0]))
+        if batch.added is not None:
+            x = x + batch.added.index_select(0, t)[0]
         x = batch.doubled(x).contiguous()
         for layer, block in enumerate(batch.blocks):
             x = self._ops.block(layer, block, x)

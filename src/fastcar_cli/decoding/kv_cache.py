@@ -115,6 +115,9 @@ class KVCache:
 
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Take the prompt's keys and values, [rows, kv_heads, padded, head_dim]."""
+        if self.aligned is not self.k:
+            last = torch.arange(max(0, self.padded - self.frame), self.padded, device=k.device)
+            self.aligned[layer][:, :, last % (self.frame + 1)] = k[:, :, last]
         if self.window is None:
             self._put(layer, slice(k.shape[2]), k, v)
             return

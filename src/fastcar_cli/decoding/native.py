@@ -13,12 +13,12 @@ from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import Block
-from fastcar_cli.models.depth import DepthBlock
+from fastcar_cli.models.depth import DepthBlock, DepthTransformer
+from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import QuantisedLinear, multiplied_by
-from fastcar_cli.models.video_model import VideoModel
 
 
-def obstacle(model: VideoModel) -> str | None:
+def obstacle(model: Network) -> str | None:
     """Why the native kernels can't run this model here; None where they can."""
     if model.device.type != "cpu":
         return f"native kernels are for the CPU, the model is on {model.device}"
@@ -66,20 +66,27 @@ def _depth_block(block: DepthBlock) -> native.DepthBlockWeights:
     )
 
 
-def code_draw(batch: Batch, threads: int) -> native.CodeDraw:
-    """The depth transformer and the codebooks of a batch as the kernels take them; matrices are not copied."""
-    depth, sampling = batch.model.depth, batch.settings.sampling
-    # A codebook has one row more than codes.
-    books = {book: book.weight[: depth.spec.codes].float().contiguous() for book in batch.model.rqvae.quantizer.books}
-    return native.CodeDraw(
+def _transformer(depth: DepthTransformer) -> native.DepthWeights:
+    return native.DepthWeights(
         [_depth_block(block) for block in depth.blocks],
         first=_linear(depth.in_mlp_2),
         later=_linear(depth.in_mlp_1),
         places=depth.pos_emb_d[0].float().contiguous(),
         norm=_norm(depth.classifier_mlp.layer_norm),
-        classes=_linear(depth.classifier_mlp.linear),
-        books=[books[book] for book in batch.model.rqvae.quantizer.books],
         heads=depth.spec.heads,
+    )
+
+
+def code_draw(batch: Batch, threads: int) -> native.CodeDraw:
+    """What draws the codes of a batch as the kernels take it; matrices are not copied."""
+    model, sampling = batch.model, batch.settings.sampling
+    classes = model.lm_head if model.depth is None else model.depth.classifier_mlp.linear
+    # A codebook has one row more than codes.
+    books = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.books}
+    return native.CodeDraw(
+        None if model.depth is None else _transformer(model.depth),
+        classes=_linear(cast(nn.Linear, classes)),
+        books=[books[book] for book in model.books],
         uniforms=batch.uniforms,
         codes=batch.codes,
         guidance=sampling.cfg,
@@ -121,15 +128,21 @@ class NativeExecutor(HostExecutor):
         self._dtype = model.dtype
         maps = [m for m in model.projector.modules() if isinstance(m, (nn.Linear, QuantisedLinear))]
         self._projector = [native.Product(_linear(m), batch.videos, threads) for m in maps]
-        # What every token adds to its projection; the last map takes it as its bias.
-        self._added = None if batch.place_vectors is None else batch.place_vectors.float()
-        if self._added is not None and maps and maps[-1].bias is not None:
-            self._added = self._added + maps[-1].bias.float()
+        # What is added to the input of each token; the last map takes it as its bias where all videos have the same.
+        self._added = None if batch.added is None else batch.added.float()
+        self._biases: Tensor | None = None
+        if self._added is not None and maps and self._added.shape[1] == 1:
+            self._biases, self._added = self._added[:, 0], None
+            if maps[-1].bias is not None:
+                self._biases = self._biases + maps[-1].bias.float()
         self._draw = code_draw(batch, threads)
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
 
     def prefill(self) -> Tensor:
         """See `HostExecutor.prefill`; packed weights are multiplied as they are, by each token once."""
+        if self._batch.aligned and self._batch.added is not None:
+            # What is added to equal ids may differ.
+            return super().prefill()
         wanted, back = distinct_tokens(self._batch.ids, self._batch.lengths)
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:
@@ -161,13 +174,12 @@ class NativeExecutor(HostExecutor):
 
     def _input(self, latent: Tensor, t: int) -> Tensor:
         """The decoder's input for token t, float32 [P, width]."""
-        added = None if self._added is None else self._added[t]
         x = latent.float().contiguous()
-        if not self._projector:
-            return x if added is None else x + added
         for product in self._projector[:-1]:
             x = nn.functional.gelu(product(x))
-        return self._projector[-1](x, added)
+        if self._projector:
+            x = self._projector[-1](x, None if self._biases is None else self._biases[t])
+        return x if self._added is None else x + self._added[t]
 
     @torch.inference_mode()
     def draw(self, hidden: Tensor, index: int) -> Step:
@@ -178,7 +190,7 @@ class NativeExecutor(HostExecutor):
                 hidden.float().contiguous(),
                 index,
                 top_p=batch.settings.sampling.top_p_of(index // batch.frame),
-                given=batch.forced,
+                given=batch.given if batch.is_given[index] else None,
                 keep_logits=batch.keep_logits,
             )
         except ArithmeticError:

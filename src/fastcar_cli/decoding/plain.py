@@ -7,6 +7,7 @@ tested against.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ class PlainExecutor(HostExecutor):
 
     def __init__(self, batch: Batch) -> None:
         super().__init__(batch)
-        self._past: list[tuple[Tensor, Tensor]] | None = None
+        self._past: Any = None
         self._scorer: Scorer | None = None
         if batch.replay is not None:
             self._scorer = Scorer(batch.replay.rule.score, batch.frame)
@@ -45,7 +46,7 @@ class PlainExecutor(HostExecutor):
         thresholds = replay.thresholds(t) if replay is not None and replay.eligible(t) else None
         scores = torch.full((spec.layers, rows), torch.nan, device=latent.device)
         x = batch.model.feedback_latent(latent)
-        x = batch.doubled(x if batch.place_vectors is None else x + batch.place_vectors[t])
+        x = batch.doubled(x if batch.added is None else x + batch.added[t])
         self._mark("embedding")
         cos, sin = batch.cos[t][:, None, None], batch.sin[t][:, None, None]
         at, mask = cache.slots(), cache.mask()
@@ -116,8 +117,7 @@ class PlainExecutor(HostExecutor):
         """See `HostExecutor.draw`."""
         batch = self._batch
         kept: list[Tensor] | None = [] if batch.keep_logits else None
-        given = None if batch.forced is None else batch.forced[:, index]
-        codes, batch.latent = batch.sampler.draw(hidden, index, self._logits, given, kept)
+        codes, batch.latent = batch.sampler.draw(hidden, index, self._logits, batch.given_at(index), kept)
         batch.codes[:, index] = codes
         self._mark("sampling")
         return Step(index, codes, hidden, torch.stack(kept) if kept else None)
@@ -126,6 +126,6 @@ class PlainExecutor(HostExecutor):
         """See `sampling.Logits`."""
         if d:
             self._mark("sampling")
-        logits, self._past = self._batch.model.depth.step(x, d, self._past if d else None)
+        logits, self._past = self._batch.model.logits(x, d, self._past if d else None)
         self._mark("depth_transformer")
         return logits

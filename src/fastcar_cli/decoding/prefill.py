@@ -38,6 +38,8 @@ def prefill(batch: Batch) -> Tensor:
     """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
     llm, settings, lengths = batch.model.llm, batch.settings, batch.lengths
     x = llm.embed_tokens(batch.ids)
+    if batch.prompt_added is not None and batch.aligned:
+        x[:, -batch.aligned :] += batch.doubled(batch.prompt_added.expand(-1, batch.videos, -1).transpose(0, 1))
     cos, sin = (a[:, None] for a in llm.rotary(batch.positions(), x.dtype))
     mask = prompt_mask(lengths, batch.padded, settings.window, settings.sinks)
     groups = llm.spec.heads // llm.spec.kv_heads
@@ -48,6 +50,8 @@ def prefill(batch: Batch) -> Tensor:
         k, v = (a.repeat_interleave(groups, 1) for a in (k, v)) if groups > 1 else (k, v)
         x = x + block.self_attn.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
         added = block.mlp_branch(x)
+        if batch.replay is not None:
+            batch.replay.prefill(i, added)
         x = x + added
         if batch.watch is not None:
             batch.watch.layer(i, -1, added[:, -1], x[:, -1])

@@ -30,6 +30,7 @@ class ReplayRule:
             rotation, as the published code has it).
         pairs: whether the two rows of a guided video decide together, on their mean score.
         max_age: how often in a row one value may be replayed; None: without end, 0: never.
+        delimiters: whether tokens that part frames may replay too, where the model has such.
         target: a replay ratio that a controller keeps by moving the thresholds, in the place of `tau`.
         score: what is compared with tau, a name of `scores.SCORES`. Everything here says TAS for it, as it is by
             default.
@@ -40,6 +41,7 @@ class ReplayRule:
     tas: str = "attention"
     pairs: bool = False
     max_age: int | None = None
+    delimiters: bool = False
     target: Target | None = None
     score: str = "tas"
 
@@ -83,7 +85,7 @@ def replay_known(outputs: Tensor, hits: Tensor, n: int) -> Tensor:
 @dataclass(frozen=True)
 class ReplayStats:
     """What was replayed. Ratios count layers x rows x (T*N - 1) passes, as the released code does;
-    `eligible_ratio` leaves the first frame out.
+    `eligible_ratio` counts only what may replay: not the first frame, nor delimiters that are kept dense.
     """
 
     ratio: float
@@ -123,8 +125,17 @@ class Replay:
         dtype: torch.dtype,
         device: torch.device,
         keep_tas: bool = False,
+        delimiters: Sequence[int] = (),
+        aligned: int = 0,
     ) -> None:
         self.rule, self.frame = rule, tokens_per_frame
+        self.first = max(0, tokens_per_frame - aligned)
+        """The first input token whose aligned token is known."""
+        self._aligned = aligned
+        self._dense = torch.zeros(tokens_per_frame, dtype=torch.bool, device=device)
+        if not rule.delimiters:
+            self._dense[list(delimiters)] = True
+        self._computed = self._dense.tolist()
         self.outputs = torch.zeros(layers, rows, tokens_per_frame, width, dtype=dtype, device=device)
         self.nbytes = self.outputs.nbytes
         """Bytes of the cached outputs."""
@@ -142,6 +153,7 @@ class Replay:
                 tokens=tokens,
                 max_age=rule.max_age,
                 device=device,
+                dense=() if rule.delimiters else delimiters,
             )
         taus = torch.tensor(rule.tau.by_layer(layers), dtype=torch.float32)
         self.scored = (taus < math.inf) | (keep_tas or rule.target is not None)
@@ -155,9 +167,18 @@ class Replay:
         self._forced = taus.permute(2, 0, 1).contiguous()
         self.scored = torch.ones_like(self.scored)
 
+    def prefill(self, layer: int, outputs: Tensor) -> None:
+        """Keep what the MLP of a layer gave for the prompts' last tokens, where they lie as those of a frame do.
+
+        outputs [rows, tokens, width], all of the prompt. At most the last frame is kept.
+        """
+        if kept := min(self._aligned, self.frame):
+            places = torch.arange(-kept, 0, device=outputs.device) % self.frame
+            self.outputs[layer, :, places] = outputs[:, -kept:]
+
     def eligible(self, t: int) -> bool:
-        """Whether input token t has an aligned token."""
-        return t >= self.frame
+        """Whether input token t has an aligned token whose MLP output is known."""
+        return t >= self.first
 
     def thresholds(self, t: int | Tensor) -> Tensor:
         """What scores at input token t must exceed, float32 [layers, rows].
@@ -176,7 +197,9 @@ class Replay:
             if self.rule.pairs:
                 young = young.unflatten(1, (2, -1)).all(1).repeat(1, 2)
             taus = torch.where(young, taus, math.inf)
-        return torch.where(t >= self.frame, taus, math.inf) if isinstance(t, Tensor) else taus
+        if isinstance(t, Tensor):
+            return torch.where((t >= self.first) & ~self._dense[t % self.frame], taus, math.inf)
+        return torch.full_like(taus, math.inf) if self._computed[t % self.frame] else taus
 
     def gated(self, scores: Tensor) -> Tensor:
         """The scores [..., rows] that are compared: each row's own, or the mean of its pair."""
@@ -198,7 +221,7 @@ class Replay:
                 self._ages[..., slot] = ages
         if self.tas is not None:
             if isinstance(t, Tensor):
-                kept = torch.where(t >= self.frame, scores, math.nan)
+                kept = torch.where(t >= self.first, scores, math.nan)
                 self.tas.index_copy_(-1, t, kept[..., None])
             else:
                 self.tas[..., t] = scores
@@ -222,7 +245,8 @@ class Replay:
         if passes == 0:
             return ReplayStats(0.0, 0.0, [0.0] * seen.shape[0], [])
         by_frame = [float(f.mean()) for f in seen.split(self.frame, dim=2)]
-        eligible = seen[:, :, self.frame :]
+        places = torch.arange(passes, device=seen.device)
+        eligible = seen[:, :, (places >= self.first) & ~self._dense[places % self.frame]]
         return ReplayStats(
             float(seen.mean()),
             float(eligible.mean()) if eligible.numel() else 0.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -14,7 +15,7 @@ from fastcar_cli.decoding.kv_cache import KVCache
 from fastcar_cli.decoding.replay import Replay, ReplayRule
 from fastcar_cli.decoding.sampling import CodeSampler, SamplingSettings
 from fastcar_cli.decoding.scores import Look
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.network import Network, Painter
 
 KERNELS = ("auto", "torch", "native", "graph")
 """Who executes a decode pass; `auto` takes the fastest that can, see `executors.choose`."""
@@ -98,6 +99,7 @@ class Batch:
         settings: what to do.
         uniforms: [P, T*N, depth] numbers in [0, 1) that fix the draws.
         backend: executes the MLPs; torch by default.
+        conditions: what videos are given beside their prompts, as the model's `Network.added` takes it.
 
     Attributes:
         watch: where set, sees every block's output.
@@ -105,25 +107,29 @@ class Batch:
         uniforms: as given, on the device.
         sampler: draws codes in torch.
         mark: called with a name at the end of each part of a pass, for profiling.
-        forced: codes [P, T*N, depth] to take instead of drawn ones, or None.
+        given: codes int64 [P, T*N, depth] that are taken instead of drawn ones at the tokens of `is_given`; None where
+            all are drawn.
+        aligned: tokens at the end of the prompts that lie as those of frames do.
         keep_logits: whether steps carry logits.
         codes: int64 [P, T*N, depth], filled as positions are decoded.
         latent: sum of the code vectors of the last position, [P, code_width].
         cos, sin: rotations of every visual token, [T*N, rows or 1, head_dim] (1 where all prompts are equally long).
-        place_vectors: [T*N, width] or None, what the model adds to the input for its position.
+        added: [T*N, 1 or P, width] or None, what the model adds to the input at each token.
+        prompt_added: the same of the `aligned` tokens of the prompts.
         passes: decode passes run so far.
 
     """
 
     def __init__(
         self,
-        model: VideoModel,
+        model: Network,
         prompts: Sequence[Sequence[int]],
         settings: DecodeSettings,
         uniforms: Tensor,
         backend: MLPBackend | None = None,
+        conditions: Tensor | None = None,
     ) -> None:
-        spec, device = model.spec, model.device
+        spec, device, layout = model.spec, model.device, model.spec.layout
         self.model, self.settings = model, settings
         self.blocks = model.llm.blocks
         self.backend = backend or TorchBackend(model.llm)
@@ -135,6 +141,7 @@ class Batch:
         ids, lengths = left_pad(prompts)
         self.ids, self.lengths = ids.to(device), lengths.to(device)
         self.padded = ids.shape[1]
+        self.aligned = layout.aligned(self.padded)
         self.cache = KVCache(
             spec.decoder,
             self.lengths,
@@ -159,12 +166,19 @@ class Batch:
                 dtype=model.dtype,
                 device=device,
                 keep_tas=settings.keep_tas,
+                delimiters=layout.delimiters,
+                aligned=self.aligned,
             )
         self.uniforms = uniforms.to(device).contiguous()
-        self.sampler = CodeSampler(model.rqvae.quantizer.books, settings.sampling, self.uniforms, self.frame)
-        self.codes = torch.zeros(self.videos, self.tokens, spec.depth.depth, dtype=torch.int64, device=device)
+        self.sampler = CodeSampler(model.books, settings.sampling, self.uniforms, self.frame)
+        self.codes = torch.zeros(self.videos, self.tokens, spec.code_depth, dtype=torch.int64, device=device)
         self.latent: Tensor | None = None
-        self.forced: Tensor | None = None
+        self.given: Tensor | None = None
+        fixed = layout.fixed(self.tokens)
+        self.is_given = [code is not None for code in fixed]
+        if any(self.is_given):
+            codes = torch.tensor([-1 if code is None else code for code in fixed], device=device)
+            self.given = codes[None, :, None].expand_as(self.codes).contiguous()
         self.keep_logits = False
         self.clock = Clock()
         self.passes = 0
@@ -175,7 +189,11 @@ class Batch:
         lengths = self.lengths if bool((self.lengths != self.lengths[0]).any()) else self.lengths[:1]
         later = lengths[None] + torch.arange(self.tokens, device=device)[:, None]
         self.cos, self.sin = model.llm.rotary(later, model.dtype)
-        self.place_vectors = None if model.places is None else model.places(torch.arange(self.tokens, device=device))
+        self.added = self.prompt_added = None
+        if conditions is not None:
+            conditions = conditions.to(device)
+        if (added := model.added(self.aligned + self.tokens, conditions)) is not None:
+            self.prompt_added, self.added = added.split([self.aligned, self.tokens])
 
     def positions(self) -> Tensor:
         """Rotary positions of the padded prompt, [rows, padded]; padding has 1."""
@@ -186,10 +204,19 @@ class Batch:
         """What both rows of a video share, [P, ...], for every row, [rows, ...]."""
         return torch.cat([x, x]) if self.guided else x
 
+    def give(self, codes: Tensor) -> None:
+        """Take these codes [P, T*N, depth] instead of drawn ones."""
+        self.given = codes.to(self.codes).contiguous()
+        self.is_given = [True] * self.tokens
+
+    def given_at(self, index: int) -> Tensor | None:
+        """Codes [P, depth] of a position where they are not drawn."""
+        return self.given[:, index] if self.given is not None and self.is_given[index] else None
+
     def input_latent(self, t: int) -> Tensor:
         """Sum of the code vectors of input token t, [P, code_width]."""
         if self.latent is None:
-            return self.model.rqvae.embed(self.codes[:, t])
+            return self.model.embed(self.codes[:, t])
         return self.latent
 
     def fast_forward(self, t: int, seed: int = 0) -> None:
@@ -199,7 +226,7 @@ class Batch:
         nothing.
         """
         generator = torch.Generator(self.codes.device).manual_seed(seed)
-        self.codes.random_(self.model.spec.depth.codes, generator=generator)
+        self.codes.random_(self.model.spec.codes, generator=generator)
         self.latent = None
         self.cache.fill(t, generator)
         if self.replay is not None:
@@ -209,7 +236,21 @@ class Batch:
         """The batch rows of a video."""
         return [video, video + self.videos] if self.guided else [video]
 
+    @cached_property
+    def painter(self) -> Painter:
+        """What draws the frames of the videos."""
+        return self.model.painter(self.ids[: self.videos])
+
+    @torch.inference_mode()
+    def context_frames(self) -> Tensor | None:
+        """Pixels of the frames that the prompts hold, float32 [P, C, H, W, 3] in 0..255; None where they hold none."""
+        return self.painter.context()
+
+    def decode_frames(self, frame: int) -> Tensor:
+        """As `decode_frame`, [P, 1, H, W, 3]."""
+        return self.decode_frame(frame)[:, None]
+
     @torch.inference_mode()
     def decode_frame(self, frame: int) -> Tensor:
-        """Pixels of a finished frame of every video, float32 [P, H, W, 3] in 0..255."""
-        return self.model.rqvae.decode(self.codes[:, frame * self.frame : (frame + 1) * self.frame])
+        """Pixels of a finished frame of every video, float32 [P, H, W, 3] in 0..255; decoded frames count from 0."""
+        return self.painter.frame(self.codes[:, frame * self.frame : (frame + 1) * self.frame])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,9 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.clip import Clip, Prompt, clips_of
 from fastcar_cli.models.decoder import Decoder
+from fastcar_cli.models.frame_reader import FrameReader
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Trace:
     """A teacher-forced run. Rows: conditional ones first, then unconditional; all tensors on the CPU.
 
     Attributes:
-        input_ids: token ids of each row, without padding.
+        input_ids: token ids of each row's prompt, without padding.
         position_ids: rotary positions of the prompts, padded on the left (padding has 1), int64 [rows, longest].
         steps: indices of predicted tokens for which logits and hidden states are kept.
         logits: after guidance, before top-k, float32 [len(steps), depth, P, codes].
@@ -38,7 +41,7 @@ class Trace:
         mlp: MLP outputs used at the input tokens asked for, float32 [layers, len(mlp_tokens), rows, width].
         block_out: residual stream after each block at `steps`, float32 [len(steps), layers, rows, width];
             of the prompt's last token for step 0.
-        frames: pixels, float32 [P, T, H, W, 3] in 0..255, not rounded.
+        frames: pixels, float32 [P, T, H, W, 3] in 0..255, not rounded; frames that prompts hold come first.
         replay_ratio: replayed MLPs / (layers * rows * (T*N - 1)).
 
     """
@@ -72,26 +75,50 @@ class _Keep:
             self.out[self._steps[t], layer] = out.float().cpu()
 
 
-def _checked(model: LoadedModel, prompts: Sequence[str], codes: Tensor) -> int:
-    """Frames of the codes. Raises RequestError for codes that do not fit prompts and model."""
+def _checked(model: LoadedModel, videos: int, codes: Tensor) -> Tensor:
+    """The codes, [P, T*N, depth]. Raises RequestError for codes that do not fit prompts and model."""
     spec = model.network.spec
-    n, depth, size = spec.tokens_per_frame, spec.depth.depth, spec.depth.codes
+    n, depth, size = spec.tokens_per_frame, spec.code_depth, spec.codes
+    if depth == 1 and codes.dim() == 2:
+        codes = codes[..., None]
     shape = list(codes.shape)
-    fits = len(shape) == 3 and shape[0] == len(prompts) > 0 and shape[2] == depth
+    fits = len(shape) == 3 and shape[0] == videos > 0 and shape[2] == depth
     if not fits or not shape[1] or shape[1] % n:
-        raise RequestError(f"codes have shape {shape}, needed: [{len(prompts)}, T * {n}, {depth}]")
+        raise RequestError(f"codes have shape {shape}, needed: [{videos}, T * {n}, {depth}]")
     if codes.is_floating_point() or bool((codes < 0).any()) or bool((codes >= size).any()):
         raise RequestError(f"codes must be whole numbers from 0 to {size - 1}")
-    return shape[1] // n
+    return codes.to(model.network.device, torch.int64)
+
+
+def _prompts(texts: Sequence[str] | None, inputs: Any, actions: Any) -> list[Prompt]:
+    """What videos begin with. Raises RequestError for both or neither of texts and frames."""
+    if (texts is None) == (inputs is None):
+        raise RequestError("prompts and inputs: one of them is needed, not both")
+    if inputs is None and actions is not None:
+        raise RequestError("actions: they go with inputs, not with prompts")
+    return list(texts or ()) if inputs is None else list(clips_of(inputs, actions))
+
+
+def _codes_of(model: LoadedModel, prompts: Sequence[Prompt]) -> Tensor:
+    """The codes of frames that stand behind a clip's context. Raises RequestError where there are none."""
+    reader = model.tokenizer
+    if not isinstance(reader, FrameReader):
+        raise RequestError("codes are needed: the model reads no frames")
+    ids = [reader.read_all(prompt) for prompt in prompts if isinstance(prompt, Clip)]
+    if not ids or not ids[0]:
+        raise RequestError("codes are needed: the inputs have no frames behind the model's context")
+    return torch.tensor(ids)
 
 
 def trace(
     model: LoadedModel,
-    prompts: Sequence[str],
-    codes: Tensor,
+    prompts: Sequence[str] | None = None,
+    codes: Tensor | None = None,
     *,
     tau: float | Sequence[float | None] | None,
-    cfg: float = 3.0,
+    inputs: Any = None,
+    actions: Any = None,
+    cfg: float | None = None,
     tas: str = "released",
     steps: Sequence[int] | None = None,
     mlp_tokens: Sequence[int] = (),
@@ -99,16 +126,20 @@ def trace(
     kernels: str = "torch",
     kv_int8: bool = False,
     backend: Callable[[Decoder, int], MLPBackend] | None = None,
+    delimiters: bool = False,
 ) -> Trace:
     """Decode with the given codes instead of sampled ones and keep what the engine computed.
 
     Args:
         model: what `fastcar_cli.models.load` returns.
-        prompts: P texts.
-        codes: integers [P, T*N, depth].
+        prompts: P texts, or None with `inputs`.
+        codes: integers [P, T*N, depth], or [P, T*N] where the depth is 1; of a model that takes frames ids from the
+            first delimiter on. None takes those of the inputs' frames behind the context.
         tau: threshold of all layers, None for dense, or one number or None a layer. Layers with None have no scores;
             with infinity they have, and never replay.
-        cfg: guidance scale; with 1 there are no unconditional rows.
+        inputs: frames uint8 [P, S, H, W, 3] in the place of prompts, or the context frames alone.
+        actions: float32 [P, S, A] of a model that takes actions.
+        cfg: guidance scale; with 1 there are no unconditional rows. Default: 3, or 1 of a model without guidance.
         tas: definition of the score, `attention` or `released`.
         steps: predicted tokens for which logits and hidden states are kept; None keeps all.
         mlp_tokens: input tokens for which MLP outputs are kept.
@@ -116,6 +147,7 @@ def trace(
         kernels: `torch`, or `native`, which keeps neither MLP nor block outputs.
         kv_int8: whether keys and values are kept in int8.
         backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
+        delimiters: whether tokens that part frames may replay too.
 
     Raises:
         RequestError: a prompt the model can't take, codes, thresholds or indices that do not fit.
@@ -123,8 +155,13 @@ def trace(
     """
     network = model.network
     spec = network.spec
-    frames = _checked(model, prompts, codes)
+    given_prompts = _prompts(prompts, inputs, actions)
+    videos = len(given_prompts)
+    readings = [model.tokenizer.read(prompt) for prompt in given_prompts]
+    codes = _checked(model, videos, _codes_of(model, given_prompts) if codes is None else codes)
     tokens = codes.shape[1]
+    frames = tokens // spec.tokens_per_frame
+    cfg = (3.0 if spec.layout.guided else 1.0) if cfg is None else cfg
     if tas not in ("attention", "released"):
         raise RequestError(f"tas is {tas!r}, allowed: 'attention', 'released'")
     if gate not in ("row", "pair"):
@@ -136,7 +173,7 @@ def trace(
     layers = spec.decoder.layers
     given = list(tau) if isinstance(tau, Sequence) else [tau] * layers
     try:
-        rule = ReplayRule(Tau.read(given), tas, pairs=gate == "pair" and cfg != 1.0)
+        rule = ReplayRule(Tau.read(given), tas, pairs=gate == "pair" and cfg != 1.0, delimiters=delimiters)
         rule.tau.by_layer(layers)
     except ValueError as e:
         raise RequestError(f"tau is {tau!r}: {e}") from None
@@ -145,9 +182,9 @@ def trace(
         for index in indices:
             if not 0 <= index < end:
                 raise RequestError(f"{name} holds {index}, allowed: 0 to {end - 1}")
-    rows = [list(model.tokenizer.read(p).ids) for p in prompts]
+    rows = [list(reading.ids) for reading in readings]
     if cfg != 1.0:
-        rows += [list(model.tokenizer.blank()) for _ in prompts]
+        rows += [list(model.tokenizer.blank()) for _ in readings]
     settings = DecodeSettings(
         frames=frames,
         sampling=SamplingSettings(cfg=cfg),
@@ -156,20 +193,23 @@ def trace(
         kernels=kernels,
         kv_int8=kv_int8,
     )
+    conditions = model.tokenizer.conditions(given_prompts, spec.layout.context + frames)
     mlps = None if backend is None else backend(network.llm, len(rows))
-    decode = Decode(network, rows, settings, torch.zeros(codes.shape), mlps)
+    decode = Decode(network, rows, settings, torch.zeros(codes.shape), mlps, conditions)
     watcher = _Keep(layers, kept if kernels == "torch" else [], mlp_tokens, len(rows), spec.decoder.width)
     if kernels == "torch":
         decode.watch = watcher
     kept_at = {s: i for i, s in enumerate(kept)}
-    logits = torch.zeros(len(kept), spec.depth.depth, len(prompts), spec.depth.codes)
+    logits = torch.zeros(len(kept), spec.code_depth, videos, spec.codes)
     hidden = torch.zeros(len(kept), len(rows), spec.decoder.width)
-    for step in decode.steps(codes.to(network.device, torch.int64), keep_logits=True):
+    for step in decode.steps(codes, keep_logits=True):
         at = kept_at.get(step.index)
         if at is not None:
             assert step.logits is not None
             logits[at], hidden[at] = step.logits.float().cpu(), step.hidden.float().cpu()
     images = torch.stack([decode.decode_frame(f).cpu() for f in range(frames)], 1)
+    if (context := decode.context_frames()) is not None:
+        images = torch.cat([context.cpu(), images], 1)
     replay = decode.replay
     assert replay is not None and replay.tas is not None
     scores = replay.tas.cpu()

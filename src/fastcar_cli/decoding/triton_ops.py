@@ -42,6 +42,7 @@ class TritonOps:
             empty(rows, heads, chunks, dtype=torch.float32),
             empty(rows, heads, chunks, dtype=torch.float32),
         )
+        assert model.depth is not None
         self._depth, d_spec = model.depth, model.depth.spec
         self._wide = empty(rows, d_spec.width)
         self._wide_normed, self._wide_attended = empty(rows, d_spec.width), empty(rows, d_spec.width)

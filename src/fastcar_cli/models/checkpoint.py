@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,9 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.text import PhraseTokenizer, TextTokenizer
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.models.text import PhraseTokenizer, PromptReader
+from fastcar_cli.models.video_model import ModelSpec
+
+NetworkT = TypeVar("NetworkT", bound=Network)
 
 FORMAT = "fastcar-1"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,13 +27,13 @@ FORMATS = (*DTYPES, "int8")
 """Weight formats a model can be loaded in; int8 keeps the decoder blocks in int8 and the rest in a float dtype."""
 
 
-def loading_format(name: str, bundled: bool) -> WeightFormat:
+def loading_format(name: str, floats: torch.dtype = torch.float32, depth: str | None = None) -> WeightFormat:
     """What a model that stores floats is held as when it is loaded in one of FORMATS.
 
-    What int8 leaves as floats is float32 in our own models, else bfloat16.
+    `floats` is what int8 leaves as floats, `depth` what becomes of the maps that draw codes beside it.
     """
     if name == "int8":
-        return WeightFormat(name, torch.float32 if bundled else torch.bfloat16, blocks="int8")
+        return WeightFormat(name, floats, blocks="int8", depth=depth)
     return WeightFormat(name, DTYPES[name])
 
 
@@ -66,8 +69,8 @@ class LoadedModel:
     """A network ready to run, its text tokenizer, and how it wants to be used."""
 
     name: str
-    network: VideoModel
-    tokenizer: TextTokenizer
+    network: Network
+    tokenizer: PromptReader
     defaults: GenerationDefaults
 
 
@@ -92,22 +95,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     return data
 
 
-def empty_network(spec: ModelSpec) -> VideoModel:
+def empty_network(spec: Spec) -> Network:
     """The modules of a specification without memory for their weights (on the meta device)."""
     with torch.device("meta"):
-        return VideoModel(spec)
+        return spec.network()
 
 
-def ready(network: VideoModel, device: torch.device) -> VideoModel:
+def ready(network: NetworkT, device: torch.device) -> NetworkT:
     """The network, filled with weights on a device, as generation uses it."""
     network.llm.rotary.to(device)
     return network.eval().requires_grad_(False)
 
 
-def with_shared(weights: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """The weights with a codebook that all depths share under the name of each."""
-    books = [f"rqvae.quantizer.codebooks.{d}.weight" for d in range(spec.rqvae.depth)]
-    return weights | dict.fromkeys(books, weights[books[0]]) if spec.rqvae.shared_codebook else weights
+def with_shared(weights: dict[str, Tensor], network: Network) -> dict[str, Tensor]:
+    """The weights, those that a network shares under each of their names."""
+    return weights | {name: weights[first] for name, first in network.shared().items()}
 
 
 def read_weights(
@@ -154,7 +156,7 @@ def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseToke
 def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     """Load a folder of this layout in a weight format. Raises RequestError naming file and key."""
     spec, defaults, tokenizer = read_folder(folder)
-    network, form = empty_network(spec), loading_format(dtype, True)
+    network, form = empty_network(spec), loading_format(dtype)
     weights = read_weights(folder / "model.safetensors", network.state_dict(), form.float_of, device)
     weights = {k: v for name, tensor in weights.items() for k, v in form.stored(name, tensor).items()}
     form.use(network)
@@ -163,7 +165,7 @@ def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
 
 
 def save(
-    folder: Path, network: VideoModel, text: Mapping[str, Any], defaults: GenerationDefaults, dtype: torch.dtype
+    folder: Path, network: Network, text: Mapping[str, Any], defaults: GenerationDefaults, dtype: torch.dtype
 ) -> None:
     """Write a model folder that `load` reads; weights are stored in `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)

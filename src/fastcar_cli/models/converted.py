@@ -28,9 +28,10 @@ from fastcar_cli.models.checkpoint import (
     with_shared,
 )
 from fastcar_cli.models.llama_text import LlamaTokenizer
+from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import GROUP, KINDS, WeightFormat
-from fastcar_cli.models.text import PhraseTokenizer, TextTokenizer
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.models.specs import spec_from_dict
+from fastcar_cli.models.text import PhraseTokenizer, PromptReader
 
 FORMAT = "fastcar-converted"
 VERSION = 1
@@ -51,7 +52,7 @@ class Converted:
     """
 
     form: WeightFormat
-    spec: ModelSpec
+    spec: Spec
     defaults: GenerationDefaults
     text: Mapping[str, Any] | None
     source: Mapping[str, Any]
@@ -121,7 +122,7 @@ def describe(folder: Path) -> Converted:
             raise ValueError(f"group {data['group']}, needed {GROUP}")
         return Converted(
             form=form,
-            spec=ModelSpec.from_dict(data["spec"]),
+            spec=spec_from_dict(data["spec"]),
             defaults=GenerationDefaults(**data["generation"]),
             text=data["text"],
             source=data["source"],
@@ -138,14 +139,13 @@ def _kind(name: str | None) -> str | None:
     return name
 
 
-def names_of(network: VideoModel) -> list[str]:
+def names_of(network: Network) -> list[str]:
     """Names of the tensors that a folder holds for a network; what is shared has its first name only."""
-    books = {f"rqvae.quantizer.codebooks.{d}.weight" for d in range(1, network.spec.rqvae.depth)}
-    shared = books if network.spec.rqvae.shared_codebook else set()
+    shared = network.shared()
     return [name for name in network.state_dict() if name not in shared]
 
 
-def tokenizer_of(folder: Path, found: Converted) -> TextTokenizer:
+def tokenizer_of(folder: Path, found: Converted) -> PromptReader:
     """The tokenizer of a converted model; LLaMA's is read from `folder`. Raises RequestError where it is damaged."""
     if found.text is None:
         decoder = found.spec.decoder
@@ -202,5 +202,5 @@ def load(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     for name in names_of(network):
         if name not in weights:
             raise RequestError(f"{folder} lacks key {name!r} in its weights files", hint="convert the model again")
-    network.load_state_dict(with_shared(weights, found.spec), assign=True)
+    network.load_state_dict(with_shared(weights, network), assign=True)
     return LoadedModel(found.spec.name, ready(network, device), tokenizer_of(folder, found), found.defaults)

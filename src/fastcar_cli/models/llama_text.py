@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.clip import Prompt, text_of
 from fastcar_cli.models.text import Reading
 
 SYSTEM = (
@@ -64,8 +66,9 @@ class LlamaTokenizer:
         """Ids of a prompt; an empty one gives the unconditional row."""
         return (self._bos, *self._pieces.EncodeAsIds(templated(prompt)), self._start)
 
-    def read(self, prompt: str) -> Reading:
-        """See `TextTokenizer.read`."""
+    def read(self, prompt: Prompt) -> Reading:
+        """See `PromptReader.read`."""
+        prompt = text_of(prompt)
         for token in _RESERVED:
             if token in prompt:
                 raise RequestError(f"the prompt holds {token!r}, a special token of the model", hint="leave it out")
@@ -82,13 +85,16 @@ class LlamaTokenizer:
         return reading
 
     def blank(self) -> tuple[int, ...]:
-        """See `TextTokenizer.blank`."""
+        """See `PromptReader.blank`."""
         return self.encode("")
 
-    def notices(self, prompt: str, model: str) -> list[str]:
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
         """None; raises RequestError as `read` does."""
-        self.read(prompt)
+        self.read(text_of(prompt, f"the model {model!r}"))
         return []
+
+    def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:
+        """See `PromptReader`: nothing but the text."""
 
 
 def _added(folder: Path, vocab: int) -> int:

@@ -12,19 +12,19 @@ import torch
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import empty_network, no_such_dtype
+from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
 BASE = 400 * 2**20
 """Bytes a process with torch holds before any weights (assumed; measured 250 to 400 MiB)."""
 
 
-def parameter_bytes(network: VideoModel, itemsize: int, part: str = "") -> int:
+def parameter_bytes(network: Network, itemsize: int, part: str = "") -> int:
     """Bytes of the weights whose name contains `part`; a codebook shared by all depths counts once."""
     return sum(p.numel() for name, p in network.named_parameters() if part in name) * itemsize
 
 
-def stored_bytes(network: VideoModel, form: WeightFormat, part: str = "") -> int:
+def stored_bytes(network: Network, form: WeightFormat, part: str = "") -> int:
     """As `parameter_bytes`, of weights in a format, scales included."""
     return sum(form.bytes_of(name, p.shape) for name, p in network.named_parameters() if part in name)
 
@@ -118,7 +118,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def cache_bytes(
-    spec: ModelSpec,
+    spec: Spec,
     itemsize: int,
     *,
     rows: int,
@@ -144,20 +144,20 @@ PIXEL_COPIES = 8
 """Activations of a frame's full size that the RQ-VAE's decoder holds at once, with room to spare (assumed)."""
 
 
-def videos_that_fit(spec: ModelSpec, wanted: int, *, itemsize: int, device: str, rows: int, **settings: Any) -> int:
+def videos_that_fit(spec: Spec, wanted: int, *, itemsize: int, device: str, rows: int, **settings: Any) -> int:
     """How many videos of `rows` rows each can be decoded at once, at least 1 and at most `wanted`.
 
     Caches and the pixels of a frame of all of them take at most half of the memory that is free; `settings` are
     the rest of what `cache_bytes` takes.
     """
-    height, width = spec.rqvae.frame_size
-    pixels = PIXEL_COPIES * height * width * spec.rqvae.ch * max(spec.rqvae.ch_mult[:1]) * itemsize
+    height, width = spec.frame_size
+    pixels = PIXEL_COPIES * height * width * spec.pixel_width * itemsize
     one = sum(cache_bytes(spec, itemsize, rows=rows, **settings)) + pixels
     return max(1, min(wanted, available_bytes(device) // 2 // one))
 
 
 def make_plan(
-    spec: ModelSpec,
+    spec: Spec,
     form: WeightFormat,
     *,
     device: str,
@@ -168,8 +168,12 @@ def make_plan(
     window: int | None = None,
     sinks: int = 4,
     kv_int8: bool = False,
+    delimiters: bool = False,
 ) -> MemoryPlan:
-    """The plan of one batch of `rows` rows with weights in a format; `replaying` layers may replay."""
+    """The plan of one batch of `rows` rows with weights in a format; `replaying` layers may replay.
+
+    `frames` are those that are decoded; `delimiters` says whether tokens that part them may replay too.
+    """
     network = empty_network(spec)
     size = form.floats.itemsize
     decoder, n = spec.decoder, spec.tokens_per_frame
@@ -187,10 +191,11 @@ def make_plan(
     kv_cache, replay = cache_bytes(spec, size, replays=replaying > 0, **shared)
     mlp = stored_bytes(network, form, ".mlp.gate_proj") * 3
     blocks = stored_bytes(network, form, "llm.layers.")
-    depth = stored_bytes(network, form, "depth.") * spec.depth.depth
+    draws = stored_bytes(network, form, "depth.") * spec.code_depth + stored_bytes(network, form, "lm_head.")
     seen = min(window or tokens, prompt_tokens + tokens // 2)
-    step = blocks + depth + 2 * slot * seen
-    ratio = max(0.0, 1 - n / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
+    step = blocks + draws + 2 * slot * seen
+    dense = n + (0 if delimiters else len(spec.layout.delimiters) * (frames - 1))
+    ratio = max(0.0, 1 - dense / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
     saved = mlp * ratio
     return MemoryPlan(
         dtype=form.name,

@@ -213,12 +213,13 @@ _PARTS = {
     "projector": re.compile(r"projector\.layers\.(\d+\.)?weight$"),
     "depth": re.compile(
         r"depth\.(in_mlp_[12]|classifier_mlp\.linear|head_transformer\.blocks\.\d+\.(attn\.\w+|mlp\.\d+))\.weight$"
+        r"|lm_head\.weight$"
     ),
 }
 
 
-_PIXELS = ("rqvae.post_quant_conv.", "rqvae.decoder.")
-"""What draws pixels stays in float32: on a CPU without instructions for it a frame in bfloat16 takes minutes."""
+_PIXELS = ("rqvae.post_quant_conv.", "rqvae.decoder.", "tokenizer.")
+"""What draws and reads pixels stays in float32: without instructions for it a frame in bfloat16 takes minutes."""
 
 
 @dataclass(frozen=True)

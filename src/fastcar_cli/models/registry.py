@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models import converted, vila_u
+from fastcar_cli.models import converted
 from fastcar_cli.models.checkpoint import (
     FORMATS,
     GenerationDefaults,
@@ -24,8 +24,9 @@ from fastcar_cli.models.checkpoint import (
     read_folder,
 )
 from fastcar_cli.models.hub import REPOSITORIES, commit_of, fetch, repository_of, revision_of
+from fastcar_cli.models.layouts import layout_of
+from fastcar_cli.models.network import Spec
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.video_model import ModelSpec
 
 BUNDLED = ("mini",)
 """Names of the models that come with the package."""
@@ -98,20 +99,20 @@ def identity(model: str) -> Identity:
     return Identity(digest.hexdigest(), commit_of(folder))
 
 
-def read_spec(folder: Path) -> ModelSpec:
+def read_spec(folder: Path) -> Spec:
     """The specification of a model folder of any layout. Raises RequestError naming file and key."""
     if converted.is_converted(folder):
         return converted.describe(folder).spec
-    if vila_u.is_checkpoint(folder):
-        return vila_u.read_spec(folder)
-    return read_folder(folder)[0]
+    layout = layout_of(folder)
+    return read_folder(folder)[0] if layout is None else layout.read_spec(folder)
 
 
 def read_defaults(folder: Path) -> GenerationDefaults:
     """How a model folder wants to be used."""
     if converted.is_converted(folder):
         return converted.describe(folder).defaults
-    return vila_u.DEFAULTS if vila_u.is_checkpoint(folder) else read_folder(folder)[1]
+    layout = layout_of(folder)
+    return read_folder(folder)[1] if layout is None else layout.DEFAULTS
 
 
 def default_guidance(folder: Path) -> float:
@@ -124,7 +125,8 @@ def weight_formats(folder: Path) -> dict[str, WeightFormat]:
     if converted.is_converted(folder):
         form = converted.describe(folder).form
         return {form.name: form}
-    return {name: loading_format(name, not vila_u.is_checkpoint(folder)) for name in FORMATS}
+    layout = layout_of(folder)
+    return {name: loading_format(name) if layout is None else layout.loading_format(name) for name in FORMATS}
 
 
 def load(
@@ -145,7 +147,8 @@ def load(
         raise no_such_dtype(dtype, FORMATS)
     if dtype == "int8" and where.type != "cpu":
         raise RequestError(f"`dtype` int8 runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
-    if vila_u.is_checkpoint(folder):
+    layout = layout_of(folder)
+    if layout is not None:
         name = model if repository_of(model) else None
-        return vila_u.load_checkpoint(folder, loading_format(dtype, False), where, name, progress)
+        return layout.load_checkpoint(folder, layout.loading_format(dtype), where, name, progress)
     return load_folder(folder, dtype, where)

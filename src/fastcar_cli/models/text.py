@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.clip import Prompt, text_of
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 
@@ -27,10 +30,10 @@ class Reading:
     drawn: tuple[str, ...] = ()
 
 
-class TextTokenizer(Protocol):
-    """What the pipeline asks of a model's text side."""
+class PromptReader(Protocol):
+    """What the pipeline asks of what reads a model's prompts."""
 
-    def read(self, prompt: str) -> Reading:
+    def read(self, prompt: Prompt) -> Reading:
         """Token ids of a prompt. Raises RequestError for one that the model can't take."""
         ...
 
@@ -42,7 +45,11 @@ class TextTokenizer(Protocol):
         """Ids of the prompt that says nothing (the unconditional row)."""
         ...
 
-    def notices(self, prompt: str, model: str) -> list[str]:
+    def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
+        """What videos of so many frames are given beside their prompts, see `Network.added`."""
+        ...
+
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
         """What a user should know before the run. Raises RequestError for a prompt that can't be drawn."""
         ...
 
@@ -84,9 +91,9 @@ class PhraseTokenizer:
             "groups": {name: list(tokens) for name, tokens in self.groups.items()},
         }
 
-    def read(self, prompt: str) -> Reading:
+    def read(self, prompt: Prompt) -> Reading:
         """Token ids of a prompt; unknown words are listed, not guessed. Raises RequestError if too long."""
-        words = _words(prompt)
+        words = _words(text_of(prompt))
         found: list[int] = []
         unknown: list[str] = []
         i = 0
@@ -136,11 +143,12 @@ class PhraseTokenizer:
         """Ids of the prompt that says nothing (the unconditional row)."""
         return (self._bos, *[self._pad] * (self.length - 2), self._start)
 
-    def notices(self, prompt: str, model: str) -> list[str]:
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
         """Words the model does not know, with near ones, and attributes named twice.
 
         Raises RequestError for a prompt without a single known word.
         """
+        prompt = text_of(prompt, f"the model {model!r}")
         reading = self.read(prompt)
         if not reading.tokens:
             raise RequestError(
@@ -161,6 +169,9 @@ class PhraseTokenizer:
                     f"the model {model!r} draws one object with one {name}; the prompt names {', '.join(values)}"
                 )
         return found
+
+    def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:
+        """See `PromptReader`: nothing but the text."""
 
     @property
     def drawable(self) -> list[str]:

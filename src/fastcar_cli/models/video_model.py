@@ -1,4 +1,4 @@
-"""The whole network as one module: decoder, projector, depth transformer, RQ-VAE.
+"""The text-to-video network as one module: decoder, projector, depth transformer, RQ-VAE.
 
 VILA-U and the bundled model are two specifications of it. Nothing here knows of replay, caches or
 the command line.
@@ -6,7 +6,8 @@ the command line.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,72 +15,96 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder, DecoderSpec, table
 from fastcar_cli.models.depth import DepthSpec, DepthTransformer
-from fastcar_cli.models.quantised import QuantisedLinear
+from fastcar_cli.models.network import Drawing, Layout, Network, Painter, Projector, Spec, part
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Spec):
     """Everything that fixes the shapes of a model.
 
-    `frames` is the length it was trained on; `place_tables` adds learned vectors for the frame and
-    for the position within the frame to the embedding of a visual token (VILA-U has none);
-    `projector_layers` counts the linear maps from code width to decoder width.
+    `place_tables` adds learned vectors for the frame and for the position within the frame to the embedding of a
+    visual token (VILA-U has none); `projector_layers` counts the linear maps from code width to decoder width.
     """
 
-    name: str
-    frames: int
-    fps: int
-    decoder: DecoderSpec
     depth: DepthSpec
     rqvae: RQVAESpec
     projector_layers: int = 1
     place_tables: bool = False
 
     @property
-    def tokens_per_frame(self) -> int:
-        """N, positions a frame."""
-        return self.rqvae.tokens_per_frame
+    def layout(self) -> Layout:
+        """See `Spec`."""
+        return Layout(stride=self.rqvae.tokens_per_frame)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for config.json."""
-        return asdict(self)
+    @property
+    def code_depth(self) -> int:
+        """See `Spec`."""
+        return self.depth.depth
+
+    @property
+    def codes(self) -> int:
+        """See `Spec`."""
+        return self.depth.codes
+
+    @property
+    def code_width(self) -> int:
+        """See `Spec`."""
+        return self.rqvae.code_width
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """See `Spec`."""
+        return self.rqvae.grid
+
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        """See `Spec`."""
+        return self.rqvae.frame_size
+
+    @property
+    def pixel_width(self) -> int:
+        """See `Spec`."""
+        return self.rqvae.ch * max(self.rqvae.ch_mult[:1])
+
+    @property
+    def drawing(self) -> Drawing:
+        """See `Spec`: each depth reads the depth transformer once."""
+        d = self.depth
+        block, head = 12 * d.width * d.width, d.codes * d.width
+        first, later = d.hidden * d.width, d.code_width * d.width
+        return Drawing(
+            transformer=d.depth * d.blocks * block + first + (d.depth - 1) * later,
+            heads=d.depth * head,
+            stored=d.blocks * block + first + later + head,
+        )
+
+    @property
+    def projector_weights(self) -> int:
+        """See `Spec`."""
+        width = self.decoder.width
+        return self.projector_layers and self.code_width * width + (self.projector_layers - 1) * width * width
+
+    @property
+    def longest(self) -> int:
+        """See `Spec`."""
+        return min(self.frames, super().longest) if self.place_tables else super().longest
+
+    def network(self) -> VideoModel:
+        """See `Spec`."""
+        return VideoModel(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:
         """From what `to_dict` gave, after a round trip through JSON."""
-
-        def part(name: str) -> dict[str, Any]:
-            return {k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()}
-
         return cls(
             **{
                 **data,
-                "decoder": DecoderSpec(**part("decoder")),
-                "depth": DepthSpec(**part("depth")),
-                "rqvae": RQVAESpec(**part("rqvae")),
+                "decoder": DecoderSpec(**part(data, "decoder")),
+                "depth": DepthSpec(**part(data, "depth")),
+                "rqvae": RQVAESpec(**part(data, "rqvae")),
             }
         )
-
-
-class Projector(nn.Module):
-    """Code width to decoder width: linear maps with GELU (erf) between them; none is the identity."""
-
-    def __init__(self, code_width: int, width: int, count: int) -> None:
-        super().__init__()
-        if count == 0:
-            self.layers: nn.Module = nn.Identity()
-        elif count == 1:
-            self.layers = nn.Linear(code_width, width)
-        else:
-            parts: list[nn.Module] = [nn.Linear(code_width, width)]
-            for _ in range(count - 1):
-                parts += [nn.GELU(), nn.Linear(width, width)]
-            self.layers = nn.Sequential(*parts)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., code_width] -> [..., width]."""
-        return self.layers(x)
 
 
 class PlaceTables(nn.Module):
@@ -97,8 +122,26 @@ class PlaceTables(nn.Module):
         return self.frame(t) + self.place(index % n)
 
 
-class VideoModel(nn.Module):
-    """Text-to-video network; the engine drives its parts."""
+class RQPainter:
+    """Frames of an RQ-VAE, each from its own codes alone."""
+
+    def __init__(self, rqvae: RQVAE) -> None:
+        self._rqvae = rqvae
+
+    def context(self) -> None:
+        """See `Painter`."""
+        return
+
+    def frame(self, codes: Tensor) -> Tensor:
+        """See `Painter`."""
+        return self._rqvae.decode(codes)
+
+
+class VideoModel(Network):
+    """Text-to-video network."""
+
+    spec: ModelSpec
+    depth: DepthTransformer
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -107,7 +150,13 @@ class VideoModel(nn.Module):
         self.projector = Projector(spec.rqvae.code_width, spec.decoder.width, spec.projector_layers)
         self.places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width) if spec.place_tables else None
         self.depth = DepthTransformer(spec.depth)
+        self.lm_head = None
         self.rqvae = RQVAE(spec.rqvae)
+
+    @property
+    def books(self) -> Sequence[nn.Embedding]:
+        """See `Network`."""
+        return self.rqvae.quantizer.books
 
     def feedback(self, codes: Tensor, index: Tensor) -> Tensor:
         """Decoder input [..., width] of visual tokens with codes [..., depth] and indices [...] in the video."""
@@ -118,32 +167,15 @@ class VideoModel(nn.Module):
         x = self.projector(latent)
         return x if self.places is None or index is None else x + self.places(index)
 
-    def quantised(self) -> list[QuantisedLinear]:
-        """The maps that are stored in few bits."""
-        return [m for m in self.modules() if isinstance(m, QuantisedLinear)]
+    def added(self, tokens: int, conditions: Tensor | None) -> Tensor | None:
+        """See `Network`: learned vectors for places, where the model has them."""
+        return None if self.places is None else self.places(torch.arange(tokens, device=self.device))[:, None]
 
-    def parameter_count(self) -> int:
-        """Number of weights."""
-        return sum(p.numel() for p in self.parameters()) + sum(m.in_features * m.out_features for m in self.quantised())
+    def shared(self) -> dict[str, str]:
+        """See `Network`: a codebook that all depths share has the name of each."""
+        first, *others = (f"rqvae.quantizer.codebooks.{d}.weight" for d in range(self.spec.rqvae.depth))
+        return dict.fromkeys(others, first) if self.spec.rqvae.shared_codebook else {}
 
-    def weights_bytes(self, *parts: str) -> int:
-        """Bytes of the weights and their scales, of those whose name contains all `parts`."""
-        packed = [(name, m.stored_bytes) for name, m in self.named_modules() if isinstance(m, QuantisedLinear)]
-        sizes = [*((name, p.nbytes) for name, p in self.named_parameters()), *packed]
-        return sum(size for name, size in sizes if all(part in name for part in parts))
-
-    @property
-    def weight_format(self) -> str:
-        """What the matrices of the decoder blocks are stored as: a dtype's name, int8 or int4."""
-        first = self.llm.blocks[0].mlp.gate_proj
-        return first.kind if isinstance(first, QuantisedLinear) else str(first.weight.dtype).removeprefix("torch.")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the decoder's weights."""
-        return self.llm.norm.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the decoder's weights."""
-        return self.llm.norm.weight.device
+    def painter(self, prompts: Tensor) -> Painter:
+        """See `Network`."""
+        return RQPainter(self.rqvae)

@@ -5,22 +5,22 @@ The folder is read as it is: `llm/`, `vision_tower/`, `mm_projector/` and a root
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models import checkpoint
 from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, ready, with_shared
-from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.config_file import ConfigFile, read_decoder
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.llama_text import LlamaTokenizer
+from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
-from fastcar_cli.models.weights import Component, Progress, fill
+from fastcar_cli.models.weights import Component, Progress, fill, weight_files
 
 MODEL_TYPE = "vila_u_llama"
 FRAMES, FPS = 8, 8
@@ -30,60 +30,9 @@ DEFAULTS = GenerationDefaults(cfg=3.0, temperature=1.0, top_k=900, top_p=0.96, t
 
 PARTS = ("llm", "vision_tower", "mm_projector")
 
-
-class _Config:
-    """One config.json; every value is asked for by key, and a wrong one is named with its file."""
-
-    def __init__(self, file: Path, data: Any = None, path: str = "") -> None:
-        self.file, self.path = file, path
-        if data is None:
-            try:
-                data = json.loads(file.read_text(encoding="utf-8"))
-            except FileNotFoundError:
-                raise RequestError(f"{file} is missing", hint="the folder is no VILA-U checkpoint") from None
-            except (OSError, ValueError) as e:
-                raise RequestError(f"{file} can't be read: {e}") from None
-        if not isinstance(data, dict):
-            raise self.wrong("", data, "a mapping")
-        self.data: dict[str, Any] = data
-
-    def wrong(self, key: str, value: Any, needed: str) -> RequestError:
-        return RequestError(f"{self.file}: key '{self.path}{key}' is {value!r}, needed: {needed}")
-
-    def section(self, key: str) -> _Config:
-        return _Config(self.file, self.require(key), f"{self.path}{key}.")
-
-    def require(self, key: str) -> Any:
-        if key not in self.data:
-            raise RequestError(f"{self.file}: key '{self.path}{key}' is missing")
-        return self.data[key]
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.require(key) if default is None else self.data.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.wrong(key, value, "a whole number above 0")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self.data.get(key)
-        value = default if value is None else value
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
-            raise self.wrong(key, value, "a number above 0")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self.data.get(key, False)
-        if not isinstance(value, bool):
-            raise self.wrong(key, value, "true or false")
-        return value
-
-    def integers(self, key: str, count: int | None = None) -> tuple[int, ...]:
-        value = self.require(key)
-        whole = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
-        if not whole or (count is not None and len(value) != count) or any(v < 1 for v in value):
-            raise self.wrong(key, value, "a list of whole numbers" if count is None else f"{count} whole numbers")
-        return tuple(value)
+_FILES = ("config.json", *(f"{part}/*" for part in PARTS))
+PATTERNS = (*_FILES, *(f"model/{pattern}" for pattern in _FILES))
+"""Files of a repository on the hub that a model needs."""
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -91,54 +40,28 @@ def is_checkpoint(folder: Path) -> bool:
     return (root_of(folder) / "llm").is_dir()
 
 
+def loading_format(name: str) -> WeightFormat:
+    """What a model is held as when it is loaded; what int8 leaves as floats is bfloat16."""
+    return checkpoint.loading_format(name, torch.bfloat16)
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """The files of weights of a checkpoint; they need not exist. Raises RequestError where there are none."""
+    parts = [part for part in PARTS if part != "mm_projector" or read_spec(folder).projector_layers]
+    return [file for part in parts for file in weight_files(root_of(folder) / part)]
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """Files of the text tokenizer."""
+    return tuple(root_of(folder) / "llm" / name for name in ("tokenizer.model", "added_tokens.json"))
+
+
 def root_of(folder: Path) -> Path:
     """The folder that holds the parts: `model` inside it where there is one."""
     return folder / "model" if (folder / "model").is_dir() else folder
 
 
-def _rope_factor(llm: _Config) -> float:
-    scaling = llm.data.get("rope_scaling")
-    if scaling is None:
-        return 1.0
-    section = llm.section("rope_scaling")
-    kind = section.data.get("type", section.data.get("rope_type"))
-    if kind == "default":
-        return 1.0
-    if kind != "linear":
-        raise section.wrong("type", kind, "'linear' (or no rope_scaling)")
-    return section.number("factor", 1.0)
-
-
-def _decoder(llm: _Config) -> DecoderSpec:
-    if llm.data.get("model_type", "llama") != "llama":
-        raise llm.wrong("model_type", llm.data["model_type"], "'llama'")
-    if llm.data.get("hidden_act", "silu") != "silu":
-        raise llm.wrong("hidden_act", llm.data["hidden_act"], "'silu'")
-    width, heads = llm.integer("hidden_size"), llm.integer("num_attention_heads")
-    kv_heads = llm.integer("num_key_value_heads", heads)
-    if width % heads or (width // heads) % 2:
-        raise llm.wrong("num_attention_heads", heads, f"a divisor of hidden_size {width} with even quotient")
-    if llm.data.get("head_dim") not in (None, width // heads):
-        raise llm.wrong("head_dim", llm.data["head_dim"], f"hidden_size / num_attention_heads, {width // heads}")
-    if heads % kv_heads:
-        raise llm.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads {heads}")
-    factor = _rope_factor(llm)
-    return DecoderSpec(
-        width=width,
-        layers=llm.integer("num_hidden_layers"),
-        heads=heads,
-        kv_heads=kv_heads,
-        mlp_width=llm.integer("intermediate_size"),
-        vocab=llm.integer("vocab_size"),
-        rms_eps=llm.number("rms_norm_eps", 1e-6),
-        rope_theta=llm.number("rope_theta", 10000.0),
-        rope_factor=factor,
-        max_positions=int(llm.integer("max_position_embeddings", 4096) * factor),
-        attention_bias=llm.flag("attention_bias"),
-    )
-
-
-def _projector_layers(config: _Config) -> int:
+def _projector_layers(config: ConfigFile) -> int:
     kind = config.require("mm_projector_type")
     if kind == "identity":
         return 0
@@ -153,14 +76,14 @@ def _projector_layers(config: _Config) -> int:
 def read_spec(folder: Path) -> ModelSpec:
     """The specification of an official checkpoint. Raises RequestError naming file and key."""
     root = root_of(folder)
-    top = _Config(root / "config.json")
+    top = ConfigFile(root / "config.json", of="VILA-U")
     if top.data.get("model_type") != MODEL_TYPE:
         raise top.wrong("model_type", top.data.get("model_type"), repr(MODEL_TYPE))
     for part in PARTS:
         if not (root / part).is_dir():
             raise RequestError(f"{root} is no VILA-U checkpoint: it has no folder {part!r}")
-    decoder = _decoder(_Config(root / "llm" / "config.json"))
-    tower = _Config(root / "vision_tower" / "config.json")
+    decoder = read_decoder(ConfigFile(root / "llm" / "config.json"))
+    tower = ConfigFile(root / "vision_tower" / "config.json")
     autoencoder, transformer = tower.section("rqvaesiglip"), tower.section("rqtransformer")
     pixels, head = autoencoder.section("ddconfig"), transformer.section("head")
     height, width, depth = autoencoder.integers("code_shape", 3)
@@ -177,7 +100,7 @@ def read_spec(folder: Path) -> ModelSpec:
     depth_width, depth_heads = transformer.integer("embed_dim"), head.section("block").integer("n_head")
     if depth_width % depth_heads:
         raise head.section("block").wrong("n_head", depth_heads, f"a divisor of embed_dim {depth_width}")
-    projector = _Config(root / "mm_projector" / "config.json")
+    projector = ConfigFile(root / "mm_projector" / "config.json")
     layers = _projector_layers(projector)
     if layers == 0 and code_width != decoder.width:
         raise projector.wrong("mm_projector_type", "identity", f"code width {code_width} equal to {decoder.width}")
@@ -224,9 +147,10 @@ _UNUSED_VISION = re.compile(
 )
 
 
-def components(root: Path, network: VideoModel) -> list[Component]:
+def components(folder: Path, network: Network) -> list[Component]:
     """Which keys of which folder are which parameters of the network."""
-    spec = network.spec
+    assert isinstance(network, VideoModel)
+    spec, root = network.spec, root_of(folder)
     llm: dict[str, str] = {}
     tower: dict[str, str] = {}
     projector: dict[str, str] = {}
@@ -280,7 +204,7 @@ def load_checkpoint(
     tokenizer = LlamaTokenizer(root / "llm", spec.decoder.vocab, spec.decoder.max_positions - spec.tokens_per_frame)
     network = empty_network(spec)
     wanted = network.state_dict()
-    weights = fill(components(root, network), wanted, form.float_of, device, progress, form.stored)
+    weights = fill(components(folder, network), wanted, form.float_of, device, progress, form.stored)
     form.use(network)
-    network.load_state_dict(with_shared(weights, spec), assign=True)
+    network.load_state_dict(with_shared(weights, network), assign=True)
     return LoadedModel(name or spec.name, ready(network, device), tokenizer, DEFAULTS)

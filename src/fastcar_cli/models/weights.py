@@ -108,19 +108,26 @@ def _open(path: Path) -> _File:
     return (_Bin if path.suffix == ".bin" else _Safetensors)(path)
 
 
+def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a weights file. Raises RequestError for a missing or damaged one."""
+    return _open(path).shapes
+
+
 def _read_ahead(path: Path) -> None:
     """Let the system read a file while tensors are being copied; not every system knows the call."""
     with contextlib.suppress(OSError, AttributeError), path.open("rb") as f:
         os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(
+    folder: Path, stems: Sequence[str] = STEMS, suffixes: Sequence[str] = SUFFIXES, *, hint: str | None = None
+) -> list[Path]:
     """The weight files of a component folder, by its index or its one file; they need not exist.
 
     Raises RequestError where there is neither, or where the index can't be read.
     """
-    for stem in STEMS:
-        for suffix in SUFFIXES:
+    for stem in stems:
+        for suffix in suffixes:
             index = folder / f"{stem}{suffix}.index.json"
             if index.is_file():
                 try:
@@ -135,8 +142,8 @@ def weight_files(folder: Path) -> list[Path]:
             if (folder / f"{stem}{suffix}").is_file():
                 return [folder / f"{stem}{suffix}"]
     raise RequestError(
-        f"weights file {folder / 'model.safetensors'} is missing",
-        hint="allowed: model.safetensors, pytorch_model.bin, or shards with their index.json",
+        f"weights file {folder / (stems[0] + suffixes[0])} is missing",
+        hint=hint or "allowed: model.safetensors, pytorch_model.bin, or shards with their index.json",
     )
 
 
@@ -150,12 +157,13 @@ class Component:
     """A folder of weights and what of it a network takes.
 
     `names` maps keys on disk to parameter names; `ignored` says which further keys are known and not
-    needed; `optional` are parameters another one may stand for (one codebook shared by all depths).
+    needed; `files` are the folder's files of weights where they are not those of `weight_files`.
     """
 
     folder: Path
     names: Mapping[str, str]
     ignored: Callable[[str], bool]
+    files: tuple[Path, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +188,7 @@ class Weights:
         self._file: _File | None = None
         self._mapped = self._done = 0
         for component in components:
-            files = weight_files(component.folder)
+            files = component.files or tuple(weight_files(component.folder))
             for path in files:
                 self._list(component, path, shapes)
             for key, name in component.names.items():

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from fastcar_cli.config import RunConfig, load_config
 from fastcar_cli.models.registry import folder_of, load
+from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.analyser import analyse, judge, shares, wanted_of
 from fastcar_cli.world.captions import caption
@@ -77,6 +78,7 @@ def fidelity(
 def tokenizer_quality(model: str, count: int, seed: int) -> dict[str, float]:
     """PSNR (dB) of held-out videos encoded and decoded again, and the share the analyser judges right."""
     network = load(model).network
+    assert isinstance(network, VideoModel)
     encoder = PatchEncoder(network.spec.rqvae.code_width)
     weights = load_file(str(folder_of(model) / "encoder.safetensors"))
     encoder.load_state_dict({k: v.float() for k, v in weights.items()})

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.models.text import PhraseTokenizer, TextTokenizer
+from fastcar_cli.models.text import PhraseTokenizer, PromptReader
 from fastcar_cli.world.scene import ATTRIBUTES, SIDE
 
 
-def draws_the_world(tokenizer: TextTokenizer, height: int, width: int) -> bool:
+def draws_the_world(tokenizer: PromptReader, height: int, width: int) -> bool:
     """Whether a model speaks of the world's attributes and its frames are of a size that the analyser reads."""
     if not isinstance(tokenizer, PhraseTokenizer) or height % SIDE or width % SIDE:
         return False

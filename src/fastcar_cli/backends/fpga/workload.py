@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fastcar_cli.backends.fpga.drs import check_rows
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.network import Spec
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,14 @@ class Workload:
 
 
 def workload_of(
-    spec: ModelSpec, *, rows: int, frames: int, prompt: int, window: int | None = None, sinks: int = 4
+    spec: Spec, *, rows: int, frames: int, prompt: int, window: int | None = None, sinks: int = 4
 ) -> Workload:
     """The workload of a model. Raises RequestError for more rows than DRS can index."""
     check_rows(rows)
-    d, depth = spec.decoder, spec.depth
+    d, drawing, projector = spec.decoder, spec.drawing, spec.projector_weights
     kv_width = d.kv_heads * d.head_dim
-    block = 12 * depth.width * depth.width
-    first, later = depth.hidden * depth.width, depth.code_width * depth.width
-    heads = depth.depth * (depth.blocks * block + depth.codes * depth.width) + first + (depth.depth - 1) * later
-    projector = spec.projector_layers and (
-        spec.rqvae.code_width * d.width + (spec.projector_layers - 1) * d.width * d.width
-    )
     projections = 2 * d.width * d.width + 2 * d.width * kv_width
     mlp = 3 * d.width * d.mlp_width
-    resident = d.layers * (projections + mlp) + depth.blocks * block + depth.codes * depth.width + first + later
     return Workload(
         name=spec.name,
         layers=d.layers,
@@ -72,9 +65,9 @@ def workload_of(
         kv_width=kv_width,
         heads=d.heads,
         projection_weights=projections,
-        depth_weights=heads + projector,
-        depth_outputs=depth.depth * depth.codes,
-        resident_weights=resident + projector,
+        depth_weights=drawing.transformer + drawing.heads + projector,
+        depth_outputs=spec.code_depth * spec.codes,
+        resident_weights=d.layers * (projections + mlp) + drawing.stored + projector,
         tokens_per_frame=spec.tokens_per_frame,
         frames=frames,
         prompt=prompt,

@@ -1,7 +1,7 @@
 """Native CPU kernels: C++ in `source/`, built with the package and loaded with ctypes."""
 
 from fastcar_cli.kernels.native.decoder import MOST_ROWS, BlockWeights, DecoderPass, MLPs, Slots
-from fastcar_cli.kernels.native.depth import CodeDraw, DepthBlockWeights, Norm
+from fastcar_cli.kernels.native.depth import CodeDraw, DepthBlockWeights, DepthWeights, Norm
 from fastcar_cli.kernels.native.library import instruction_set, instruction_sets, unavailable
 from fastcar_cli.kernels.native.linear import Product, linear
 from fastcar_cli.kernels.native.structs import Linear
@@ -12,6 +12,7 @@ __all__ = [
     "CodeDraw",
     "DecoderPass",
     "DepthBlockWeights",
+    "DepthWeights",
     "Linear",
     "MLPs",
     "Norm",

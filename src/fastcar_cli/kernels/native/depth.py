@@ -1,4 +1,7 @@
-"""The codes of a position: depth transformer (LayerNorm with eps 1e-5, attention over depths so far, GELU), draws."""
+"""The codes of a position: depth transformer (LayerNorm with eps 1e-5, attention over depths so far, GELU), draws.
+
+A model without one has one code a position, drawn from a map of its hidden state.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,27 +41,67 @@ class DepthBlockWeights:
     down: Linear
 
 
+@dataclass(frozen=True)
+class DepthWeights:
+    """A depth transformer.
+
+    first, later: the maps into the state at depth 0 and after it. places: float32 [depth, width], added by depth. norm:
+    the last one.
+    """
+
+    blocks: Sequence[DepthBlockWeights]
+    first: Linear
+    later: Linear
+    places: Tensor
+    norm: Norm
+    heads: int
+
+
+def _transformer(weights: DepthWeights, depth: int) -> dict[str, Any]:
+    """Fields of `structs.Depth` that are the transformer's, checked."""
+    blocks, places, norm = weights.blocks, weights.places, weights.norm
+    if places.dim() != 2 or weights.heads < 1 or places.shape[1] % weights.heads:
+        raise ValueError(
+            f"places is {list(places.shape)}, expected [depth, width], width a multiple of {weights.heads}"
+        )
+    if not blocks:
+        raise ValueError("0 blocks: expected some")
+    width, wide = places.shape[1], blocks[0].up.outputs
+    sizes = {**dict.fromkeys("qkvo", (width, width)), "up": (wide, width), "down": (width, wide)}
+    table = (structs.DepthBlock * len(blocks))()
+    for i, (block, to) in enumerate(zip(blocks, table, strict=True)):
+        for part, size in sizes.items():
+            setattr(to, part, matrix(f"block {i}: {part}", getattr(block, part), *size))
+        same_format(f"block {i}: q, k, v", block.q, block.k, block.v)
+        for part in ("norm1", "norm2"):
+            own: Norm = getattr(block, part)
+            setattr(to, part, expect(f"block {i}: {part}.weight", own.weight, (width,), torch.float32))
+            setattr(to, f"{part}_bias", expect(f"block {i}: {part}.bias", own.bias, (width,), torch.float32))
+    return {
+        **{"blocks_count": len(blocks), "width": width, "heads": weights.heads, "blocks": table},
+        "first": matrix("first", weights.first, width),
+        "later": matrix("later", weights.later, width),
+        "place": expect("places", places, (depth, width), torch.float32),
+        "norm": expect("norm.weight", norm.weight, (width,), torch.float32),
+        "norm_bias": expect("norm.bias", norm.bias, (width,), torch.float32),
+    }
+
+
 class CodeDraw:
     """Draws the codes of one position after another, all depths in one call; weights are used in place.
 
-    first, later: the maps into the state at depth 0 and after it. places: float32 [depth, width], added by depth.
-    norm, classes: the last norm and the map to logits. books: float32 [codes, code width], one a depth.
-    uniforms: float32 [videos, tokens, depth]; codes: int64 likewise, where draws are written. Rows are videos, or with
-    a guidance that is not 1 their conditional rows and then the others. temperature, top_k as in
-    `decoding.sampling.SamplingSettings`. Raises as `DecoderPass` does.
+    transformer: None where the one code of a position is drawn from the hidden state itself. classes: the map to
+    logits. books: float32 [codes, code width], one a depth. uniforms: float32 [videos, tokens, depth]; codes: int64
+    likewise, where draws are written. Rows are videos, or with a guidance that is not 1 their conditional rows and then
+    the others. temperature, top_k as in `decoding.sampling.SamplingSettings`. Raises as `DecoderPass` does.
     """
 
     def __init__(
         self,
-        blocks: Sequence[DepthBlockWeights],
+        transformer: DepthWeights | None,
         *,
-        first: Linear,
-        later: Linear,
-        places: Tensor,
-        norm: Norm,
         classes: Linear,
         books: Sequence[Tensor],
-        heads: int,
         uniforms: Tensor,
         codes: Tensor,
         guidance: float = 1.0,
@@ -65,39 +109,26 @@ class CodeDraw:
         top_k: int = 0,
         threads: int = 1,
     ) -> None:
-        if places.dim() != 2 or heads < 1 or places.shape[1] % heads:
-            raise ValueError(f"places is {list(places.shape)}, expected [depth, width], width a multiple of {heads}")
-        if min(len(blocks), codes.dim() - 2, threads) < 1 or not codes.numel():
-            raise ValueError(
-                f"{len(blocks)} blocks, {threads} threads, codes {list(codes.shape)}: expected some of each"
-            )
-        depth, width = places.shape
-        videos, tokens, _ = codes.shape
+        if min(codes.dim() - 2, threads) < 1 or not codes.numel():
+            raise ValueError(f"{threads} threads, codes {list(codes.shape)}: expected some of each")
+        videos, tokens, depth = codes.shape
         rows = videos if guidance == 1 else 2 * videos
-        wide = blocks[0].up.outputs
-        sizes = {**dict.fromkeys("qkvo", (width, width)), "up": (wide, width), "down": (width, wide)}
-        table = (structs.DepthBlock * len(blocks))()
-        for i, (block, to) in enumerate(zip(blocks, table, strict=True)):
-            for part, size in sizes.items():
-                setattr(to, part, matrix(f"block {i}: {part}", getattr(block, part), *size))
-            same_format(f"block {i}: q, k, v", block.q, block.k, block.v)
-            for part in ("norm1", "norm2"):
-                own: Norm = getattr(block, part)
-                setattr(to, part, expect(f"block {i}: {part}.weight", own.weight, (width,), torch.float32))
-                setattr(to, f"{part}_bias", expect(f"block {i}: {part}.bias", own.bias, (width,), torch.float32))
-        known, code_width = classes.outputs, later.inputs
-        if len(books) != depth:
+        if len(books) != depth or (transformer is None and depth != 1):
             raise ValueError(f"{len(books)} codebooks for a depth of {depth}")
-        vectors = [expect(f"book {d}", book, (known, code_width), torch.float32) for d, book in enumerate(books)]
-        self._memory = torch.zeros(2, len(blocks), rows, heads, depth, width // heads)
+        known = classes.outputs
+        if transformer is None:
+            width = classes.inputs
+            none, table = structs.Matrix(inputs=width), structs.Matrix(inputs=books[0].shape[1])
+            parts: dict[str, Any] = {"width": width, "heads": 1, "first": none, "later": table}
+        else:
+            parts = _transformer(transformer, depth)
+        shape = (known, parts["later"].inputs)
+        vectors = [expect(f"book {d}", book, shape, torch.float32) for d, book in enumerate(books)]
+        width, heads = parts["width"], parts["heads"]
+        self._memory = torch.zeros(2, parts.get("blocks_count", 0), rows, heads, depth, width // heads)
         self._depth = structs.Depth(
-            **{"blocks_count": len(blocks), "rows": rows, "width": width, "heads": heads, "depth": depth},
-            **{"threads": threads, "blocks": table, "books": (ctypes.c_void_p * depth)(*vectors)},
-            first=matrix("first", first, width),
-            later=matrix("later", later, width),
-            place=expect("places", places, (depth, width), torch.float32),
-            norm=expect("norm.weight", norm.weight, (width,), torch.float32),
-            norm_bias=expect("norm.bias", norm.bias, (width,), torch.float32),
+            **parts,
+            **{"rows": rows, "depth": depth, "threads": threads, "books": (ctypes.c_void_p * depth)(*vectors)},
             classes=matrix("classes", classes, None, width),
             keys=self._memory[0].data_ptr(),
             values=self._memory[1].data_ptr(),
@@ -112,7 +143,7 @@ class CodeDraw:
         self._depth.scratch = memory.data_ptr()
         self._run = partial(kernels().draw, ctypes.byref(self._depth), ctypes.byref(self._draw))
         # What an address points to must live as long as this object.
-        self._held = (memory, blocks, first, later, places, norm, classes, books, uniforms, codes)
+        self._held = (memory, transformer, classes, books, uniforms, codes)
 
     def __call__(
         self, hidden: Tensor, index: int, *, top_p: float = 1.0, given: Tensor | None = None, keep_logits: bool = False

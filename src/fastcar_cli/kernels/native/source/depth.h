@@ -22,7 +22,7 @@ struct DepthWorkspace {
         attended = scratch.inputs(d.rows, d.width);
         Rows* const as_wide_as_state[] = {&state, &q, &k, &v, &branch};
         for (Rows* rows : as_wide_as_state) *rows = scratch.rows(d.rows, d.width);
-        wide = scratch.inputs(d.rows, d.blocks[0].up.outputs);
+        wide = scratch.inputs(d.rows, d.blocks_count ? d.blocks[0].up.outputs : 0);
         query = scratch.rows(items, head);
         total = scratch.rows(items, head);
         logits = scratch.rows(d.rows, d.classes.outputs);
@@ -39,6 +39,10 @@ inline void copy(const float* from, long step, Rows to, long rows, long n) {
 // Logits of a depth in w.logits, from w.first at depth 0 and from w.later after it.
 void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, long position) {
     long rows = d.rows, width = d.width, head = width / d.heads;
+    if (!d.first.weight) {
+        product(team, d.classes, w.first, rows, w.logits, [](long, long) {});
+        return;
+    }
     const Matrix& into = position ? d.later : d.first;
     const Inputs& given = position ? w.later : w.first;
     product(team, into, given, rows, w.state, [&](long first, long last) {
@@ -90,7 +94,8 @@ int64_t draw(const Depth* depth, const Draw* asked) {
     copy(a.hidden, d.first.inputs, w.first, d.rows, d.first.inputs);
     for (long v = 0; v < videos; v++) memset(a.latent + v * wide, 0, 4 * wide);
     for (long position = 0; position < d.depth; position++) {
-        depth_step(team, d, w, position);
+        // Logits that nobody wants are left out where nothing later depends on them.
+        if (d.first.weight || !a.given || a.logits) depth_step(team, d, w, position);
         for (long v = 0; v < videos; v++) {
             float* logits = w.logits[v];
             if (guided)

@@ -69,7 +69,8 @@ struct Sampling {
 };
 
 // The depth transformer: maps of the hidden state (first) and of code vectors (later) into it, place [depth, width],
-// a codebook [codes, later.inputs] a depth, keys and values [blocks, rows, heads, depth, width / heads] float32.
+// a codebook [codes, later.inputs] a depth, keys and values [blocks, rows, heads, depth, width / heads] float32. Where
+// the weight of `first` is null there is none, and one code is drawn from the hidden state's classes.
 struct Depth {
     int64_t blocks_count, rows, width, heads, depth, threads;
     const DepthBlock* blocks;

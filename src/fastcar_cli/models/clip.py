@@ -1,0 +1,70 @@
+"""What a model is given to begin with: a text, or frames and the actions between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.errors import RequestError
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Frames of a video from its first on, and an action a frame.
+
+    Attributes:
+        frames: uint8 [S, H, W, 3]; those behind a model's context frames are not looked at.
+        actions: float32 [S, A] or one row less, row t leads from frame t to frame t + 1; None without.
+        name: what to call it, such as its file.
+
+    Raises:
+        RequestError: arrays of other shapes or numbers.
+
+    """
+
+    frames: NDArray[np.uint8]
+    actions: NDArray[np.float32] | None = None
+    name: str = "input"
+
+    def __post_init__(self) -> None:
+        if self.frames.ndim != 4 or self.frames.shape[-1] != 3 or self.frames.dtype != np.uint8:
+            raise RequestError(
+                f"{self.name}: frames are {self.frames.dtype} {list(self.frames.shape)}, needed: uint8 [S, H, W, 3]"
+            )
+        if self.actions is not None:
+            if self.actions.ndim != 2 or not np.issubdtype(self.actions.dtype, np.floating):
+                shape = f"{self.actions.dtype} {list(self.actions.shape)}"
+                raise RequestError(f"{self.name}: actions are {shape}, needed: floats [S, A]")
+            if not np.isfinite(self.actions).all():
+                raise RequestError(f"{self.name}: actions hold NaN or infinite values")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Prompt = str | Clip
+"""What a video begins with."""
+
+
+def text_of(prompt: Prompt, model: str = "the model") -> str:
+    """The text of a prompt. Raises RequestError for one that is none."""
+    if isinstance(prompt, Clip):
+        raise RequestError(f"{model} takes a text, not frames", hint="describe the video in a few words")
+    return prompt
+
+
+def clips_of(inputs: Any, actions: Any = None) -> list[Clip]:
+    """Clips from arrays or tensors, frames uint8 [rows, S, H, W, 3] and actions [rows, S, A].
+
+    Raises RequestError for other shapes.
+    """
+    frames = np.asarray(inputs)
+    moves = None if actions is None else np.asarray(actions, dtype=np.float32)
+    if frames.ndim != 5:
+        raise RequestError(f"inputs have shape {list(frames.shape)}, needed: [rows, S, H, W, 3]")
+    if moves is not None and (moves.ndim != 3 or len(moves) != len(frames)):
+        raise RequestError(f"actions have shape {list(moves.shape)}, needed: [{len(frames)}, S, A]")
+    return [Clip(f, None if moves is None else moves[i], f"row {i}") for i, f in enumerate(frames)]

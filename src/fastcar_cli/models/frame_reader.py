@@ -1,0 +1,104 @@
+"""Frames as prompts: the context frames of a clip to ids, and its actions checked against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.clip import Clip, Prompt
+from fastcar_cli.models.ivideogpt import IVideoGPT
+from fastcar_cli.models.text import Reading
+
+
+class FrameReader:
+    """Reads clips for a network; in the place of a text tokenizer."""
+
+    def __init__(self, network: IVideoGPT) -> None:
+        self._network = network
+
+    def _clip(self, prompt: Prompt) -> Clip:
+        """The clip, checked. Raises RequestError for a text, another size, too few frames, actions that don't fit."""
+        spec = self._network.spec
+        context, actions = spec.layout.context, spec.actions
+        if not isinstance(prompt, Clip):
+            raise RequestError(
+                f"the model {spec.name!r} takes frames, no text",
+                hint=f"give it at least {context} to go on from, such as --input clip.mp4",
+            )
+        frames, given, size = len(prompt.frames), prompt.actions, spec.tokenizer.resolution
+        if prompt.frames.shape[1:3] != (size, size):
+            height, width = prompt.frames.shape[1:3]
+            raise RequestError(
+                f"{prompt.name}: frames are {width}x{height} pixels, the model {spec.name!r} takes {size}x{size}"
+            )
+        if frames < context:
+            raise RequestError(f"{prompt.name}: {frames} frames, the model {spec.name!r} goes on from {context}")
+        if given is None and actions:
+            raise RequestError(
+                f"{prompt.name}: no actions, the model {spec.name!r} takes {actions} numbers a frame",
+                hint="give it actions, such as --actions moves.csv",
+            )
+        if given is not None and not actions:
+            raise RequestError(f"{prompt.name}: actions are given, the model {spec.name!r} takes none")
+        if given is not None and given.shape[1] != actions:
+            raise RequestError(
+                f"{prompt.name}: actions have {given.shape[1]} numbers a frame, the model {spec.name!r} takes {actions}"
+            )
+        return prompt
+
+    def pixels(self, clip: Clip, frames: int) -> Tensor:
+        """The first frames as the tokenizer takes them, float32 [1, frames, 3, H, W] in 0..1."""
+        found = torch.from_numpy(np.ascontiguousarray(clip.frames[:frames])).to(self._network.device)
+        return found.float().div(255.0).permute(0, 3, 1, 2)[None]
+
+    @torch.inference_mode()
+    def read(self, prompt: Prompt) -> Reading:
+        """The prompt's ids, those of its context frames. Raises RequestError for one that the model can't take."""
+        clip = self._clip(prompt)
+        ids = self._network.tokenizer.tokenize(self.pixels(clip, self._network.spec.layout.context))
+        return Reading(tuple(ids[0].tolist()), (), ())
+
+    @torch.inference_mode()
+    def read_all(self, clip: Clip) -> list[int]:
+        """Ids of all frames of a clip, from the first delimiter of a later frame on. Raises as `read` does."""
+        ids = self._network.tokenizer.tokenize(self.pixels(self._clip(clip), len(clip.frames)))
+        return ids[0, self._network.spec.tokenizer.prompt_tokens :].tolist()
+
+    def complete(self, reading: Reading, seed: int) -> Reading:
+        """The reading as it is: frames leave nothing to a draw."""
+        return reading
+
+    def blank(self) -> tuple[int, ...]:
+        """There is no prompt that says nothing: the model has no guidance."""
+        raise RequestError(f"`cfg`: the model {self._network.spec.name!r} has no guidance", hint="allowed: 1")
+
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
+        """None; raises RequestError for a prompt that the model can't take."""
+        self._clip(prompt)
+        return []
+
+    def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
+        """Actions float32 [P, frames, A] of videos of so many frames, context included; None without.
+
+        Raises RequestError for a clip with fewer actions than that takes.
+        """
+        width = self._network.spec.actions
+        if not width:
+            return None
+        found = torch.zeros(len(prompts), frames, width)
+        for row, prompt in zip(found, prompts, strict=True):
+            clip = self._clip(prompt)
+            assert clip.actions is not None
+            # No frame is decoded behind the last action.
+            if len(clip.actions) < frames - 1:
+                raise RequestError(
+                    f"{clip.name}: {len(clip.actions)} actions, {frames} frames take {frames - 1} at least",
+                    hint="give more actions, or ask for fewer frames",
+                )
+            given = torch.from_numpy(np.asarray(clip.actions[:frames], dtype=np.float32))
+            row[: len(given)] = given
+        return found

@@ -1,0 +1,180 @@
+"""iVideoGPT (arXiv 2405.15223): a LLaMA over the ids of `ivideogpt_tokenizer.py`, from frames to those that follow.
+
+The prompt holds the context frames; a later frame is a delimiter and its codes, every one drawn from the whole
+vocabulary. With actions, the embedding of a frame's delimiter has the action that leads to the frame added, and
+delimiters are given, not drawn (ivideogpt/transformer.py HeadModelWithAction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.models.decoder import Decoder, DecoderSpec
+from fastcar_cli.models.ivideogpt_blocks import CrossAttention, Memory
+from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer, TokenizerSpec
+from fastcar_cli.models.network import Drawing, Layout, Network, Projector, Spec, part
+
+
+@dataclass(frozen=True)
+class IVideoGPTSpec(Spec):
+    """Everything that fixes the shapes of a model; `actions` is the width of an action, 0 of a model without."""
+
+    tokenizer: TokenizerSpec
+    actions: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        """See `Spec`."""
+        tokenizer = self.tokenizer
+        return Layout(
+            stride=tokenizer.stride,
+            delimiters=(0,),
+            delimiter=tokenizer.delimiter,
+            drawn=not self.actions,
+            lead=tokenizer.prompt_tokens,
+            context=tokenizer.context,
+            guided=False,
+        )
+
+    @property
+    def code_depth(self) -> int:
+        """See `Spec`."""
+        return 1
+
+    @property
+    def codes(self) -> int:
+        """See `Spec`."""
+        return self.tokenizer.vocabulary
+
+    @property
+    def code_width(self) -> int:
+        """See `Spec`."""
+        return self.decoder.width
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """See `Spec`."""
+        return self.tokenizer.grid, self.tokenizer.grid
+
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        """See `Spec`."""
+        return self.tokenizer.resolution, self.tokenizer.resolution
+
+    @property
+    def pixel_width(self) -> int:
+        """See `Spec`."""
+        return self.tokenizer.channels[0]
+
+    @property
+    def drawing(self) -> Drawing:
+        """See `Spec`."""
+        head = self.codes * self.decoder.width
+        return Drawing(transformer=0, heads=head, stored=head)
+
+    def network(self) -> IVideoGPT:
+        """See `Spec`."""
+        return IVideoGPT(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> IVideoGPTSpec:
+        """From what `to_dict` gave, after a round trip through JSON."""
+        return cls(
+            **{
+                **data,
+                "decoder": DecoderSpec(**part(data, "decoder")),
+                "tokenizer": TokenizerSpec(**part(data, "tokenizer")),
+            }
+        )
+
+
+class FramePainter:
+    """Draws later frames beside context frames, whose features are computed once."""
+
+    def __init__(self, tokenizer: Tokenizer, prompts: Tensor) -> None:
+        self._tokenizer, self._prompts = tokenizer, prompts
+
+    @cached_property
+    def _lead(self) -> tuple[Tensor, list[Memory]]:
+        return self._tokenizer.decode_context(self._prompts[:, : self._tokenizer.spec.prompt_tokens])
+
+    def context(self) -> Tensor:
+        """See `Painter`; frames that a longer prompt holds behind its context frames come after them."""
+        pixels, memories = self._lead
+        later = self._prompts[:, self._tokenizer.spec.prompt_tokens :]
+        if later.shape[1]:
+            pixels = torch.cat([pixels, self._tokenizer.decode_later(later, memories)], 1)
+        return _pixels(pixels)
+
+    def frame(self, codes: Tensor) -> Tensor:
+        """See `Painter`."""
+        return _pixels(self._tokenizer.decode_later(codes[..., 0], self._lead[1]))[:, 0]
+
+
+def _pixels(x: Tensor) -> Tensor:
+    """[P, n, 3, H, W] in 0..1 to [P, n, H, W, 3] in 0..255."""
+    return x.clamp(0.0, 1.0).mul(255.0).permute(0, 1, 3, 4, 2)
+
+
+class IVideoGPT(Network):
+    """Frame prediction network."""
+
+    spec: IVideoGPTSpec
+
+    def __init__(self, spec: IVideoGPTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.llm = Decoder(spec.decoder)
+        self.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
+        self.depth = None
+        self.lm_head: nn.Linear = nn.Linear(spec.decoder.width, spec.codes, bias=False)
+        self.action_linear = nn.Linear(spec.actions, spec.decoder.width) if spec.actions else None
+        self.tokenizer = Tokenizer(spec.tokenizer)
+
+    def use_context(self, frames: int) -> None:
+        """Go on from fewer context frames than the model was made for; it keeps the places of the last ones.
+
+        Raises ValueError for more (set_context_length of the released tokenizer).
+        """
+        tokenizer, stored = self.tokenizer, self.tokenizer.spec.context
+        if not 1 <= frames <= stored:
+            raise ValueError(f"{frames} context frames: allowed 1 to {stored}")
+        for block in (*tokenizer.cond_encoder.cross_att_blocks, *tokenizer.cond_decoder.cross_att_blocks):
+            assert isinstance(block, CrossAttention)
+            rows = len(block.kv_pos_emb) // stored * frames
+            block.kv_pos_emb = nn.Parameter(block.kv_pos_emb[-rows:].clone(), requires_grad=False)
+        tokenizer.spec = replace(tokenizer.spec, context=frames)
+        self.spec = replace(self.spec, tokenizer=tokenizer.spec)
+
+    @property
+    def books(self) -> Sequence[nn.Embedding]:
+        """See `Network`: ids are embedded by the decoder's own table."""
+        return [self.llm.embed_tokens]
+
+    def added(self, tokens: int, conditions: Tensor | None) -> Tensor | None:
+        """See `Network`: to the delimiter of later frame i, what the model makes of action C - 1 + i.
+
+        `conditions` are actions float32 [P, S, A], one a frame of the video.
+        """
+        if self.action_linear is None or conditions is None:
+            return None
+        layout, like = self.spec.layout, self.action_linear.weight
+        frames = -(-tokens // layout.stride)
+        actions = conditions[:, layout.context - 1 : layout.context - 1 + frames].to(like)
+        result = like.new_zeros(tokens, len(conditions), self.spec.decoder.width)
+        result[:: layout.stride] = self.action_linear(actions).transpose(0, 1)
+        return result
+
+    def painter(self, prompts: Tensor) -> FramePainter:
+        """See `Network`."""
+        return FramePainter(self.tokenizer, prompts)
+
+    def to_bytes(self, pixels: Tensor) -> Tensor:
+        """See `Network`: cut off, as the released code does."""
+        return pixels.to(torch.uint8)

@@ -1,0 +1,278 @@
+"""Convolutional parts of iVideoGPT's tokenizer: diffusers' autoencoder blocks, and cross attention to context frames.
+
+Modules and parameter names follow the released checkpoints (thuml/iVideoGPT, ivideogpt/vq_model).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+HEADS = 4
+"""Heads of the cross attention."""
+
+Memory = tuple[Tensor, Tensor]
+"""Keys and values of the context frames for one cross attention, each [B, HEADS, t R R, channels / HEADS]."""
+
+
+def _conv(width_in: int, width_out: int) -> nn.Conv2d:
+    return nn.Conv2d(width_in, width_out, 3, padding=1)
+
+
+def _norm(channels: int, groups: int) -> nn.GroupNorm:
+    return nn.GroupNorm(groups, channels, eps=1e-6)
+
+
+class Resnet(nn.Module):
+    """norm, SiLU, conv 3x3, twice, plus the input (through 1x1 where widths differ)."""
+
+    def __init__(self, width_in: int, width_out: int, groups: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = _norm(width_in, groups), _conv(width_in, width_out)
+        self.norm2, self.conv2 = _norm(width_out, groups), _conv(width_out, width_out)
+        self.conv_shortcut = nn.Conv2d(width_in, width_out, 1) if width_in != width_out else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, width_in, R, R] -> [B, width_out, R, R]."""
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(F.silu(self.norm2(h)))
+        return (x if self.conv_shortcut is None else self.conv_shortcut(x)) + h
+
+
+class Downsample(nn.Module):
+    """Conv 3x3 with stride 2 on a map with one column of zeros more on the right and one row more below."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, 2R, 2R] -> [B, C, R, R]."""
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
+
+
+class Upsample(nn.Module):
+    """Nearest x2, then conv 3x3."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = _conv(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, R, R] -> [B, C, 2R, 2R]."""
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class Level(nn.Module):
+    """Residual blocks of one resolution; a subclass changes the resolution behind them."""
+
+    def __init__(self, width_in: int, width_out: int, blocks: int, groups: int) -> None:
+        super().__init__()
+        widths = [width_in] + [width_out] * blocks
+        self.resnets = nn.ModuleList(Resnet(a, b, groups) for a, b in itertools.pairwise(widths))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, width_in, R, R] -> [B, width_out, R', R']."""
+        for block in self.resnets:
+            x = block(x)
+        return x
+
+
+class DownLevel(Level):
+    """A level of an encoder; R' is R / 2, or R without downsampling."""
+
+    def __init__(self, width_in: int, width_out: int, blocks: int, groups: int, downsample: bool) -> None:
+        super().__init__(width_in, width_out, blocks, groups)
+        self.downsamplers = nn.ModuleList([Downsample(width_out)] if downsample else [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, width_in, R, R] -> [B, width_out, R', R']."""
+        x = super().forward(x)
+        return self.downsamplers[0](x) if len(self.downsamplers) else x
+
+
+class UpLevel(Level):
+    """A level of a decoder; R' is 2 R, or R without upsampling."""
+
+    def __init__(self, width_in: int, width_out: int, blocks: int, groups: int, upsample: bool) -> None:
+        super().__init__(width_in, width_out, blocks, groups)
+        self.upsamplers = nn.ModuleList([Upsample(width_out)] if upsample else [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, width_in, R, R] -> [B, width_out, R', R']."""
+        x = super().forward(x)
+        return self.upsamplers[0](x) if len(self.upsamplers) else x
+
+
+class MapAttention(nn.Module):
+    """Self-attention over all positions of a map in one head, scale C^-0.5, added to its input."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.group_norm = _norm(channels, groups)
+        self.to_q, self.to_k, self.to_v = (nn.Linear(channels, channels) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, R, R] -> the same shape."""
+        h = self.group_norm(x).flatten(2).transpose(1, 2)
+        out = F.scaled_dot_product_attention(self.to_q(h), self.to_k(h), self.to_v(h))
+        return x + self.to_out[0](out).transpose(1, 2).reshape(x.shape)
+
+
+class Middle(nn.Module):
+    """Residual block, attention if asked, residual block at the lowest resolution."""
+
+    def __init__(self, channels: int, groups: int, attention: bool) -> None:
+        super().__init__()
+        self.resnets = nn.ModuleList(Resnet(channels, channels, groups) for _ in range(2))
+        self.attentions = nn.ModuleList([MapAttention(channels, groups)] if attention else [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, R, R] -> the same shape."""
+        x = self.resnets[0](x)
+        for attention in self.attentions:
+            x = attention(x)
+        return self.resnets[1](x)
+
+
+class Projections(nn.Module):
+    """The maps of a cross attention under the names of `nn.MultiheadAttention`."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * channels))
+        self.out_proj = nn.Linear(channels, channels)
+
+
+class CrossAttention(nn.Module):
+    """SiLU(z + attention of z to the maps of the context frames), 4 heads (conditional_vae.py CrossAttentionBlock).
+
+    The norms have 32 groups whatever the rest of the network has, and that of the context takes its statistics over
+    all context frames together.
+    """
+
+    def __init__(self, channels: int, size: int, context: int) -> None:
+        super().__init__()
+        self.att = Projections(channels)
+        self.kv_norm, self.q_norm = nn.GroupNorm(32, channels), nn.GroupNorm(32, channels)
+        self.kv_pos_emb = nn.Parameter(torch.empty(context * size * size, channels))
+        self.q_pos_emb = nn.Parameter(torch.empty(size * size, channels))
+
+    def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
+        """Maps `first` to `last` - 1 of q, k, v on [B, S, C], each [B, heads, S, C / heads]."""
+        c = x.shape[-1]
+        out = F.linear(x, self.att.in_proj_weight[first * c : last * c], self.att.in_proj_bias[first * c : last * c])
+        return [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in out.split(c, -1)]
+
+    def memory(self, maps: Tensor) -> Memory:
+        """Keys and values of context maps [B, t, C, R, R]."""
+        stacked = maps.transpose(1, 2).flatten(2, 3)
+        tokens = self.kv_norm(stacked).flatten(2).transpose(1, 2)
+        k, v = self._project(tokens + self.kv_pos_emb, 1, 3)
+        return k, v
+
+    def forward(self, z: Tensor, memory: Memory) -> Tensor:
+        """[n B, C, R, R], n frames of a video in a row, and the memory of B videos -> the same shape as z."""
+        (q,) = self._project(self.q_norm(z).flatten(2).transpose(1, 2) + self.q_pos_emb, 0, 1)
+        k, v = (a.repeat_interleave(len(z) // len(a), 0) for a in memory)
+        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return F.silu(z + self.att.out_proj(out).transpose(1, 2).reshape(z.shape))
+
+
+class Encoder(nn.Module):
+    """Pixels in 0..1 [B, 3, H, W] to latents [B, D, 16, 16].
+
+    `attended` maps levels to the size of their maps where cross attention follows them.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        blocks: int,
+        latent: int,
+        groups: int,
+        mid_attention: bool,
+        attended: Mapping[int, int] | None = None,
+        context: int = 0,
+    ) -> None:
+        super().__init__()
+        self.conv_in = _conv(3, channels[0])
+        last = len(channels) - 1
+        self.down_blocks = nn.ModuleList(
+            DownLevel(channels[max(i - 1, 0)], width, blocks, groups, i < last) for i, width in enumerate(channels)
+        )
+        self.mid_block = Middle(channels[-1], groups, mid_attention)
+        self.conv_norm_out, self.conv_out = _norm(channels[-1], groups), _conv(channels[-1], latent)
+        self.at = {level: j for j, level in enumerate(attended or {})}
+        if attended is not None:
+            self.cross_att_blocks = nn.ModuleList(
+                CrossAttention(channels[level], size, context) for level, size in attended.items()
+            )
+
+    def memories(self, maps: Sequence[Tensor]) -> list[Memory]:
+        """Of the maps [B, t, C, R, R] that the encoder of context frames left behind its levels."""
+        return [cast(CrossAttention, self.cross_att_blocks[j]).memory(maps[level]) for level, j in self.at.items()]
+
+    def forward(self, x: Tensor, memories: Sequence[Memory] = ()) -> tuple[Tensor, list[Tensor]]:
+        """Latents, and the maps behind every level."""
+        x, maps = self.conv_in(x), []
+        for level, block in enumerate(self.down_blocks):
+            x = block(x)
+            if level in self.at:
+                x = self.cross_att_blocks[self.at[level]](x, memories[self.at[level]])
+            maps.append(x)
+        return self.conv_out(F.silu(self.conv_norm_out(self.mid_block(x)))), maps
+
+
+class Decoder(nn.Module):
+    """Latents [B, D, 16, 16] to pixels in about 0..1, [B, 3, H, W].
+
+    `attended` maps levels to the size of their maps where cross attention follows them; -1 is the middle.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        blocks: int,
+        latent: int,
+        groups: int,
+        mid_attention: bool,
+        attended: Mapping[int, int] | None = None,
+        context: int = 0,
+    ) -> None:
+        super().__init__()
+        widths = list(channels)[::-1]
+        self.conv_in = _conv(latent, widths[0])
+        self.mid_block = Middle(widths[0], groups, mid_attention)
+        last = len(widths) - 1
+        self.up_blocks = nn.ModuleList(
+            UpLevel(widths[max(i - 1, 0)], width, blocks + 1, groups, i < last) for i, width in enumerate(widths)
+        )
+        self.conv_norm_out, self.conv_out = _norm(widths[-1], groups), _conv(widths[-1], 3)
+        self.at = {level: j for j, level in enumerate(attended or {})}
+        if attended is not None:
+            self.cross_att_blocks = nn.ModuleList(
+                CrossAttention(widths[max(level, 0)], size, context) for level, size in attended.items()
+            )
+
+    def memories(self, maps: Mapping[int, Tensor]) -> list[Memory]:
+        """Of the maps [B, t, C, R, R] that the decoder of context frames left, by level."""
+        return [cast(CrossAttention, self.cross_att_blocks[j]).memory(maps[level]) for level, j in self.at.items()]
+
+    def forward(self, z: Tensor, memories: Sequence[Memory] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        """Pixels, and the maps behind the middle (-1) and every level."""
+        x, maps = self.mid_block(self.conv_in(z)), {}
+        for level in range(-1, len(self.up_blocks)):
+            if level >= 0:
+                x = self.up_blocks[level](x)
+            if level in self.at:
+                x = self.cross_att_blocks[self.at[level]](x, memories[self.at[level]])
+            maps[level] = x
+        return self.conv_out(F.silu(self.conv_norm_out(x))), maps

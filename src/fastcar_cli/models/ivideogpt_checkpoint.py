@@ -1,0 +1,194 @@
+"""iVideoGPT checkpoints in the official layout: config files to a specification, tensor names to parameters.
+
+The folder is read as it is: `tokenizer/` and `transformer/`, safetensors only. Whether a model takes actions is told by
+its tensors: with actions the LLaMA's names begin with `llm.` and `action_linear` lies beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fastcar_cli.errors import FastcarError, RequestError
+from fastcar_cli.models import checkpoint
+from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, ready
+from fastcar_cli.models.config_file import ConfigFile, read_decoder
+from fastcar_cli.models.frame_reader import FrameReader
+from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
+from fastcar_cli.models.ivideogpt_tokenizer import SIDE, TokenizerSpec
+from fastcar_cli.models.network import Network
+from fastcar_cli.models.quantised import WeightFormat
+from fastcar_cli.models.weights import Component, Progress, fill, stored_shapes, weight_files
+
+FRAMES, FPS = 16, 4
+
+DEFAULTS = GenerationDefaults(cfg=1.0, temperature=1.0, top_k=100, top_p=1.0, tas="attention", gate="row")
+"""Sampling of the released inference code."""
+
+PATTERNS = ("tokenizer/*.json", "tokenizer/*.safetensors", "transformer/*.json", "transformer/*.safetensors")
+"""Files of a repository on the hub that a model needs."""
+
+_STEMS = {"tokenizer": ("diffusion_pytorch_model",), "transformer": ("model",)}
+_OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder looks like an official checkpoint."""
+    return (folder / "tokenizer" / "config.json").is_file() and (folder / "transformer" / "config.json").is_file()
+
+
+def loading_format(name: str) -> WeightFormat:
+    """What a model is held as when it is loaded; int8 leaves the tokenizer and the embeddings in float32."""
+    return checkpoint.loading_format(name, depth="int8")
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """The files of weights of a checkpoint; they need not exist. Raises RequestError where there are none."""
+    return [file for part in _STEMS for file in _files(folder, part)]
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """There is no text."""
+    return ()
+
+
+def _files(folder: Path, part: str) -> list[Path]:
+    hint = "only safetensors are read: other files of weights may run code when they are opened"
+    return weight_files(folder / part, _STEMS[part], (".safetensors",), hint=hint)
+
+
+def _tokenizer(config: ConfigFile) -> TokenizerSpec:
+    channels = config.integers("block_out_channels")
+    for key, needed in (("norm_type", "group"), ("act_fn", "silu")):
+        if config.data.get(key, needed) != needed:
+            raise config.wrong(key, config.data[key], repr(needed))
+    for key, kind in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
+        if config.data.get(key, [kind] * len(channels)) != [kind] * len(channels):
+            raise config.wrong(key, config.data[key], f"{len(channels)} times {kind!r}")
+    resolution = SIDE * 2 ** (len(channels) - 1)
+    if config.integer("resolution", 256) != resolution:
+        needed = f"{resolution}, as block_out_channels has {len(channels)} levels"
+        raise config.wrong("resolution", config.integer("resolution", 256), needed)
+    latent, groups = config.integer("latent_channels"), config.integer("norm_num_groups", 32)
+    if any(width % groups for width in channels):
+        raise config.wrong("norm_num_groups", groups, f"a divisor of block_out_channels {list(channels)}")
+    patch = config.integer("patch_size", 4)
+    if SIDE % patch:
+        raise config.wrong("patch_size", patch, f"a divisor of {SIDE}")
+    spec = TokenizerSpec(
+        channels=channels,
+        blocks=config.integer("layers_per_block", 2),
+        latent=latent,
+        code_width=config.integer("vq_embed_dim", latent),
+        groups=groups,
+        context=config.integer("context_length", 1),
+        codes=config.integer("num_vq_embeddings", 256),
+        dynamics=config.integer("num_dyn_embeddings", 256),
+        patch=patch,
+        attended=config.integer("max_att_resolution", 32),
+        mid_attention=config.flag("mid_block_add_attention", True),
+    )
+    if any(width % 32 for width in spec.attended_widths):
+        raise config.wrong("block_out_channels", list(channels), "multiples of 32 where cross attention follows")
+    return spec
+
+
+def read_spec(folder: Path) -> IVideoGPTSpec:
+    """The specification of an official checkpoint. Raises RequestError naming file and key.
+
+    The width of actions is in no config: it is that of a tensor, and 0 where the weights are not there.
+    """
+    tokenizer = _tokenizer(ConfigFile(folder / "tokenizer" / "config.json", of="iVideoGPT"))
+    llama = ConfigFile(folder / "transformer" / "config.json", of="iVideoGPT")
+    decoder = read_decoder(llama)
+    if decoder.vocab != tokenizer.vocabulary:
+        needed = f"{tokenizer.vocabulary}: num_vq_embeddings + num_dyn_embeddings + 2 of the tokenizer"
+        raise llama.wrong("vocab_size", decoder.vocab, needed)
+    if llama.flag("mlp_bias"):
+        raise llama.wrong("mlp_bias", True, "false")
+    return IVideoGPTSpec(
+        name=folder.resolve().name or "ivideogpt",
+        frames=FRAMES,
+        fps=FPS,
+        decoder=decoder,
+        tokenizer=tokenizer,
+        actions=_actions(folder),
+    )
+
+
+def _actions(folder: Path) -> int:
+    """Width of the actions of a checkpoint. Raises RequestError where its names say that it has some, but not how."""
+    try:
+        files = [file for file in _files(folder, "transformer") if file.is_file()]
+    except FastcarError:
+        return 0
+    shapes = {key: shape for file in files for key, shape in stored_shapes(file).items()}
+    shape = shapes.get("action_linear.weight")
+    if shape is None and any(key.startswith("llm.") for key in shapes):
+        raise RequestError(f"weights file {files[0]} lacks key 'action_linear.weight'")
+    if shape is not None and len(shape) != 2:
+        raise RequestError(f"weights file {files[0]}, key 'action_linear.weight': shape {list(shape)}, needed a matrix")
+    return 0 if shape is None else shape[1]
+
+
+def components(folder: Path, network: Network) -> list[Component]:
+    """Which keys of which folder are which parameters of the network."""
+    assert isinstance(network, IVideoGPT)
+    prefix = "llm." if network.spec.actions else ""
+    tokenizer: dict[str, str] = {}
+    transformer: dict[str, str] = {}
+    for name in network.state_dict():
+        part, _, rest = name.partition(".")
+        if part == "tokenizer":
+            tokenizer[rest] = name
+        elif part == "llm":
+            transformer[f"{prefix}model.{rest}"] = name
+        else:
+            transformer[name if part == "action_linear" else prefix + name] = name
+    files = {part: tuple(_files(folder, part)) for part in _STEMS}
+    for file in files["tokenizer"]:
+        if file.is_file():
+            tokenizer = _with_old_names(tokenizer, list(stored_shapes(file)))
+    return [
+        Component(folder / "tokenizer", tokenizer, lambda key: False, files["tokenizer"]),
+        Component(
+            folder / "transformer", transformer, lambda key: key.endswith("rotary_emb.inv_freq"), files["transformer"]
+        ),
+    ]
+
+
+def _with_old_names(names: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
+    """The names with those of attention in an older version of diffusers where the file has these."""
+    found = dict(names)
+    for key in keys:
+        path, _, last = key.rpartition(".")
+        path, _, part = path.rpartition(".")
+        now = f"{path}.{_OLD_NAMES.get(part)}.{last}"
+        if now in found and now not in keys:
+            found[key] = found.pop(now)
+    return found
+
+
+def load_checkpoint(
+    folder: Path,
+    form: WeightFormat,
+    device: torch.device,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load an official checkpoint, without a second copy in memory.
+
+    Raises RequestError for a wrong folder, file, key, shape or model type.
+    """
+    spec = read_spec(folder)
+    if form.floats == torch.float16 and device.type == "cpu":
+        raise RequestError("`dtype` float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
+    network = empty_network(spec)
+    wanted = network.state_dict()
+    weights = fill(components(folder, network), wanted, form.float_of, device, progress, form.stored)
+    form.use(network)
+    network.load_state_dict(weights, assign=True)
+    assert isinstance(network, IVideoGPT)
+    return LoadedModel(name or spec.name, ready(network, device), FrameReader(network), DEFAULTS)

@@ -1,0 +1,269 @@
+"""What every model is to the engine: a decoder, how its tokens lie in a sequence, how codes are drawn and shown.
+
+`Spec` and `Network` are the base of the text-to-video network (`video_model.py`) and of the one that goes on from
+frames (`ivideogpt.py`). What differs between them is said here as data, so that the engine asks for no model's name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.models.decoder import Decoder, DecoderSpec
+from fastcar_cli.models.depth import DepthTransformer
+from fastcar_cli.models.quantised import QuantisedLinear
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the tokens of a video lie in a sequence.
+
+    Attributes:
+        stride: N, tokens a frame; the token aligned with token t is t - N. Token 0 is the first behind the prompt.
+        delimiters: places in a frame (t % N) of tokens that part frames and are no codes of it.
+        delimiter: the id that stands there; None without delimiters.
+        drawn: whether delimiters are drawn as codes are; the one of token 0 never is.
+        lead: tokens of a prompt before the first that lies as those of a frame do; None: nothing of it ever does.
+            What a longer prompt has behind them are frames, and token 0 comes a multiple of N behind the lead.
+        context: frames of the video that the lead holds; they are shown, not decoded.
+        guided: whether a video may have an unconditional row beside its conditional one.
+
+    """
+
+    stride: int
+    delimiters: tuple[int, ...] = ()
+    delimiter: int | None = None
+    drawn: bool = False
+    lead: int | None = None
+    context: int = 0
+    guided: bool = True
+
+    def aligned(self, prompt: int) -> int:
+        """Tokens at the end of a prompt of this length that lie as those of frames do."""
+        return 0 if self.lead is None else prompt - self.lead
+
+    def fixed(self, tokens: int) -> list[int | None]:
+        """By token, the id that is not drawn; None for the others."""
+
+        def at(t: int) -> int | None:
+            return self.delimiter if t % self.stride in self.delimiters and not (self.drawn and t) else None
+
+        return [at(t) for t in range(tokens)]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Weights that drawing the codes of a position takes: read for all depths together, and stored once.
+
+    `heads` are read by the maps to logits, `transformer` by what stands before them.
+    """
+
+    transformer: int
+    heads: int
+    stored: int
+
+
+@dataclass(frozen=True)
+class Spec(ABC):
+    """Everything that fixes the shapes of a model; `frames` is the length it was trained on, context included."""
+
+    name: str
+    frames: int
+    fps: int
+    decoder: DecoderSpec
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """How its tokens lie in a sequence."""
+
+    @property
+    def tokens_per_frame(self) -> int:
+        """N, positions a frame, delimiters included."""
+        return self.layout.stride
+
+    @property
+    @abstractmethod
+    def code_depth(self) -> int:
+        """Codes of a position."""
+
+    @property
+    @abstractmethod
+    def codes(self) -> int:
+        """Codes that a draw chooses from."""
+
+    @property
+    @abstractmethod
+    def code_width(self) -> int:
+        """Width of a code vector."""
+
+    @property
+    @abstractmethod
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of a frame's code positions, delimiters left out."""
+
+    @property
+    @abstractmethod
+    def frame_size(self) -> tuple[int, int]:
+        """(height, width) of a frame in pixels."""
+
+    @property
+    @abstractmethod
+    def pixel_width(self) -> int:
+        """Channels of the widest map of a frame's full size while its pixels are drawn."""
+
+    @property
+    @abstractmethod
+    def drawing(self) -> Drawing:
+        """What drawing codes takes."""
+
+    @property
+    def projector_weights(self) -> int:
+        """Weights between code vectors and the decoder's input."""
+        return 0
+
+    @property
+    def longest(self) -> int:
+        """Most frames that there are positions for, context included."""
+        layout = self.layout
+        return layout.context + (self.decoder.max_positions - 1 - (layout.lead or 0)) // layout.stride
+
+    @abstractmethod
+    def network(self) -> Network:
+        """Its modules, with weights that mean nothing."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for config.json."""
+        return asdict(self)
+
+
+def part(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of a specification's plain data after a round trip through JSON: lists are tuples again."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()}
+
+
+class Projector(nn.Module):
+    """Code width to decoder width: linear maps with GELU (erf) between them; none is the identity."""
+
+    def __init__(self, code_width: int, width: int, count: int) -> None:
+        super().__init__()
+        if count == 0:
+            self.layers: nn.Module = nn.Identity()
+        elif count == 1:
+            self.layers = nn.Linear(code_width, width)
+        else:
+            parts: list[nn.Module] = [nn.Linear(code_width, width)]
+            for _ in range(count - 1):
+                parts += [nn.GELU(), nn.Linear(width, width)]
+            self.layers = nn.Sequential(*parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., code_width] -> [..., width]."""
+        return self.layers(x)
+
+
+class Painter(Protocol):
+    """Draws the frames of some videos."""
+
+    def context(self) -> Tensor | None:
+        """The frames that prompts hold, float32 [P, C, H, W, 3] in 0..255, not rounded; None where they hold none."""
+        ...
+
+    def frame(self, codes: Tensor) -> Tensor:
+        """A frame of every video from its codes int64 [P, N, depth], float32 [P, H, W, 3] in 0..255, not rounded."""
+        ...
+
+
+class Network(nn.Module, ABC):
+    """The networks of a model; the engine drives its parts.
+
+    Where `depth` is there, it draws the codes of a position one after another; else a position has one code, and
+    `lm_head` gives its logits.
+    """
+
+    spec: Spec
+    llm: Decoder
+    projector: Projector
+    depth: DepthTransformer | None
+    lm_head: nn.Module | None
+
+    @property
+    @abstractmethod
+    def books(self) -> Sequence[nn.Embedding]:
+        """Tables of the code vectors, one a depth; a table may have more rows than there are codes."""
+
+    def embed(self, codes: Tensor) -> Tensor:
+        """Sum of the vectors of codes [..., depth], accumulated in depth order: [..., code_width]."""
+        first, *others = self.books
+        total = first(codes[..., 0])
+        for d, book in enumerate(others, 1):
+            total = total + book(codes[..., d])
+        return total
+
+    def feedback_latent(self, latent: Tensor) -> Tensor:
+        """Decoder input [..., width] from summed code vectors [..., code_width]."""
+        return self.projector(latent)
+
+    def added(self, tokens: int, conditions: Tensor | None) -> Tensor | None:
+        """What the inputs of so many tokens have added to them, [tokens, 1 or P, width]; None: nothing.
+
+        `conditions` are what a video is given beside its prompt.
+        """
+        return None
+
+    def logits(self, x: Tensor, d: int, past: Any) -> tuple[Tensor, Any]:
+        """Logits [B, codes] of depth d, and what the next depth wants as `past`.
+
+        x is the hidden state [B, width] at depth 0 and the running sum of code vectors [B, code_width] after it.
+        """
+        if self.depth is not None:
+            return self.depth.step(x, d, past)
+        assert self.lm_head is not None
+        return self.lm_head(x), None
+
+    def shared(self) -> dict[str, str]:
+        """Parameters that are others under a second name: that name, and the first one."""
+        return {}
+
+    @abstractmethod
+    def painter(self, prompts: Tensor) -> Painter:
+        """What draws the frames of videos with these prompts, ids [P, L]."""
+
+    def to_bytes(self, pixels: Tensor) -> Tensor:
+        """Pixels in 0..255 as uint8, rounded as the model's authors do."""
+        return pixels.round().to(torch.uint8)
+
+    def quantised(self) -> list[QuantisedLinear]:
+        """The maps that are stored in few bits."""
+        return [m for m in self.modules() if isinstance(m, QuantisedLinear)]
+
+    def parameter_count(self) -> int:
+        """Number of weights."""
+        return sum(p.numel() for p in self.parameters()) + sum(m.in_features * m.out_features for m in self.quantised())
+
+    def weights_bytes(self, *parts: str) -> int:
+        """Bytes of the weights and their scales, of those whose name contains all `parts`."""
+        packed = [(name, m.stored_bytes) for name, m in self.named_modules() if isinstance(m, QuantisedLinear)]
+        sizes = [*((name, p.nbytes) for name, p in self.named_parameters()), *packed]
+        return sum(size for name, size in sizes if all(part in name for part in parts))
+
+    @property
+    def weight_format(self) -> str:
+        """What the matrices of the decoder blocks are stored as: a dtype's name, int8 or int4."""
+        first = self.llm.blocks[0].mlp.gate_proj
+        return first.kind if isinstance(first, QuantisedLinear) else str(first.weight.dtype).removeprefix("torch.")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the decoder's weights."""
+        return self.llm.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the decoder's weights."""
+        return cast(Tensor, self.llm.norm.weight).device
