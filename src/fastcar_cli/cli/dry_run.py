@@ -67,7 +67,7 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     if repository is not None and not quiet:
         from fastcar_cli.cli.render import console, note
 
-        note(console(), hub.LICENCE.format(name=run.model, repository=repository))
+        note(console(), hub.licence(run.model, repository))
     if refusal is not None:
         raise refusal
     if document["missing"]:

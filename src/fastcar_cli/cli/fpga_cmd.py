@@ -135,10 +135,10 @@ app.command("rtl", cls=Command)(rtl)
 
 
 def _shapes(model: str) -> Any:
-    from fastcar_cli.models.dummy import full_spec
+    from fastcar_cli.models.published import published_spec
     from fastcar_cli.models.registry import folder_of, read_spec
 
-    return full_spec() if model == "vila-u-7b" else read_spec(folder_of(model))
+    return published_spec(model) or read_spec(folder_of(model))
 
 
 def _ratios(text: str) -> list[float]:

@@ -175,7 +175,7 @@ def generate(
         _make_folder(Path(output))
 
     from fastcar_cli.cli.render import console, note, summary
-    from fastcar_cli.models.hub import LICENCE, repository_of
+    from fastcar_cli.models.hub import licence, repository_of
 
     terminal = console(quiet)
     pipe = _load(run, len(jobs), terminal)
@@ -187,7 +187,7 @@ def generate(
         )
     repository = repository_of(run.model)
     if repository is not None:
-        notes.append(LICENCE.format(name=run.model, repository=repository))
+        notes.append(licence(run.model, repository))
     if recipe is not None:
         notes += same_weights(recipe, str(from_), run.model)
     for text in notes + pipe.notices(texts):

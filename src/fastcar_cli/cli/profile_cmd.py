@@ -24,7 +24,10 @@ def profile(
         str | None, typer.Option(help="Context lengths with commas between them, such as 2k,4k,8192.")
     ] = None,
     model: Annotated[
-        str, typer.Option(help="mini, vila-u-7b (its shapes with random weights, no download), or a model folder.")
+        str,
+        typer.Option(
+            help="mini, a published name such as vila-u-7b (its shapes with random weights, no download), or a folder."
+        ),
     ] = "mini",
     rows: Annotated[int | None, typer.Option(help="Rows of the batch; a guided video is two.", min=1, max=256)] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -45,6 +48,7 @@ def profile(
 ) -> None:
     """Measure one decode step by context length, or a real run with --decode."""
     from fastcar_cli.analysis.profiler import parse_lengths
+    from fastcar_cli.models.published import published_spec
 
     if backend not in ("torch", "fpga-sim"):
         raise RequestError(f"--backend {backend}: unknown", hint="allowed: torch, fpga-sim")
@@ -62,16 +66,16 @@ def profile(
             ctx, ("dtype", "device", "threads", "repeats", "timeline", "decode"), "with an emulated accelerator",
             "leave it out, or leave out --backend fpga-sim",
         )  # fmt: skip
-    lengths = [] if decode is not None and seq is None else parse_lengths(seq or "2k,4k,8k")
+    lengths = [] if decode is not None and seq is None else parse_lengths(seq or _lengths(model))
     if plots is not None:
         pyplot("--plots")
     earlier = _read(compare) if compare is not None else None
     for name, file in (("--save", save), ("--timeline", timeline)):
         if file is not None and not file.parent.is_dir():
             raise RequestError(f"{name} {file}: the folder {file.parent} does not exist")
-    if decode is not None and model == "vila-u-7b":
+    if decode is not None and published_spec(model) is not None:
         raise RequestError(
-            "--decode needs weights; --model vila-u-7b stands for shapes here", hint="--model mini or a folder"
+            f"--decode needs weights; --model {model} stands for shapes here", hint="--model mini or a folder"
         )
     if backend == "fpga-sim":
         document = _emulated(model, lengths, rows, fpga)
@@ -97,11 +101,17 @@ def profile(
         show(document)
 
 
+def _lengths(model: str) -> str:
+    """The lengths where nobody says: of a model whose prompt is frames, all the positions that it has."""
+    spec = _spec(model)
+    return "2k,4k,8k" if spec.layout.lead is None else str(spec.decoder.max_positions)
+
+
 def _spec(model: str) -> Spec:
-    from fastcar_cli.models.dummy import full_spec
+    from fastcar_cli.models.published import published_spec
     from fastcar_cli.models.registry import folder_of, read_spec
 
-    return full_spec() if model == "vila-u-7b" else read_spec(folder_of(model))
+    return published_spec(model) or read_spec(folder_of(model))
 
 
 def _measured(
@@ -132,7 +142,14 @@ def _measured(
     if not lengths:
         return document
     shape, count = _shape(model, chosen, device, rows, max(lengths))
-    vision = vision_seconds(shape.network, max(1, count // 2))
+    layout = shape.spec.layout
+    least = 0 if layout.lead is None else layout.lead + layout.stride + 2
+    if min(lengths) < least:
+        raise RequestError(
+            f"--seq {min(lengths)}: the prompt of {model} takes {layout.lead} tokens, the first frame {layout.stride}",
+            hint=f"allowed: {least} or more",
+        )
+    vision = vision_seconds(shape.network, max(1, count // 2) if layout.guided else count)
     with progress(console(), "lengths") as bar:
         task = bar.add_task("measuring", total=len(lengths))
         for length in lengths:
@@ -154,9 +171,10 @@ def _measured(
 def _own_dtype(model: str, default: str) -> str:
     """What a model is timed in where nobody says. Raises RequestError for a converted one that is not in floats."""
     from fastcar_cli.models.checkpoint import DTYPES
+    from fastcar_cli.models.published import published_spec
     from fastcar_cli.models.registry import folder_of, weight_formats
 
-    formats = [] if model == "vila-u-7b" else list(weight_formats(folder_of(model)))
+    formats = [] if published_spec(model) is not None else list(weight_formats(folder_of(model)))
     if len(formats) != 1:
         return default
     if formats[0] not in DTYPES:
@@ -169,11 +187,12 @@ def _own_dtype(model: str, default: str) -> str:
 
 def _shape(model: str, dtype: str, device: str, rows: int | None, longest: int) -> tuple[Shape, int]:
     from fastcar_cli.analysis.profiler import Shape, random_shape
+    from fastcar_cli.models.published import published_spec
     from fastcar_cli.models.registry import default_guidance, folder_of, load
 
-    if model == "vila-u-7b":
-        count = rows or 2
-        return random_shape(_spec(model), dtype, device, count, longest), count
+    if (published := published_spec(model)) is not None:
+        count = rows or (2 if published.layout.guided else 1)
+        return random_shape(published, dtype, device, count, longest), count
     loaded = load(model, dtype, device)
     count = rows or (1 if default_guidance(folder_of(model)) == 1.0 else 2)
     spec = loaded.network.spec
@@ -183,7 +202,8 @@ def _shape(model: str, dtype: str, device: str, rows: int | None, longest: int) 
 def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str) -> dict[str, Any]:
     from fastcar_cli.analysis.emulated import emulated_lengths
 
-    return emulated_lengths(_spec(model), model, lengths, rows or 2, fpga)
+    spec = _spec(model)
+    return emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)
 
 
 def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> Any:

@@ -74,7 +74,7 @@ class Conversion:
         self._shapes = self._network.state_dict()
         parts: dict[str, list[str]] = {}
         for name in names_of(self._network):
-            layer = re.match(r"llm\.layers\.\d+\.|depth\.|rqvae\.", name)
+            layer = re.match(r"llm\.layers\.\d+\.|depth\.|rqvae\.|tokenizer\.", name)
             parts.setdefault(layer[0] if layer else "", []).append(name)
         count = len(parts)
         self._shards = {f"model-{i:05d}-of-{count:05d}.safetensors": names for i, names in enumerate(parts.values(), 1)}

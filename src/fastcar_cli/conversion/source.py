@@ -80,7 +80,8 @@ def open_source(model: str) -> Source:
     weights = Weights(components, shapes)
     stored = weights.read("llm.norm.weight").dtype
     # Our own models run in float32 on a CPU, others in what they are published in, and no CPU runs float16.
-    floats = torch.float32 if text is not None or stored == torch.float32 else torch.bfloat16
+    kept = torch.float32 if layout is None else layout.loading_format("int8").floats
+    floats = torch.float32 if stored == torch.float32 else kept
     found = identity(model)
     name = model if public_name(model) else spec.name
     return Source(

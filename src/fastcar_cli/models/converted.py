@@ -27,6 +27,8 @@ from fastcar_cli.models.checkpoint import (
     ready,
     with_shared,
 )
+from fastcar_cli.models.frame_reader import FrameReader
+from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.models.llama_text import LlamaTokenizer
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import GROUP, KINDS, WeightFormat
@@ -203,4 +205,6 @@ def load(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
         if name not in weights:
             raise RequestError(f"{folder} lacks key {name!r} in its weights files", hint="convert the model again")
     network.load_state_dict(with_shared(weights, network), assign=True)
-    return LoadedModel(found.spec.name, ready(network, device), tokenizer_of(folder, found), found.defaults)
+    ready(network, device)
+    reader = FrameReader(network) if isinstance(network, IVideoGPT) else tokenizer_of(folder, found)
+    return LoadedModel(found.spec.name, network, reader, found.defaults)

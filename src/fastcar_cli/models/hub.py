@@ -10,23 +10,32 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from fastcar_cli.errors import FastcarError, RunError
-from fastcar_cli.models.vila_u import PARTS, read_spec, root_of
-from fastcar_cli.models.weights import weight_files
+from fastcar_cli.models.layouts import LAYOUTS, layout_of
+from fastcar_cli.models.published import IVIDEOGPT
 
-REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"}
+REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"} | {name: f"thuml/{name}" for name in IVIDEOGPT}
 """Short names of checkpoints and their repositories."""
 
 REVISION = "main"
 """Branch, tag or commit where `NAME@REVISION` names none."""
 
-LICENCE = (
+_LLAMA_2 = (
     "the weights of {name} build on LLaMA 2: its community licence and acceptable use policy hold for them "
     "(https://ai.meta.com/llama/license), beside the terms on https://huggingface.co/{repository}"
 )
 
-_PATTERNS = ["config.json", "llm/*", "vision_tower/*", "mm_projector/*"]
-_WANTED = _PATTERNS + [f"model/{p}" for p in _PATTERNS]
-_CONFIGS = [p.replace("*", "*.json") for p in _WANTED] + ["llm/tokenizer.model", "model/llm/tokenizer.model"]
+_TERMS = "the terms of the weights of {name} stand on https://huggingface.co/{repository}"
+
+_WANTED = [pattern for layout in LAYOUTS for pattern in layout.PATTERNS]
+_CONFIGS = [
+    *(p if p.endswith(".json") else p.replace("*", "*.json") for p in _WANTED if not p.endswith(".safetensors")),
+    *("llm/tokenizer.model", "model/llm/tokenizer.model"),
+]
+
+
+def licence(name: str, repository: str) -> str:
+    """What a user of a model of the hub should know of its terms."""
+    return (_LLAMA_2 if name.startswith("vila-u") else _TERMS).format(name=name, repository=repository)
 
 
 def repository_of(name: str) -> str | None:
@@ -63,8 +72,11 @@ def _unreachable(repository: str, error: Exception) -> RunError:
 def _complete(folder: Path) -> bool:
     """Whether every file that loading needs is in the folder."""
     try:
-        read_spec(folder)
-        return all(f.is_file() for part in PARTS[:2] for f in weight_files(root_of(folder) / part))
+        layout = layout_of(folder)
+        if layout is None:
+            return False
+        layout.read_spec(folder)
+        return all(f.is_file() for f in layout.weights_of(folder))
     except FastcarError:
         return False
 

@@ -19,6 +19,7 @@ from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import SIDE, TokenizerSpec
 from fastcar_cli.models.network import Network
+from fastcar_cli.models.published import published_frames
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.weights import Component, Progress, fill, stored_shapes, weight_files
 
@@ -110,7 +111,7 @@ def read_spec(folder: Path) -> IVideoGPTSpec:
         raise llama.wrong("mlp_bias", True, "false")
     return IVideoGPTSpec(
         name=folder.resolve().name or "ivideogpt",
-        frames=FRAMES,
+        frames=published_frames(folder) or FRAMES,
         fps=FPS,
         decoder=decoder,
         tokenizer=tokenizer,
