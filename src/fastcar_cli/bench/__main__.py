@@ -3,7 +3,8 @@
 One run times, turn by turn: our engine dense and at forced replay ratios (rows together and alone), with
 torch's and with native kernels, with int8 and int4 weights; transformers' LlamaModel on the same weights; and
 a loop that computes every MLP and then selects. `--generate N` also times N whole `fastcar generate`.
-`--video MODEL` decodes a whole video instead, dense and with replay.
+`--video MODEL` decodes a whole video instead, dense and with replay; `--clip small` predicts a clip with a model of
+iVideoGPT's shape, against transformers' generate.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ class KV(str, Enum):
 
     AUTO = "auto"
     INT8 = "int8"
+
+
+class ClipShape(str, Enum):
+    """Transformers of iVideoGPT."""
+
+    SMALL = "small"
+    MEDIUM = "medium"
 
 
 def whole_command(count: int) -> dict[str, Any]:
@@ -150,6 +158,21 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
     out.print(f"replay of {result['ratio']:.0%} of all MLPs: {result['speedup']:.2f} x")
 
 
+def _clip(shape: ClipShape, frames: int, ratio: float, turns: int, as_json: bool) -> None:
+    """Time a predicted clip and print what it took."""
+    from fastcar_cli.bench.clip import SHAPES, PredictedClip, measure
+    from fastcar_cli.bench.render import clip_table
+    from fastcar_cli.cli.render import console, progress
+
+    plan = PredictedClip(SHAPES[shape.value], frames=frames, ratio=ratio, turns=turns)
+    with progress(console(quiet=False), "clips") as bar:
+        result = measure(plan, partial(_tell, bar, bar.add_task("clips", total=None)))
+    if as_json:
+        print(json.dumps(result))
+        return
+    clip_table(console(stderr=False), result)
+
+
 def _tell(bar: Progress, task: TaskID, done: int, total: int) -> None:
     bar.update(task, completed=done, total=total)
 
@@ -177,8 +200,14 @@ def bench(
     video: Annotated[
         str | None, typer.Option(help="Instead, time a whole video of this model, a name or a folder.")
     ] = None,
-    frames: Annotated[int, typer.Option(help="Frames of --video.", min=2)] = 8,
-    replay_ratio: Annotated[float, typer.Option(help="MLPs replayed in --video's second go.", min=0, max=1)] = 0.8,
+    clip: Annotated[
+        ClipShape | None,
+        typer.Option(help="Instead, time a clip of iVideoGPT's shape: small (138 M) or medium (436 M parameters)."),
+    ] = None,
+    frames: Annotated[int | None, typer.Option(help="Frames of --video or --clip. [default: 8, or 16]", min=2)] = None,
+    replay_ratio: Annotated[
+        float, typer.Option(help="MLPs replayed in the second go of --video or --clip.", min=0, max=1)
+    ] = 0.8,
     tokens: Annotated[
         int | None, typer.Option(help="Decode so many tokens of --video, from its middle, and reckon the rest.", min=2)
     ] = None,
@@ -204,8 +233,14 @@ def bench(
 
         of_video = {"video", "frames", "replay_ratio", "tokens", "save", "kv_dtype", "threads", "as_json"}
         refuse(ctx, given(ctx).keys() - of_video, "with --video", "leave it out")
-        whole = WholeVideo(video, frames=frames, ratio=replay_ratio, tokens=tokens, kv_dtype=kv_dtype.value)
+        whole = WholeVideo(video, frames=frames or 8, ratio=replay_ratio, tokens=tokens, kv_dtype=kv_dtype.value)
         _whole_video(whole, threads, save, as_json)
+        return
+    if clip is not None:
+        of_clip = {"clip", "frames", "replay_ratio", "turns", "threads", "as_json"}
+        refuse(ctx, given(ctx).keys() - of_clip, "with --clip", "leave it out")
+        torch.set_num_threads(threads or torch.get_num_threads())
+        _clip(clip, frames or 16, replay_ratio, turns, as_json)
         return
     refuse(ctx, ("frames", "replay_ratio", "tokens", "save", "kv_dtype"), "without --video", "it needs --video MODEL")
     mini = shape is Shape.MINI

@@ -200,6 +200,15 @@ def _cross(name: str, config: dict[str, Any], levels: list[tuple[int, int]]) -> 
     return shapes
 
 
+def write_configs(folder: Path, transformer: dict[str, Any], tokenizer: dict[str, Any]) -> int:
+    """The config files of a checkpoint; how many ids its vocabulary has."""
+    vocabulary = tokenizer["num_vq_embeddings"] + tokenizer["num_dyn_embeddings"] + 2
+    for name, config in (("transformer", {**transformer, "vocab_size": vocabulary}), ("tokenizer", tokenizer)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    return vocabulary
+
+
 def write(
     folder: Path,
     transformer: dict[str, Any],
@@ -210,20 +219,14 @@ def write(
     seed: int = 0,
 ) -> None:
     """Write a checkpoint of these shapes; `actions` makes it one of the kind that takes them."""
-    vocabulary = tokenizer["num_vq_embeddings"] + tokenizer["num_dyn_embeddings"] + 2
-    parts = {
-        "transformer": (
-            {**transformer, "vocab_size": vocabulary},
-            transformer_shapes(transformer, vocabulary, actions),
-            "model.safetensors",
-        ),
-        "tokenizer": (tokenizer, tokenizer_shapes(tokenizer), "diffusion_pytorch_model.safetensors"),
+    vocabulary = write_configs(folder, transformer, tokenizer)
+    files = {
+        "transformer/model": transformer_shapes(transformer, vocabulary, actions),
+        "tokenizer/diffusion_pytorch_model": tokenizer_shapes(tokenizer),
     }
-    for name, (config, shapes, file) in parts.items():
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    for file, shapes in files.items():
         tensors = {key: random_tensor(key, torch.Size(shape), dtype, seed) for key, shape in shapes.items()}
-        save_file(tensors, str(folder / name / file), metadata={"format": "pt"})
+        save_file(tensors, str(folder / f"{file}.safetensors"), metadata={"format": "pt"})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,101 @@
+"""A predicted clip on the clock: who takes part, what is forced, what is counted. No timing is asserted."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+import fastcar_cli.bench.__main__ as bench
+import fastcar_cli.bench.clip as clip
+from fastcar_cli.bench.clip import PredictedClip, forced, measure, networks
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.dummy_ivideogpt import TOKENIZERS, TRANSFORMER
+
+SMALL = {
+    **TRANSFORMER,
+    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2},
+}
+CODES = {**TOKENIZERS[64], "num_vq_embeddings": 120, "num_dyn_embeddings": 120}
+PLAN = PredictedClip(SMALL, frames=5, ratio=0.4, turns=1, tokenizer=CODES)
+
+
+def test_decisions_are_where_something_may_replay() -> None:
+    spec = networks(PLAN)["float32"].spec
+    decisions = forced(PLAN, spec)
+    assert decisions.shape == (2, 1, 50) and decisions.sum() == round(0.4 * 2 * 50)
+    assert not decisions[:, :, :17].any() and not decisions[:, :, 17::17].any()
+    with pytest.raises(RequestError, match=r"`replay_ratio` 0.9: the first predicted frame") as e:
+        forced(PredictedClip(SMALL, frames=5, ratio=0.9, tokenizer=CODES), spec)
+    assert e.value.hint == f"allowed: at most {31 / 50:.3f}"
+
+
+def test_everybody_decodes_the_same_clip() -> None:
+    heard: list[int] = []
+    result = measure(PLAN, lambda done, total: heard.append(total - done))
+    assert heard == list(range(13, -1, -1))
+    names = ["transformers float32", *(f"{f} {k}" for f in ("float32", "int8", "int4") for k in ("dense", "replay"))]
+    assert list(result["lines"]) == names and (result["prompt"], result["tokens"]) == (513, 50)
+    for name, line in result["lines"].items():
+        assert line["seconds"] > 0 and line["tokens_per_s"] == pytest.approx(50 / line["seconds"])
+        assert ("of_ceiling" in line) == name.endswith("replay")
+    assert result["lines"]["transformers float32"]["vs_transformers"] == 1
+
+
+def test_both_run_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At temperature 0 our ids would be those of transformers: the logits of the first position are equal."""
+    network = networks(PLAN)["float32"]
+    heard: list[torch.Tensor] = []
+    transformers = pytest.importorskip("transformers")
+    plain = transformers.LlamaForCausalLM.forward
+
+    def forward(self: object, *args: object, **options: object) -> object:
+        found = plain(self, *args, **options)
+        heard.append(found.logits[:, -1])
+        return found
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", forward)
+    clip.theirs(network, PLAN)(0)
+    decode: list[clip.Decode] = []
+    made = clip.Decode
+
+    def keep(*args: object) -> clip.Decode:
+        decode.append(made(*args))  # type: ignore[arg-type]
+        decode[-1].keep_logits = True
+        return decode[-1]
+
+    steps: list[torch.Tensor] = []
+    run = made.steps
+
+    def kept(self: clip.Decode) -> object:
+        for step in run(self, keep_logits=True):
+            assert step.logits is not None
+            steps.append(step.logits[0])
+            yield step
+
+    monkeypatch.setattr(made, "steps", kept)
+    monkeypatch.setattr(clip, "Decode", keep)
+    clip.ours(network, PLAN, False)(0)
+    assert len(steps) == 51 and (steps[1] - heard[0]).abs().max() < 1e-3
+
+
+def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(clip.SHAPES, "small", SMALL)
+    monkeypatch.setitem(TOKENIZERS, 64, CODES)
+    monkeypatch.setenv("COLUMNS", "200")
+    arguments = ["--clip", "small", "--frames", "4", "--replay-ratio", "0.3", "--turns", "1", "--threads", "1"]
+    for more in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["bench", *arguments, *more])
+        with pytest.raises(SystemExit) as e:
+            bench.main()
+        assert not e.value.code
+    out = capsys.readouterr().out
+    assert "transformers float32" in out and "of its ceiling" in out
+    assert json.loads(out.splitlines()[-1])["tokens"] == 33
+    monkeypatch.setattr(sys, "argv", ["bench", "--clip", "small", "--rows", "2"])
+    with pytest.raises(SystemExit) as e:
+        bench.main()
+    assert e.value.code == 2 and "--rows has no effect with --clip" in capsys.readouterr().err
