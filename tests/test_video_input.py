@@ -19,7 +19,7 @@ from PIL import Image
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.video import open_writer
-from fastcar_cli.video_input import Clip, Wanted, read_clip, resized
+from fastcar_cli.video_input import Excerpt, Wanted, read_clip, resized
 from fastcar_cli.video_input.actions import read_actions
 from fastcar_cli.video_input.frames import frames_of
 
@@ -81,6 +81,13 @@ def test_frames_by_start_and_step(count: int, frames: int, context: int, start: 
         else:
             with pytest.raises(RequestError, match=f"has {count} frames, needed: {start + (frames - 1) * step + 1} "):
                 read_clip(file, wanted)
+
+
+def test_the_goal_comes_first(tmp_path: Path) -> None:
+    file = _written(tmp_path / "a.npy", _frames())
+    clip = read_clip(file, _wanted(goal=True, start=1))
+    assert clip.indices == (4, 1, 2, 3) and (clip.frames == _frames()[[4, 1, 2, 3]]).all()
+    assert read_clip(file, _wanted(goal=True, start=4)).indices == (5, 4)
 
 
 def test_a_clip_that_is_too_short_says_what_would_do(tmp_path: Path) -> None:
@@ -348,7 +355,7 @@ def test_actions_and_models_belong_together(tmp_path: Path) -> None:
 def test_an_input_may_bring_its_actions(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", image=_frames(), action=TABLE)
 
-    def actions(clip: Clip) -> list[Any]:
+    def actions(clip: Excerpt) -> list[Any]:
         assert clip.actions is not None
         return clip.actions.tolist()
 

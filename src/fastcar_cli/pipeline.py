@@ -407,6 +407,11 @@ class TextToVideo:
         """Codes of the last call of `stream`, [videos, T*N, depth]."""
         return np.concatenate([run.decode.codes.cpu().numpy() for run in self._runs])
 
+    def prompt_ids(self, video: int) -> tuple[int, ...]:
+        """Token ids of a video's prompt. Raises ValueError before its batch is begun."""
+        run, index = self._run_of(video)
+        return run.readings[index].ids
+
     def replay_stats(self, video: int) -> ReplayStats:
         """What was replayed in one video."""
         run, index = self._run_of(video)

@@ -6,13 +6,16 @@ taken than what makes the same tokens (and the look of the file); what it leaves
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fastcar_cli._version import __version__
 from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
 from fastcar_cli.config import RunConfig, flat, later_wins
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.clip import Prompt, Seen
 from fastcar_cli.models.registry import identity, public_name
 
 if TYPE_CHECKING:
@@ -22,14 +25,21 @@ _TAKEN = ("model", "generation.frames", "sampling", "replay", "attention", "back
 _DECIDED = ("generation.seed", "generation.samples")
 
 
-def recipe_of(pipe: TextToVideo, prompt: str, seed: int) -> dict[str, Any]:
-    """The recipe of one video of a pipeline: prompt, seed, settings, which model and which weights, version."""
+def recipe_of(pipe: TextToVideo, prompt: Prompt, seed: int, ids: Sequence[int] = ()) -> dict[str, Any]:
+    """The recipe of one video of a pipeline: prompt, seed, settings, which model and which weights, version.
+
+    `ids` are those of a prompt of frames, which stand for the frames: they take a few bytes, and another machine
+    might read the same frames as others. Beside them are the actions; of the input there is its name.
+    """
     model, preset = pipe.effective["model"], pipe.effective["backend"]["preset"]
     settings = {k: v for k, v in flat(pipe.effective).items() if k.startswith(_TAKEN)}
     settings["runtime.dtype"] = pipe.model.network.weight_format
     if not public_name(model):
         del settings["model"]
-    recipe: dict[str, Any] = {"prompt": prompt, "seed": seed, "settings": _nested(settings)}
+    recipe: dict[str, Any] = {"prompt": str(prompt), "seed": seed, "settings": _nested(settings)}
+    if not isinstance(prompt, str):
+        actions = None if prompt.actions is None else prompt.actions.tolist()
+        recipe["input"] = {"ids": list(ids), "actions": actions}
     if preset not in fpga_presets():
         del recipe["settings"]["backend"]["preset"]
         if settings["backend.name"] == "fpga-sim":
@@ -37,6 +47,20 @@ def recipe_of(pipe: TextToVideo, prompt: str, seed: int) -> dict[str, Any]:
     found = identity(model)
     recipe["model"] = {"name": pipe.name, "weights": found.weights, "commit": found.commit}
     return {**recipe, "version": __version__}
+
+
+def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
+    """What the video of a recipe begins with. Raises RequestError for an input that is none."""
+    found = recipe.get("input")
+    if found is None:
+        return recipe["prompt"]
+    try:
+        ids, actions = found["ids"], found["actions"]
+        if not all(type(i) is int for i in ids):
+            raise TypeError
+        return Seen(tuple(ids), None if actions is None else np.array(actions, np.float32), recipe["prompt"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise RequestError(f"{source}: its recipe has a damaged input", hint="give the input again: `input`") from None
 
 
 def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> tuple[dict[str, Any], list[str]]:

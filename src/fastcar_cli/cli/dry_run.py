@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,11 +17,9 @@ if TYPE_CHECKING:
 
 def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     """Print files, sizes, memory and the replay ceiling; raises RequestError as the run would."""
-    from fastcar_cli.models import converted, hub
+    from fastcar_cli.models import hub
     from fastcar_cli.models.plan import choose_dtype
     from fastcar_cli.models.registry import BUNDLED, folder_of
-    from fastcar_cli.models.vila_u import PARTS, is_checkpoint, read_spec, root_of
-    from fastcar_cli.models.weights import weight_files
     from fastcar_cli.pipeline import TextToVideo
 
     repository = hub.repository_of(run.model)
@@ -32,15 +32,7 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         missing = {name: size for name, size in sizes.items() if not (folder / name).exists()}
     else:
         folder = folder_of(run.model)
-        if converted.is_converted(folder):
-            files = [folder / shard for shard in converted.describe(folder).shards]
-        elif is_checkpoint(folder):
-            root = root_of(folder)
-            spec = read_spec(folder)
-            parts = [p for p in PARTS if spec.projector_layers or p != "mm_projector"]
-            files = [f for part in parts for f in _files(weight_files, root / part)]
-        else:
-            files = [folder / "model.safetensors"]
+        files = _files(folder)
         sizes = {str(f.relative_to(folder)): f.stat().st_size if f.is_file() else 0 for f in files}
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
     plans = TextToVideo.plans(run, videos=videos, folder=folder)
@@ -74,11 +66,18 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         raise RequestError(f"weights file {folder / document['missing'][0]} is missing", hint="fetch it again")
 
 
-def _files(find: Any, folder: Any) -> list[Any]:
-    try:
-        return list(find(folder))
-    except RequestError:
-        return [folder / "model.safetensors"]
+def _files(folder: Path) -> list[Path]:
+    """The files of weights of a folder; they need not exist."""
+    from fastcar_cli.models import converted
+    from fastcar_cli.models.layouts import layout_of
+
+    layout = layout_of(folder)
+    if converted.is_converted(folder):
+        return [folder / shard for shard in converted.describe(folder).shards]
+    with contextlib.suppress(RequestError):
+        if layout is not None:
+            return layout.weights_of(folder)
+    return [folder / "model.safetensors"]
 
 
 def _table(document: dict[str, Any], plan: Any) -> None:

@@ -1,32 +1,50 @@
-"""`fastcar generate`: prompts to videos."""
+"""`fastcar generate`: prompts, or frames, to videos."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import given, prompts_of, refuse
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.cli.flags import given, refuse
+from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import write_whole
-from fastcar_cli.signals import status, uninterrupted
+from fastcar_cli.signals import status
 
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
-    from fastcar_cli.pipeline import TextToVideo
-    from fastcar_cli.video import Writer
+    from fastcar_cli.models.clip import Prompt
 
 
 def generate(
     ctx: typer.Context,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What the video shows.")] = None,
     prompts_file: Annotated[Path | None, typer.Option("--prompts", help="File with one prompt a line.")] = None,
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--input",
+            help="Frames to go on from: a video, GIF, picture, folder of pictures, or .npz; repeat it for more videos.",
+        ),
+    ] = None,
+    actions: Annotated[
+        list[Path] | None,
+        typer.Option(help="Actions of the input, a row a frame: .npz, .npy, .csv or .json. An .npz may bring its own."),
+    ] = None,
+    truth: Annotated[
+        bool, typer.Option("--truth", help="Show the input's own frames beside the prediction, and how far it is off.")
+    ] = False,
+    start: Annotated[int | None, typer.Option(help="First frame of the input that is used, counted from 0.")] = None,
+    step: Annotated[int | None, typer.Option(help="Frames of the input from one to the next; default 1.")] = None,
+    key: Annotated[str | None, typer.Option(help="Array of an .npz input that holds the frames.")] = None,
+    goal: Annotated[
+        bool, typer.Option("--goal", help="Begin with the last frame, for models that are shown where to end.")
+    ] = False,
     from_: Annotated[
         Path | None, typer.Option("--from", help="Make the video of an earlier file again, from its recipe.")
     ] = None,
@@ -55,9 +73,9 @@ def generate(
     gate: Annotated[str | None, typer.Option(help="Who decides on a replay: row or pair.")] = None,
     max_replay_age: Annotated[int | None, typer.Option(help="Times in a row one value may be replayed.")] = None,
     model: Annotated[str | None, typer.Option(help="mini, vila-u-7b[@REVISION], or a model folder.")] = None,
-    frames: Annotated[int | None, typer.Option(help="Frames of the video.")] = None,
+    frames: Annotated[int | None, typer.Option(help="Frames of the video, those of an input included.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; drawn and printed where none is given.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Videos a prompt, with seeds counted up.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Videos a prompt or input, with seeds counted up.")] = None,
     cfg: Annotated[float | None, typer.Option(help="Guidance scale; 1 is none.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Temperature; 0 takes the likeliest code.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Codes kept; 0 keeps all.")] = None,
@@ -98,9 +116,11 @@ def generate(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Make videos from prompts."""
+    """Make videos from prompts, or from frames that they go on from."""
+    from fastcar_cli.cli.beginnings import Given, texts_of, told
     from fastcar_cli.config import load_config
     from fastcar_cli.video import check_target, default_name, read_recipe
+    from fastcar_cli.video_input import Inputs
 
     if verbose and (quiet or as_json):
         refuse(ctx, ("verbose",), f"with {'--quiet' if quiet else '--json'}", "leave one of them out")
@@ -136,19 +156,20 @@ def generate(
         "video.scale": scale,
     }
     flags = {k: v for k, v in flags.items() if v is not None}
-    texts = _prompts(prompts or [], prompts_file)
+    texts = texts_of(prompts or [], prompts_file)
+    begun: Prompt | None = None
     notes: list[str] = []
     recipe: dict[str, Any] | None = None
     if from_ is not None:
         if config is not None:
             raise RequestError("--from and --config exclude each other", hint="change single keys with flags or --set")
-        from fastcar_cli.recipe import same_weights, settings_of
+        from fastcar_cli.recipe import prompt_of, same_weights, settings_of
 
         recipe = read_recipe(from_)
-        taken, told = settings_of(recipe, str(from_), [*flags, *(o.partition("=")[0].strip() for o in set_ or [])])
+        taken, left = settings_of(recipe, str(from_), [*flags, *(o.partition("=")[0].strip() for o in set_ or [])])
         flags = {**taken, **flags}
-        texts = texts or [recipe["prompt"]]
-        notes += told
+        begun = None if texts or inputs else prompt_of(recipe, str(from_))
+        notes += left
     run = load_config(config, set_ or [], flags)
     if run.backend.name != "fpga-sim":
         refuse(ctx, ("fpga", "report_to"), f"with the backend {run.backend.name}", "it needs --backend fpga-sim")
@@ -157,32 +178,35 @@ def generate(
         pyplot("--report")
     if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir()):
         raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
-    if not texts:
-        raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
     if run.generation.seed is not None and run.generation.seed + run.generation.samples > 2**63:
         raise RequestError(f"--seed {run.generation.seed} with {run.generation.samples} samples", hint="a smaller seed")
     first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)
-    jobs = [(text, first + k) for text in texts for k in range(run.generation.samples)]
-    many = len(jobs) > 1
+    clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key, goal)
+    begin = Given(texts, clips, begun)
+    begin.check(ctx, run, needed=not dry)
     if dry:
         from fastcar_cli.cli.dry_run import dry_run
 
-        dry_run(run, len(jobs), as_json, quiet)
+        dry_run(run, max(begin.count, 1) * run.generation.samples, as_json, quiet)
         return
+    count = begin.count * run.generation.samples
+    many = count > 1
     if not many and output is not None:
         check_target(Path(output))
     if many and output is not None:
         _make_folder(Path(output))
 
+    from fastcar_cli.cli import writing
     from fastcar_cli.cli.render import console, note, summary
     from fastcar_cli.models.hub import licence, repository_of
 
     terminal = console(quiet)
-    pipe = _load(run, len(jobs), terminal)
-    if (trace_to is not None or report_to is not None) and pipe.batch_size(len(jobs)) < len(jobs):
+    pipe = writing.load(run, count, terminal)
+    jobs = begin.jobs(pipe, first, run.generation.samples, truth=truth)
+    if (trace_to is not None or report_to is not None) and pipe.batch_size(count) < count:
         option = "--trace" if trace_to is not None else "--report"
         raise RequestError(
-            f"{option}: {len(jobs)} videos are decoded in batches of {pipe.batch_size(len(jobs))}, one file holds one",
+            f"{option}: {count} videos are decoded in batches of {pipe.batch_size(count)}, one file holds one",
             hint="fewer prompts or --samples at once",
         )
     repository = repository_of(run.model)
@@ -190,21 +214,23 @@ def generate(
         notes.append(licence(run.model, repository))
     if recipe is not None:
         notes += same_weights(recipe, str(from_), run.model)
-    for text in notes + pipe.notices(texts):
+    for text in notes + pipe.notices([job.prompt for job in jobs]):
         note(terminal, text)
     if many or output is None:
         folder = Path(output) if output is not None else Path(".")
-        paths = [default_name(text, s, folder) for text, s in jobs]
+        paths = [default_name(job.name, job.seed, folder) for job in jobs]
     else:
         paths = [Path(output)]
     for path in paths:
         check_target(path)
-    written, stop = _write(pipe, run, jobs, paths, many or output is None, terminal)
+    written, stop = writing.write(pipe, run, jobs, paths, new=many or output is None, truth=truth, terminal=terminal)
     reports = []
-    for i, writer in written.items():
-        report = pipe.report(i)
+    for i, video in written.items():
+        writer, job = video.writer, jobs[i]
+        report = pipe.report(i) | told(job, pipe.context) | writing.compared(video, job, pipe.context)
         # A stop may fall between the videos of a frame that is decoded.
         report["video"] |= {"path": str(writer.path), "frames": writer.frames}
+        report["video"]["width"] *= 2 if truth else 1
         reports.append(report)
         if many:
             write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
@@ -228,74 +254,6 @@ def generate(
         raise typer.Exit(status(stop))
 
 
-def _load(run: RunConfig, videos: int, terminal: Any) -> TextToVideo:
-    """The pipeline, with a bar while a large checkpoint is read."""
-    from fastcar_cli.cli.render import loading
-    from fastcar_cli.pipeline import TextToVideo
-
-    with loading(terminal) as bar:
-        task = None
-
-        def on_load(done: int, total: int) -> None:
-            nonlocal task
-            task = bar.add_task("loading", total=total) if task is None else task
-            bar.update(task, completed=min(done, total))
-
-        return TextToVideo.from_config(run, videos=videos, on_load=on_load)
-
-
-def _write(
-    pipe: TextToVideo, run: RunConfig, jobs: list[tuple[str, int]], paths: list[Path], new: bool, terminal: Any
-) -> tuple[dict[int, Writer], KeyboardInterrupt | None]:
-    """Decode and write every video: the closed writer of each that has a frame, and what stopped the run early.
-
-    With `new` no file is replaced. Frames that were finished before a stop are kept.
-    """
-    from fastcar_cli.cli.render import progress
-    from fastcar_cli.models.plan import out_of_memory
-    from fastcar_cli.recipe import recipe_of
-    from fastcar_cli.video import open_writer
-
-    stop: KeyboardInterrupt | None = None
-    with ExitStack() as stack:
-        writers: dict[int, Writer] = {}
-
-        def writer_of(video: int) -> Writer:
-            """A file is opened with its first frame and closed with its last: batches come one after another."""
-            if video not in writers:
-                recipe = recipe_of(pipe, *jobs[video])
-                with uninterrupted():
-                    writers[video] = open_writer(
-                        paths[video], fps=pipe.fps, scale=run.video.scale, recipe=recipe, new=new
-                    )
-                    stack.callback(writers[video].abort)
-            return writers[video]
-
-        with progress(terminal) as bar:
-            task = bar.add_task("decoding", total=pipe.frames)
-
-            def on_step(done: int, total: int) -> None:
-                bar.update(task, completed=done * pipe.frames / total)
-
-            try:
-                for frame in pipe.stream([t for t, _ in jobs], [s for _, s in jobs], on_step):
-                    writer = writer_of(frame.video)
-                    writer.add(frame.image)
-                    if writer.frames == pipe.frames:
-                        with uninterrupted():
-                            writer.close()
-            except KeyboardInterrupt as e:
-                stop = e
-            except (MemoryError, RuntimeError) as e:
-                if out_of_memory(e):
-                    raise RunError(f"out of memory: {e}", hint="fewer `samples` or prompts at once need less") from None
-                raise
-        with uninterrupted():
-            for writer in writers.values():
-                writer.close()
-    return {i: writer for i, writer in writers.items() if writer.frames}, stop
-
-
 def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
     """What to tell of options that this run has no use for: a loop over thresholds may well hold a dense run."""
     dense = run.replay.tau.off and run.replay.ratio is None
@@ -312,14 +270,6 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
         for name in names
         if holds and name in flags
     ]
-
-
-def _prompts(given: list[str], file: Path | None) -> list[str]:
-    """Prompts of the arguments and of the file, in this order."""
-    texts = [*given, *(prompts_of(file, "--prompts") if file is not None else ())]
-    if any(not t.strip() for t in texts):
-        raise RequestError("the prompt is empty", hint="describe the video in a few words")
-    return texts
 
 
 def _window(text: str) -> int | str:

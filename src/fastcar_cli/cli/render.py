@@ -93,6 +93,10 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     video = report["video"]
     table.add_row("file", video["path"])
     table.add_row("video", f"{video['frames']} frames, {video['width']} x {video['height']}, {video['fps']} fps")
+    if "input" in report:
+        table.add_row("input", _input(report["input"]))
+    if "truth" in report:
+        _truth(table, report["truth"])
     table.add_row("seed", str(report["seed"]))
     if report["reading"]["drawn"]:
         table.add_row("left open", f"{', '.join(report['reading']['drawn'])} (drawn from the seed)")
@@ -118,6 +122,25 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     if backend["name"] == "fpga-sim":
         accelerator(table, backend)
     return table
+
+
+def _input(found: dict[str, Any]) -> str:
+    """Which frames of what a video goes on from."""
+    used = f"goes on from {found['context']} of its frames"
+    if found["frames"] is None:
+        return f"{found['name']}, {used}, as the recipe has them"
+    frames = ", ".join(map(str, found["frames"][: found["context"]]))
+    return f"{found['name']} ({found['width']} x {found['height']}), {used}: {frames}"
+
+
+def _truth(table: Table, truth: dict[str, Any]) -> None:
+    """Rows about how far predicted frames are from the input's own, in total and frame by frame."""
+    if not truth["by_frame"]["ssim"]:
+        return
+    formats = {"psnr_db": ("PSNR (dB)", "{:.1f}"), "ssim": ("SSIM", "{:.3f}"), "temporal": ("temporal error", "{:.1f}")}
+    for key, (name, form) in formats.items():
+        total, *each = ("equal" if x is None else form.format(x) for x in (truth[key], *truth["by_frame"][key]))
+        table.add_row(name, f"{total}; by frame from {truth['first_frame']} on: {' '.join(each)}")
 
 
 def accelerator(table: Table, backend: dict[str, Any]) -> None:

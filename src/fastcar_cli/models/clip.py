@@ -34,24 +34,53 @@ class Clip:
             raise RequestError(
                 f"{self.name}: frames are {self.frames.dtype} {list(self.frames.shape)}, needed: uint8 [S, H, W, 3]"
             )
-        if self.actions is not None:
-            if self.actions.ndim != 2 or not np.issubdtype(self.actions.dtype, np.floating):
-                shape = f"{self.actions.dtype} {list(self.actions.shape)}"
-                raise RequestError(f"{self.name}: actions are {shape}, needed: floats [S, A]")
-            if not np.isfinite(self.actions).all():
-                raise RequestError(f"{self.name}: actions hold NaN or infinite values")
+        _check_actions(self.name, self.actions)
 
     def __str__(self) -> str:
         return self.name
 
 
-Prompt = str | Clip
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Context frames as a model has read them before, so that a video of theirs can be made again without them.
+
+    Attributes:
+        ids: of the prompt.
+        actions: as those of a `Clip`.
+        name: of the clip.
+
+    Raises:
+        RequestError: actions of other shapes or numbers.
+
+    """
+
+    ids: tuple[int, ...]
+    actions: NDArray[np.float32] | None = None
+    name: str = "input"
+
+    def __post_init__(self) -> None:
+        _check_actions(self.name, self.actions)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _check_actions(name: str, actions: NDArray[np.float32] | None) -> None:
+    if actions is not None:
+        if actions.ndim != 2 or not np.issubdtype(actions.dtype, np.floating):
+            shape = f"{actions.dtype} {list(actions.shape)}"
+            raise RequestError(f"{name}: actions are {shape}, needed: floats [S, A]")
+        if not np.isfinite(actions).all():
+            raise RequestError(f"{name}: actions hold NaN or infinite values")
+
+
+Prompt = str | Clip | Seen
 """What a video begins with."""
 
 
 def text_of(prompt: Prompt, model: str = "the model") -> str:
     """The text of a prompt. Raises RequestError for one that is none."""
-    if isinstance(prompt, Clip):
+    if not isinstance(prompt, str):
         raise RequestError(f"{model} takes a text, not frames", hint="describe the video in a few words")
     return prompt
 

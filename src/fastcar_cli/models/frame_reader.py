@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.clip import Clip, Prompt
+from fastcar_cli.models.clip import Clip, Prompt, Seen
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.models.text import Reading
 
@@ -20,23 +20,23 @@ class FrameReader:
     def __init__(self, network: IVideoGPT) -> None:
         self._network = network
 
-    def _clip(self, prompt: Prompt) -> Clip:
-        """The clip, checked. Raises RequestError for a text, another size, too few frames, actions that don't fit."""
+    def _checked(self, prompt: Prompt) -> Clip | Seen:
+        """The prompt. Raises RequestError for a text, another size, too few frames, actions that don't fit."""
         spec = self._network.spec
         context, actions = spec.layout.context, spec.actions
-        if not isinstance(prompt, Clip):
+        if isinstance(prompt, str):
             raise RequestError(
                 f"the model {spec.name!r} takes frames, no text",
                 hint=f"give it at least {context} to go on from, such as --input clip.mp4",
             )
-        frames, given, size = len(prompt.frames), prompt.actions, spec.tokenizer.resolution
-        if prompt.frames.shape[1:3] != (size, size):
-            height, width = prompt.frames.shape[1:3]
+        if isinstance(prompt, Clip):
+            self._check_frames(prompt)
+        elif len(prompt.ids) != spec.tokenizer.prompt_tokens or not all(0 <= i < spec.codes for i in prompt.ids):
             raise RequestError(
-                f"{prompt.name}: frames are {width}x{height} pixels, the model {spec.name!r} takes {size}x{size}"
+                f"{prompt.name}: these ids are not of the model {spec.name!r}",
+                hint=f"it has {spec.tokenizer.prompt_tokens} for {context} frames, from 0 to {spec.codes - 1}",
             )
-        if frames < context:
-            raise RequestError(f"{prompt.name}: {frames} frames, the model {spec.name!r} goes on from {context}")
+        given = prompt.actions
         if given is None and actions:
             raise RequestError(
                 f"{prompt.name}: no actions, the model {spec.name!r} takes {actions} numbers a frame",
@@ -50,6 +50,19 @@ class FrameReader:
             )
         return prompt
 
+    def _check_frames(self, clip: Clip) -> None:
+        spec = self._network.spec
+        context, size = spec.layout.context, spec.tokenizer.resolution
+        if clip.frames.shape[1:3] != (size, size):
+            height, width = clip.frames.shape[1:3]
+            raise RequestError(
+                f"{clip.name}: frames are {width}x{height} pixels, the model {spec.name!r} takes {size}x{size}"
+            )
+        if len(clip.frames) < context:
+            raise RequestError(
+                f"{clip.name}: {len(clip.frames)} frames, the model {spec.name!r} goes on from {context}"
+            )
+
     def pixels(self, clip: Clip, frames: int) -> Tensor:
         """The first frames as the tokenizer takes them, float32 [1, frames, 3, H, W] in 0..1."""
         found = torch.from_numpy(np.ascontiguousarray(clip.frames[:frames])).to(self._network.device)
@@ -58,14 +71,17 @@ class FrameReader:
     @torch.inference_mode()
     def read(self, prompt: Prompt) -> Reading:
         """The prompt's ids, those of its context frames. Raises RequestError for one that the model can't take."""
-        clip = self._clip(prompt)
-        ids = self._network.tokenizer.tokenize(self.pixels(clip, self._network.spec.layout.context))
+        found = self._checked(prompt)
+        if isinstance(found, Seen):
+            return Reading(found.ids, (), ())
+        ids = self._network.tokenizer.tokenize(self.pixels(found, self._network.spec.layout.context))
         return Reading(tuple(ids[0].tolist()), (), ())
 
     @torch.inference_mode()
     def read_all(self, clip: Clip) -> list[int]:
         """Ids of all frames of a clip, from the first delimiter of a later frame on. Raises as `read` does."""
-        ids = self._network.tokenizer.tokenize(self.pixels(self._clip(clip), len(clip.frames)))
+        self._checked(clip)
+        ids = self._network.tokenizer.tokenize(self.pixels(clip, len(clip.frames)))
         return ids[0, self._network.spec.tokenizer.prompt_tokens :].tolist()
 
     def complete(self, reading: Reading, seed: int) -> Reading:
@@ -78,7 +94,7 @@ class FrameReader:
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
         """None; raises RequestError for a prompt that the model can't take."""
-        self._clip(prompt)
+        self._checked(prompt)
         return []
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
@@ -91,7 +107,7 @@ class FrameReader:
             return None
         found = torch.zeros(len(prompts), frames, width)
         for row, prompt in zip(found, prompts, strict=True):
-            clip = self._clip(prompt)
+            clip = self._checked(prompt)
             assert clip.actions is not None
             # No frame is decoded behind the last action.
             if len(clip.actions) < frames - 1:

@@ -43,6 +43,11 @@ class IVideoGPTSpec(Spec):
         )
 
     @property
+    def conditions(self) -> int:
+        """See `Spec`."""
+        return self.actions
+
+    @property
     def code_depth(self) -> int:
         """See `Spec`."""
         return 1

@@ -88,6 +88,11 @@ class Spec(ABC):
         return self.layout.stride
 
     @property
+    def conditions(self) -> int:
+        """Numbers a frame that a video is given beside its prompt, such as actions; 0: none."""
+        return 0
+
+    @property
     @abstractmethod
     def code_depth(self) -> int:
         """Codes of a position."""

@@ -107,6 +107,18 @@ def read_spec(folder: Path) -> Spec:
     return read_folder(folder)[0] if layout is None else layout.read_spec(folder)
 
 
+def spec_of(model: str) -> Spec:
+    """The specification of a model, of a hub name from its configuration alone.
+
+    What only weights tell (the width of actions) is 0 there while these are not on this machine. Raises as
+    `folder_of` and `read_spec` do.
+    """
+    repository = repository_of(model)
+    if repository is None:
+        return read_spec(folder_of(model))
+    return read_spec(fetch(repository, revision_of(model), configs_only=True))
+
+
 def read_defaults(folder: Path) -> GenerationDefaults:
     """How a model folder wants to be used."""
     if converted.is_converted(folder):

@@ -1,4 +1,4 @@
-"""The clip that a model is given: frames chosen from an input, resized as it was trained, with their actions."""
+"""The part of an input that a model is given: frames chosen, resized as it was trained, with their actions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.clip import Clip
 from fastcar_cli.video_input.actions import Rows, actions_in, has_actions, read_actions
 from fastcar_cli.video_input.frames import Image8, frames_of
 
@@ -20,9 +21,10 @@ class Wanted:
     """What is to be read for a model.
 
     `frames` is S, context and prediction together, `context` C; `height` and `width` in pixels; `actions` how many
-    numbers an action has, None for a model without actions. `start` is the first frame of the input that is used
+    numbers an action has, 0 for a model without actions. `start` is the first frame of the input that is used
     and `step` how many frames it goes on from one to the next. With `whole` all S frames have to be there,
-    otherwise the context alone will do.
+    otherwise the context alone will do. With `goal` the last of them comes first, as models want it that are shown
+    where to end (iVideoGPT inference/predict.py, goal conditioning).
     """
 
     model: str
@@ -30,10 +32,11 @@ class Wanted:
     context: int
     height: int
     width: int
-    actions: int | None = None
+    actions: int = 0
     start: int = 0
     step: int = 1
     whole: bool = False
+    goal: bool = False
 
     @property
     def indices(self) -> range:
@@ -42,7 +45,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Clip:
+class Excerpt:
     """A part of an input, ready for a model.
 
     Attributes:
@@ -60,25 +63,32 @@ class Clip:
     source_size: tuple[int, int]
     actions: Rows | None
 
+    @property
+    def clip(self) -> Clip:
+        """What it is to a model."""
+        return Clip(self.frames, self.actions, self.name)
 
-def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str | None = None) -> Clip:
+
+def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str | None = None) -> Excerpt:
     """Read from an input what a model wants.
 
     actions: a file with them; without one those of an .npz input are taken. key: of the frames in an .npz input.
     Raises RequestError for what can't be read, too few frames, and actions that are missing, unwanted or do not fit.
     """
-    if actions is not None and wanted.actions is None:
+    if actions is not None and not wanted.actions:
         raise RequestError(f"`actions` {actions}: the model {wanted.model!r} takes no actions", hint="leave them out")
     chosen, size, count = _chosen(path, wanted, key)
     alone = len(chosen) == wanted.context and not wanted.whole
     if len(chosen) < wanted.frames and not alone:
         raise _too_short(path, wanted, count)
-    return Clip(
+    turn = -1 if wanted.goal else 0
+    indices = list(wanted.indices[: len(chosen)])
+    return Excerpt(
         name=path.absolute().name,
-        frames=np.stack(chosen),
-        indices=tuple(wanted.indices[: len(chosen)]),
+        frames=np.stack(chosen[turn:] + chosen[:turn]),
+        indices=tuple(indices[turn:] + indices[:turn]),
         source_size=size,
-        actions=None if wanted.actions is None else _actions(path, wanted, wanted.actions, actions),
+        actions=_actions(path, wanted, actions) if wanted.actions else None,
     )
 
 
@@ -107,7 +117,8 @@ def resized(images: NDArray[Any], height: int, width: int) -> NDArray[np.float32
     return x.permute(0, 2, 3, 1).clamp(0, 1).contiguous().numpy()
 
 
-def _actions(path: Path, wanted: Wanted, width: int, actions: Path | None) -> Rows:
+def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
+    width = wanted.actions
     if actions is not None:
         return read_actions(actions, width, wanted.indices)
     if has_actions(path):

@@ -1,0 +1,117 @@
+"""What the videos of `fastcar generate` begin with: texts, or parts of the user's clips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fastcar_cli.cli.flags import prompts_of, refuse
+from fastcar_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from fastcar_cli.config import RunConfig
+    from fastcar_cli.models.clip import Prompt
+    from fastcar_cli.pipeline import TextToVideo
+    from fastcar_cli.video_input import Excerpt, Inputs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One video to make: what it begins with, its seed, and the part of the user's clip that this is from."""
+
+    prompt: Prompt
+    seed: int
+    excerpt: Excerpt | None = None
+
+    @property
+    def name(self) -> str:
+        """What its file is named after."""
+        return str(self.prompt) if isinstance(self.prompt, str) else Path(str(self.prompt)).stem
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user gave to begin with, not yet read; `recipe` is the prompt of an earlier video."""
+
+    texts: list[str]
+    inputs: Inputs
+    recipe: Prompt | None = None
+
+    @property
+    def count(self) -> int:
+        """How many different beginnings there are."""
+        return len(self.inputs.files or self.texts) or (self.recipe is not None)
+
+    def check(self, ctx: typer.Context, run: RunConfig, *, needed: bool) -> None:
+        """Refuse, before anything is loaded, what can't be, and what the model does not take. Raises RequestError.
+
+        `needed`: whether there has to be something to begin with.
+        """
+        if not self.inputs:
+            names = ("actions", "truth", "start", "step", "key", "goal")
+            refuse(ctx, names, "without --input", "it needs --input with frames")
+        self.inputs.check()
+        self._check_kind(run.model, needed)
+
+    def _check_kind(self, model: str, needed: bool) -> None:
+        from fastcar_cli.config import shown
+        from fastcar_cli.models.registry import spec_of
+
+        context = spec_of(model).layout.context
+        if context and (self.texts or isinstance(self.recipe, str)):
+            first = self.texts[0] if self.texts else str(self.recipe)
+            raise RequestError(
+                f"the prompt {shown(first)!r}: the model {model!r} takes no text, it goes on from {_frames(context)}",
+                hint="give --input with a video, a picture or a folder of pictures instead",
+            )
+        if not context and (self.inputs or (self.recipe is not None and not isinstance(self.recipe, str))):
+            raise RequestError(
+                f"--input: the model {model!r} takes a text, no frames",
+                hint='fastcar generate "a red ball rolling to the right"',
+            )
+        if self.count or not needed:
+            return
+        if context:
+            raise RequestError(
+                f"no input given: the model {model!r} goes on from {_frames(context)}",
+                hint="fastcar generate --input clip.mp4",
+            )
+        raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
+
+    def jobs(self, pipe: TextToVideo, first_seed: int, samples: int, *, truth: bool) -> list[Job]:
+        """The videos to make, samples of a beginning side by side. Raises RequestError for what can't be read.
+
+        With `truth` every frame of the videos has to be among the input's.
+        """
+        seeds = range(first_seed, first_seed + samples)
+        if self.inputs:
+            excerpts = self.inputs.read(pipe.model.network.spec, pipe.name, pipe.frames, whole=truth)
+            return [Job(e.clip, seed, e) for e in excerpts for seed in seeds]
+        prompts: list[Prompt] = [*self.texts] if self.recipe is None else [self.recipe]
+        return [Job(prompt, seed) for prompt in prompts for seed in seeds]
+
+
+def texts_of(given: list[str], file: Path | None) -> list[str]:
+    """Prompts of the arguments and of the file, in this order."""
+    texts = [*given, *(prompts_of(file, "--prompts") if file is not None else ())]
+    if any(not t.strip() for t in texts):
+        raise RequestError("the prompt is empty", hint="describe the video in a few words")
+    return texts
+
+
+def _frames(count: int) -> str:
+    return "a frame" if count == 1 else f"{count} frames"
+
+
+def told(job: Job, context: int) -> dict[str, Any]:
+    """Keys of the report on the input of a video; a recipe tells neither its size nor which frames were used."""
+    if isinstance(job.prompt, str):
+        return {}
+    found: dict[str, Any] = {"name": str(job.prompt), "context": context, "frames": None, "height": None, "width": None}
+    if job.excerpt is not None:
+        found["frames"] = list(job.excerpt.indices)
+        found["height"], found["width"] = job.excerpt.source_size
+    return {"input": found}

@@ -1,0 +1,115 @@
+"""The videos of `fastcar generate` decoded and written, frame by frame."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastcar_cli.cli.beginnings import Job
+from fastcar_cli.errors import RunError
+from fastcar_cli.signals import uninterrupted
+
+if TYPE_CHECKING:
+    from fastcar_cli.config import RunConfig
+    from fastcar_cli.pipeline import Frame, TextToVideo
+    from fastcar_cli.video import Writer
+
+
+@dataclass
+class Written:
+    """A video that was written, at least in part, and with `truth` its frames as the model drew them."""
+
+    writer: Writer
+    images: list[Any] = field(default_factory=list)
+
+
+def load(run: RunConfig, videos: int, terminal: Any) -> TextToVideo:
+    """The pipeline, with a bar while a large checkpoint is read."""
+    from fastcar_cli.cli.render import loading
+    from fastcar_cli.pipeline import TextToVideo
+
+    with loading(terminal) as bar:
+        task = None
+
+        def on_load(done: int, total: int) -> None:
+            nonlocal task
+            task = bar.add_task("loading", total=total) if task is None else task
+            bar.update(task, completed=min(done, total))
+
+        return TextToVideo.from_config(run, videos=videos, on_load=on_load)
+
+
+def write(
+    pipe: TextToVideo, run: RunConfig, jobs: list[Job], paths: list[Path], *, new: bool, truth: bool, terminal: Any
+) -> tuple[dict[int, Written], KeyboardInterrupt | None]:
+    """Decode and write every video: those that have a frame, closed, and what stopped the run early.
+
+    With `new` no file is replaced; with `truth` the frames of a job's input stand beside its own. Frames that were
+    finished before a stop are kept.
+    """
+    from fastcar_cli.analysis.truth import beside
+    from fastcar_cli.cli.render import progress
+    from fastcar_cli.models.plan import out_of_memory
+    from fastcar_cli.recipe import recipe_of
+    from fastcar_cli.video import open_writer
+
+    stop: KeyboardInterrupt | None = None
+    with ExitStack() as stack:
+        written: dict[int, Written] = {}
+
+        def of(video: int) -> Written:
+            """A file is opened with its first frame and closed with its last: batches come one after another."""
+            if video not in written:
+                job = jobs[video]
+                recipe = recipe_of(pipe, job.prompt, job.seed, pipe.prompt_ids(video))
+                with uninterrupted():
+                    writer = open_writer(paths[video], fps=pipe.fps, scale=run.video.scale, recipe=recipe, new=new)
+                    written[video] = Written(writer)
+                    stack.callback(writer.abort)
+            return written[video]
+
+        def add(frame: Frame) -> None:
+            to, excerpt = of(frame.video), jobs[frame.video].excerpt
+            image = frame.image
+            if truth and excerpt is not None:
+                to.images.append(image)
+                image = beside(excerpt.frames[frame.index], image)
+            to.writer.add(image)
+            if to.writer.frames == pipe.frames:
+                with uninterrupted():
+                    to.writer.close()
+
+        with progress(terminal) as bar:
+            task = bar.add_task("decoding", total=pipe.frames)
+
+            def on_step(done: int, total: int) -> None:
+                bar.update(task, completed=done * pipe.frames / total)
+
+            try:
+                for frame in pipe.stream([j.prompt for j in jobs], [j.seed for j in jobs], on_step):
+                    add(frame)
+            except KeyboardInterrupt as e:
+                stop = e
+            except (MemoryError, RuntimeError) as e:
+                if out_of_memory(e):
+                    raise RunError(f"out of memory: {e}", hint="fewer `samples` or prompts at once need less") from None
+                raise
+        with uninterrupted():
+            for video in written.values():
+                video.writer.close()
+    return {i: video for i, video in written.items() if video.writer.frames}, stop
+
+
+def compared(written: Written, job: Job, context: int) -> dict[str, Any]:
+    """Keys of the report on how far a video is from its input's own frames; none where they were not asked for."""
+    from fastcar_cli.analysis.truth import compare
+
+    if job.excerpt is None or not written.images:
+        return {}
+    # A stop may fall between the two appends of a frame.
+    done = min(len(written.images), written.writer.frames)
+    return {"truth": compare(np.stack(written.images[:done]), job.excerpt.frames[:done], context)}

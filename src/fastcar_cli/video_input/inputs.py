@@ -1,0 +1,68 @@
+"""Several inputs of one request, with what holds for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.network import Spec
+from fastcar_cli.video_input.clip import Excerpt, Wanted, read_clip
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a user gave, not yet read.
+
+    `actions` is one file for all inputs or one each. `start` and `step` count frames of an input, `key` names the
+    array of an .npz file that holds them, with `goal` the last one comes first.
+    """
+
+    files: tuple[Path, ...] = ()
+    actions: tuple[Path, ...] = ()
+    start: int | None = None
+    step: int | None = None
+    key: str | None = None
+    goal: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.files)
+
+    def check(self) -> None:
+        """Refuse what can't be, before a model is loaded. Raises RequestError."""
+        if self.start is not None and self.start < 0:
+            raise RequestError(f"`start` {self.start}: frames are counted from 0", hint="allowed: 0 or more")
+        if self.step is not None and self.step < 1:
+            raise RequestError(f"`step` {self.step}: not a step forward", hint="allowed: 1 or more")
+        if len(self.actions) not in (0, 1, len(self.files)):
+            raise RequestError(
+                f"`actions`: {len(self.actions)} files for {len(self.files)} inputs", hint="one for all, or one each"
+            )
+        for option, files, kind in (("input", self.files, "file or folder"), ("actions", self.actions, "file")):
+            for file in files:
+                if not file.exists():
+                    raise RequestError(f"`{option}` {file}: there is no such {kind}")
+        if self.goal and self.actions:
+            raise RequestError("`goal` and `actions` exclude each other", hint="actions lead forward in time")
+
+    def read(self, spec: Spec, model: str, frames: int, *, whole: bool = False) -> list[Excerpt]:
+        """The part of each that a model is given for so many frames in all; `whole`: none may be missing.
+
+        Raises RequestError as `read_clip` does.
+        """
+        height, width = spec.frame_size
+        wanted = Wanted(
+            model=model,
+            frames=frames,
+            context=spec.layout.context,
+            height=height,
+            width=width,
+            actions=spec.conditions,
+            start=self.start or 0,
+            step=self.step or 1,
+            whole=whole,
+            goal=self.goal,
+        )
+        actions: list[Path | None] = [*self.actions] if len(self.actions) == len(self.files) else []
+        actions = actions or [self.actions[0] if self.actions else None] * len(self.files)
+        return [read_clip(file, wanted, own, self.key) for file, own in zip(self.files, actions, strict=True)]
