@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import Command, Group
+from fastcar_cli.cli.flags import Command, Group, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.signals import status
 
@@ -22,10 +22,20 @@ app = typer.Typer(cls=Group, pretty_exceptions_enable=False, add_completion=Fals
 
 @app.command("sweep", cls=Command)
 def sweep(
+    ctx: typer.Context,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What the videos show.")] = None,
     prompts_file: Annotated[
         Path | None, typer.Option("--prompts", help="File with one prompt a line, or VBench's JSON list.")
     ] = None,
+    inputs: Annotated[
+        list[Path] | None, typer.Option("--input", help="Clips to go on from in the place of prompts; repeat it.")
+    ] = None,
+    actions: Annotated[
+        list[Path] | None, typer.Option(help="Actions of the inputs, as of generate: one file for all, or one each.")
+    ] = None,
+    start: Annotated[int | None, typer.Option(help="First frame of an input that is used, counted from 0.")] = None,
+    step: Annotated[int | None, typer.Option(help="Frames of an input from one to the next; default 1.")] = None,
+    key: Annotated[str | None, typer.Option(help="Array of an .npz input that holds the frames.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the sweep.")] = None,
     tau: Annotated[
         str | None,
@@ -91,8 +101,15 @@ def sweep(
     from fastcar_cli.cli.render import console, note
     from fastcar_cli.config import load_config
     from fastcar_cli.decoding.scores import SCORES
+    from fastcar_cli.video_input import Inputs
 
-    texts, notes = parse.join_prompts(prompts or [], prompts_file)
+    clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key)
+    clips.check()
+    if not clips:
+        refuse(ctx, ("actions", "start", "step", "key"), "without --input", "it needs --input with frames")
+    elif prompts or prompts_file is not None:
+        raise RequestError("--input and prompts exclude each other", hint="a model takes frames or a text")
+    texts, notes = ([], []) if clips else parse.join_prompts(prompts or [], prompts_file)
     for option, value, allowed in (("--engine", engine, ("local", "ray")), ("--names", names, ("vbench",))):
         if value is not None and value not in allowed:
             raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
@@ -131,6 +148,7 @@ def sweep(
         scores=None if names_of["score"] is None else parse.parse_names("score", names_of["score"], tuple(SCORES)),
         ratios=ratios,
         tokens="all" if tokens else None,
+        inputs=clips,
     )
     target = None if find is None else parse_target(find, request)
     terminal = console(quiet)

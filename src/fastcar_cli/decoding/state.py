@@ -192,6 +192,7 @@ class Batch:
         self.added = self.prompt_added = None
         if conditions is not None:
             conditions = conditions.to(device)
+        self.conditions = conditions
         if (added := model.added(self.aligned + self.tokens, conditions)) is not None:
             self.prompt_added, self.added = added.split([self.aligned, self.tokens])
 

@@ -81,7 +81,7 @@ def tas_of(session: Session) -> NDArray[np.float32]:
     rule = ReplayRule(tas=pipe.settings.rule.tas, score=plan.scores[0])
     pipe = pipe.with_settings(rule=rule, keep_tas=True)
     for prompt, seed in pairs:
-        for _ in pipe.stream([prompt], [seed]):
+        for _ in pipe.stream([session.worker.begin(prompt)], [seed]):
             pass
         decode = pipe.decode
         if decode is not None and decode.replay is not None and decode.replay.tas is not None:

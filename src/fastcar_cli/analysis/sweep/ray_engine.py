@@ -18,6 +18,7 @@ from fastcar_cli.analysis.sweep.worker import Finding, Task, Worker
 from fastcar_cli.config import RunConfig
 from fastcar_cli.errors import FastcarError, RequestError, RunError
 from fastcar_cli.extras import need
+from fastcar_cli.models.clip import Clip
 
 RETRIES = 10
 """How often a task is done again after its worker or node was lost."""
@@ -26,14 +27,20 @@ _workers: dict[str, Worker] = {}
 
 
 def work(
-    config: dict[str, Any], names: tuple[str, ...], lpips: str | None, fidelity: bool, task: Task
+    config: dict[str, Any],
+    names: tuple[str, ...],
+    lpips: str | None,
+    fidelity: bool,
+    clips: dict[str, Clip],
+    task: Task,
 ) -> list[Finding]:
     """Do a task in this process, which keeps its loaded model for the next one."""
-    key = repr((config, names, lpips, fidelity))
+    # The names of clips tell their contents.
+    key = repr((config, names, lpips, fidelity, sorted(clips)))
     if key not in _workers:
         _workers.clear()
         scorer = Scorer(names, None if lpips is None else Path(lpips))
-        _workers[key] = Worker(RunConfig.from_dict(config), scorer, fidelity)
+        _workers[key] = Worker(RunConfig.from_dict(config), scorer, fidelity, clips=clips)
     return list(_workers[key].work(task))
 
 
@@ -83,6 +90,7 @@ class RayEngine:
             scorer.names,
             None if scorer.lpips is None else str(scorer.lpips.resolve()),
             worker.fidelity,
+            worker.clips,
         )
         resources = {"num_cpus": threads, "num_gpus": 1} if on_gpu else {"num_cpus": threads}
         self._work = ray.remote(work).options(max_retries=RETRIES, **resources)

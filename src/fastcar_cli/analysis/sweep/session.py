@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.analysis.report import write_report, write_tokens_page
+from fastcar_cli.analysis.sweep.clips import named_clips
 from fastcar_cli.analysis.sweep.fingerprint import fingerprint
 from fastcar_cli.analysis.sweep.lock import lock_folder, master
 from fastcar_cli.analysis.sweep.metrics import Scorer
@@ -26,13 +27,14 @@ from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.hub import repository_of
 from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.video_input import Inputs
 
 
 @dataclass(frozen=True)
 class Request:
     """What was asked for, parsed but not yet checked against a model. None: the configuration's own value.
 
-    `tokens`: what is kept of every token, see `Worker`.
+    `tokens`: what is kept of every token, see `Worker`. `inputs` are in the place of prompts.
     """
 
     config: RunConfig
@@ -54,6 +56,7 @@ class Request:
     scores: tuple[str, ...] | None = None
     ratios: tuple[float, ...] | None = None
     tokens: str | None = None
+    inputs: Inputs = field(default_factory=Inputs)
 
     @property
     def kept_ratios(self) -> tuple[float, ...]:
@@ -88,8 +91,9 @@ class Session:
             if (tau.off and not request.searches and not request.kept_ratios) or len(tau.values) > 1:
                 raise RequestError("no thresholds given", hint="`tau` off,0,-1,-2,-4 or `find` replay=0.8")
             taus = () if tau.off else tau.values
+        clips = named_clips(request.inputs, pipe)
         plan = Plan(
-            prompts=request.prompts,
+            prompts=tuple(clips) or request.prompts,
             seeds=request.seeds,
             taus=taus,
             windows=(config.attention.window,) if request.windows is None else request.windows,
@@ -108,7 +112,7 @@ class Session:
             )
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
         scorer.check(pipe.height, pipe.width)
-        notices = pipe.notices(plan.prompts)
+        notices = pipe.notices([clips.get(p, p) for p in plan.prompts])
         if "pair" in plan.gates and pipe.settings.sampling.cfg == 1.0:
             notices.append(
                 "gate pair: without guidance (cfg 1) a video is one row, so it decides as row does; "
@@ -122,7 +126,7 @@ class Session:
         for ratio in plan.ratios:
             # Refuses what these frames can't reach.
             pipe.with_config(_with(config, "replay", ratio=ratio))
-        worker = Worker(config, scorer, "fidelity" in request.metrics, pipe, request.tokens)
+        worker = Worker(config, scorer, "fidelity" in request.metrics, pipe, request.tokens, clips)
         groups = shard_of(plan.groups(), request.shard)
         if not groups:
             notices.append(
@@ -181,9 +185,10 @@ class Session:
             pipe = self.worker.pipe(cell)
             short = pipe.with_settings(frames=min(2, pipe.frames))
             began = time.perf_counter()
-            for _ in short.stream([cell.prompt], [cell.seed]):
+            for _ in short.stream([self.worker.begin(cell.prompt)], [cell.seed]):
                 pass
-            found[backend] = (time.perf_counter() - began) / short.frames * pipe.frames * decodes
+            share = pipe.settings.frames / short.settings.frames
+            found[backend] = (time.perf_counter() - began) * share * decodes
         return found
 
     @contextlib.contextmanager
@@ -273,7 +278,7 @@ def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
                 "the plan of a model on the hub loads nothing, so it needs `tau` and `gate`", hint="`gate` row"
             )
         plan = Plan(
-            request.prompts,
+            request.prompts or tuple(file.name for file in request.inputs.files),
             request.seeds,
             request.taus,
             request.windows or (request.config.attention.window,),

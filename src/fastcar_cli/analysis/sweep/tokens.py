@@ -101,7 +101,7 @@ def token_data(pipe: TextToVideo, look: bool = True) -> dict[str, NDArray[Any]]:
     rule = replace(decode.settings.rule, tau=OFF, target=None, score=DEFAULT)
     settings = replace(decode.settings, rule=rule, keep_tas=True, kernels="torch")
     rows = [ids[-int(length) :].tolist() for ids, length in zip(decode.ids, decode.lengths, strict=True)]
-    again = Decode(decode.model, rows, settings, decode.uniforms)
+    again = Decode(decode.model, rows, settings, decode.uniforms, conditions=decode.conditions)
     assert again.replay is not None
     if decode.replay is not None:
         again.replay.force(decode.replay.replayed)

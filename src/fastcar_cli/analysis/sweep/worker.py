@@ -6,7 +6,7 @@ Only decoding is timed, by the engine's own clock and with nothing else inside; 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RunError
+from fastcar_cli.models.clip import Clip, Prompt
 from fastcar_cli.models.plan import out_of_memory
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.recipe import recipe_of
@@ -61,18 +62,25 @@ class Worker:
         fidelity: bool,
         pipe: TextToVideo | None = None,
         tokens: str | None = None,
+        clips: Mapping[str, Clip] | None = None,
     ) -> None:
         """Load the model of `config` unless a pipeline that has it is given.
 
         `fidelity` asks for the world's analyser; it stays silent for models of other worlds. `tokens` asks for what
         `token_data` tells: `all` looks at every cell, `dense` at those, keeping the others' decisions and codes.
+        `clips` are what prompts of these names stand for.
         """
+        self.clips = dict(clips or {})
         self.tokens = tokens
         self.config, self.scorer = config, scorer
         self.base = pipe or TextToVideo.from_config(config)
         world = draws_the_world(self.base.model.tokenizer, self.base.height, self.base.width)
         self.fidelity = fidelity and world
         self._warm: set[str] = set()
+
+    def begin(self, prompt: str) -> Prompt:
+        """What videos of a prompt begin with: the clip of that name, else the text itself."""
+        return self.clips.get(prompt, prompt)
 
     def pipe(self, cell: Cell) -> TextToVideo:
         """The pipeline of a cell, sharing the model."""
@@ -91,7 +99,7 @@ class Worker:
         for tau in (OFF, Tau((-np.inf,))):
             rule = replace(pipe.settings.rule, tau=tau, target=None, score=DEFAULT)
             short = pipe.with_settings(rule=rule, frames=1 if tau.off else min(2, pipe.frames))
-            for _ in short.stream([cell.prompt], [cell.seed]):
+            for _ in short.stream([self.begin(cell.prompt)], [cell.seed]):
                 pass
         self._warm.add(cell.backend)
 
@@ -100,7 +108,7 @@ class Worker:
         try:
             self.warm_up(cell)
             pipe = self.pipe(cell)
-            return pipe, np.stack([frame.image for frame in pipe.stream([cell.prompt], [cell.seed])])
+            return pipe, np.stack([f.image for f in pipe.stream([self.begin(cell.prompt)], [cell.seed])])
         except (MemoryError, RuntimeError) as e:
             if out_of_memory(e):
                 raise RunError(
@@ -148,17 +156,22 @@ class Worker:
             "digest": hashlib.sha256(images.tobytes()).hexdigest(),
             "runs": [run],
         }
-        recipe = recipe_of(pipe, cell.prompt, cell.seed)
+        recipe = recipe_of(pipe, self.begin(cell.prompt), cell.seed, pipe.prompt_ids(0))
         tokens = token_data(pipe, cell.dense or self.tokens == "all") if self.tokens else None
         return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe, tokens)
 
 
 def replay_map(pipe: TextToVideo) -> list[list[list[float]]]:
-    """Share of layers and rows that replayed at each position, [T, h, w]; the last token is never fed back: 0."""
-    decode = pipe.decode
+    """Share of layers and rows that replayed at each code's position, [T, h, w].
+
+    0 in frames that the prompt holds, and for the last token, which is never fed back.
+    """
+    decode, layout = pipe.decode, pipe.model.network.spec.layout
     h, w = pipe.grid
-    places = np.zeros(pipe.frames * h * w)
+    tokens = np.zeros((pipe.frames - layout.context) * layout.stride)
     if decode is not None and decode.replay is not None:
         shares = decode.replay.replayed.float().mean((0, 1)).cpu().numpy()
-        places[: len(shares)] = shares
+        tokens[: len(shares)] = shares
+    places = np.delete(tokens.reshape(-1, layout.stride), layout.delimiters, axis=1)
+    places = np.concatenate([np.zeros((layout.context, h * w)), places])
     return np.round(places, 4).reshape(pipe.frames, h, w).tolist()

@@ -1,0 +1,29 @@
+"""Clips in the place of prompts."""
+
+from __future__ import annotations
+
+import hashlib
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.clip import Clip
+from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.video_input import Inputs
+
+
+def named_clips(inputs: Inputs, pipe: TextToVideo) -> dict[str, Clip]:
+    """Clips by names that tell their contents too, so that a folder never mixes two clips of one name.
+
+    Raises RequestError for what can't be read, and a clip that is given twice.
+    """
+    spec = pipe.model.network.spec
+    if inputs and not spec.layout.context:
+        raise RequestError(f"`input`: the model {pipe.name!r} takes a text, no frames", hint="give it prompts")
+    found: dict[str, Clip] = {}
+    for excerpt in inputs.read(spec, pipe.name, pipe.frames):
+        digest = hashlib.sha256(excerpt.frames[: spec.layout.context].tobytes())
+        digest.update(b"" if excerpt.actions is None else excerpt.actions.tobytes())
+        name = f"{excerpt.name} {digest.hexdigest()[:8]}"
+        if name in found:
+            raise RequestError(f"`input` {excerpt.name}: stands twice", hint="more videos of it come from more `seeds`")
+        found[name] = excerpt.clip
+    return found
