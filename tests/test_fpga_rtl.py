@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from test_fpga import preset
 
 from fastcar_cli.backends.fpga.decisions import Decisions, draw, save
+from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.isa import UNIT_OF, compile_mlp
+from fastcar_cli.backends.fpga.layer import Machine
 from fastcar_cli.backends.fpga.machine import Rates
 from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
-from fastcar_cli.backends.fpga.rtl import bundle, tools
+from fastcar_cli.backends.fpga.rtl import bundle, synth, tools
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.registry import folder_of, read_spec
@@ -92,6 +94,13 @@ def test_the_folder_holds_what_the_emulator_expects(tmp_path: Path) -> None:
     assert {int(r["rows"]) for r in layers if not r["pass"]} == set(range(1, 33))
 
 
+def test_registers_are_kept_from_layer_to_layer_and_make_no_difference() -> None:
+    machine = Machine(3, "lockstep", row=50, late=40, remap=32, packet=9, drop=4, queue=2)
+    kept = Drs(3)
+    for index in (0b1111_0110, 0b1, 0, 0b1010_1010, 0xFF):
+        assert machine.layer(index, 8, drs=kept) == machine.layer(index, 8)
+
+
 def test_a_source_changed_in_the_folder_stays(tmp_path: Path) -> None:
     bundle.write(tmp_path, load_preset("edge-small"), None)
     changed = (tmp_path / "drs.sv").read_text() + "// mine\n"
@@ -155,6 +164,7 @@ def build(folder: Path, **changes: Any) -> tuple[bool, str]:
 
 
 @needs_verilator
+@pytest.mark.slow
 def test_a_trace_runs_in_the_cycles_that_the_emulator_says(run: Run, tmp_path: Path) -> None:
     trace(tmp_path / "t.npz", passes=3)
     done = run("fpga", "rtl", "t.npz", "-o", "d", "--check", "--json")
@@ -195,3 +205,76 @@ def test_other_machines(tmp_path: Path, changes: dict[str, Any]) -> None:
     same, line = build(tmp_path, **changes)
     print(f"{changes}: {line}")
     assert same, line
+
+
+# Yosys
+
+
+def script(folder: Path, name: str, *arguments: str) -> tuple[int, str]:
+    """Run a script of the folder with the yosys that is here."""
+    return tools.call(
+        [f"./{name}", *arguments], folder, {"YOSYS": tools.yosys(), "VERILATOR": have(tools.verilator) or ""}
+    )
+
+
+@needs_yosys
+@pytest.mark.slow
+def test_round_robin_drop_and_cycles_are_proved_for_every_index_word(tmp_path: Path) -> None:
+    bundle.write(tmp_path, load_preset("edge-small"), None)
+    status, said = script(tmp_path, "prove.sh", "3")
+    print(said)
+    assert status == 0 and said.count("proved: 3 cores") == 2, said
+
+
+@needs_yosys
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("turn == CORE_BITS'(CORES - 1) ? '0", "turn == CORE_BITS'(CORES) ? '0"),
+        ("hit    <= index[next_row]", "hit    <= index[next_row] || next_row == 5'd1"),
+        ("count <= WAIT_BITS'(DROP - 1)", "count <= WAIT_BITS'(DROP)"),
+    ],
+    ids=["turn", "drop", "cycles"],
+)
+def test_a_wrong_scheduler_is_not_proved(tmp_path: Path, before: str, after: str) -> None:
+    bundle.write(tmp_path, load_preset("edge-small"), None)
+    source = (tmp_path / "drs.sv").read_text()
+    assert source.count(before) == 1
+    (tmp_path / "drs.sv").write_text(source.replace(before, after))
+    status, said = script(tmp_path, "prove.sh", "3")
+    assert status == 1 and "NOT PROVED" in said, said
+
+
+@needs_yosys
+@needs_verilator
+@pytest.mark.slow
+def test_the_netlist_does_what_the_source_does(tmp_path: Path) -> None:
+    bundle.write(tmp_path, preset(cores=3), None)
+    status, said = script(tmp_path, "netlist.sh")
+    print(said.strip().splitlines()[-1])
+    assert status == 0 and "no difference" in said, said
+
+
+@needs_yosys
+@pytest.mark.slow
+def test_resources_are_counted_and_called_estimates(run: Run, tmp_path: Path) -> None:
+    done = run("fpga", "rtl", "-o", "d", "--synth", "--json")
+    assert done.returncode == 0, done.stderr
+    found = {row["unit"]: row for row in json.loads(done.stdout)["resources"]}
+    cells = rows_of(tmp_path / "d" / "resources.csv")
+    assert {c["caveat"] for c in cells} == {synth.CAVEAT} and all("Yosys" in c["version"] for c in cells)
+    for unit, row in found.items():
+        counted = {c["cell"]: int(c["count"]) for c in cells if c["unit"] == unit}
+        assert synth.totals(counted) == {k: row[k] for k in synth.CARD}
+        assert row["LUT"] > 0 and row["share_of_u280"]["LUT"] == row["LUT"] / synth.CARD["LUT"]
+    assert found["DRS"]["DSP"] == found["DRS"]["BRAM36"] == 0 and 50 < found["DRS"]["LUT"] < 500
+
+
+@needs_verilator
+@pytest.mark.slow
+def test_switching_activity_is_written_for_the_vendors_tool(run: Run, tmp_path: Path) -> None:
+    done = run("fpga", "rtl", "-o", "d", "--saif", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "scheduler" in (tmp_path / "d" / "activity.saif").read_text()
+    assert "NOT RUN BY US" in (tmp_path / "d" / "power.tcl").read_text()

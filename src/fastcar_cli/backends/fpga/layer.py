@@ -77,12 +77,13 @@ class Machine:
         """Cycles of so many rounds whose packets are all there: a layer without what DRS costs."""
         return rounds * (START + self.row)
 
-    def layer(self, index: int, rows: int, gaps: Sequence[int] = ()) -> tuple[list[Row], int]:
+    def layer(self, index: int, rows: int, gaps: Sequence[int] = (), drs: Drs | None = None) -> tuple[list[Row], int]:
         """Run a layer whose Index Register is `index`; returns its rows and its cycles.
 
-        gaps [rows]: cycles the packet of a row comes later than it could.
+        gaps [rows]: cycles the packet of a row comes later than it could. drs: registers with what the layer before
+        left in them; None: fresh ones, which makes no difference.
         """
-        drs = Drs(self.cores)
+        drs = drs or Drs(self.cores)
         drs.remap([row for row in range(rows) if index >> row & 1])
         cores = _Cores(self)
         now = START + self.remap

@@ -124,8 +124,10 @@ def _sources(folder: Path) -> list[str]:
 
 def _tables(folder: Path, layers: Sequence[Layer], packets: Sequence[Packet]) -> None:
     run, rows, late = [], [], []
+    # One set of registers for all layers, as the RTL has it.
+    drs = Drs(packets[0].machine.cores)
     for number, layer in enumerate(layers):
-        found, length = packets[layer.packet].machine.layer(layer.index, layer.rows, layer.gaps)
+        found, length = packets[layer.packet].machine.layer(layer.index, layer.rows, layer.gaps, drs)
         step = "" if layer.step is None else layer.step
         run.append([number, step, layer.layer, f"{layer.index:08x}", layer.rows, layer.packet, length])
         rows += [[number, step, layer.layer, r.row, r.core, r.first, r.last - 1, r.begin, r.end] for r in found]

@@ -25,12 +25,16 @@ UNITS = {
 """What is synthesised: its name, its module, its parameters."""
 
 
-def kind_of(cell: str) -> str | None:
-    """What a cell counts for: LUT, FF, DSP, BRAM36, BRAM18, URAM; None for carries, multiplexers and buffers.
+LUTRAM = {"RAM32M16": 8, "RAM32M": 4, "RAM64M8": 8, "RAM64M": 4, "RAM32X1D": 2, "RAM64X1D": 2, "RAM128X1D": 4}
+"""LUTs of a distributed memory cell (AMD UG974)."""
 
-    A LUT used as memory counts for the LUTs it takes.
+
+def kind_of(cell: str) -> str | None:
+    """What a cell counts for: LUT, FF, DSP, BRAM36, BRAM18, URAM; None for carries, multiplexers, inverters, buffers.
+
+    A memory made of LUTs counts for those it takes. Inverters end up in the LUTs beside them.
     """
-    if cell.startswith("LUT") or cell == "INV":
+    if cell.startswith("LUT") or cell in LUTRAM:
         return "LUT"
     if cell.startswith(("FD", "LD")):
         return "FF"
@@ -40,17 +44,13 @@ def kind_of(cell: str) -> str | None:
     return None
 
 
-LUTRAM = {"RAM32M16": 16, "RAM32M": 4, "RAM64M8": 8, "RAM64M": 4, "RAM32X1D": 2, "RAM64X1D": 2, "RAM128X1D": 4}
-"""LUTs of a distributed memory cell (AMD UG974)."""
-
-
 def totals(cells: dict[str, int]) -> dict[str, float]:
     """LUT, FF, DSP, BRAM36 (two RAMB18 are one) and URAM of counted cells."""
     found = dict.fromkeys(CARD, 0.0)
     for cell, count in cells.items():
         kind = kind_of(cell)
-        if cell in LUTRAM:
-            found["LUT"] += LUTRAM[cell] * count
+        if kind == "LUT":
+            found["LUT"] += LUTRAM.get(cell, 1) * count
         elif kind == "BRAM18":
             found["BRAM36"] += count / 2
         elif kind is not None:
@@ -96,7 +96,8 @@ def _cells(program: str, folder: Path, module: str, parameters: dict[str, int]) 
         if code:
             raise RunError(f"{program} could not synthesise {module} (status {code})", hint=said[-1500:])
         found = json.loads((folder / stat).read_text(encoding="utf-8"))
-    return {k: int(v) for k, v in found["design"]["num_cells_by_type"].items()}
+    # What begins with a dollar is a note of yosys and no cell of the device.
+    return {k: int(v) for k, v in found["design"]["num_cells_by_type"].items() if not k.startswith("$")}
 
 
 def buffers(preset: Preset) -> dict[str, float]:

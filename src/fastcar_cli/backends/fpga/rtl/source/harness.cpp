@@ -53,7 +53,7 @@ static Words packet(int which) {
 
 static bool differs(const Layer& layer, int row, const char* what, int64_t found, int64_t expected) {
   if (found == expected) return false;
-  auto text = [](int64_t n) { return n == NEVER ? std::string("never") : std::to_string(n); };
+  auto text = [](int64_t n) { return n == NEVER ? std::string("none") : std::to_string(n); };
   printf("DIFFERENCE: %s, row %d: %s %s, expected %s\n", layer.name.c_str(), row, what, text(found).c_str(), text(expected).c_str());
   return true;
 }
