@@ -30,7 +30,7 @@ class PlainExecutor(HostExecutor):
         self._past: Any = None
         self._scorer: Scorer | None = None
         if batch.replay is not None:
-            self._scorer = Scorer(batch.replay.rule.score, batch.frame)
+            self._scorer = Scorer(batch.replay.rule.score, batch.frame, batch.replay.first)
             layers = batch.model.spec.decoder.layers
             self._noise = noise(batch.uniforms, layers, batch.rows).to(batch.model.device)
 

@@ -118,17 +118,18 @@ def _oracle(look: Look, _: Tensor) -> Tensor:
 class Scorer:
     """A score at work on one batch, with what it remembers of the last frame."""
 
-    def __init__(self, name: str, frame: int) -> None:
-        self._score, self._frame = SCORES[name], frame
+    def __init__(self, name: str, frame: int, first: int) -> None:
+        """Tokens lie in frames of `frame`; the aligned token of `first` is the first that is known."""
+        self._score, self._frame, self._first = SCORES[name], frame, first
         self._kept: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, look: Look) -> Tensor:
-        """The score of every row, [rows]; NaN in the first frame. Every token must be shown, in order."""
+        """The score of every row, [rows]; NaN where the aligned token is not known. Tokens are shown in order."""
         place = look.layer, look.t % self._frame
         kept = self._kept.get(place, _NOTHING)
         if self._score.keeps is not None:
             self._kept[place] = self._score.keeps(look).clone()
-        if look.t < self._frame:
+        if look.t < self._first or (self._score.keeps is not None and not len(kept)):
             return look.noise * torch.nan
         return self._score.of(look, kept)
 

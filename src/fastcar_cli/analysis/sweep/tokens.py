@@ -30,7 +30,7 @@ class _Eye:
     def __init__(self, decode: Decode) -> None:
         layers, rows, passes = len(decode.blocks), decode.rows, decode.tokens - 1
         self._decode, self._frame = decode, decode.frame
-        self._scorers = {name: Scorer(name, decode.frame) for name in SCORES}
+        self._scorers = {name: Scorer(name, decode.frame, decode.frame) for name in SCORES}
         self._past: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self.scores = torch.full((len(SCORES), layers, rows, passes), torch.nan)
         self.seen = {name: torch.full((layers, rows, passes), torch.nan) for name in BY_TOKEN}
