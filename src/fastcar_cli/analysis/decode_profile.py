@@ -114,17 +114,16 @@ def profile_decode(pipe: TextToVideo, prompt: str, seed: int) -> DecodeProfile:
     similarity = _Similarity(pipe.layers, pipe.tokens_per_frame)
     first, images = _run(dense, prompt, seed, similarity)
     assert first.replay is not None and first.replay.tas is not None
-    tas = first.replay.tas[:, :, first.frame :].cpu().numpy().reshape(pipe.layers, -1)
-    n = first.frame
-    by_position = np.zeros((pipe.frames, n), np.float32)
+    scores = first.replay.tas
+    tas = scores[:, :, first.replay.gateable(scores.shape[2])].cpu().numpy().reshape(pipe.layers, -1)
+    by_position = np.zeros((pipe.frames, pipe.grid[0] * pipe.grid[1]), np.float32)
     by_layer, by_frame, ratio, eligible = [0.0] * pipe.layers, [0.0] * pipe.frames, 0.0, 0.0
     if not rule.off:
         second, images = _run(pipe, prompt, seed)
         assert second.replay is not None
         stats = second.replay.stats(second.passes)
         by_layer, by_frame, ratio, eligible = stats.by_layer, stats.by_frame, stats.ratio, stats.eligible_ratio
-        shares = second.replay.replayed.float().mean((0, 1)).cpu().numpy()
-        by_position.reshape(-1)[: len(shares)] = shares
+        by_position[pipe.context :] = second.replay_shares().numpy()
     return DecodeProfile(
         prompt=prompt,
         seed=seed,

@@ -176,6 +176,11 @@ class Replay:
             places = torch.arange(-kept, 0, device=outputs.device) % self.frame
             self.outputs[layer, :, places] = outputs[:, -kept:]
 
+    def gateable(self, passes: int) -> Tensor:
+        """Which of the first input tokens may replay, bool [passes]."""
+        places = torch.arange(passes, device=self._dense.device)
+        return (places >= self.first) & ~self._dense[places % self.frame]
+
     def eligible(self, t: int) -> bool:
         """Whether input token t has an aligned token whose MLP output is known."""
         return t >= self.first
@@ -245,8 +250,7 @@ class Replay:
         if passes == 0:
             return ReplayStats(0.0, 0.0, [0.0] * seen.shape[0], [])
         by_frame = [float(f.mean()) for f in seen.split(self.frame, dim=2)]
-        places = torch.arange(passes, device=seen.device)
-        eligible = seen[:, :, (places >= self.first) & ~self._dense[places % self.frame]]
+        eligible = seen[:, :, self.gateable(passes)]
         return ReplayStats(
             float(seen.mean()),
             float(eligible.mean()) if eligible.numel() else 0.0,

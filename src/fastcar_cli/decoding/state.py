@@ -233,6 +233,17 @@ class Batch:
         if self.replay is not None:
             self.replay.outputs.normal_(0.0, 0.1, generator=generator)
 
+    def replay_shares(self) -> Tensor:
+        """Share of layers and rows that replayed by code of every decoded frame, delimiters left out, [T, codes].
+
+        The last token is never fed back: 0.
+        """
+        shares = torch.zeros(self.tokens)
+        if self.replay is not None:
+            shares[:-1] = self.replay.replayed.float().mean((0, 1)).cpu()
+        codes = [place for place in range(self.frame) if place not in self.model.spec.layout.delimiters]
+        return shares.view(-1, self.frame)[:, codes]
+
     def rows_of(self, video: int) -> list[int]:
         """The batch rows of a video."""
         return [video, video + self.videos] if self.guided else [video]

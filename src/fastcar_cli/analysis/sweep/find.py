@@ -85,7 +85,8 @@ def tas_of(session: Session) -> NDArray[np.float32]:
             pass
         decode = pipe.decode
         if decode is not None and decode.replay is not None and decode.replay.tas is not None:
-            found.append(decode.replay.tas[:, :, decode.frame :].flatten().cpu().numpy())
+            scores = decode.replay.tas
+            found.append(scores[:, :, decode.replay.gateable(scores.shape[2])].flatten().cpu().numpy())
     tas = np.concatenate(found) if found else np.zeros(0, np.float32)
     tas = tas[np.isfinite(tas)]
     if not tas.size:

@@ -166,12 +166,8 @@ def replay_map(pipe: TextToVideo) -> list[list[list[float]]]:
 
     0 in frames that the prompt holds, and for the last token, which is never fed back.
     """
-    decode, layout = pipe.decode, pipe.model.network.spec.layout
     h, w = pipe.grid
-    tokens = np.zeros((pipe.frames - layout.context) * layout.stride)
-    if decode is not None and decode.replay is not None:
-        shares = decode.replay.replayed.float().mean((0, 1)).cpu().numpy()
-        tokens[: len(shares)] = shares
-    places = np.delete(tokens.reshape(-1, layout.stride), layout.delimiters, axis=1)
-    places = np.concatenate([np.zeros((layout.context, h * w)), places])
-    return np.round(places, 4).reshape(pipe.frames, h, w).tolist()
+    places = np.zeros((pipe.frames, h, w))
+    if pipe.decode is not None:
+        places[pipe.context :] = pipe.decode.replay_shares().view(-1, h, w).numpy()
+    return np.round(places, 4).tolist()
