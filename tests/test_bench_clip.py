@@ -33,6 +33,7 @@ def test_decisions_are_where_something_may_replay() -> None:
     assert e.value.hint == f"allowed: at most {31 / 50:.3f}"
 
 
+@pytest.mark.slow
 def test_everybody_decodes_the_same_clip() -> None:
     heard: list[int] = []
     result = measure(PLAN, lambda done, total: heard.append(total - done))

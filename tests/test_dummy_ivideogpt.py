@@ -20,7 +20,7 @@ from fastcar_cli.models.dummy_ivideogpt import (
     write,
 )
 
-SHARED = Path(os.environ.get("FASTCAR_GOLDEN_IVIDEOGPT", Path(__file__).parents[2] / "shared" / "golden-ivideogpt"))
+SHARED = Path(os.environ.get("FASTCAR_GOLDEN_FRAMES", Path(__file__).parents[2] / "shared" / "golden-ivideogpt"))
 
 
 @pytest.mark.parametrize("name", ["free-c2", "act-c2", "act-c1-128"])

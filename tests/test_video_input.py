@@ -23,7 +23,7 @@ from fastcar_cli.video_input import Excerpt, Wanted, read_clip, resized
 from fastcar_cli.video_input.actions import read_actions
 from fastcar_cli.video_input.frames import frames_of
 
-SHARED = Path(os.environ.get("FASTCAR_GOLDEN_IVIDEOGPT", Path(__file__).parents[2] / "shared" / "golden-ivideogpt"))
+SHARED = Path(os.environ.get("FASTCAR_GOLDEN_FRAMES", Path(__file__).parents[2] / "shared" / "golden-ivideogpt"))
 
 
 def _frames(count: int = 6, height: int = 32, width: int = 32) -> np.ndarray:

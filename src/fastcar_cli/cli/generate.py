@@ -72,7 +72,10 @@ def generate(
     ] = None,
     gate: Annotated[str | None, typer.Option(help="Who decides on a replay: row or pair.")] = None,
     max_replay_age: Annotated[int | None, typer.Option(help="Times in a row one value may be replayed.")] = None,
-    model: Annotated[str | None, typer.Option(help="mini, vila-u-7b[@REVISION], or a model folder.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="mini, a name of the hub (vila-u-7b, ivideogpt-...; NAME@REVISION), or a model folder."),
+    ] = None,
     frames: Annotated[int | None, typer.Option(help="Frames of the video, those of an input included.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; drawn and printed where none is given.")] = None,
     samples: Annotated[int | None, typer.Option(help="Videos a prompt or input, with seeds counted up.")] = None,

@@ -26,6 +26,7 @@ from fastcar_cli.models.checkpoint import (
 from fastcar_cli.models.hub import REPOSITORIES, commit_of, fetch, repository_of, revision_of
 from fastcar_cli.models.layouts import layout_of
 from fastcar_cli.models.network import Spec
+from fastcar_cli.models.published import published_spec
 from fastcar_cli.models.quantised import WeightFormat
 
 BUNDLED = ("mini",)
@@ -108,15 +109,14 @@ def read_spec(folder: Path) -> Spec:
 
 
 def spec_of(model: str) -> Spec:
-    """The specification of a model, of a hub name from its configuration alone.
+    """The specification of a model as far as it is known before anything is fetched: of a hub name as published.
 
-    What only weights tell (the width of actions) is 0 there while these are not on this machine. Raises as
-    `folder_of` and `read_spec` do.
+    Raises as `folder_of` and `read_spec` do.
     """
     repository = repository_of(model)
-    if repository is None:
-        return read_spec(folder_of(model))
-    return read_spec(fetch(repository, revision_of(model), configs_only=True))
+    names = [name for name, known in REPOSITORIES.items() if known == repository]
+    published = published_spec(names[0]) if names else None
+    return published or read_spec(folder_of(model))
 
 
 def read_defaults(folder: Path) -> GenerationDefaults:
