@@ -263,11 +263,12 @@ def test_resources_are_counted_and_called_estimates(run: Run, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     found = {row["unit"]: row for row in json.loads(done.stdout)["resources"]}
     cells = rows_of(tmp_path / "d" / "resources.csv")
-    assert {c["caveat"] for c in cells} == {synth.CAVEAT} and all("Yosys" in c["version"] for c in cells)
+    assert all(c["caveat"].startswith(synth.CAVEAT) and "Yosys" in c["version"] for c in cells)
     for unit, row in found.items():
         counted = {c["cell"]: int(c["count"]) for c in cells if c["unit"] == unit}
         assert synth.totals(counted) == {k: row[k] for k in synth.CARD}
         assert row["LUT"] > 0 and row["share_of_u280"]["LUT"] == row["LUT"] / synth.CARD["LUT"]
+    assert found[f"MAC array, {synth.MACS} MACs"]["DSP"] == synth.MACS
     assert found["DRS"]["DSP"] == found["DRS"]["BRAM36"] == 0 and 50 < found["DRS"]["LUT"] < 500
 
 

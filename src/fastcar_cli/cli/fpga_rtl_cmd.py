@@ -44,9 +44,9 @@ def rtl(
         )
     if synth:
         document["resources"] = synthesis.synthesise(output, document["parameters"])
-        document["buffers"] = synthesis.buffers(accelerator)
+        document["by_preset"] = synthesis.arithmetic(accelerator)
         if not as_json:
-            _resources(document["resources"], document["buffers"])
+            _resources(document["resources"], document["by_preset"])
     if saif:
         document["saif"] = str(power.activity(output, document["parameters"], accelerator.clock.value))
         if not as_json:
@@ -62,7 +62,7 @@ def rtl(
         raise typer.Exit(1)
 
 
-def _resources(rows: list[dict[str, Any]], buffers: dict[str, float]) -> None:
+def _resources(rows: list[dict[str, Any]], by_preset: dict[str, float]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -73,8 +73,9 @@ def _resources(rows: list[dict[str, Any]], buffers: dict[str, float]) -> None:
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        caption=f"Weight buffers of all cores, by their bits: {buffers['RAMB36']:,.0f} RAMB36 or "
-        f"{buffers['URAM288']:,.0f} URAM288. Share: the largest of a U280. Cells: resources.csv.",
+        caption=f"All cores, by the preset: weight buffers {by_preset['RAMB36']:,.0f} RAMB36 or "
+        f"{by_preset['URAM288']:,.0f} URAM288 by their bits, MAC arrays {by_preset['DSP']:,.0f} DSP. "
+        "LUT and FF of a MAC array are an artefact. Share: the largest of a U280. Cells and caveats: resources.csv.",
         caption_justify="left",
     )
     for name in ("unit", "LUT", "FF", "DSP", "BRAM36", "URAM", "share"):

@@ -26,6 +26,7 @@ from fastcar_cli.files import csv_of, write_whole
 from fastcar_cli.models.video_model import ModelSpec
 
 SOURCE = Path(__file__).parent / "source"
+ARITHMETIC = Path(__file__).parent / "arithmetic"
 RANDOM_LAYERS = 320
 """Random layers that are run before those of a trace."""
 
@@ -96,7 +97,7 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RunError(f"-o {folder}: the folder can't be made: {e.strerror}") from None
-    kept = _sources(folder)
+    kept = _sources(SOURCE, folder, "") + _sources(ARITHMETIC, folder, "arithmetic")
     write_whole(folder / "parameters.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
     write_whole(folder / "parameters.h", "".join(f"#define {k} {v}\n" for k, v in values.items()))
     write_whole(folder / "parameters.json", json.dumps({"preset": preset.name, **values}, indent=1) + "\n")
@@ -107,14 +108,15 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
     return {"folder": str(folder), "parameters": values, "layers": len(layers), "kept": kept}
 
 
-def _sources(folder: Path) -> list[str]:
-    """Copy the sources; one that was changed in the folder stays, and its name is returned."""
+def _sources(source: Path, folder: Path, below: str) -> list[str]:
+    """Copy sources; one that was changed in the folder stays, and its name is returned."""
     kept = []
-    for file in sorted(SOURCE.iterdir()):
-        target = folder / file.name
+    (folder / below).mkdir(exist_ok=True)
+    for file in sorted(source.iterdir()):
+        target = folder / below / file.name
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".sv" and target.exists() and target.read_text(encoding="utf-8") != text:
-            kept.append(file.name)
+            kept.append(str(target.relative_to(folder)))
             continue
         write_whole(target, text)
         if file.suffix == ".sh":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,18 @@ CAVEAT = "yosys estimate"
 CARD = {"LUT": 1_303_680, "FF": 2_607_360, "DSP": 9_024, "BRAM36": 2_016, "URAM": 960}
 """An Alveo U280 (LUT and FF: AMD's product table of the XCU280; DSP and BRAM: UG1393; URAM: DS963)."""
 
+MACS = 16
+"""MACs of the array that is synthesised: a core's has more of the same."""
+
+ARTEFACT = "yosys estimate; accumulators stand in LUTs and FFs, which a vendor's tool packs into the DSPs"
+
 UNITS = {
-    "DRS": ("drs", ("CORES", "REMAP", "DROP", "STREAM")),
-    "sequencer of a core": ("sequencer", ("QUEUE", "LOAD_BITS", "MAC_BITS", "VECTOR_BITS")),
-    "barrier": ("barrier", ("CORES", "LOCKSTEP")),
+    "DRS": ("drs", ("CORES", "REMAP", "DROP", "STREAM"), CAVEAT),
+    "barrier": ("barrier", ("CORES", "LOCKSTEP"), CAVEAT),
+    "sequencer of a core": ("sequencer", ("QUEUE", "LOAD_BITS", "MAC_BITS", "VECTOR_BITS"), CAVEAT),
+    f"MAC array, {MACS} MACs": ("mac_array", ("MACS",), ARTEFACT),
 }
-"""What is synthesised: its name, its module, its parameters."""
+"""What is synthesised: its name, its module, its parameters, and what to know of its counts."""
 
 
 LUTRAM = {"RAM32M16": 8, "RAM32M": 4, "RAM64M8": 8, "RAM64M": 4, "RAM32X1D": 2, "RAM64X1D": 2, "RAM128X1D": 4}
@@ -69,10 +74,11 @@ def synthesise(folder: Path, parameters: dict[str, int]) -> list[dict[str, Any]]
         raise RunError(f"{program} --version ended with status {code}", hint=version[-500:])
     version = version.strip().splitlines()[-1]
     rows, table = [], []
-    for name, (module, names) in UNITS.items():
+    parameters = {**parameters, "MACS": MACS}
+    for name, (module, names, caveat) in UNITS.items():
         cells = _cells(program, folder, module, {n: parameters[n] for n in names})
         table += [
-            [name, module, cell, count, kind_of(cell) or "", "yosys", version, FAMILY, CAVEAT]
+            [name, module, cell, count, kind_of(cell) or "", "yosys", version, FAMILY, caveat]
             for cell, count in sorted(cells.items())
         ]
         used = totals(cells)
@@ -83,24 +89,28 @@ def synthesise(folder: Path, parameters: dict[str, int]) -> list[dict[str, Any]]
 
 
 def _cells(program: str, folder: Path, module: str, parameters: dict[str, int]) -> dict[str, int]:
-    """Cells of one module after synthesis."""
-    sources = " ".join(sorted(f.name for f in folder.glob("*.sv")))
-    sets = " ".join(f"-set {k} {v}" for k, v in parameters.items())
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".synth-") as work:
-        stat = f"{Path(work).name}/stat.json"
-        script = (
-            f"read_verilog -sv {sources}; chparam {sets} {module}; hierarchy -top {module}; "
-            f"synth_xilinx -family {FAMILY} -flatten -noiopad -noclkbuf; tee -q -o {stat} stat -json"
-        )
-        code, said = call([program, "-q", "-p", script], folder)
-        if code:
-            raise RunError(f"{program} could not synthesise {module} (status {code})", hint=said[-1500:])
-        found = json.loads((folder / stat).read_text(encoding="utf-8"))
+    """Cells of one module after synthesis, by a script that stays in the folder: synth_MODULE.ys."""
+    sources = [f"{module}.sv" if (folder / f"{module}.sv").exists() else f"arithmetic/{module}.sv"]
+    sources += ["instructions.sv"] if module == "sequencer" else []
+    lines = (
+        f"read_verilog -sv {' '.join(sources)}",
+        f"chparam {' '.join(f'-set {k} {v}' for k, v in parameters.items())} {module}",
+        f"hierarchy -top {module}",
+        f"synth_xilinx -family {FAMILY} -flatten -noiopad -noclkbuf",
+        f"tee -q -o synth_{module}.json stat -json",
+    )
+    script, stat = folder / f"synth_{module}.ys", folder / f"synth_{module}.json"
+    stat.unlink(missing_ok=True)
+    write_whole(script, "".join(f"{line}\n" for line in lines))
+    code, said = call([program, "-q", "-s", script.name], folder)
+    if code or not stat.exists():
+        raise RunError(f"{program} could not synthesise {module} (status {code})", hint=said[-1500:])
+    found = json.loads(stat.read_text(encoding="utf-8"))
     # What begins with a dollar is a note of yosys and no cell of the device.
     return {k: int(v) for k, v in found["design"]["num_cells_by_type"].items() if not k.startswith("$")}
 
 
-def buffers(preset: Preset) -> dict[str, float]:
-    """RAMB36 and URAM288 that the weight buffers of all cores need, by their bits alone."""
+def arithmetic(preset: Preset) -> dict[str, float]:
+    """What follows from the preset alone, for all cores: memory of the weight buffers by bits, a DSP a MAC."""
     bits = preset.cores * preset.window * preset.tile_bytes * 8
-    return {"RAMB36": bits / 36_864, "URAM288": bits / 294_912}
+    return {"RAMB36": bits / 36_864, "URAM288": bits / 294_912, "DSP": preset.cores * preset.core.mac_array.value}
