@@ -32,15 +32,16 @@ def work(
     lpips: str | None,
     fidelity: bool,
     clips: dict[str, Clip],
+    tokens: str | None,
     task: Task,
 ) -> list[Finding]:
     """Do a task in this process, which keeps its loaded model for the next one."""
     # The names of clips tell their contents.
-    key = repr((config, names, lpips, fidelity, sorted(clips)))
+    key = repr((config, names, lpips, fidelity, sorted(clips), tokens))
     if key not in _workers:
         _workers.clear()
         scorer = Scorer(names, None if lpips is None else Path(lpips))
-        _workers[key] = Worker(RunConfig.from_dict(config), scorer, fidelity, clips=clips)
+        _workers[key] = Worker(RunConfig.from_dict(config), scorer, fidelity, tokens=tokens, clips=clips)
     return list(_workers[key].work(task))
 
 
@@ -91,6 +92,7 @@ class RayEngine:
             None if scorer.lpips is None else str(scorer.lpips.resolve()),
             worker.fidelity,
             worker.clips,
+            worker.tokens,
         )
         resources = {"num_cpus": threads, "num_gpus": 1} if on_gpu else {"num_cpus": threads}
         self._work = ray.remote(work).options(max_retries=RETRIES, **resources)

@@ -1,0 +1,100 @@
+"""Numbers with their spread: bootstrap over prompts, rank correlation, area under the curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+Floats = NDArray[np.float64]
+RESAMPLES = 2000
+"""Draws of the bootstrap; its seed is fixed, so the same videos give the same spread."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over videos with its 95 % interval; NaN bounds where one prompt allows none."""
+
+    mean: float
+    low: float
+    high: float
+    videos: int
+    prompts: int
+
+    @property
+    def above_zero(self) -> bool:
+        """Whether the whole interval lies above zero."""
+        return self.low > 0
+
+    @property
+    def below_zero(self) -> bool:
+        """Whether the whole interval lies below zero."""
+        return self.high < 0
+
+    def text(self, form: str = ".3f") -> str:
+        """For people: 0.812 [0.790, 0.834]."""
+        if not self.videos:
+            return "none"
+        if not np.isfinite(self.low):
+            return f"{self.mean:{form}} [one prompt: no interval]"
+        return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
+
+
+Values = Mapping[str, Sequence[float]]
+"""Numbers of videos by prompt."""
+
+
+def estimate(values: Values) -> Estimate:
+    """Mean over all videos and its percentile interval where prompts are drawn with replacement.
+
+    Videos of one prompt are drawn together, as they resemble each other. Videos that are NaN are left out.
+    """
+    groups = [np.array([v for v in group if np.isfinite(v)], float) for group in values.values()]
+    groups = [g for g in groups if len(g)]
+    if not groups:
+        return Estimate(np.nan, np.nan, np.nan, 0, 0)
+    sums, counts = np.array([g.sum() for g in groups]), np.array([len(g) for g in groups])
+    mean = float(sums.sum() / counts.sum())
+    low = high = np.nan
+    if len(groups) > 1:
+        drawn = np.random.default_rng(0).integers(0, len(groups), (RESAMPLES, len(groups)))
+        means = sums[drawn].sum(1) / counts[drawn].sum(1)
+        low, high = (float(v) for v in np.percentile(means, (2.5, 97.5)))
+    return Estimate(mean, low, high, int(counts.sum()), len(groups))
+
+
+def difference(a: Values, b: Values) -> Estimate:
+    """A - b of the same videos, paired."""
+    return estimate({p: [x - y for x, y in zip(a[p], b[p], strict=True)] for p in a})
+
+
+def rank_correlation(a: Floats, b: Floats) -> float:
+    """Spearman's rank correlation of two flat arrays; NaN where one is constant."""
+    x, y = rankdata(a), rankdata(b)
+    if x.std() == 0 or y.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def area_under_curve(scores: Floats, positive: NDArray[np.bool_]) -> float:
+    """Chance that a positive has the higher score than a negative (ties half): the ROC's area; NaN without both."""
+    n, m = int(positive.sum()), int((~positive).sum())
+    if not n or not m:
+        return float("nan")
+    return float((rankdata(scores)[positive].sum() - n * (n + 1) / 2) / (n * m))
+
+
+def by_prompt(videos: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
+    """(prompt, number) pairs as `Values`."""
+    found: dict[str, list[float]] = {}
+    for prompt, value in videos:
+        found.setdefault(prompt, []).append(float(value))
+    return found
+
+
+def each(layers: int, of: Callable[[int], Estimate]) -> list[Estimate]:
+    """One estimate a layer."""
+    return [of(layer) for layer in range(layers)]

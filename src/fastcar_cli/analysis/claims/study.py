@@ -1,0 +1,177 @@
+"""The videos that claims are judged on: run through the sweep's loop, kept in its folders, read again from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastcar_cli.analysis.sweep.metrics import DEFAULT as METRICS
+from fastcar_cli.analysis.sweep.metrics import Scorer
+from fastcar_cli.analysis.sweep.plan import Cell
+from fastcar_cli.analysis.sweep.results import cells_of
+from fastcar_cli.analysis.sweep.session import Request, Session
+from fastcar_cli.analysis.sweep.store import Store
+from fastcar_cli.config import RunConfig
+from fastcar_cli.errors import RequestError
+from fastcar_cli.pipeline import TextToVideo
+
+TAUS = (0.0, -0.5, -1.0, -2.0, -4.0, -8.0)
+"""Thresholds of the paper's figure 4."""
+RATIOS = (0.2, 0.5, 0.8)
+"""Replay ratios of the paper's table 1."""
+MAIN = "main"
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Cells that a claim needs: the folder's name, keys of the configuration that make it another, and axes.
+
+    `axes` are fields of a sweep's Request: taus, windows, gates, scores, ratios.
+    """
+
+    folder: str = MAIN
+    config: tuple[tuple[str, Any], ...] = ()
+    axes: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass
+class Study:
+    """One model with its prompts and seeds."""
+
+    model: str
+    folder: Path
+    prompts: tuple[str, ...]
+    seeds: tuple[int, ...]
+    base: RunConfig
+    pipe: TextToVideo
+    _sessions: dict[str, tuple[Session, Store]] = field(default_factory=dict)
+
+    @classmethod
+    def open(
+        cls, pipe: TextToVideo, config: RunConfig, folder: Path, prompts: Sequence[str], seeds: Sequence[int]
+    ) -> Study:
+        """Of the model that a pipeline of this configuration has. Raises RequestError for prompts it can't read."""
+        pipe.notices(prompts)
+        return cls(pipe.name, folder / pipe.name, tuple(prompts), tuple(seeds), config, pipe)
+
+    def run(self, jobs: Sequence[Job], on_done: Callable[[str, int], None]) -> None:
+        """Decode what is missing. `on_done(folder, decodes)` is told of each decode on disk and of those to come.
+
+        A stop keeps what is finished; the same call goes on.
+        """
+        for job in jobs:
+            session = self._session(job)
+            path = self.folder / job.folder
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with session.opened(path) as store:
+                on_done(job.folder, session.left(store))
+                session.on_done = partial(_one_less, on_done, job.folder)
+                with session.engine() as engine:
+                    session.run(store, engine)
+                session.finish(store)
+                self._sessions[job.folder] = session, store
+
+    def _session(self, job: Job) -> Session:
+        config = _changed(self.base, job.config)
+        request = Request(
+            config=config, prompts=self.prompts, seeds=self.seeds, taus=(), repeats=1, metrics=self._metrics(),
+            tokens="dense",
+        )  # fmt: skip
+        weights = {k for k, _ in job.config} & {"runtime.dtype", "model"}
+        return Session.open(replace(request, **dict(job.axes)), None if weights else self.pipe)
+
+    def _metrics(self) -> tuple[str, ...]:
+        """Those of a sweep that frames of this size allow."""
+        names: tuple[str, ...] = METRICS
+        for name in ("ssim", "ms-ssim"):
+            try:
+                Scorer((name,)).check(self.pipe.height, self.pipe.width)
+            except RequestError:
+                names = tuple(n for n in names if n != name)
+        return names
+
+    def reached(self, ratios: Sequence[float]) -> tuple[float, ...]:
+        """Those of some ratios that this model's frames can keep."""
+        found = []
+        for ratio in ratios:
+            try:
+                self.pipe.with_config(_changed(self.base, (("replay.ratio", ratio),)))
+            except RequestError:
+                continue
+            found.append(ratio)
+        return tuple(found)
+
+    def with_frames(self, frames: int) -> TextToVideo:
+        """The model making longer videos. Raises RequestError where it has no positions for them."""
+        return self.pipe.with_config(_changed(self.base, (("generation.frames", frames),)))
+
+    @property
+    def layers(self) -> int:
+        """Decoder blocks."""
+        return self.pipe.layers
+
+    @property
+    def frame(self) -> int:
+        """N, tokens a frame."""
+        return self.pipe.tokens_per_frame
+
+    def cells(self, folder: str = MAIN, **fields: Any) -> list[dict[str, Any]]:
+        """Finished cells of this study's videos with these fields (tau, ratio, score, window, gate), by video.
+
+        Fields that are not named are those of a dense run; the order is that of prompts and seeds.
+        """
+        _, store = self._sessions[folder]
+        documents = []
+        for cell in self._wanted(folder, **fields):
+            documents += [store.cells[cell.id]] if cell.id in store.cells else []
+        references = {Cell.from_dict(d).reference.id for d in documents}
+        return [c for c in cells_of([*documents, *(store.cells[r] for r in references)])][: len(documents)]
+
+    def _wanted(self, folder: str, **fields: Any) -> Iterator[Cell]:
+        session, _ = self._sessions[folder]
+        dense = fields.get("tau") is None and fields.get("ratio") is None
+        gate = "row" if dense else session.plan.gates[0]
+        for prompt in self.prompts:
+            for seed in self.seeds:
+                yield replace(Cell(prompt, seed, None, None, gate, "torch"), **fields)
+
+    def tokens(self, cell: dict[str, Any], folder: str = MAIN) -> Arrays:
+        """What was seen of every token of a cell, see `sweep.tokens.token_data`."""
+        return self._sessions[folder][1].tokens(Cell.from_dict(cell))
+
+    def images(self, cell: dict[str, Any], folder: str = MAIN) -> NDArray[np.uint8]:
+        """Frames uint8 [T, H, W, 3] of a cell, from its codes."""
+        n = self.frame
+        codes = torch.from_numpy(self.tokens(cell, folder)["codes"].astype(np.int64)).to(self.pipe.model.network.device)
+        with torch.inference_mode():
+            painter = self.pipe.model.network.painter(codes.new_zeros(1, 1))
+            frames = torch.cat([painter.frame(part[None]) for part in codes.split(n)])
+            return self.pipe.model.network.to_bytes(frames).cpu().numpy()
+
+    def scorer(self) -> Scorer:
+        """Metrics of frames, for comparisons that are none of a sweep."""
+        return Scorer(tuple(n for n in self._metrics() if n != "fidelity"))
+
+    def results(self, folder: str = MAIN) -> Path:
+        """results.json of a folder."""
+        return self.folder / folder / "results.json"
+
+
+def _one_less(on_done: Callable[[str, int], None], folder: str, _: Cell) -> None:
+    on_done(folder, -1)
+
+
+def _changed(config: RunConfig, changes: Sequence[tuple[str, Any]]) -> RunConfig:
+    data = config.to_dict()
+    for key, value in changes:
+        section, _, last = key.rpartition(".")
+        (data[section] if section else data)[last] = value
+    return RunConfig.from_dict(data, "claims")
