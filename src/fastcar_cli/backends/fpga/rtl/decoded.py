@@ -120,10 +120,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         preset = load_preset(options.preset)
         if preset.format.kind != "int8-exact":
             raise RequestError(f"preset {preset.name} has format {preset.format.kind}, needed: int8-exact")
+        if options.every < 1:
+            raise RequestError(f"--every {options.every}, allowed: at least 1")
         if not (options.folder / "units.sv").exists():
             write_arithmetic(options.folder)
         units = Units(options.folder, int(preset.core.mac_array.value))
         tokens = decoded(options.model, preset, options.every, options.seed)
+        if not tokens:
+            raise RequestError(f"--every {options.every}: the decode has fewer passes", hint="a smaller number")
         counts: dict[str, int] = {}
         for token in tokens:
             for what, count in compared(units, token):

