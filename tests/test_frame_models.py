@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import Run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -322,6 +323,26 @@ def test_published_shapes() -> None:
         with torch.device("meta"):
             assert spec.network().parameter_count() / 1e6 == pytest.approx(millions, abs=0.01)
     assert [published_spec(name).name for name in IVIDEOGPT] == list(IVIDEOGPT)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["ivideogpt-oxe-64-act-free-medium", "thuml/ivideogpt-robonet-64-act-cond@main"])
+def test_a_dry_run_of_a_published_model_needs_no_network(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    done = run("generate", "--model", name, "--dry-run", "--json", "--tau", "-2", "--dtype", "float32")
+    plan = json.loads(done.stdout)
+    spec = published_spec(name.partition("@")[0].removeprefix("thuml/"))
+    assert spec is not None and plan["folder"] is None and plan["files"] == {}
+    with torch.device("meta"):
+        assert plan["weights_bytes"] == 4 * spec.network().parameter_count()
+    decoder, frames = spec.decoder, spec.frames - spec.layout.context
+    slots = (spec.layout.lead or 0) + frames * STRIDE - 1
+    assert plan["kv_cache_bytes"] == 2 * decoder.layers * slots * decoder.width * 4
+    assert plan["replay_cache_bytes"] == decoder.layers * STRIDE * decoder.width * 4
+    assert plan["max_replay_ratio"] == pytest.approx(((frames - 1) * 16 - 1) / (frames * STRIDE - 1))
+    assert 2 < plan["replay_ceiling"] < 3.7
 
 
 def test_the_engine_knows_no_model_by_name_and_models_no_replay() -> None:

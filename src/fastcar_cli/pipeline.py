@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.clip import Prompt
 from fastcar_cli.models.network import Layout
 from fastcar_cli.models.plan import MemoryPlan, choose_dtype, default_dtype, make_plan, videos_that_fit
-from fastcar_cli.models.registry import BUNDLED, default_guidance, folder_of, load, read_spec, weight_formats
+from fastcar_cli.models.registry import BUNDLED, Shapes, folder_of, load, shapes_of
 from fastcar_cli.run_report import Run
 
 if TYPE_CHECKING:
@@ -201,14 +200,14 @@ class TextToVideo:
 
     @staticmethod
     def plans(
-        config: RunConfig, *, videos: int = 1, device: str | None = None, folder: Path | None = None
+        config: RunConfig, *, videos: int = 1, device: str | None = None, shapes: Shapes | None = None
     ) -> dict[str, MemoryPlan]:
         """What a run would need by dtype, from the model's configuration alone; nothing is loaded."""
         device = device or resolve_device(config.runtime.device)
-        folder = folder or folder_of(config.model)
-        spec = read_spec(folder)
+        shapes = shapes or shapes_of(folder_of(config.model))
+        spec = shapes.spec
         frames = max(1, (config.generation.frames or spec.frames) - spec.layout.context)
-        guided = default_guidance(folder) if config.sampling.cfg is None else config.sampling.cfg
+        guided = shapes.guidance if config.sampling.cfg is None else config.sampling.cfg
         layers, replay = spec.decoder.layers, config.replay
         replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
         return {
@@ -225,7 +224,7 @@ class TextToVideo:
                 kv_int8=config.attention.kv_dtype == "int8",
                 delimiters=replay.eligible == "all",
             )
-            for name, form in weight_formats(folder).items()
+            for name, form in shapes.formats.items()
         }
 
     def _effective(self, config: RunConfig) -> dict[str, Any]:

@@ -19,23 +19,20 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     """Print files, sizes, memory and the replay ceiling; raises RequestError as the run would."""
     from fastcar_cli.models import hub
     from fastcar_cli.models.plan import choose_dtype
-    from fastcar_cli.models.registry import BUNDLED, folder_of
+    from fastcar_cli.models.registry import BUNDLED, folder_of, published_shapes, shapes_of
     from fastcar_cli.pipeline import TextToVideo
 
     repository = hub.repository_of(run.model)
     if repository is not None:
-        folder = hub.fetch(repository, hub.revision_of(run.model), configs_only=True)
-        try:
-            sizes = hub.remote_sizes(repository, hub.revision_of(run.model))
-        except RunError:
-            sizes = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-        missing = {name: size for name, size in sizes.items() if not (folder / name).exists()}
+        folder, sizes = _on_the_hub(run.model, repository)
+        missing = {name: size for name, size in sizes.items() if folder is None or not (folder / name).exists()}
     else:
         folder = folder_of(run.model)
         files = _files(folder)
         sizes = {str(f.relative_to(folder)): f.stat().st_size if f.is_file() else 0 for f in files}
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
-    plans = TextToVideo.plans(run, videos=videos, folder=folder)
+    shapes = published_shapes(run.model) if folder is None else shapes_of(folder)
+    plans = TextToVideo.plans(run, videos=videos, shapes=shapes)
     asked = run.runtime.dtype
     any_plan = next(iter(plans.values()))
     if run.model in BUNDLED and asked == "auto":
@@ -46,7 +43,7 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         plan, refusal = plans.get(asked) or plans.get("bfloat16") or any_plan, e
     document: dict[str, Any] = {
         "model": run.model,
-        "folder": str(folder),
+        "folder": None if folder is None else str(folder),
         "files": sizes,
         "to_download": missing if repository else {},
         "missing": [] if repository else sorted(missing),
@@ -64,6 +61,28 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         raise refusal
     if document["missing"]:
         raise RequestError(f"weights file {folder / document['missing'][0]} is missing", hint="fetch it again")
+
+
+def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int]]:
+    """The folder of a model's configuration, and the sizes of its files by name.
+
+    Without a network, and with nothing in the cache, a model whose shapes are known has no folder. Raises RunError for
+    any other.
+    """
+    from fastcar_cli.models import hub
+    from fastcar_cli.models.registry import published_shapes
+
+    revision = hub.revision_of(model)
+    try:
+        folder = hub.fetch(repository, revision, configs_only=True)
+    except RunError:
+        if published_shapes(model) is None:
+            raise
+        return None, {}
+    try:
+        return folder, hub.remote_sizes(repository, revision)
+    except RunError:
+        return folder, {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
 
 
 def _files(folder: Path) -> list[Path]:
@@ -89,7 +108,7 @@ def _table(document: dict[str, Any], plan: Any) -> None:
     table = Table(title=f"{document['model']}: nothing was loaded", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("folder", document["folder"])
+    table.add_row("folder", document["folder"] or "none: the hub can't be reached, the shapes are as published")
     for name, size in document["files"].items():
         state = "missing" if name in document["missing"] else gib(size)
         table.add_row("file", f"{name}  {state}" + ("  (to download)" if name in document["to_download"] else ""))

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models import converted
+from fastcar_cli.models import converted, ivideogpt_checkpoint
 from fastcar_cli.models.checkpoint import (
     FORMATS,
     GenerationDefaults,
@@ -24,6 +24,7 @@ from fastcar_cli.models.checkpoint import (
     read_folder,
 )
 from fastcar_cli.models.hub import REPOSITORIES, commit_of, fetch, repository_of, revision_of
+from fastcar_cli.models.ivideogpt import IVideoGPTSpec
 from fastcar_cli.models.layouts import layout_of
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.published import published_spec
@@ -113,10 +114,13 @@ def spec_of(model: str) -> Spec:
 
     Raises as `folder_of` and `read_spec` do.
     """
+    return published_spec(_short_name(model)) or read_spec(folder_of(model))
+
+
+def _short_name(model: str) -> str:
+    """The short name of a model of the hub; empty for any other."""
     repository = repository_of(model)
-    names = [name for name, known in REPOSITORIES.items() if known == repository]
-    published = published_spec(names[0]) if names else None
-    return published or read_spec(folder_of(model))
+    return next((name for name, known in REPOSITORIES.items() if known == repository), "")
 
 
 def read_defaults(folder: Path) -> GenerationDefaults:
@@ -139,6 +143,29 @@ def weight_formats(folder: Path) -> dict[str, WeightFormat]:
         return {form.name: form}
     layout = layout_of(folder)
     return {name: loading_format(name) if layout is None else layout.loading_format(name) for name in FORMATS}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What can be told of a model before it is loaded: its shapes, its guidance scale, its formats by name."""
+
+    spec: Spec
+    guidance: float
+    formats: dict[str, WeightFormat]
+
+
+def shapes_of(folder: Path) -> Shapes:
+    """Of a model folder, from its configuration. Raises RequestError naming file and key."""
+    return Shapes(read_spec(folder), default_guidance(folder), weight_formats(folder))
+
+
+def published_shapes(model: str) -> Shapes | None:
+    """Of a model of the hub whose configuration is known without its files; None for any other."""
+    spec = published_spec(_short_name(model))
+    if not isinstance(spec, IVideoGPTSpec):
+        return None
+    formats = {name: ivideogpt_checkpoint.loading_format(name) for name in FORMATS}
+    return Shapes(spec, ivideogpt_checkpoint.DEFAULTS.cfg, formats)
 
 
 def load(
