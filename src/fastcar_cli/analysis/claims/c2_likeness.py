@@ -102,6 +102,7 @@ def _draw(figure: Any, by_layer: dict[str, list[Estimate]]) -> None:
         axes.plot(layers, [e.mean for e in by_layer[kind]], marker="o", color=color, label=kind)
         low, high = [e.low for e in by_layer[kind]], [e.high for e in by_layer[kind]]
         axes.fill_between(layers, low, high, color=color, alpha=0.2)
+    axes.set_xticks(range(1, len(by_layer["all"]) + 1))
     axes.axhline(LEAST, color="0.5", linewidth=1, linestyle="--")
     axes.set(xlabel="layer", ylabel="cosine similarity", ylim=(min(0.0, axes.get_ylim()[0]), 1.02))
     axes.legend(frameon=False)

@@ -54,7 +54,13 @@ def judge(study: Study) -> Finding:
     rows, margins = [], {}
     for name in SCORES:
         a, over = estimate(area[name]), difference(area[DEFAULT], area[name])
-        row: dict[str, Any] = {"score": name, "area": a.mean, "area_low": a.low, "area_high": a.high}
+        row: dict[str, Any] = {
+            "score": name,
+            "is": SCORES[name].told,
+            "area": a.mean,
+            "area_low": a.low,
+            "area_high": a.high,
+        }
         row |= {"tas_more_area": over.mean, "tas_more_area_low": over.low, "tas_more_area_high": over.high}
         for r in ratios:
             mine = values(cells[name, r], key)

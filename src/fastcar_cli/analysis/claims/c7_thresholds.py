@@ -96,6 +96,7 @@ def _draw(figure: Any, one: dict[float, list[dict[str, Any]]]) -> None:
     axes = figure.subplots()
     for r, cells in one.items():
         layers = np.array([c["replay"]["by_layer"] for c in cells])
+        axes.set_xticks(range(1, layers.shape[1] + 1))
         axes.plot(range(1, layers.shape[1] + 1), 100 * layers.mean(0), marker="o", label=f"ratio {r:g}")
     axes.set(xlabel="layer", ylabel="replayed MLPs (%)", ylim=(0, 100))
     axes.legend(frameon=False)

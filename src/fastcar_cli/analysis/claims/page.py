@@ -102,8 +102,10 @@ def _cell(value: Any) -> str:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     header = list(dict.fromkeys(key for row in rows for key in row))
-    head = "".join(f'<th scope="col">{_e(k)}</th>' for k in header)
-    body = "".join("<tr>" + "".join(f"<td>{_e(_cell(row.get(k)))}</td>" for k in header) + "</tr>" for row in rows)
+    head = "".join(f'<th scope="col" class="text">{_e(k)}</th>' for k in header)
+    text = ['<td class="text">' if any(isinstance(row.get(k), str) for row in rows) else "<td>" for k in header]
+    cells = ([f"{td}{_e(_cell(row.get(k)))}</td>" for k, td in zip(header, text, strict=True)] for row in rows)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     return f'<table class="data"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 

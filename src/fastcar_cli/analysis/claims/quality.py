@@ -15,7 +15,6 @@ KEYS = {
     "temporal": "temporal error",
     "right": "all right",
 }
-LESS_IS_BETTER = ("temporal",)
 
 
 def value_of(cell: dict[str, Any], key: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,8 +93,3 @@ def by_prompt(videos: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
     for prompt, value in videos:
         found.setdefault(prompt, []).append(float(value))
     return found
-
-
-def each(layers: int, of: Callable[[int], Estimate]) -> list[Estimate]:
-    """One estimate a layer."""
-    return [of(layer) for layer in range(layers)]
