@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,16 @@ def test_a_source_changed_in_the_folder_stays(tmp_path: Path) -> None:
     assert bundle.write(tmp_path, load_preset("u280-int8"), None)["kept"] == ["drs.sv"]
     assert (tmp_path / "drs.sv").read_text() == changed
     assert "-GCORES=8" in (tmp_path / "parameters.f").read_text()
+
+
+def test_a_source_of_another_version_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle.write(tmp_path / "d", load_preset("edge-small"), None)
+    newer = tmp_path / "newer"
+    shutil.copytree(bundle.SOURCE, newer)
+    (newer / "drs.sv").write_text((newer / "drs.sv").read_text() + "// newer\n")
+    monkeypatch.setattr(bundle, "SOURCE", newer)
+    assert bundle.write(tmp_path / "d", load_preset("edge-small"), None)["kept"] == []
+    assert (tmp_path / "d" / "drs.sv").read_text().endswith("// newer\n")
 
 
 @pytest.mark.parametrize("name", fpga_presets())

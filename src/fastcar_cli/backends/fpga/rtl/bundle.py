@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from fastcar_cli.backends.fpga.rtl.stimulus import (
     trace_layers,
 )
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.files import csv_of, write_whole
+from fastcar_cli.files import csv_of, sha256_of, write_whole
 from fastcar_cli.models.video_model import ModelSpec
 
 SOURCE = Path(__file__).parent / "source"
@@ -97,7 +98,7 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RunError(f"-o {folder}: the folder can't be made: {e.strerror}") from None
-    kept = _sources(SOURCE, folder, "") + _sources(ARITHMETIC, folder, "arithmetic")
+    kept = _sources(folder)
     write_whole(folder / "parameters.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
     write_whole(folder / "parameters.h", "".join(f"#define {k} {v}\n" for k, v in values.items()))
     write_whole(folder / "parameters.json", json.dumps({"preset": preset.name, **values}, indent=1) + "\n")
@@ -108,19 +109,26 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
     return {"folder": str(folder), "parameters": values, "layers": len(layers), "kept": kept}
 
 
-def _sources(source: Path, folder: Path, below: str) -> list[str]:
-    """Copy sources; one that was changed in the folder stays, and its name is returned."""
+def _sources(folder: Path) -> list[str]:
+    """Copy the sources; one that was changed in the folder since stays, and its name is returned."""
+    written_file = folder / "sources.json"
+    written: dict[str, str] = {}
+    # Without that list, or with a damaged one, whatever differs counts as changed.
+    with contextlib.suppress(OSError, ValueError):
+        written = json.loads(written_file.read_text(encoding="utf-8"))
+    (folder / ARITHMETIC.name).mkdir(exist_ok=True)
     kept = []
-    (folder / below).mkdir(exist_ok=True)
-    for file in sorted(source.iterdir()):
-        target = folder / below / file.name
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".sv" and target.exists() and target.read_text(encoding="utf-8") != text:
-            kept.append(str(target.relative_to(folder)))
+    for file in [*sorted(SOURCE.iterdir()), *sorted(ARITHMETIC.iterdir())]:
+        name = f"{ARITHMETIC.name}/{file.name}" if file.parent == ARITHMETIC else file.name
+        target = folder / name
+        if target.exists() and sha256_of(target) not in (written.get(name), sha256_of(file)):
+            kept.append(name)
             continue
-        write_whole(target, text)
+        write_whole(target, file.read_bytes())
+        written[name] = sha256_of(file)
         if file.suffix == ".sh":
             target.chmod(0o755)
+    write_whole(written_file, json.dumps(written, indent=1) + "\n")
     return kept
 
 

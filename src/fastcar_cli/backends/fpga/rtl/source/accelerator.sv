@@ -8,8 +8,8 @@ module accelerator #(
     parameter int INDEX_BITS = 32,
     parameter int REMAP = 32,
     parameter int DROP = 16,
-    parameter bit STREAM = 0,
-    parameter bit LOCKSTEP = 1,
+    parameter int STREAM = 0,
+    parameter int LOCKSTEP = 1,
     parameter int QUEUE = 2,
     parameter int LATENCY = 64,
     parameter int LOAD_BITS = 8,
@@ -75,7 +75,7 @@ module accelerator #(
         .load_valid(ask[c]), .load_cycles(cycles[c]), .load_done(load_done[c]));
   end
 
-  if (LOCKSTEP) begin : shared
+  if (LOCKSTEP != 0) begin : shared
     // Core 0 has a row in every round: its requests are those of all cores that run.
     wire logic whole;
     logic [CORES-1:0] member;

@@ -3,7 +3,7 @@
 `default_nettype none
 module barrier #(
     parameter int CORES = 2,
-    parameter bit LOCKSTEP = 1
+    parameter int LOCKSTEP = 1
 ) (
     input  wire logic             clk,
     input  wire logic             rst,
@@ -13,7 +13,7 @@ module barrier #(
     input  wire logic [CORES-1:0] core_idle,
     output wire logic [CORES-1:0] go
 );
-  if (LOCKSTEP) begin : together
+  if (LOCKSTEP != 0) begin : together
     logic [5:0]       left;
     logic [CORES-1:0] want;
     always_comb for (int c = 0; c < CORES; c++) want[c] = left > 6'(c);

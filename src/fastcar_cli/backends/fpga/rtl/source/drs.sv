@@ -12,7 +12,7 @@ module drs #(
     parameter int CORES  = 2,
     parameter int REMAP  = 32,
     parameter int DROP   = 16,
-    parameter bit STREAM = 0,
+    parameter int STREAM = 0,
     parameter int MAPPING_BITS = CORES > 1 ? $clog2(CORES) : 1,
     parameter int INDEX_BITS = 32
 ) (
@@ -42,6 +42,7 @@ module drs #(
   if (INDEX_BITS != 32) begin : index_width
     $error("the Index Register has another width than drs.py gives it");
   end
+  localparam bit SWALLOW = STREAM != 0;
   localparam int WAIT_BITS = $clog2(REMAP > DROP ? REMAP + 1 : DROP + 1);
   localparam logic [2:0] IDLE = 0, DEAL = 1, HEAD = 2, SEND = 3, JUMP = 4, PASS = 5;
 
@@ -68,7 +69,7 @@ module drs #(
   assign out_word = in_word;
   assign out_head = state == HEAD;
   assign out_last = state == HEAD ? none_follow : left == 16'd1;
-  assign skip     = !STREAM && take && state == HEAD && !hit;
+  assign skip     = !SWALLOW && take && state == HEAD && !hit;
 
   always_comb begin
     in_ready  = 1'b0;
@@ -86,7 +87,7 @@ module drs #(
       default: ;
     endcase
     case (state)
-      HEAD:       advance = take && (hit || STREAM ? none_follow : DROP == 1);
+      HEAD:       advance = take && (hit || SWALLOW ? none_follow : DROP == 1);
       SEND, PASS: advance = take && left == 16'd1;
       JUMP:       advance = count == WAIT_BITS'(1);
       default:    advance = 1'b0;
@@ -137,7 +138,7 @@ module drs #(
         HEAD: if (take) begin
           left  <= in_word[15:0];
           count <= WAIT_BITS'(DROP - 1);
-          if (!advance) state <= hit ? SEND : STREAM ? PASS : JUMP;
+          if (!advance) state <= hit ? SEND : SWALLOW ? PASS : JUMP;
         end
         SEND, PASS: if (take) left <= left - 1'b1;
         JUMP: count <= count - 1'b1;

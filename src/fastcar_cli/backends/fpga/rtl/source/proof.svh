@@ -5,7 +5,7 @@ module proof #(
     parameter int CORES = 3,
     parameter int REMAP = 32,
     parameter int DROP = 2,
-    parameter bit STREAM = 0
+    parameter int STREAM = 0
 ) (
     input wire logic        clk,
     input wire logic [31:0] any_index,
@@ -37,7 +37,7 @@ module proof #(
   logic [9:0] due;                 // cycle in which the next header must be taken
   initial {started, cycle, index, rows, second, row, due, ones, next} = '0;
   wire logic       computes = index[row[4:0]];
-  wire logic [9:0] takes = computes || STREAM ? 10'd2 : 10'(DROP);
+  wire logic [9:0] takes = computes || STREAM != 0 ? 10'd2 : 10'(DROP);
   wire logic       header = take && !second;
   always_comb present = started && row < rows;
 
@@ -54,7 +54,7 @@ module proof #(
       due    <= 10'(1 + REMAP);
     end else if (take) begin
       if (header) due <= due + takes;
-      if (header && (computes || STREAM)) second <= 1'b1;
+      if (header && (computes || STREAM != 0)) second <= 1'b1;
       else begin
         second <= 1'b0;
         row    <= row + 6'd1;
@@ -72,7 +72,7 @@ module proof #(
       else assert (take);
       // A row that computes goes to the next core in turn, both words; a dropped one to none.
       assert (sent == (take && computes ? next : '0));
-      assert (skip == (header && !computes && !STREAM));
+      assert (skip == (header && !computes && STREAM == 0));
       if (take && computes) assert (head == !second && last == second && word == in_word);
       // The layer's packets are through when the last is, to the cycle.
       assert (idle == (row == rows && cycle >= due));
