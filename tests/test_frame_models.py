@@ -27,6 +27,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.clip import Clip, clips_of
 from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
 from fastcar_cli.models.published import IVIDEOGPT, published_spec
@@ -169,6 +170,20 @@ def test_what_shares_a_batch_changes_nothing(acting: Path) -> None:
     assert (together.codes[:, ::STRIDE] == model.network.spec.layout.delimiter).all()
 
 
+def test_given_ids_need_the_context_frames_alone(acting: Path) -> None:
+    model, frames = load(str(acting)), clip(4, 2)
+    whole = trace(model, inputs=frames, actions=moves(4, 2), tau=-0.2, eligible="all")
+    assert whole.frames.shape == (2, 4, 32, 32, 3) and whole.logits.shape == (3 * STRIDE, 1, 2, 142)
+    assert whole.tas.shape == whole.replayed.shape == (3, 2, 3 * STRIDE - 1)
+    reader = model.tokenizer
+    assert isinstance(reader, FrameReader)
+    codes = torch.tensor([reader.read_all(c) for c in clips_of(frames, moves(4, 2))])
+    actions = moves(4, 2)[:, :3]
+    context = trace(model, inputs=frames[:, :1], actions=actions, codes=codes, tau=-0.2, eligible="all")
+    assert torch.equal(whole.logits, context.logits) and torch.equal(whole.frames, context.frames)
+    assert torch.equal(whole.replayed, context.replayed) and bool(whole.replayed[:, :, STRIDE].any())
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16"])
 def test_converted(acting: Path, tmp_path: Path, dtype: str) -> None:
     source = open_source(str(acting))
@@ -308,6 +323,7 @@ def test_other_wrong_requests(free: Path) -> None:
         ({"inputs": clip(), "codes": torch.full((1, 20), 3)}, r"needed: \[1, T \* 17, 1\]"),
         ({"inputs": clip(), "codes": torch.full((1, 17), 142)}, "from 0 to 141"),
         ({"inputs": clip(), "cfg": 2.0}, "has no guidance"),
+        ({"inputs": clip(), "eligible": "some"}, "allowed: 'codes', 'all'"),
     ):
         with pytest.raises(RequestError, match=said):
             trace(model, tau=None, **given)

@@ -248,14 +248,14 @@ def test_fewer_context_frames(name: str) -> None:
     close_bytes(shrunk.network.to_bytes(found.frames[:, -1:]), recorded(name, "shrunk/frames_u8"))
 
 
-def replayed(name: str, kernels: str, tau: Any, tas: str, delimiters: bool = False, mlp_tokens: Any = ()) -> Trace:
+def replayed(name: str, kernels: str, tau: Any, tas: str, eligible: str = "codes", mlp_tokens: Any = ()) -> Trace:
     """Row 0 over the recorded ids and one made-up frame more, so that the last recorded id is an input too."""
     given, codes = actions(name), later(name)[:1]
     if given is not None:
         given = torch.cat([given[:1], given[:1, -1:]], 1)
     return trace(
         model(name), inputs=recorded(name, "clip")[:1], actions=given, codes=torch.cat([codes, codes[:, :17]], 1),
-        tau=tau, tas=tas, delimiters=delimiters, kernels=kernels, mlp_tokens=mlp_tokens,
+        tau=tau, tas=tas, eligible=eligible, kernels=kernels, mlp_tokens=mlp_tokens,
     )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def test_replay_decisions(name: str, run: str, kernels: str) -> None:
     wanted = recorded(name, f"{run}/replayed").bool()
     tokens, offsets = wanted.shape[1], data["recorded_offsets"]
     found = replayed(
-        name, kernels, data["tau_per_layer"], data["definition"], data["eligible"] == "all",
+        name, kernels, data["tau_per_layer"], data["definition"], data["eligible"],
         offsets if kernels == "torch" else (),
     )  # fmt: skip
     assert torch.equal(found.replayed[:, 0, :tokens], wanted) and int(wanted.sum()) == data["replayed"]

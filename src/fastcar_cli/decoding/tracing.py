@@ -126,7 +126,7 @@ def trace(
     kernels: str = "torch",
     kv_int8: bool = False,
     backend: Callable[[Decoder, int], MLPBackend] | None = None,
-    delimiters: bool = False,
+    eligible: str = "codes",
 ) -> Trace:
     """Decode with the given codes instead of sampled ones and keep what the engine computed.
 
@@ -147,7 +147,7 @@ def trace(
         kernels: `torch`, or `native`, which keeps neither MLP nor block outputs.
         kv_int8: whether keys and values are kept in int8.
         backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
-        delimiters: whether tokens that part frames may replay too.
+        eligible: tokens that may replay: `codes` of a frame, or `all`, those that part frames too.
 
     Raises:
         RequestError: a prompt the model can't take, codes, thresholds or indices that do not fit.
@@ -166,6 +166,8 @@ def trace(
         raise RequestError(f"tas is {tas!r}, allowed: 'attention', 'released'")
     if gate not in ("row", "pair"):
         raise RequestError(f"gate is {gate!r}, allowed: 'row', 'pair'")
+    if eligible not in ("codes", "all"):
+        raise RequestError(f"eligible is {eligible!r}, allowed: 'codes', 'all'")
     if kernels not in ("torch", "native"):
         raise RequestError(f"kernels is {kernels!r}, allowed: 'torch', 'native'")
     if kernels == "native" and mlp_tokens:
@@ -173,7 +175,7 @@ def trace(
     layers = spec.decoder.layers
     given = list(tau) if isinstance(tau, Sequence) else [tau] * layers
     try:
-        rule = ReplayRule(Tau.read(given), tas, pairs=gate == "pair" and cfg != 1.0, delimiters=delimiters)
+        rule = ReplayRule(Tau.read(given), tas, pairs=gate == "pair" and cfg != 1.0, delimiters=eligible == "all")
         rule.tau.by_layer(layers)
     except ValueError as e:
         raise RequestError(f"tau is {tau!r}: {e}") from None
