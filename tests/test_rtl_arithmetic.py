@@ -166,6 +166,7 @@ def test_yosys_reads_every_part_and_gives_each_product_a_multiplier(tmp_path: Pa
 def test_the_table_is_the_one_of_the_values(tmp_path: Path) -> None:
     write_arithmetic(tmp_path)
     numbers = [int(line, 16) for line in (tmp_path / "logistic.hex").read_text().split()]
+    # The last number is read with one behind it, of which nothing is ever added.
     assert numbers[:-1] == integer.TABLE.tolist() and numbers[-1] == numbers[-2] == 2**16
     declared = re.search(r"table_low\[0:(\d+)\]", (tmp_path / "activate.sv").read_text())
     assert declared is not None and len(numbers) == int(declared.group(1)) + 1

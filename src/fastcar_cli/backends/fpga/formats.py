@@ -24,7 +24,7 @@ EXACT_TERMS = 1024
 WEIGHTS = {"int8": "int8", "int8-exact": "int8", "int4": "int4"}
 """What weights are stored as in the formats that are not float."""
 
-_EXAMPLES = {"int8": "edge-int8", "int4": "edge-int4"}
+_EXAMPLES = {"int8": "edge-int8 or u280-int8", "int4": "edge-int4 or u280-int4"}
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:

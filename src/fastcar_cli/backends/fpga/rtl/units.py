@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastcar_cli.backends.fpga.integer import FRACTION, MOST_SHIFT, TABLE, Coded, Rows
+from fastcar_cli.backends.fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows
 from fastcar_cli.backends.fpga.rtl.tools import call, compiler, verilator
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import write_whole
@@ -33,9 +33,6 @@ def write_arithmetic(folder: Path) -> None:
         raise RunError(f"the folder {folder} can't be made: {e.strerror}") from None
     for source in ARITHMETIC.iterdir():
         write_whole(folder / source.name, source.read_bytes())
-    # The last number is read with one behind it, of which nothing is ever added.
-    numbers = [*TABLE.tolist(), int(TABLE[-1])]
-    write_whole(folder / "logistic.hex", "".join(f"{n:05x}\n" for n in numbers).encode())
 
 
 def _made(arguments: Sequence[str], folder: Path) -> str:
