@@ -245,8 +245,9 @@ def test_round_robin_drop_and_cycles_are_proved_for_every_index_word(tmp_path: P
         ("turn == CORE_BITS'(CORES - 1) ? '0", "turn == CORE_BITS'(CORES) ? '0"),
         ("hit    <= index[next_row]", "hit    <= index[next_row] || next_row == 5'd1"),
         ("count <= WAIT_BITS'(DROP - 1)", "count <= WAIT_BITS'(DROP)"),
+        ("turn      <= '0;\n          count", "turn      <= turn;\n          count"),
     ],
-    ids=["turn", "drop", "cycles"],
+    ids=["turn", "drop", "cycles", "kept"],
 )
 def test_a_wrong_scheduler_is_not_proved(tmp_path: Path, before: str, after: str) -> None:
     bundle.write(tmp_path, load_preset("edge-small"), None)
