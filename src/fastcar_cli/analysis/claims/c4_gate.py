@@ -87,6 +87,11 @@ def judge(study: Study) -> Finding:
         "The oracle knows how wrong a replay would be, in the norm of one layer's output. That norm is not quality: it "
         "knows nothing of which errors later layers and the draw of codes take up.",
     ]
+    if all(c["metrics"] is not None and c["metrics"]["psnr_db"] is None for group in cells.values() for c in group):
+        notes.append(
+            "Every gate, random too, keeps every video pixel for pixel here, so quality tells nothing of gates: the "
+            "model stands any replay. What remains is the area."
+        )
     return Finding(
         NUMBER, TITLE, CLAIM, study.model, verdict, summary, first.videos, first.prompts, rows,
         {"areas": {n: estimate(area[n]).mean for n in SCORES}, "quality": key}, notes,
