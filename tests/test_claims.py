@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -145,8 +146,8 @@ def _whole(folder: Path, found: list[dict[str, Any]]) -> None:
         assert claim["verdict"] in ("holds", "holds in part", "does not hold", "not measured")
         assert claim["summary"] and claim["claim"] and "nan" not in claim["summary"]
         if claim["csv"]:
-            rows = (folder / "out" / claim["csv"]).read_text(encoding="utf-8").splitlines()
-            assert len(rows) > 1 and len({row.count(",") for row in rows}) == 1
+            rows = list(csv.reader((folder / "out" / claim["csv"]).read_text(encoding="utf-8").splitlines()))
+            assert len(rows) > 1 and len({len(row) for row in rows}) == 1
         for plot in claim["plots"]:
             assert (folder / "out" / f"claim-{claim['number']}-{claim['model']}-{plot}.png").stat().st_size > 1000
     page = (folder / "out" / "claims.html").read_text(encoding="utf-8")
