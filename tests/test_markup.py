@@ -80,14 +80,23 @@ def test_tables_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     note(out, ODD, "stopped")
     with progress(out) as bar:
         bar.add_task(ODD, total=1)
-    axes = {"prompts": [ODD], "seeds": [0], "tau": [None], "window": [None], "gate": [ODD], "backend": [ODD]}
+    axes = {
+        "prompts": [ODD],
+        "seeds": [0],
+        "tau": [None],
+        "ratio": [],
+        "window": [None],
+        "gate": [ODD],
+        "backend": [ODD],
+    }
+    axes |= {"score": [ODD]}
     document = {"plan": {**axes, "repeats": 1}, "cells": 1, "decodes": 1, "left": 1, "expected_s": None}
     show_plan(out, {**document, "shard": ODD, "notes": [ODD]})
     scores = {"dimensions": {}, "quality": None, "semantic": None, "total": None}
     show_scores({**scores, "missing": [ODD], "unknown": [ODD]})
     show_profile({"machine": {"device": ODD}, "lengths": [], "replay": {}})
     told = capsys.readouterr().err
-    assert told.count(ODD) == 8
+    assert told.count(ODD) == 9
 
 
 def test_one_console() -> None:

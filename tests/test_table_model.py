@@ -164,7 +164,7 @@ def test_stopped_tokenizer_training_goes_on_to_the_same_weights(
     stage: str, tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_tokenizer, "evaluate", lambda *_, **__: {})
-    settings = TokenizerSettings(4, patches=128, pool=2, free=1, warmup=2, evaluate_every=100)
+    settings = TokenizerSettings(4, patches=128, pool=2, free=1, warmup=2, means_of=2048, evaluate_every=100)
     results = []
     for name, stops in (("whole", ()), ("parts", (2, 1))):
         out = tmp_path / name

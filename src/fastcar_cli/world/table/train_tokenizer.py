@@ -32,7 +32,7 @@ from fastcar_cli.world.table.tokenizer import TableTokenizer
 class TokenizerSettings:
     """How to train: `steps` of a stage, of `patches` patches.
 
-    For the first `free` steps of the codes nothing is quantised; then they begin as means of latents.
+    For the first `free` steps of the codes nothing is quantised; then they begin as means of `means_of` latents.
     """
 
     steps: int
@@ -45,6 +45,7 @@ class TokenizerSettings:
     seed: int = 0
     warmup: int = 100
     free: int = 100
+    means_of: int = 32_768
     evaluate_every: int = 250
 
     def rate(self, step: int) -> float:
@@ -119,7 +120,7 @@ def _codes_loss(model: TableTokenizer, books: Averages, pool: Pool, settings: To
     latents = model.encoder(patches)
     if step == settings.free:
         with torch.no_grad():
-            books.begin(model.encoder(pool.pixels(*pool.draw(32_768, rng))))
+            books.begin(model.encoder(pool.pixels(*pool.draw(settings.means_of, rng))))
     sums = latents[None] if step < settings.free else books.quantise(latents.detach())
     drawn = model.decoder.draw_alone(latents + (sums[-1] - latents).detach())
     return 20 * F.mse_loss(drawn, patches * 2 - 1) + settings.commitment * (latents[None] - sums).square().mean()
