@@ -58,6 +58,7 @@ def test_fidelity_in_full() -> None:
     assert right[-8.0]["all"] >= right["off"]["all"] - 0.06, right
 
 
+@pytest.mark.slow
 def test_int8_keeps_the_fidelity_of_a_sample() -> None:
     pipe = TextToVideo.from_config(load_config(None, [], {"replay.tau": -2.0, "runtime.dtype": "int8"}))
     right = fidelity(pipe, 24, 9, batch=24)[0]["right"]

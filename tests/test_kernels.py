@@ -264,6 +264,7 @@ def _run(tau: Tau, make: Callable[[Decode], Any], frames: int = 3, cfg: float = 
     return decode, torch.stack([s.hidden.clone() for s in decode.steps()])
 
 
+@pytest.mark.slow
 def test_decode_through_the_kernels_equals_plain_torch() -> None:
     """One case; all rules are held in test_executors.py, slowly."""
     tau = Tau((0.0, -0.1))
