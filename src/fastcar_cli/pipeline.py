@@ -1,14 +1,13 @@
 """TextToVideo: prompts in, frames out one by one. The only place that knows all the parts.
 
-Who owns what: `from_config` decides device, dtype and threads once and holds the memory plan; the
-constructor resolves what the configuration leaves to the model's defaults; `stream` divides the videos
+Who owns what: `from_config` decides device, dtype and threads once and holds the memory plan; what the
+configuration leaves to the model's defaults is filled in by resolve.py; `stream` divides the videos
 into batches that fit; what a batch did is a `Run` (run_report.py), which owns all statistics.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,18 +19,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastcar_cli.config import DEVICES, RunConfig
-from fastcar_cli.decoding.controller import Target, max_ratio
+from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.engine import Decode, row_limit
-from fastcar_cli.decoding.replay import ReplayRule, ReplayStats
-from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
-from fastcar_cli.decoding.state import DecodeSettings, Watcher
+from fastcar_cli.decoding.replay import ReplayStats
+from fastcar_cli.decoding.sampling import uniforms
+from fastcar_cli.decoding.state import Watcher
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.clip import Prompt
-from fastcar_cli.models.network import Layout
 from fastcar_cli.models.plan import MemoryPlan, choose_dtype, default_dtype, make_plan, videos_that_fit
 from fastcar_cli.models.registry import BUNDLED, Shapes, folder_of, load, shapes_of
+from fastcar_cli.resolve import effective, resolve_device, settings_of
 from fastcar_cli.run_report import Run
 
 if TYPE_CHECKING:
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = 64
 """Tokens of a prompt with its template that a plan reckons with."""
-
-SMALL_MODEL_THREADS = 2
-"""Threads of the native kernels for a bundled model: its products are too short to share among more."""
 
 
 @dataclass(frozen=True)
@@ -69,54 +64,13 @@ class TextToVideo:
         """Resolve what `config` leaves open. Raises RequestError for what this model can't do."""
         self._model, self._load_seconds = model, load_seconds
         self._began = time.perf_counter() - load_seconds
-        spec, own = model.network.spec, model.defaults
-
-        def choose(value: Any, default: Any) -> Any:
-            return default if value is None else value
-
+        spec = model.network.spec
         self.name, self.layers = model.name, spec.decoder.layers
-        self.frames = choose(config.generation.frames, spec.frames)
-        self._check_frames()
-        self.fps = choose(config.video.fps, spec.fps)
-        self.height, self.width = spec.frame_size
         self.context = spec.layout.context
-        s, replay = config.sampling, config.replay
-        sampling = SamplingSettings(
-            cfg=choose(s.cfg, own.cfg),
-            temperature=choose(s.temperature, own.temperature),
-            top_k=choose(s.top_k, own.top_k),
-            top_p=choose(s.top_p, own.top_p),
-            first_frame_top_p=choose(s.first_frame_top_p, own.first_frame_top_p),
-        )
-        try:
-            replay.tau.by_layer(self.layers)
-        except ValueError as e:
-            hint = f"give one value for all layers or {self.layers}"
-            raise RequestError(f"`tau` {replay.tau}: {e}", hint=hint) from None
-        rule = ReplayRule(
-            tau=replay.tau,
-            tas=choose(replay.tas, own.tas),
-            pairs=choose(replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
-            max_age=replay.max_age,
-            delimiters=replay.eligible == "all",
-            target=self._target(config, spec.layout),
-            score=replay.score,
-        )
-        if sampling.cfg != 1.0 and not spec.layout.guided:
-            raise RequestError(f"`cfg` {sampling.cfg:g}: the model {self.name!r} has no guidance", hint="allowed: 1")
-        threads = config.runtime.threads
-        if threads is None and model.name in BUNDLED:
-            threads = min(SMALL_MODEL_THREADS, torch.get_num_threads())
-        self.settings = DecodeSettings(
-            frames=self.frames - self.context,
-            sampling=sampling,
-            rule=rule,
-            window=config.attention.window,
-            sinks=config.attention.sinks,
-            kv_int8=config.attention.kv_dtype == "int8",
-            kernels=self._kernels(config),
-            threads=threads,
-        )
+        self.settings = settings_of(model, config)
+        self.frames = self.context + self.settings.frames
+        self.fps = spec.fps if config.video.fps is None else config.video.fps
+        self.height, self.width = spec.frame_size
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
             from fastcar_cli.backends.fpga.formats import check_weights
@@ -126,47 +80,8 @@ class TextToVideo:
             self._preset = load_preset(config.backend.preset)
             check_weights(model.network.weight_format, self._preset)
             check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
-        self.effective = self._effective(config)
+        self.effective = effective(config, self.settings, self.frames, self.fps)
         self._runs: list[Run] = []
-
-    def _check_frames(self) -> None:
-        """Refuse videos that are longer than the model has positions for."""
-        spec, frames = self._model.network.spec, self.frames
-        least, longest = spec.layout.context + 1, spec.longest
-        if frames > spec.frames == longest:
-            raise RequestError(
-                f"`frames` {frames}: the model {self.name!r} was trained on {spec.frames} frames and has no "
-                "position for more",
-                hint=f"allowed: {least} to {longest}",
-            )
-        if frames > longest:
-            tokens = (spec.layout.lead or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
-            raise RequestError(
-                f"`frames` {frames}: {tokens} tokens, the model {self.name!r} has "
-                f"{spec.decoder.max_positions} positions",
-                hint=f"allowed: {least} to {longest}",
-            )
-        if frames < least:
-            raise RequestError(
-                f"`frames` {frames}: {spec.layout.context} of them are given to the model {self.name!r}",
-                hint=f"allowed: {least} to {longest}",
-            )
-
-    def _target(self, config: RunConfig, layout: Layout) -> Target | None:
-        """The replay ratio to keep. Raises RequestError for one that this many frames can't reach."""
-        asked = config.replay
-        if asked.ratio is None:
-            return None
-        dense = () if asked.eligible == "all" else layout.delimiters
-        most = max_ratio(self.frames - layout.context, layout.stride, asked.max_age, dense)
-        if asked.ratio > most:
-            age = "" if asked.max_age is None else f" and `replay.max_age` {asked.max_age}"
-            raise RequestError(
-                f"`replay.ratio` {asked.ratio:g}: {self.frames} frames{age} allow at most {most:.4f}, because the "
-                "first frame is always computed",
-                hint=f"allowed: above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
-            )
-        return Target(asked.ratio, asked.controller)
 
     @classmethod
     def from_config(
@@ -226,32 +141,6 @@ class TextToVideo:
             )
             for name, form in shapes.formats.items()
         }
-
-    def _effective(self, config: RunConfig) -> dict[str, Any]:
-        """The configuration with every default of the model filled in."""
-        data = config.to_dict()
-        s = self.settings
-        data["generation"]["frames"] = self.frames
-        data["sampling"] = {
-            "cfg": s.sampling.cfg,
-            "temperature": s.sampling.temperature,
-            "top_k": s.sampling.top_k,
-            "top_p": s.sampling.top_p,
-            "first_frame_top_p": s.sampling.first_frame_top_p,
-        }
-        data["replay"]["tas"] = s.rule.tas
-        data["replay"]["gate"] = "pair" if s.rule.pairs else "row"
-        data["video"]["fps"] = self.fps
-        return data
-
-    def _kernels(self, config: RunConfig) -> str:
-        """Who decodes. Raises RequestError for what does not go with another MLP backend."""
-        backend, asked = config.backend.name, config.runtime.kernels
-        if backend != "torch" and asked not in ("auto", "torch"):
-            raise RequestError(
-                f"`kernels` {asked} does not go with `backend.name` {backend}", hint="allowed: `kernels` torch"
-            )
-        return asked
 
     def batch_size(self, videos: int) -> int:
         """How many of so many videos are decoded at once: what memory and the accelerator have room for."""
@@ -441,18 +330,3 @@ class TextToVideo:
         other.frames = other.settings.frames + self.context
         other._runs = []
         return other
-
-
-def resolve_device(asked: str) -> str:
-    """The torch device of a request; `auto` takes a GPU where there is one. Raises RequestError for others."""
-    if not re.fullmatch(DEVICES, asked):
-        raise RequestError(f"`device` {asked}: unknown", hint="allowed: auto, cpu, cuda or cuda:N")
-    if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise RequestError(f"`device` {asked}: no CUDA device here", hint="allowed: cpu, auto")
-        index = int(asked.partition(":")[2] or 0)
-        if index >= torch.cuda.device_count():
-            raise RequestError(f"`device` {asked}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
-    return asked

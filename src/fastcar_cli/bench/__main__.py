@@ -226,7 +226,7 @@ def bench(
     from fastcar_cli.bench.plan import Benchmark, check
     from fastcar_cli.cli.flags import given, refuse
     from fastcar_cli.cli.render import console, progress
-    from fastcar_cli.pipeline import resolve_device
+    from fastcar_cli.resolve import resolve_device
 
     if video is not None:
         from fastcar_cli.bench.video import WholeVideo

@@ -125,7 +125,7 @@ def _measured(
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.models.checkpoint import DTYPES
     from fastcar_cli.models.plan import default_dtype
-    from fastcar_cli.pipeline import resolve_device
+    from fastcar_cli.resolve import resolve_device
 
     device = resolve_device(device)
     if threads is not None:

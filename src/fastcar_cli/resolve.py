@@ -1,0 +1,146 @@
+"""A configuration made whole: what it leaves open comes from the model, and what the model can't do is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import torch
+
+from fastcar_cli.config import DEVICES, RunConfig
+from fastcar_cli.decoding.controller import Target, max_ratio
+from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.sampling import SamplingSettings
+from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.network import Layout
+from fastcar_cli.models.registry import BUNDLED
+
+SMALL_MODEL_THREADS = 2
+"""Threads of the native kernels for a bundled model: its products are too short to share among more."""
+
+T = TypeVar("T")
+
+
+def _choose(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
+    """How a model decodes under a configuration. Raises RequestError for what this model can't do."""
+    spec, own, s, replay = model.network.spec, model.defaults, config.sampling, config.replay
+    frames = _choose(config.generation.frames, spec.frames)
+    _check_frames(model, frames)
+    sampling = SamplingSettings(
+        cfg=_choose(s.cfg, own.cfg),
+        temperature=_choose(s.temperature, own.temperature),
+        top_k=_choose(s.top_k, own.top_k),
+        top_p=_choose(s.top_p, own.top_p),
+        first_frame_top_p=_choose(s.first_frame_top_p, own.first_frame_top_p),
+    )
+    layers = spec.decoder.layers
+    try:
+        replay.tau.by_layer(layers)
+    except ValueError as e:
+        raise RequestError(f"`tau` {replay.tau}: {e}", hint=f"give one value for all layers or {layers}") from None
+    rule = ReplayRule(
+        tau=replay.tau,
+        tas=_choose(replay.tas, own.tas),
+        pairs=_choose(replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
+        max_age=replay.max_age,
+        delimiters=replay.eligible == "all",
+        target=_target(config, frames, spec.layout),
+        score=replay.score,
+    )
+    if sampling.cfg != 1.0 and not spec.layout.guided:
+        raise RequestError(f"`cfg` {sampling.cfg:g}: the model {model.name!r} has no guidance", hint="allowed: 1")
+    threads = config.runtime.threads
+    if threads is None and model.name in BUNDLED:
+        threads = min(SMALL_MODEL_THREADS, torch.get_num_threads())
+    return DecodeSettings(
+        frames=frames - spec.layout.context,
+        sampling=sampling,
+        rule=rule,
+        window=config.attention.window,
+        sinks=config.attention.sinks,
+        kv_int8=config.attention.kv_dtype == "int8",
+        kernels=_kernels(config),
+        threads=threads,
+    )
+
+
+def _check_frames(model: LoadedModel, frames: int) -> None:
+    """Refuse videos that are longer than the model has positions for."""
+    spec = model.network.spec
+    least, longest = spec.layout.context + 1, spec.longest
+    if least <= frames <= longest:
+        return
+    if frames > spec.frames == longest:
+        why = f"was trained on {spec.frames} frames and has no position for more"
+        said = f"the model {model.name!r} {why}"
+    elif frames > longest:
+        tokens = (spec.layout.lead or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
+        said = f"{tokens} tokens, the model {model.name!r} has {spec.decoder.max_positions} positions"
+    else:
+        said = f"{spec.layout.context} of them are given to the model {model.name!r}"
+    raise RequestError(f"`frames` {frames}: {said}", hint=f"allowed: {least} to {longest}")
+
+
+def _target(config: RunConfig, frames: int, layout: Layout) -> Target | None:
+    """The replay ratio to keep. Raises RequestError for one that this many frames can't reach."""
+    asked = config.replay
+    if asked.ratio is None:
+        return None
+    dense = () if asked.eligible == "all" else layout.delimiters
+    most = max_ratio(frames - layout.context, layout.stride, asked.max_age, dense)
+    if asked.ratio > most:
+        age = "" if asked.max_age is None else f" and `replay.max_age` {asked.max_age}"
+        raise RequestError(
+            f"`replay.ratio` {asked.ratio:g}: {frames} frames{age} allow at most {most:.4f}, because the "
+            "first frame is always computed",
+            hint=f"allowed: above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
+        )
+    return Target(asked.ratio, asked.controller)
+
+
+def _kernels(config: RunConfig) -> str:
+    """Who decodes. Raises RequestError for what does not go with another MLP backend."""
+    backend, asked = config.backend.name, config.runtime.kernels
+    if backend != "torch" and asked not in ("auto", "torch"):
+        raise RequestError(
+            f"`kernels` {asked} does not go with `backend.name` {backend}", hint="allowed: `kernels` torch"
+        )
+    return asked
+
+
+def effective(config: RunConfig, settings: DecodeSettings, frames: int, fps: int) -> dict[str, Any]:
+    """The configuration with every default of the model filled in; `frames` counts those that are given too."""
+    data, sampling = config.to_dict(), settings.sampling
+    data["generation"]["frames"] = frames
+    data["sampling"] = {
+        "cfg": sampling.cfg,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "first_frame_top_p": sampling.first_frame_top_p,
+    }
+    data["replay"]["tas"] = settings.rule.tas
+    data["replay"]["gate"] = "pair" if settings.rule.pairs else "row"
+    data["video"]["fps"] = fps
+    return data
+
+
+def resolve_device(asked: str) -> str:
+    """The torch device of a request; `auto` takes a GPU where there is one. Raises RequestError for others."""
+    if not re.fullmatch(DEVICES, asked):
+        raise RequestError(f"`device` {asked}: unknown", hint="allowed: auto, cpu, cuda or cuda:N")
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise RequestError(f"`device` {asked}: no CUDA device here", hint="allowed: cpu, auto")
+        index = int(asked.partition(":")[2] or 0)
+        if index >= torch.cuda.device_count():
+            raise RequestError(f"`device` {asked}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+    return asked
