@@ -76,23 +76,33 @@ def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
 
 
 def hidden_states(
-    model: VideoModel, text: Tensor, codes: Tensor, taus: Tensor | None = None, begins: Tensor | None = None
+    model: VideoModel,
+    text: Tensor,
+    codes: Tensor,
+    taus: Tensor | None = None,
+    begins: Tensor | None = None,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Hidden states [B, T*N, width] that draw the visual tokens; with taus [B] also TAS and replay share.
 
     text [B, P], codes [B, T*N, depth]. taus: threshold of each video, +inf for dense; None skips
     TAS. TAS comes back a block as [B, T*N - 1 - N], decisions as the mean of the eligible ones.
-    `begins` [B] is the frame of the video with which its codes begin, where that is not the first.
+    `begins` [B] is the frame of the video with which its codes begin, where that is not the first. `kept` [B, K]
+    are the tokens to draw, rising and with 0 among them, where not all are; the rest is as if it were not there, and
+    the hidden states are [B, K, width]. It goes with no taus.
     """
     spec = model.spec
     n = spec.tokens_per_frame
-    vectors = model.rqvae.quantizer.vectors(codes)
-    index = torch.arange(codes.shape[1] - 1, device=codes.device)
-    x = torch.cat([model.llm.embed_tokens(text), model.feedback_latent(vectors[:, :-1].sum(-2), index)], 1)
     start = text.shape[1]
-    positions = torch.arange(x.shape[1], device=x.device)[None]
-    if begins is not None:
-        positions = positions + n * begins[:, None] * (positions >= start)
+    if kept is None:
+        kept = torch.arange(codes.shape[1], device=codes.device)[None]
+    index = kept[:, 1:] - 1
+    before = codes.gather(1, index.expand(len(codes), -1)[..., None].expand(-1, -1, codes.shape[-1]))
+    vectors = model.rqvae.quantizer.vectors(before).sum(-2)
+    x = torch.cat([model.llm.embed_tokens(text), model.feedback_latent(vectors, index)], 1)
+    places = index + start if begins is None else index + start + n * begins[:, None]
+    words = torch.arange(start, device=x.device)[None]
+    positions = torch.cat([words.expand(len(places), -1), places], 1)
     cos, sin = (a[:, None] for a in model.llm.rotary(positions, torch.float32))
     scores: list[Tensor] = []
     shares: list[Tensor] = []

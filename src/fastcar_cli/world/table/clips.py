@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,17 +28,33 @@ class Batch:
     """Clips of a batch of videos.
 
     text [B, P] token ids; codes [B, T*N, depth]; begins [B] the frame of the video each clip begins
-    with; busy [B, T*N] where objects or shadows are, or were a frame before.
+    with; busy [B, T*N] where objects or shadows are, or were a frame before; kept [B, K] the tokens to draw.
     """
 
     text: Tensor
     codes: Tensor
     begins: Tensor
     busy: Tensor
+    kept: Tensor
 
     def to(self, device: str) -> Batch:
         """The same on a device."""
-        return Batch(*(x.to(device) for x in (self.text, self.codes, self.begins, self.busy)))
+        return Batch(*(x.to(device) for x in (self.text, self.codes, self.begins, self.busy, self.kept)))
+
+
+def around_things(busy: Tensor, count: int, grid: tuple[int, int], rng: random.Random) -> Tensor:
+    """Tokens [T * count] of the same `count` places of each frame: those with something in them, and next to such.
+
+    busy [T*N] says where things are. What room is left goes to places of the ground at random, and where there is not
+    enough, places are left out at random. The first place is always among them.
+    """
+    h, w = grid
+    there = busy.view(-1, h, w).any(0)
+    near = F.max_pool2d(there[None, None].float(), 3, stride=1, padding=1)[0, 0] > 0
+    order = [rng.random() + (0 if there.view(-1)[i] else 1 if near.view(-1)[i] else 2) for i in range(h * w)]
+    places = sorted({0, *sorted(range(1, h * w), key=order.__getitem__)[: count - 1]})
+    frames = torch.arange(busy.numel() // (h * w))[:, None] * (h * w)
+    return (frames + torch.tensor(places)).flatten()
 
 
 class Encoder:
@@ -82,7 +100,7 @@ class Clips:
     """Draws batches; what a batch holds follows from the random numbers it is given."""
 
     def __init__(self, tokenizer: TableTokenizer, *, drop_attribute: float = 0.08, drop_caption: float = 0.05) -> None:
-        self.encode = Encoder(tokenizer)
+        self.encode, self.grid = Encoder(tokenizer), tokenizer.spec.grid
         self.words: PhraseTokenizer = table_tokenizer()
         self.drop_attribute, self.drop_caption = drop_attribute, drop_caption
 
@@ -92,10 +110,20 @@ class Clips:
         return self.words.read(caption(scene, rng, drop=self.drop_attribute)).ids
 
     def draw(
-        self, count: int, frames: int, rng: random.Random, *, kept_out: bool = False, late: float = 0.5
+        self,
+        count: int,
+        frames: int,
+        rng: random.Random,
+        *,
+        kept_out: bool = False,
+        late: float = 0.5,
+        places: int | None = None,
     ) -> tuple[Batch, list[Scene]]:
-        """`count` clips of `frames` frames; with probability `late` a clip does not begin with its video."""
-        texts, codes, begins, busy = [], [], [], []
+        """`count` clips of `frames` frames; with probability `late` a clip does not begin with its video.
+
+        Of each frame the tokens of `places` places are to be drawn, see `around_things`; None is all.
+        """
+        texts, codes, begins, busy, kept = [], [], [], [], []
         scenes: list[Scene] = []
         while len(scenes) < count:
             scene = draw_scene(rng)
@@ -108,8 +136,11 @@ class Clips:
             codes.append(self.encode(video[begin:]).flatten(0, 1))
             begins.append(begin)
             busy.append(torch.from_numpy(busy_patches(scene, video, chosen)))
+            count_of = places or math.prod(self.grid)
+            kept.append(around_things(busy[-1], count_of, self.grid, rng))
             scenes.append(scene)
-        return Batch(torch.tensor(texts), torch.stack(codes), torch.tensor(begins), torch.stack(busy)), scenes
+        stacked = (torch.stack(codes), torch.tensor(begins), torch.stack(busy), torch.stack(kept))
+        return Batch(torch.tensor(texts), *stacked), scenes
 
 
 def swapped(text: Tensor, values: tuple[str, ...], vocabulary: tuple[str, ...], rng: random.Random) -> Tensor:

@@ -34,7 +34,7 @@ TABLE = ModelSpec(
     ),
     depth=DepthSpec(
         width=192,
-        blocks=2,
+        blocks=1,
         heads=4,
         depth=TABLE_RQVAE.depth,
         codes=TABLE_RQVAE.codes,

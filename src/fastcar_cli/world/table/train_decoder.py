@@ -7,6 +7,7 @@ the replay stage the replay rule in the pass.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,11 +19,13 @@ from torch import Tensor
 
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.world.recipe import new_model
+from fastcar_cli.world.steps import rng_of
 from fastcar_cli.world.table.clips import Batch, Clips, swapped
 from fastcar_cli.world.table.lexicon import VOCABULARY
 from fastcar_cli.world.table.recipe import TABLE
 from fastcar_cli.world.table.scene import COLORS, FRAMES, SHAPES
-from fastcar_cli.world.table.tokenizer import TableTokenizer
+from fastcar_cli.world.table.start import look_up_nearest, predict_aligned
+from fastcar_cli.world.table.tokenizer import TABLE_RQVAE, TableTokenizer
 from fastcar_cli.world.train_decoder import TrainSettings, draw_taus, hidden_states, run_stage, tas_target
 
 _WORDS = {"color": tuple(COLORS), "shape": SHAPES, "way": ("left", "right"), "place": ("in_front_of", "behind")}
@@ -31,16 +34,18 @@ _WORDS = {"color": tuple(COLORS), "shape": SHAPES, "way": ("left", "right"), "pl
 
 @dataclass(frozen=True)
 class TableSettings(TrainSettings):
-    """How to train: steps of `batch` clips of `clip` frames; in the last `whole` of them in whole videos.
+    """How to train: steps of `batch` clips of `clip` frames, of which `places` places are drawn.
 
-    A share `late` of the clips does not begin with its video. Of the tokens of the ground a share `sampled`
-    goes through the depth transformer, weighted up; one with an object in it weighs `changed_weight` more.
+    The last `whole` of the steps see whole videos, the second half of them with all places. A share `late` of the
+    clips does not begin with its video. Of the tokens of the ground a share `sampled` goes through the depth
+    transformer, weighted up; one with an object in it weighs `changed_weight` more.
     """
 
-    batch: int = 8
+    batch: int = 16
     clip: int = 5
-    whole: float = 0.3
-    late: float = 0.5
+    places: int = 28
+    whole: float = 0.2
+    late: float = 0.35
     sampled: float = 0.15
     evaluate_every: int = 250
 
@@ -48,18 +53,21 @@ class TableSettings(TrainSettings):
         """The same for the replay stage: gentler, whole videos, with the replay rule, other random numbers."""
         return replace(self, replay=True, whole=1.0, muon_lr=1e-2, lr=2e-3, seed=self.seed + 1)
 
-    def shape_of(self, step: int) -> tuple[int, int]:
-        """(videos, frames of each) of a step."""
-        if step < (1 - self.whole) * self.steps:
-            return self.batch, self.clip
-        return max(1, self.batch * self.clip // FRAMES), FRAMES
+    def shape_of(self, step: int) -> tuple[int, int, int | None]:
+        """(videos, frames of each, places of each frame or None for all) of a step; about as many tokens in each."""
+        left = 1 - step / self.steps
+        if left > self.whole:
+            return self.batch, self.clip, self.places
+        if left > self.whole / 2 and not self.replay:
+            return max(1, self.batch * self.clip // FRAMES), FRAMES, self.places
+        tokens = self.batch * self.clip * self.places
+        return max(1, round(tokens / (FRAMES * math.prod(TABLE_RQVAE.grid)))), FRAMES, None
 
 
-def token_losses(model: VideoModel, batch: Batch, hidden: Tensor, chosen: Tensor) -> Tensor:
-    """Cross-entropy [chosen tokens, depth] in nats, of hidden states [B, T*N, width] where `chosen` [B, T*N] is set."""
-    codes = batch.codes[chosen]
+def token_losses(model: VideoModel, codes: Tensor, hidden: Tensor) -> Tensor:
+    """Cross-entropy [tokens, depth] in nats of codes [tokens, depth], given hidden states [tokens, width]."""
     partial = model.rqvae.quantizer.vectors(codes).cumsum(-2)[..., :-1, :]
-    logits = model.depth(hidden[chosen], partial)
+    logits = model.depth(hidden, partial)
     return F.cross_entropy(logits.float().flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
 
 
@@ -79,14 +87,15 @@ def loss_of(
 ) -> tuple[Tensor, dict[str, float]]:
     """The training loss of a batch, and numbers for the log; `run` is `hidden_states`, perhaps compiled."""
     n = model.spec.tokens_per_frame
-    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins)
-    weights = _weights(batch, settings, n)
-    kept = batch.busy | (torch.rand(batch.busy.shape, device=weights.device) < settings.sampled)
-    chosen = kept & (weights > 0)
-    scaled = torch.where(batch.busy, weights, weights / settings.sampled)[chosen]
-    each = token_losses(model, batch, hidden, chosen).mean(-1)
+    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept)
+    weights, busy = _weights(batch, settings, n).gather(1, batch.kept), batch.busy.gather(1, batch.kept)
+    sampled = torch.rand(busy.shape, device=weights.device) < settings.sampled
+    chosen = (busy | sampled) & (weights > 0)
+    scaled = torch.where(busy, weights, weights / settings.sampled)[chosen]
+    codes = batch.codes.gather(1, batch.kept[..., None].expand(-1, -1, batch.codes.shape[-1]))
+    each = token_losses(model, codes[chosen], hidden[chosen]).mean(-1)
     loss = (each * scaled).sum() / scaled.sum()
-    busy = batch.busy[chosen]
+    busy = busy[chosen]
     values = {"train": float(loss.detach()), "busy": float(each.detach()[busy].mean())}
     if scores:
         target = tas_target(batch.codes, model.spec.rqvae.grid)
@@ -107,13 +116,12 @@ def validate(
     """
     batch, _ = clips.draw(videos, 6, random.Random(seed), kept_out=True, late=0.0)
     batch = batch.to(settings.device)
-    everywhere = torch.ones_like(batch.busy)
     n = model.spec.tokens_per_frame
 
     def losses(text: Tensor) -> Tensor:
         with settings.precision():
             hidden, _, _ = hidden_states(model, text, batch.codes)
-            each = token_losses(model, batch, hidden, everywhere)
+            each = token_losses(model, batch.codes.flatten(0, 1), hidden.flatten(0, 1))
         return each.mean(-1).view(batch.busy.shape)
 
     each = losses(batch.text)
@@ -147,11 +155,14 @@ def train(
     tokenizer = TableTokenizer.load(tokenizer_path)
     model = new_model(TABLE, tokenizer.rqvae, settings.seed).to(settings.device)
     clips = Clips(tokenizer, drop_attribute=settings.drop_attribute, drop_caption=settings.drop_caption)
+    if start is None:
+        look_up_nearest(model.depth, tokenizer.codebooks())
+        predict_aligned(model, clips.draw(8, settings.clip, rng_of(settings.seed, 0))[0].to(settings.device))
     run = torch.compile(hidden_states) if settings.compile else hidden_states
 
     def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, float], int]:
-        count, frames = settings.shape_of(step)
-        batch = clips.draw(count, frames, rng, late=settings.late)[0].to(settings.device)
+        count, frames, places = settings.shape_of(step)
+        batch = clips.draw(count, frames, rng, late=settings.late, places=places)[0].to(settings.device)
         with settings.precision():
             loss, values = loss_of(model, batch, settings, draw_taus(settings, rng, count), run)
         return loss, values, count

@@ -1,0 +1,128 @@
+"""How the decoder of `table` begins: by predicting latents, of which the depth transformer looks up the nearest codes.
+
+A linear map reads a latent of 64 numbers from a hidden state. From depth 1 on the sum of the codes chosen so far is
+taken from it, and a code's logit falls with its squared distance from what is left. So like looks are like answers
+from the first step on. At first the predicted latent is the aligned token's of the frame before. All of it is trained.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.models.depth import DepthTransformer
+from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.world.table.clips import Batch
+from fastcar_cli.world.train_decoder import hidden_states
+
+_MARK = 48.0
+"""Size of the number that marks the depth; it dwarfs the rest, so a LayerNorm divides by about the same everywhere."""
+_GATE = 6.0
+"""How far a GELU is pushed to where it is the identity, or nothing."""
+_REST = 0.01
+"""Scale of the weights that have no part in this."""
+_SHARPNESS = (0.1, 0.2, 0.25, 0.25)
+"""By how much the logit of a code falls with its squared distance, for each depth; predictions are poor at first."""
+
+
+def components(book: Tensor) -> Tensor:
+    """The principal components [code_width, code_width] of a codebook [codes, code_width], largest first, as rows."""
+    return torch.linalg.eigh(book.T @ book)[1].flip(1).T.contiguous()
+
+
+@torch.no_grad()
+def look_up_nearest(depth: DepthTransformer, books: Tensor) -> None:
+    """Set the weights in place; books [depth, codes, code_width], latents of about unit mean square.
+
+    Of the width the first `depth` numbers mark the depth, the next `code_width` hold what is left of the latent, the
+    rest is divided among the depths. The first heads bring the latent from depth 0 to all; the first MLP moves the
+    principal components of what is left to the part of its depth, where the classifier has that depth's codes.
+    """
+    n, w, c = depth.spec.depth, depth.spec.width, depth.spec.code_width
+    left, latent, mean, scale = slice(n, n + c), torch.arange(c), _MARK / w, _MARK / w**0.5
+    attention, classifier = depth.blocks[0].attn, depth.classifier_mlp.linear
+    grow, shrink = cast(nn.Linear, depth.blocks[0].mlp[0]), cast(nn.Linear, depth.blocks[0].mlp[2])
+    for linear in (depth.in_mlp_1, depth.in_mlp_2, attention.proj, shrink, classifier):
+        linear.weight.mul_(_REST)
+        linear.weight[: n if linear is not classifier else 0] = 0.0
+        linear.bias.zero_()
+
+    depth.pos_emb_d.zero_()
+    depth.pos_emb_d[0, torch.arange(n), torch.arange(n)] = _MARK
+    depth.in_mlp_2.weight[left] = torch.linalg.qr(torch.randn(depth.spec.hidden, c))[0].T
+    depth.in_mlp_1.weight[left] = -torch.eye(c)
+
+    size = w // depth.spec.heads
+    heads = slice(0, -(-c // size) * size)
+    for linear in (attention.query, attention.key, attention.value):
+        linear.weight[heads] = 0.0
+    attention.query.bias[heads] = 1.0
+    attention.key.weight[heads, 0] = 12.0 / (size * w) ** 0.5
+    attention.value.weight[latent, latent + n] = scale
+    attention.value.bias[latent] = mean
+    attention.proj.weight[latent + n, latent] = 1.0
+
+    # The latent is mostly its first code; what remains for the others is spread more evenly.
+    first = (w - n - c) // (n + 1)
+    kept = [first] + [(w - n - c - first) // (n - 1)] * (n - 1)
+    grow.weight[: 2 * sum(kept)] = 0.0
+    unit, part = 0, left.stop
+    for d, count in enumerate(kept):
+        axes = components(books[d])[:count]
+        codes = books[d] @ axes.T
+        gain = 3.0 / float(codes.abs().max())
+        # At depth 0 the latent is there twice: its own, and what attention brought.
+        share = 0.5 if d == 0 else 1.0
+        # gelu(x) - gelu(-x) = x, with both of them open at this depth and shut at the others.
+        for sign in (1.0, -1.0):
+            rows = slice(unit, unit + count)
+            grow.weight[rows, left] = sign * share * gain * scale * axes
+            grow.bias[rows] = sign * share * gain * mean * axes.sum(1) - _GATE
+            grow.weight[rows, 0] = -10 * _GATE / w**0.5
+            grow.weight[rows, d] = 2 * _GATE / w**0.5
+            shrink.weight[part : part + count, rows] = sign * torch.eye(count) / (2 * gain)
+            unit += count
+        classifier.weight[:, part : part + count] = 2 * _SHARPNESS[d] * scale * codes
+        classifier.weight[:, d] = -_SHARPNESS[d] * codes.square().sum(1) / w**0.5
+        classifier.bias.add_(2 * _SHARPNESS[d] * mean * codes.sum(1))
+        part += count
+
+
+@torch.no_grad()
+def predict_aligned(model: VideoModel, batch: Batch) -> None:
+    """Set weights in place so that the latent read from a hidden state is about the aligned token's a frame earlier.
+
+    Head 0 of the first two blocks looks there already (`world.recipe.initialise`); now it also brings the code vectors,
+    half of their principal components each, and nothing else writes to where latents are read. How much hidden states
+    are scaled on the way is measured on a batch.
+    """
+    spec = model.spec
+    c, size, n = spec.depth.code_width, spec.decoder.head_dim, spec.tokens_per_frame
+    left = slice(spec.depth.depth, spec.depth.depth + c)
+    projector = model.projector.layers
+    assert isinstance(projector, nn.Linear)
+    known = torch.cat([projector.weight, projector.bias[:, None] / projector.bias.norm()], 1)
+    # Latents are read where neither the token itself nor what all tokens have in common is.
+    inside = torch.linalg.qr(known)[0]
+    drawn = torch.randn(spec.decoder.width, c)
+    read = torch.linalg.qr(drawn - inside @ (inside.T @ drawn))[0].T
+    model.depth.in_mlp_2.weight[left] = read
+    writers = [p for b in model.llm.blocks for p in (b.self_attn.o_proj.weight, b.mlp.down_proj.weight)]
+    for weight in writers:
+        weight -= read.T @ (read @ weight)
+    words = model.llm.embed_tokens.weight
+    words -= words @ read.T @ read
+    book = model.rqvae.quantizer.books[0].weight[: spec.rqvae.codes]
+    halves = components(book)[: 2 * size].view(2, size, c)
+    bring = torch.linalg.pinv(known)[:c]
+    outputs = [model.llm.blocks[b].self_attn.o_proj.weight for b in (0, 1)]
+    for b, axes in enumerate(halves):
+        model.llm.blocks[b].self_attn.v_proj.weight[:size] = axes @ bring
+        outputs[b][:, :size] = read.T @ axes.T
+    hidden = hidden_states(model, batch.text, batch.codes, None, batch.begins)[0][:, n:]
+    wanted = model.rqvae.quantizer.vectors(batch.codes).sum(-2)[:, n:]
+    for b, axes in enumerate(halves):
+        got, want = hidden @ read.T @ axes.T, wanted @ axes.T
+        outputs[b][:, :size] *= (got * want).sum() / got.square().sum()
