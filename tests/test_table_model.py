@@ -20,11 +20,12 @@ from fastcar_cli.world.patches import quantize, to_patches
 from fastcar_cli.world.recipe import new_model
 from fastcar_cli.world.steps import OutOfTime
 from fastcar_cli.world.table import train_decoder, train_tokenizer
-from fastcar_cli.world.table.clips import Clips, Encoder, swapped
+from fastcar_cli.world.table.clips import Clips, Encoder, around_things, swapped
 from fastcar_cli.world.table.frames import Pool, changed_patches, cut
 from fastcar_cli.world.table.lexicon import VOCABULARY
 from fastcar_cli.world.table.recipe import TABLE
 from fastcar_cli.world.table.render import render
+from fastcar_cli.world.table.start import look_up_nearest, predict_aligned
 from fastcar_cli.world.table.stories import scene_of
 from fastcar_cli.world.table.tokenizer import TableTokenizer
 from fastcar_cli.world.table.train_decoder import TableSettings
@@ -136,11 +137,72 @@ def test_a_clip_that_begins_later_is_seen_as_it_would_be_in_its_video(tokenizer:
     assert not torch.allclose(whole, later, atol=1e-3)
 
 
+def test_tokens_that_are_left_out_are_as_if_they_were_not_there(tokenizer: TableTokenizer) -> None:
+    """Hidden states of some tokens do not depend on the codes of the others; with all of them nothing is new."""
+    model = new_model(_small(), tokenizer.rqvae, 0)
+    codes, text = torch.randint(0, 512, (2, 192, 4)), torch.zeros(2, 32, dtype=torch.long)
+    whole, _, _ = hidden_states(model, text, codes)
+    assert torch.equal(whole, hidden_states(model, text, codes, kept=torch.arange(192).expand(2, -1))[0])
+    kept = torch.tensor([[0, 3, 4, 70, 130, 131], [0, 1, 2, 3, 190, 191]])
+    some, _, _ = hidden_states(model, text, codes, kept=kept)
+    assert some.shape == (2, 6, whole.shape[-1])
+    fed = torch.zeros(2, 192, dtype=torch.bool).scatter(1, kept[:, 1:] - 1, True)
+    others = torch.where(fed[..., None], codes, torch.randint(0, 512, codes.shape))
+    assert torch.equal(some, hidden_states(model, text, others, kept=kept)[0])
+    assert torch.allclose(some[1, :4], whole[1, :4], atol=1e-5)
+
+
+def test_places_around_things_are_kept_first() -> None:
+    busy = torch.zeros(3, 64, dtype=torch.bool)
+    busy[0, 20] = busy[2, 21] = True
+    near = {r * 8 + c for r in (1, 2, 3) for c in (3, 4, 5, 6)}
+    for room in (5, 13, 30, 64):
+        kept = around_things(busy.flatten(), room, (8, 8), random.Random(room)).view(3, room)
+        places = set(kept[0].tolist())
+        assert torch.equal(kept, kept[:1] + torch.tensor([[0], [64], [128]]))
+        assert len(places) == room and {0, 20, 21} <= places
+        assert (near <= places) if room >= 13 else (places <= near | {0})
+
+
+def test_a_hidden_state_that_holds_a_latent_is_answered_with_its_codes() -> None:
+    """The depth transformer begins by looking up the nearest codes, whatever the decoder has learned so far."""
+    torch.manual_seed(3)
+    made = TableTokenizer()
+    for scale, book in zip((8.0, 4.0, 2.0, 1.0), made.rqvae.quantizer.books, strict=True):
+        axes = torch.linalg.qr(torch.randn(64, 16))[0].T
+        torch.nn.init.zeros_(book.weight)
+        book.weight.data[:2048] = scale / 4 * torch.randn(2048, 16) @ axes
+    books = made.codebooks().detach()
+    model = new_model(TABLE, made.rqvae, 0)
+    look_up_nearest(model.depth, books)
+    codes = torch.randint(0, 2048, (200, 4))
+    vectors = model.rqvae.quantizer.vectors(codes)
+    codes = quantize(vectors.sum(1), books)
+    vectors = model.rqvae.quantizer.vectors(codes)
+    with torch.no_grad():
+        logits = model.depth(vectors.sum(1) @ model.depth.in_mlp_2.weight[4:68], vectors.cumsum(-2)[:, :-1])
+    better = (logits > logits.gather(-1, codes[..., None])).sum(-1).float()
+    assert (better.median(0).values <= 20).all(), "of 2,048 codes, few are thought nearer than the nearest"
+
+
+def test_before_training_the_aligned_token_is_predicted(tokenizer: TableTokenizer) -> None:
+    model = new_model(TABLE, tokenizer.rqvae, 0)
+    look_up_nearest(model.depth, tokenizer.codebooks())
+    batch, _ = Clips(tokenizer).draw(4, 3, random.Random(2))
+    predict_aligned(model, batch)
+    with torch.no_grad():
+        hidden, _, _ = hidden_states(model, batch.text, batch.codes, begins=batch.begins)
+    predicted = (hidden @ model.depth.in_mlp_2.weight[4:68].T)[:, 64:]
+    aligned = model.rqvae.quantizer.vectors(batch.codes).sum(-2)[:, :-64]
+    similar = torch.nn.functional.cosine_similarity(predicted.detach(), aligned.detach(), dim=-1)
+    assert float(similar.mean()) > 0.5
+
+
 def _small() -> ModelSpec:
     return replace(
         TABLE,
         decoder=replace(TABLE.decoder, layers=2, mlp_width=64),
-        depth=replace(TABLE.depth, width=32, blocks=1),
+        depth=replace(TABLE.depth, width=96),
     )
 
 

@@ -11,7 +11,7 @@ import typer
 from fastcar_cli.errors import RequestError
 
 STAGES = ("tokenizer", "base", "replay", "export")
-WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (7000, 16000, 4000, 8)}
+WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (7000, 4000, 800, 16)}
 """The bundled models: steps of tokenizer, base and replay stage, and videos a step."""
 
 
@@ -29,17 +29,17 @@ def train(
         int | None, typer.Option(help="Steps of the tokenizer; default 12000, for table 7000 of each half.", min=1)
     ] = None,
     base_steps: Annotated[
-        int | None, typer.Option(help="Steps of the base stage; default 6000, for table 16000.", min=1)
+        int | None, typer.Option(help="Steps of the base stage; default 6000, for table 4000.", min=1)
     ] = None,
     replay_steps: Annotated[
-        int | None, typer.Option(help="Steps of the replay stage; default 8500, for table 4000.", min=1)
+        int | None, typer.Option(help="Steps of the replay stage; default 8500, for table 800.", min=1)
     ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="Stop after this wall time with a checkpoint; the same command goes on.", min=0.0),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Videos a step; default 4, for table 8 clips of 5 frames.", min=1)
+        int | None, typer.Option(help="Videos a step; default 4, for table 16 clips of 5 frames.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
