@@ -19,7 +19,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from sweeping import BALL, results, sweep
 
 from fastcar_cli.analysis.metrics import scales_of
-from fastcar_cli.analysis.sweep.fidelity import fidelity_of
+from fastcar_cli.analysis.sweep.fidelity import judge_mini
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.results import inert, knees
 from fastcar_cli.config import load_config
@@ -138,10 +138,10 @@ def test_a_sweep_measures_decoded_frames(tmp_path: Path) -> None:
 def test_fidelity_is_null_for_what_a_reading_leaves_open() -> None:
     video = render(Scene("ball", "red", "big", "right", "grass", (8, 32)))
     video = np.asarray(video * 255 if video.dtype != np.uint8 else video).round().astype(np.uint8)
-    right = fidelity_of(video, ["red", "ball", "right"])
+    right = judge_mini(video, ["red", "ball", "right"])
     assert (right["color"], right["shape"], right["motion"]) == (True, True, True)
     assert right["size"] is None and right["background"] is None and right["all_right"] is True
-    wrong = fidelity_of(video, ["blue", "ball", "sky", "grass"])
+    wrong = judge_mini(video, ["blue", "ball", "sky", "grass"])
     assert wrong["color"] is False and wrong["background"] is None and wrong["all_right"] is False
 
 

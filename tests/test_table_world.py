@@ -8,12 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fastcar_cli.analysis.sweep.fidelity import judge_table
 from fastcar_cli.world.table.analyser import analyse, judge
 from fastcar_cli.world.table.captions import caption
 from fastcar_cli.world.table.lexicon import FILLERS, PHRASES, PROMPT_LENGTH, table_tokenizer
 from fastcar_cli.world.table.motion import contact_distance, simulate
 from fastcar_cli.world.table.render import render
+from fastcar_cli.world.table.said import Said, SaidThing, said_in, said_of
 from fastcar_cli.world.table.scene import COLORS, SHAPES, SIDE, STEP, Scene, Thing
 from fastcar_cli.world.table.stories import STORIES, draw_scene, held_out, scene_of
 
@@ -127,7 +131,7 @@ def test_no_word_is_both_a_token_and_a_filler() -> None:
 
 
 def _faults(video: np.ndarray, scene: Scene = HIT) -> set[str]:
-    return {key for key, right in judge(analyse(video), scene).items() if not right}
+    return {key for key, right in judge(analyse(video), said_of(scene)).items() if not right}
 
 
 def test_the_analyser_finds_nothing_wrong_with_a_true_video() -> None:
@@ -137,7 +141,7 @@ def test_the_analyser_finds_nothing_wrong_with_a_true_video() -> None:
 @pytest.mark.parametrize("story", STORIES)
 def test_the_analyser_is_right_about_each_story(story: str) -> None:
     scene = draw_scene(random.Random(11), story)
-    assert judge(analyse(render(scene)), scene)["all"]
+    assert judge(analyse(render(scene)), said_of(scene))["all"]
 
 
 def test_the_analyser_notices_a_colour_that_is_not_asked_for() -> None:
@@ -194,3 +198,64 @@ def test_the_analyser_refuses_other_sizes() -> None:
 
 def test_there_are_eight_colours() -> None:
     assert len(COLORS) == 8
+
+
+@given(st.integers(0, 10**6))
+def test_a_caption_says_what_its_scene_says(number: int) -> None:
+    """Whatever the phrasing; daylight and places beside each other may go without saying."""
+    scene = scene_of(number, 0)
+    read = said_in(table_tokenizer().read(caption(scene, random.Random(number))).tokens)
+    wanted = said_of(scene)
+    if read.light is None:
+        wanted = replace(wanted, light=None)
+    if read.relation is None and wanted.relation in ("left_of", "right_of"):
+        wanted = replace(wanted, relation=None)
+    assert read == wanted
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("a ball", Said((SaidThing(shape="ball"),))),
+        (
+            "a red metal ball rolls to the right and hits a blue cube",
+            Said(
+                (
+                    SaidThing("red", "ball", "metal", None, "moves", (1, 0)),
+                    SaidThing("blue", "cube", deed="still", way=(0, 0)),
+                ),
+                relation="hits",
+            ),
+        ),
+        (
+            "a cube in front of a ring at dusk, the camera pans left",
+            Said(
+                (SaidThing(shape="cube"), SaidThing(shape="ring", deed="still", way=(0, 0))),
+                light="dusk",
+                camera=-1,
+                relation="in_front_of",
+            ),
+        ),
+        ("a tiny tent leaves", Said((SaidThing(shape="pyramid", size="small", deed="moves", leaves=""),))),
+        ("to the left", Said(())),
+    ],
+)
+def test_what_a_prompt_leaves_open_is_open(prompt: str, said: Said) -> None:
+    assert said_in(table_tokenizer().read(prompt).tokens) == said
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wrong"),
+    [
+        ("a ball hits a cube", set()),
+        ("a red ball rolls right and hits a blue cube on the grey floor", set()),
+        ("a red ball rolls left and hits a blue cube", {"motion"}),
+        ("a red ball rolls right and passes behind a blue cube", {"relation", "motion"}),
+        ("a green ball hits a cube at dusk", {"color", "light"}),
+        ("a ball", {"count", "color", "shape", "material", "size", "motion", "relation"}),
+    ],
+)
+def test_a_video_is_judged_by_what_its_prompt_says(prompt: str, wrong: set[str]) -> None:
+    right = judge_table(render(HIT), table_tokenizer().read(prompt).tokens)
+    assert {key for key, value in right.items() if value is False} == (wrong | {"all_right"} if wrong else set())
+    assert right["light"] is (None if "dusk" not in prompt else False)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fastcar_cli.analysis.sweep.fidelity import draws_the_world
+from fastcar_cli.analysis.sweep.fidelity import world_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.text import PhraseTokenizer
 from fastcar_cli.pipeline import TextToVideo
 
 ANY = (
@@ -32,12 +31,12 @@ POOL = 128
 
 def prompts_for(pipe: TextToVideo, count: int, seed: int = 0) -> tuple[str, ...]:
     """Different prompts that the model understands. Raises RequestError where there are not so many."""
-    tokenizer = pipe.model.tokenizer
-    if draws_the_world(tokenizer, pipe.height, pipe.width):
+    world = world_of(pipe.model.tokenizer, pipe.height, pipe.width)
+    if world == "mini":
         from fastcar_cli.world.evaluate import held_out_captions
 
         drawn = [text for _, text in held_out_captions(POOL, seed)]
-    elif isinstance(tokenizer, PhraseTokenizer) and _speaks_of_tables(tokenizer):
+    elif world == "table":
         from fastcar_cli.world.table.evaluate import held_out_captions as held_out_of_table
 
         drawn = [text for _, text in held_out_of_table(POOL, seed)]
@@ -47,9 +46,3 @@ def prompts_for(pipe: TextToVideo, count: int, seed: int = 0) -> tuple[str, ...]
     if len(found) < count:
         raise RequestError(f"`prompts` {count}: there are {len(found)} of our own", hint="`prompts_file` with yours")
     return found
-
-
-def _speaks_of_tables(tokenizer: PhraseTokenizer) -> bool:
-    from fastcar_cli.world.table.lexicon import table_tokenizer
-
-    return tokenizer.to_dict() == table_tokenizer().to_dict()

@@ -1,36 +1,62 @@
-"""Does the video of a cell show what its prompt says? For models that draw the synthetic world."""
+"""Does the video of a cell show what its prompt says? For models that draw a synthetic world of ours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.models.text import PhraseTokenizer, PromptReader
-from fastcar_cli.world.scene import ATTRIBUTES, SIDE
+from fastcar_cli.world import scene as mini
+from fastcar_cli.world.table import scene as table
+from fastcar_cli.world.table.lexicon import PHRASES as TABLE_PHRASES
+
+Judge = Callable[[NDArray[np.uint8], Sequence[str]], dict[str, bool | None]]
+"""Right or wrong for each thing that can be said, given a video [T, H, W, 3] and the tokens of a completed reading;
+None for what the reading leaves open. `persists` tells whether objects stay what they are, `all_right` joins all."""
 
 
-def draws_the_world(tokenizer: PromptReader, height: int, width: int) -> bool:
-    """Whether a model speaks of the world's attributes and its frames are of a size that the analyser reads."""
-    if not isinstance(tokenizer, PhraseTokenizer) or height % SIDE or width % SIDE:
-        return False
-    return {k: set(v) for k, v in tokenizer.groups.items()} == {k: set(v) for k, v in ATTRIBUTES.items()}
+def world_of(tokenizer: PromptReader, height: int, width: int) -> str | None:
+    """The bundled model, mini or table, of whose world a model speaks in frames of a size that its analyser reads."""
+    if not isinstance(tokenizer, PhraseTokenizer):
+        return None
+    if tokenizer.phrases == TABLE_PHRASES:
+        return "table" if height == width == table.SIDE else None
+    groups = {name: set(values) for name, values in tokenizer.groups.items()}
+    known = groups == {name: set(values) for name, values in mini.ATTRIBUTES.items()}
+    return "mini" if known and not height % mini.SIDE and not width % mini.SIDE else None
 
 
-def fidelity_of(video: NDArray[np.uint8], tokens: list[str]) -> dict[str, bool | None]:
-    """Right or wrong for each attribute, judged against a completed reading (its tokens).
+def judge_of(world: str) -> Judge:
+    """What judges videos of a world that `world_of` names."""
+    return {"mini": judge_mini, "table": judge_table}[world]
 
-    None for an attribute that the reading leaves open or names twice. `persists` is True where every frame holds
-    exactly one object of one look; `all_right` joins it with every attribute that is judged.
-    """
+
+def judge_mini(video: NDArray[np.uint8], tokens: Sequence[str]) -> dict[str, bool | None]:
+    """See `Judge`; an attribute named twice is left open too."""
     from fastcar_cli.world.analyser import analyse, judge
 
     wanted = {}
-    for name, values in ATTRIBUTES.items():
+    for name, values in mini.ATTRIBUTES.items():
         named = {t for t in tokens if t in values}
         if len(named) == 1:
             wanted[name] = named.pop()
     right: dict[str, Any] = judge(analyse(video), wanted)
-    found = {name: right.get(name) for name in ATTRIBUTES}
+    found = {name: right.get(name) for name in mini.ATTRIBUTES}
     return {**found, "persists": right["persists"], "all_right": right["all"]}
+
+
+def judge_table(video: NDArray[np.uint8], tokens: Sequence[str]) -> dict[str, bool | None]:
+    """See `Judge`."""
+    from fastcar_cli.world.table.analyser import analyse, judge
+    from fastcar_cli.world.table.said import said_in
+
+    said = said_in(tokens)
+    right: dict[str, bool | None] = dict(judge(analyse(video), said))
+    all_right = right.pop("all")
+    for name in ("ground", "light"):
+        if getattr(said, name) is None:
+            right[name] = None
+    return {**right, "all_right": all_right}

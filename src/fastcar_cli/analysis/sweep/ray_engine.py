@@ -90,7 +90,7 @@ class RayEngine:
             worker.config.to_dict(),
             scorer.names,
             None if scorer.lpips is None else str(scorer.lpips.resolve()),
-            worker.fidelity,
+            worker.judge is not None,
             worker.clips,
             worker.tokens,
         )

@@ -14,12 +14,11 @@ from fastcar_cli.files import csv_of, write_whole
 
 PARQUET = "results.parquet"
 
-_FIDELITY = ("background", "color", "shape", "motion", "size", "persists", "all_right")
-
 
 def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """One flat row a cell. `tau` is a number (-inf possible), empty for a dense cell, which `dense` names."""
     table = []
+    judged = next((list(c["fidelity"]) for c in results["cells"] if c["fidelity"]), [])
     for c in results["cells"]:
         decode = c["speed"]["decode_s"]
         row: dict[str, Any] = {k: c[k] for k in ("id", "prompt", "seed")}
@@ -34,7 +33,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
             **{k: c["speed"][k] for k in ("tokens_per_s", "speedup")},
         }
         row |= {key: None if c["metrics"] is None else c["metrics"][key] for key in results["metrics"]}
-        row |= {f"right_{k.removesuffix('_right')}": (c["fidelity"] or {}).get(k) for k in _FIDELITY}
+        row |= {f"right_{k.removesuffix('_right')}": (c["fidelity"] or {}).get(k) for k in judged}
         row |= {f"fpga_{k}": (c["fpga"] or {}).get(k) for k in ("cycles", "latency_s", "energy_j")}
         table.append(row)
     return table

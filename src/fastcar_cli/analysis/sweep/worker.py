@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.sweep.fidelity import draws_the_world, fidelity_of
+from fastcar_cli.analysis.sweep.fidelity import judge_of, world_of
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import CellRecord
@@ -74,8 +74,8 @@ class Worker:
         self.tokens = tokens
         self.config, self.scorer = config, scorer
         self.base = pipe or TextToVideo.from_config(config)
-        world = draws_the_world(self.base.model.tokenizer, self.base.height, self.base.width)
-        self.fidelity = fidelity and world
+        world = world_of(self.base.model.tokenizer, self.base.height, self.base.width) if fidelity else None
+        self.judge = None if world is None else judge_of(world)
         self._warm: set[str] = set()
 
     def begin(self, prompt: str) -> Prompt:
@@ -144,7 +144,7 @@ class Worker:
         document: dict[str, Any] = {
             "metrics": means,
             "frames": frames,
-            "fidelity": fidelity_of(images, report["reading"]["tokens"]) if self.fidelity else None,
+            "fidelity": None if self.judge is None else self.judge(images, report["reading"]["tokens"]),
             "replay": {
                 **{k: replay[k] for k in ("ratio", "eligible_ratio", "by_layer", "by_frame")},
                 "map": replay_map(pipe),

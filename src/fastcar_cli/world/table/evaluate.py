@@ -23,6 +23,7 @@ from fastcar_cli.world.evaluate import generate_videos
 from fastcar_cli.world.table.analyser import analyse, judge, shares
 from fastcar_cli.world.table.captions import caption
 from fastcar_cli.world.table.render import render
+from fastcar_cli.world.table.said import said_of
 from fastcar_cli.world.table.scene import Scene
 from fastcar_cli.world.table.stories import scene_of
 from fastcar_cli.world.table.tokenizer import TableTokenizer
@@ -45,7 +46,7 @@ def by_objects(scenes: Sequence[Scene], judgements: Sequence[Mapping[str, bool]]
 
 
 def _judged(scenes: Sequence[Scene], videos: Sequence[NDArray[np.uint8]]) -> dict[str, dict[str, float]]:
-    return by_objects(scenes, [judge(analyse(v), s) for s, v in zip(scenes, videos, strict=True)])
+    return by_objects(scenes, [judge(analyse(v), said_of(s)) for s, v in zip(scenes, videos, strict=True)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

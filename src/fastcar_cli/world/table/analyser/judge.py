@@ -1,4 +1,4 @@
-"""Does a video show what its scene says? Each part right or wrong, and all together."""
+"""Does a video show what is said of it? Each part right or wrong, and all together."""
 
 from __future__ import annotations
 
@@ -8,30 +8,25 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from fastcar_cli.world.table.analyser.verdict import Seen, Verdict
-from fastcar_cli.world.table.scene import Scene, Thing
+from fastcar_cli.world.table.said import LOOKS, Said, SaidThing
 
 KEYS = ("ground", "light", "camera", "count", "color", "shape", "material", "size", "motion", "relation", "persists")
+_CONTACTS = {"hits": {(0, 1)}, "chain": {(0, 1), (1, 2)}}
 
 
-def _deed(thing: Thing) -> str:
-    if thing.hop:
-        return "bounces"
-    if thing.spin:
-        return "turns"
-    return "moves" if thing.moves else "still"
-
-
-def _moves_right(scene: Scene, i: int, seen: Seen) -> bool:
-    """Whether an object does what its scene says, until something touches it."""
-    thing = scene.things[i]
-    if scene.story == "enter" and i == 0:
-        return seen.enters == ("left" if thing.vx > 0 else "right") and seen.deed == "moves"
-    if scene.story == "leave" and i == 0:
-        return seen.leaves == ("right" if thing.vx > 0 else "left") and seen.deed == "moves"
-    way = (int(np.sign(thing.vx)), int(np.sign(thing.vy)))
-    hit_last = scene.story.rstrip("+") in ("hit", "chain") and i > 0
-    gone = seen.leaves is not None and not hit_last and not thing.moves
-    return seen.deed == _deed(thing) and seen.way == way and seen.enters is None and not gone
+def _moves_right(thing: SaidThing, seen: Seen, hit: bool) -> bool:
+    """Whether an object does what is said of it, until something touches it; what is `hit` may leave the frame."""
+    if thing.deed is None:
+        return True
+    if thing.enters is not None and seen.enters != thing.enters:
+        return False
+    if thing.leaves is not None and seen.leaves is None:
+        return False
+    if thing.leaves and seen.leaves != thing.leaves:
+        return False
+    gone = seen.leaves is not None and thing.leaves is None and not hit and thing.way == (0, 0)
+    came = seen.enters is not None and thing.enters is None
+    return seen.deed == thing.deed and thing.way in (None, seen.way) and not came and not gone
 
 
 def _passes(first: Seen, second: Seen, front: bool) -> bool:
@@ -44,46 +39,53 @@ def _passes(first: Seen, second: Seen, front: bool) -> bool:
     return beside[0] * beside[-1] < 0 and (depth > 2 if front else depth < -2)
 
 
-def _related(scene: Scene, objects: list[Seen], contacts: set[tuple[int, int]]) -> bool:
-    """Whether the objects, in the scene's order, meet as its story says."""
-    base = scene.story.rstrip("+")
-    wanted = {"hit": {(0, 1)}, "chain": {(0, 1), (1, 2)}}.get(base, set())
-    if contacts != wanted:
+def _related(relation: str | None, objects: list[Seen], contacts: set[tuple[int, int]]) -> bool:
+    """Whether the objects, in the order in which they are named, meet as is said, and else not."""
+    if contacts != _CONTACTS.get(relation or "", set()):
         return False
-    if base in ("front", "behind"):
-        return _passes(objects[0], objects[1], base == "front")
-    if base == "apart" and not any(t.moves for t in scene.things[:2]):
-        gap = scene.things[0].x - scene.things[1].x
+    if relation is None or len(objects) < 2:
+        return relation is None
+    if relation in ("in_front_of", "behind"):
+        front = relation == "in_front_of"
+        if any(o.deed == "moves" for o in objects[:2]):
+            return _passes(objects[0], objects[1], front)
         p, q = objects[0].path[0], objects[1].path[0]
-        return abs(gap) < 30 or (p is not None and q is not None and (p[0] - q[0]) * gap > 0)
+        return p is not None and q is not None and (p[1] > q[1]) == front
+    if relation in ("left_of", "right_of"):
+        p, q = objects[0].path[0], objects[1].path[0]
+        return p is not None and q is not None and (p[0] < q[0]) == (relation == "left_of")
     return True
 
 
-def judge(verdict: Verdict, scene: Scene) -> dict[str, bool]:
-    """Right or wrong for each of `KEYS`, and `all` of them together.
+def judge(verdict: Verdict, said: Said) -> dict[str, bool]:
+    """Right or wrong for each of `KEYS`, and `all` of them together; what nothing is said of is right.
 
-    The objects seen are taken for those of the scene in the order that makes most of them right.
+    The objects seen are taken for those named in the order that makes most of them right.
     """
     right = {
-        "ground": verdict.ground == scene.ground,
-        "light": verdict.light == scene.light,
-        "camera": int(np.sign(verdict.pan)) == int(np.sign(scene.pan)),
-        "count": len(verdict.objects) == len(scene.things),
+        "ground": said.ground in (None, verdict.ground),
+        "light": said.light in (None, verdict.light),
+        "camera": int(np.sign(verdict.pan)) == said.camera,
+        "count": len(verdict.objects) == len(said.things),
         "persists": not verdict.wrong,
     }
     best: dict[str, bool] = dict.fromkeys(("color", "shape", "material", "size", "motion", "relation"), False)
     score = -1
     if right["count"]:
-        for order in itertools.permutations(range(len(scene.things))):
+        for order in itertools.permutations(range(len(said.things))):
             seen = [verdict.objects[k] for k in order]
             place = {k: i for i, k in enumerate(order)}
             pairs = {(min(place[a], place[b]), max(place[a], place[b])) for _, a, b in verdict.contacts}
             matches = {
-                name: [getattr(s, name) == getattr(t, name) for s, t in zip(seen, scene.things, strict=True)]
-                for name in ("color", "shape", "material", "size")
+                name: [getattr(t, name) in (None, getattr(s, name)) for s, t in zip(seen, said.things, strict=True)]
+                for name in LOOKS
             }
-            matches["motion"] = [_moves_right(scene, i, s) for i, s in enumerate(seen)]
-            matches["relation"] = [_related(scene, seen, pairs)]
+            hit = said.relation in _CONTACTS
+            matches["motion"] = [
+                _moves_right(thing, s, hit and i > 0)
+                for i, (thing, s) in enumerate(zip(said.things, seen, strict=True))
+            ]
+            matches["relation"] = [_related(said.relation, seen, pairs)]
             total = sum(sum(m) for m in matches.values())
             if total > score:
                 score, best = total, {name: all(m) for name, m in matches.items()}
