@@ -39,6 +39,11 @@ from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 
 
+def constant(value: float, unit: str) -> dict[str, Any]:
+    """A constant that edge-small has not."""
+    return {"value": value, "unit": unit, "source": "test", "kind": "assumption"}
+
+
 def preset(**changes: Any) -> Preset:
     """edge-small with other values: `core.mac_array=8` sets that constant's value."""
     data = yaml.safe_load((preset_folder() / "fpga" / "edge-small.yaml").read_text())
@@ -52,7 +57,7 @@ def preset(**changes: Any) -> Preset:
         else:
             node[last] = value
     if data["hbm"]["weights"] == "multicast":
-        data["hbm"]["window"] = {"value": 2, "unit": "tiles", "source": "test", "kind": "assumption"}
+        data["hbm"].setdefault("window", constant(2, "tiles"))
     return Preset.model_validate(data)
 
 

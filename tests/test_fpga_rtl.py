@@ -13,7 +13,7 @@ import pytest
 from conftest import Run
 from hypothesis import given
 from hypothesis import strategies as st
-from test_fpga import preset
+from test_fpga import constant, preset
 
 from fastcar_cli.backends.fpga.decisions import Decisions, draw, save
 from fastcar_cli.backends.fpga.drs import Drs
@@ -129,7 +129,7 @@ def test_every_shipped_preset_has_rtl(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hbm__weights": "multicast"}, "no hbm.weights 'multicast'"),
+        ({"drs__dispatch": constant(9, "cycles/row")}, "drs.dispatch is 9, and a packet of 10 words"),
         ({"drs__remap": 8}, "no drs.remap 8"),
         ({"drs__drop": 0}, "no drs.drop 0"),
         ({"hbm__latency": 0}, "no hbm.latency 0"),
@@ -209,8 +209,12 @@ def test_random_layers_on_any_number_of_cores(tmp_path: Path, cores: int, weight
         {"drs__queue": 3, "drs__remap": 40, "cores": 5},
         {"drs__drop": 1, "hbm__latency": 1, "cores": 3},
         {"drs__queue": 1, "drs__drop": 200, "hbm__latency": 300, "cores": 7},
+        {"hbm__weights": "multicast", "cores": 3},
+        {"hbm__weights": "multicast", "hbm__window": constant(4, "tiles"), "drs__queue": 3, "cores": 7},
+        {"hbm__weights": "multicast", "hbm__window": constant(1, "tiles"), "drs__queue": 1, "cores": 8},
+        {"drs__dispatch": constant(70, "cycles/row"), "drs__fetch": "stream", "cores": 6},
     ],
-    ids=["deep", "fast", "late"],
+    ids=["deep", "fast", "late", "multicast", "wide", "narrow", "dispatch"],
 )
 def test_other_machines(tmp_path: Path, changes: dict[str, Any]) -> None:
     same, line = build(tmp_path, **changes)
@@ -230,11 +234,21 @@ def script(folder: Path, name: str, *arguments: str) -> tuple[int, str]:
 
 @needs_yosys
 @pytest.mark.slow
-def test_round_robin_drop_and_cycles_are_proved_for_every_index_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 7, 8])
+def test_round_robin_drop_and_cycles_are_proved_for_every_index_word(tmp_path: Path, cores: int) -> None:
     bundle.write(tmp_path, load_preset("edge-small"), None)
-    status, said = script(tmp_path, "prove.sh", "3")
+    status, said = script(tmp_path, "prove.sh", str(cores))
     print(said)
-    assert status == 0 and said.count("proved: 3 cores") == 2, said
+    assert status == 0 and said.count(f"proved: {cores} cores") == 2, said
+
+
+@needs_yosys
+@pytest.mark.slow
+def test_it_is_proved_with_the_parameters_of_the_folder(tmp_path: Path) -> None:
+    changes = {"cores": 5, "drs__remap": 40, "drs__drop": 1, "drs__dispatch": constant(66, "cycles/row")}
+    bundle.write(tmp_path, preset(**changes), None)
+    status, said = script(tmp_path, "prove.sh")
+    assert status == 0 and said.count("proved: 5 cores") == 2, said
 
 
 @needs_yosys
@@ -246,8 +260,14 @@ def test_round_robin_drop_and_cycles_are_proved_for_every_index_word(tmp_path: P
         ("hit    <= index[next_row]", "hit    <= index[next_row] || next_row == 5'd1"),
         ("count <= WAIT_BITS'(DROP - 1)", "count <= WAIT_BITS'(DROP)"),
         ("turn      <= '0;\n          count", "turn      <= turn;\n          count"),
+        ("out_valid[target] = in_valid && room[target]", "out_valid[target] = in_valid"),
+        ("in_ready = !hit || room[target]", "in_ready = 1'b1"),
+        ("== rows - 6'd1 ? IDLE", "== rows ? IDLE"),
+        ("index     <= index_in;", "index     <= index | index_in;"),
+        ("hit ? SEND : SWALLOW ? PASS : JUMP", "hit || SWALLOW ? SEND : JUMP"),
+        ("look = advance || state == DEAL", "look = advance"),
     ],
-    ids=["turn", "drop", "cycles", "kept"],
+    ids=["turn", "drop", "cycles", "kept", "full", "ready", "row", "index", "swallowed", "lookup"],
 )
 def test_a_wrong_scheduler_is_not_proved(tmp_path: Path, before: str, after: str) -> None:
     bundle.write(tmp_path, load_preset("edge-small"), None)

@@ -12,7 +12,7 @@ from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
 from fastcar_cli.backends.fpga.isa import compile_mlp
 from fastcar_cli.backends.fpga.machine import Rates
-from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.preset import Preset, Weights
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.backends.fpga.rtl.stimulus import (
     Layer,
@@ -28,6 +28,9 @@ from fastcar_cli.models.video_model import ModelSpec
 
 SOURCE = Path(__file__).parent / "source"
 ARITHMETIC = Path(__file__).parent / "arithmetic"
+WEIGHTS: tuple[Weights, ...] = ("private", "lockstep", "multicast")
+"""By the number that barrier.sv has for each."""
+
 RANDOM_LAYERS = 320
 """Random layers that are run before those of a trace."""
 
@@ -36,8 +39,6 @@ def check(preset: Preset) -> None:
     """Refuse a preset whose machine the RTL does not have. Raises RequestError."""
     drs, hbm = preset.drs, preset.hbm
     problems = [
-        (hbm.weights == "multicast", "hbm.weights 'multicast'", "allowed: lockstep, private"),
-        (drs.dispatch is not None, "drs.dispatch", "leave it out: the RTL passes a word a cycle"),
         (
             drs.remap.value < INDEX_BITS,
             f"drs.remap {drs.remap.value:g}",
@@ -66,7 +67,9 @@ def parameters(preset: Preset, packets: Sequence[Packet]) -> dict[str, int]:
         "REMAP": int(preset.drs.remap.value),
         "DROP": max(1, int(preset.drs.drop.value)),
         "STREAM": int(preset.drs.fetch == "stream"),
-        "LOCKSTEP": int(preset.hbm.weights == "lockstep"),
+        "DISPATCH": 0 if preset.drs.dispatch is None else int(preset.drs.dispatch.value),
+        "WEIGHTS": WEIGHTS.index(preset.hbm.weights),
+        "WINDOW": preset.window,
         "QUEUE": queue,
         "LATENCY": int(preset.hbm.latency.value),
         "LOAD_BITS": bits("memory"),
@@ -89,9 +92,12 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
             decoder.width, decoder.mlp_width, preset.format.stored_bits, preset.tile_bytes, preset.window
         )
         packets.append(packet_of(preset, program, Rates.of(preset)))
+        _check_dispatch(preset, packets[0])
         layers += trace_layers(trace.replayed, 0, passes)
     first = len(packets)
-    packets += short_packets(preset)
+    short = short_packets(preset)
+    _check_dispatch(preset, min(short, key=lambda packet: packet.program.words))
+    packets += [packet for packet in short if packet.passes]
     layers = [*random_layers(RANDOM_LAYERS, len(packets) - first, first), *layers]
     values = parameters(preset, packets)
     try:
@@ -107,6 +113,15 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
         write_whole(folder / f"packet_{number}.hex", "".join(f"{w:016x}\n" for w in words))
     _tables(folder, layers, packets)
     return {"folder": str(folder), "parameters": values, "layers": len(layers), "kept": kept}
+
+
+def _check_dispatch(preset: Preset, packet: Packet) -> None:
+    if not packet.passes:
+        raise RequestError(
+            f"accelerator preset {preset.name}: drs.dispatch is {packet.machine.packet}, "
+            f"and a packet of {packet.program.words} words passes the RTL a word a cycle",
+            hint="as many cycles or more, or no drs.dispatch: a cycle a word",
+        )
 
 
 def _sources(folder: Path) -> list[str]:

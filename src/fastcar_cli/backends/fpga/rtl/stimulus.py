@@ -26,6 +26,11 @@ class Packet:
     rates: Rates
     machine: Machine
 
+    @property
+    def passes(self) -> bool:
+        """Whether its words, one a cycle, pass in the cycles that the preset gives a packet."""
+        return self.machine.packet >= self.program.words
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -51,7 +56,7 @@ def short_packets(preset: Preset) -> list[Packet]:
     """The packets of the random layers."""
     latency = int(preset.hbm.latency.value)
     return [
-        packet_of(preset, compile_mlp(width, inner, 8, tile), Rates(16.0, 8.0, speed, 1, latency))
+        packet_of(preset, compile_mlp(width, inner, 8, tile, preset.window), Rates(16.0, 8.0, speed, 1, latency))
         for width, inner, tile, speed in SHORT
     ]
 

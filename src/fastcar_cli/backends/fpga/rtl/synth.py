@@ -22,9 +22,9 @@ MACS = 16
 ARTEFACT = "yosys estimate; accumulators stand in LUTs and FFs, which a vendor's tool packs into the DSPs"
 
 UNITS = {
-    "DRS": ("drs", ("CORES", "REMAP", "DROP", "STREAM"), CAVEAT),
-    "barrier": ("barrier", ("CORES", "LOCKSTEP"), CAVEAT),
-    "sequencer of a core": ("sequencer", ("QUEUE", "LOAD_BITS", "MAC_BITS", "VECTOR_BITS"), CAVEAT),
+    "DRS": ("drs", ("CORES", "REMAP", "DROP", "STREAM", "DISPATCH"), CAVEAT),
+    "barrier": ("barrier", ("CORES", "WEIGHTS"), CAVEAT),
+    "sequencer of a core": ("sequencer", ("QUEUE", "WINDOW", "LOAD_BITS", "MAC_BITS", "VECTOR_BITS"), CAVEAT),
     f"MAC array, {MACS} MACs": ("mac_array", ("MACS",), ARTEFACT),
 }
 """What is synthesised: its name, its module, its parameters, and what to know of its counts."""

@@ -9,7 +9,9 @@ module accelerator #(
     parameter int REMAP = 32,
     parameter int DROP = 16,
     parameter int STREAM = 0,
-    parameter int LOCKSTEP = 1,
+    parameter int DISPATCH = 0,
+    parameter int WEIGHTS = 1,       // barrier.sv says which is which
+    parameter int WINDOW = 2,
     parameter int QUEUE = 2,
     parameter int LATENCY = 64,
     parameter int LOAD_BITS = 8,
@@ -36,12 +38,14 @@ module accelerator #(
   wire logic             head, last, idle;
   wire logic [5:0]       computing;
   wire logic [63:0]      word;
-  wire logic [CORES-1:0] room, there, core_idle, empty, ask;
+  wire logic [CORES-1:0] room, there, core_idle, empty, ask, opens, member, through, may_end, has_room, may_load;
+  wire logic [15:0]      load_needs [CORES], needs [CORES];
   wire logic [28:0]      cycles [CORES];
   logic                  was_dealing, in_layer;
   wire logic [CORES-1:0] load_done;
+  wire logic             all_started;
 
-  drs #(.CORES(CORES), .REMAP(REMAP), .DROP(DROP), .STREAM(STREAM), .MAPPING_BITS(MAPPING_BITS),
+  drs #(.CORES(CORES), .REMAP(REMAP), .DROP(DROP), .STREAM(STREAM), .DISPATCH(DISPATCH), .MAPPING_BITS(MAPPING_BITS),
         .INDEX_BITS(INDEX_BITS)) scheduler (
       .clk, .rst, .start, .index_in(index), .rows_in(rows), .idle, .computing,
       .in_valid, .in_ready, .in_word, .skip,
@@ -64,38 +68,59 @@ module accelerator #(
     end
   end
 
-  barrier #(.CORES(CORES), .LOCKSTEP(LOCKSTEP)) gate (
-      .clk, .rst, .dealt, .computing, .there, .core_idle, .go);
+  barrier #(.CORES(CORES), .WEIGHTS(WEIGHTS)) gate (
+      .clk, .rst, .dealt, .computing, .there, .core_idle, .go, .opens, .member, .all_started);
 
   for (genvar c = 0; c < CORES; c++) begin : core
-    sequencer #(.QUEUE(QUEUE), .LOAD_BITS(LOAD_BITS), .MAC_BITS(MAC_BITS), .VECTOR_BITS(VECTOR_BITS)) sequence_ (
+    // Core 0 has a row in every round: under multicast it asks for the tiles of all.
+    sequencer #(.QUEUE(QUEUE), .WINDOW(WINDOW), .LOADS(WEIGHTS != 2 || c == 0 ? 1 : 0), .LOAD_BITS(LOAD_BITS),
+                .MAC_BITS(MAC_BITS), .VECTOR_BITS(VECTOR_BITS)) sequence_ (
         .clk, .rst, .in_valid(sent[c]), .in_head(head), .in_last(last), .in_word(word),
-        .room(room[c]), .there(there[c]), .idle(core_idle[c]), .go(go[c]), .row(row[8*c+:8]),
-        .finished(finished[c]), .empty(empty[c]),
+        .room(room[c]), .there(there[c]), .idle(core_idle[c]), .go(go[c]), .opens(opens[c]),
+        .row(row[8*c+:8]), .through(through[c]), .may_end(may_end[c]), .finished(finished[c]), .empty(empty[c]),
+        .load_needs(load_needs[c]), .needs(needs[c]), .has_room(has_room[c]), .may_load(may_load[c]),
         .load_valid(ask[c]), .load_cycles(cycles[c]), .load_done(load_done[c]));
   end
 
-  if (LOCKSTEP != 0) begin : shared
-    // Core 0 has a row in every round: its requests are those of all cores that run.
+  if (WEIGHTS != 0) begin : shared
     wire logic whole;
-    logic [CORES-1:0] member;
-    logic differs;
-    stream #(.LATENCY(LATENCY)) weights (.clk, .rst, .ask(ask[0]), .cycles(cycles[0]), .done(whole));
-    always_ff @(posedge clk) begin
-      if (rst) member <= '0;
-      else member <= (|go) ? go : member & ~finished;
+    stream #(.LATENCY(LATENCY), .DEPTH(WINDOW)) weights (.clk, .rst, .ask(ask[0]), .cycles(cycles[0]), .done(whole));
+    assign load_done = whole ? member : '0;
+  end else begin : each
+    for (genvar c = 0; c < CORES; c++) begin : port
+      stream #(.LATENCY(LATENCY), .DEPTH(WINDOW)) weights (
+          .clk, .rst, .ask(ask[c]), .cycles(cycles[c]), .done(load_done[c]));
     end
+  end
+
+  if (WEIGHTS == 2) begin : credits
+    // A tile is sent when every core of the round has room for it, those included that have not started yet.
+    wire logic room_for_tile = &(~member | has_room);
+    wire logic round_over = all_started && (&(~member | through));
+    wire logic unused = &{1'b0, ask};
+    for (genvar c = 0; c < CORES; c++) begin : of
+      assign needs[c] = load_needs[0];
+    end
+    assign may_load = {CORES{room_for_tile}};
+    assign may_end = {CORES{round_over}};
+  end else begin : own
+    wire logic unused = &{1'b0, all_started, through, member};
+    for (genvar c = 0; c < CORES; c++) begin : of
+      assign needs[c] = load_needs[c];
+    end
+    assign may_load = has_room;
+    assign may_end = '1;
+  end
+
+  if (WEIGHTS == 1) begin : watch
+    logic differs;
     always_comb begin
       differs = 1'b0;
       for (int c = 1; c < CORES; c++)
         if (member[c] && (ask[c] != ask[0] || (ask[c] && cycles[c] != cycles[0]))) differs = 1'b1;
     end
-    assign load_done = whole ? member : '0;
     assign out_of_step = differs;
-  end else begin : each
-    for (genvar c = 0; c < CORES; c++) begin : port
-      stream #(.LATENCY(LATENCY)) weights (.clk, .rst, .ask(ask[c]), .cycles(cycles[c]), .done(load_done[c]));
-    end
+  end else begin : watch_not
     assign out_of_step = 1'b0;
   end
 

@@ -7,12 +7,14 @@
 // costs DROP cycles in all), or with STREAM its words pass and nobody gets them.
 //
 // A packet is a header, whose low 16 bits count the instruction words that follow, and these words.
+// With DISPATCH its last word waits for the packet's cycle DISPATCH, the header's being the first.
 `default_nettype none
 module drs #(
     parameter int CORES  = 2,
     parameter int REMAP  = 32,
     parameter int DROP   = 16,
     parameter int STREAM = 0,
+    parameter int DISPATCH = 0,
     parameter int MAPPING_BITS = CORES > 1 ? $clog2(CORES) : 1,
     parameter int INDEX_BITS = 32
 ) (
@@ -43,7 +45,8 @@ module drs #(
     $error("the Index Register has another width than drs.py gives it");
   end
   localparam bit SWALLOW = STREAM != 0;
-  localparam int WAIT_BITS = $clog2(REMAP > DROP ? REMAP + 1 : DROP + 1);
+  localparam int LONGEST = REMAP > DROP && REMAP > DISPATCH ? REMAP : DROP > DISPATCH ? DROP : DISPATCH;
+  localparam int WAIT_BITS = $clog2(LONGEST + 1);
   localparam logic [2:0] IDLE = 0, DEAL = 1, HEAD = 2, SEND = 3, JUMP = 4, PASS = 5;
 
   logic [2:0]            state;
@@ -63,6 +66,7 @@ module drs #(
   wire logic       bit_now = index[dealt];
   wire logic       take = in_valid && in_ready;
   wire logic       none_follow = in_word[15:0] == 16'd0;
+  wire logic       paced = DISPATCH > 1 && left == 16'd1 && count != '0;
   logic            advance;
 
   assign idle     = state == IDLE;
@@ -80,10 +84,10 @@ module drs #(
         if (hit) out_valid[target] = in_valid && room[target];
       end
       SEND: begin
-        in_ready = 1'b1;
-        out_valid[target] = in_valid;
+        in_ready = !paced;
+        out_valid[target] = in_valid && !paced;
       end
-      PASS: in_ready = 1'b1;
+      PASS: in_ready = !paced;
       default: ;
     endcase
     case (state)
@@ -137,10 +141,13 @@ module drs #(
         end
         HEAD: if (take) begin
           left  <= in_word[15:0];
-          count <= WAIT_BITS'(DROP - 1);
+          count <= hit || SWALLOW ? WAIT_BITS'(DISPATCH > 1 ? DISPATCH - 2 : 0) : WAIT_BITS'(DROP - 1);
           if (!advance) state <= hit ? SEND : SWALLOW ? PASS : JUMP;
         end
-        SEND, PASS: if (take) left <= left - 1'b1;
+        SEND, PASS: begin
+          if (take) left <= left - 1'b1;
+          if (DISPATCH > 1 && count != '0) count <= count - 1'b1;
+        end
         JUMP: count <= count - 1'b1;
         default: state <= IDLE;
       endcase
@@ -150,5 +157,9 @@ module drs #(
       end
     end
   end
+
+`ifdef FORMAL
+`include "proof.svh"
+`endif
 endmodule
 `default_nettype wire

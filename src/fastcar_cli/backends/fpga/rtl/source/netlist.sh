@@ -8,7 +8,7 @@ rm -rf netlist
 mkdir netlist
 cp ./*.sv ./*.csv ./*.hex parameters.f parameters.h harness.cpp run.sh netlist
 value() { sed -n "s/^-G$1=//p" parameters.f; }
-names="CORES REMAP DROP STREAM"
+names="CORES REMAP DROP STREAM DISPATCH"
 sets=$(for n in $names; do printf ' -set %s %s' "$n" "$(value "$n")"; done)
 "$yosys" -q -p "read_verilog -sv drs.sv; chparam$sets drs; hierarchy -top drs; rename drs drs_netlist
   synth_xilinx -family xcup -flatten -noiopad -noclkbuf -top drs_netlist; setundef -params -zero; write_verilog -noattr netlist/cells.v

