@@ -156,11 +156,11 @@ class Toy:
     def reset(self) -> None:
         shape = (self.rows, self.kv_heads, self.slots, self.d)
         self.keys, self.values = (
-            [random(*shape, seed=20 + 50 * n + i).to(self.cache) for i in range(self.layers)] for n in range(2)
+            torch.stack([random(*shape, seed=20 + 50 * n + i).to(self.cache) for i in range(self.layers)])
+            for n in range(2)
         )
-        self.outputs = [
-            random(self.rows, self.positions, self.width, seed=70 + i).to(self.cache) for i in range(self.layers)
-        ]
+        outputs = [random(self.rows, self.positions, self.width, seed=70 + i) for i in range(self.layers)]
+        self.outputs = torch.stack(outputs).to(self.cache)
         self.start = torch.arange(self.rows) % 3
 
     def native(self, threads: int = 1, **options: bool) -> DecoderPass:

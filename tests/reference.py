@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.controller import Controller, Target
+from fastcar_cli.decoding.controller import Controller, Size, Target
 from fastcar_cli.models.video_model import VideoModel
 
 
@@ -86,10 +86,8 @@ def decode(
     layers, passes = spec.layers, codes.shape[1] - 1
     controller, seen_scores = None, torch.zeros(layers, rows)
     if target is not None:
-        controller = Controller(
-            target, layers=layers, rows=rows, videos=videos, tokens_per_frame=n, tokens=codes.shape[1],
-            max_age=max_age, device=torch.device("cpu"),
-        )  # fmt: skip
+        size = Size(layers, rows, videos, n, codes.shape[1], torch.device("cpu"))
+        controller = Controller(target, size, max_age)
     for step in range(codes.shape[1]):
         t = step - 1  # index of the input token
         limits = [[tau] * rows for tau in taus or [math.inf] * layers]

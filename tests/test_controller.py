@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastcar_cli import RunConfig, TextToVideo
 from fastcar_cli.config import load_config
-from fastcar_cli.decoding.controller import Target, max_ratio
+from fastcar_cli.decoding.controller import Size, Target, max_ratio
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import Replay, ReplayRule, replays
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
@@ -31,8 +31,8 @@ def _replay(
     target = None if ratio is None else Target(ratio, str(options.pop("scope", "global")))
     rule = ReplayRule(Tau((-math.inf,)), target=target, **options)  # type: ignore[arg-type]
     return Replay(
-        rule, layers=LAYERS, rows=rows * videos, videos=videos, tokens_per_frame=frame, tokens=frames * frame,
-        width=1, dtype=torch.float32, device=torch.device("cpu"),
+        rule, Size(LAYERS, rows * videos, videos, frame, frames * frame, torch.device("cpu")),
+        width=1, dtype=torch.float32,
     )  # fmt: skip
 
 

@@ -52,6 +52,18 @@ def max_ratio(frames: int, tokens_per_frame: int, max_age: int | None = None, de
 
 
 @dataclass(frozen=True)
+class Size:
+    """A batch: `frame` is N, `tokens` T*N; row r belongs to video r % videos; `device` is where scores are."""
+
+    layers: int
+    rows: int
+    videos: int
+    frame: int
+    tokens: int
+    device: torch.device
+
+
+@dataclass(frozen=True)
 class Target:
     """What to keep: the ratio over all passes, and whether each layer keeps it (`layer`) or all together (`global`)."""
 
@@ -64,51 +76,37 @@ class Controller:
 
     Args:
         target: ratio and scope.
-        layers, rows, videos: of the batch; row r belongs to video r % videos.
-        tokens_per_frame: N.
-        tokens: T*N.
+        size: of the batch. Nothing is read back from its device while decoding.
         max_age: as the gate has it; it bounds what can replay.
         dense: places in a frame that never replay.
-        device: where the scores are. Nothing is read back from it while decoding.
 
     Raises:
         ValueError: a ratio that can't be reached.
 
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        layers: int,
-        rows: int,
-        videos: int,
-        tokens_per_frame: int,
-        tokens: int,
-        max_age: int | None,
-        device: torch.device,
-        dense: Sequence[int] = (),
-    ) -> None:
-        self.target, self.frame, self.passes = target, tokens_per_frame, tokens - 1
+    def __init__(self, target: Target, size: Size, max_age: int | None, dense: Sequence[int] = ()) -> None:
+        layers, rows, videos, device = size.layers, size.rows, size.videos, size.device
+        self.target, self.frame, self.passes = target, size.frame, size.tokens - 1
         self._layers, self._videos, self._per_video = layers, videos, rows // videos
         groups = layers if target.scope == "layer" else 1
         # MLPs decided in one step by what shares a threshold.
         self._members = layers * self._per_video // groups
         self._max_age = max_age
-        self._most = max_ratio(tokens // self.frame, self.frame, max_age, dense)
-        self._gated = torch.ones(tokens_per_frame, dtype=torch.bool, device=device)
+        self._most = max_ratio(size.tokens // self.frame, self.frame, max_age, dense)
+        self._gated = torch.ones(self.frame, dtype=torch.bool, device=device)
         self._gated[list(dense)] = False
         self._some_dense = bool(dense)
-        gated = [t % tokens_per_frame not in dense for t in range(self.passes)]
+        gated = [t % self.frame not in dense for t in range(self.passes)]
         self._left = [*itertools.accumulate(reversed(gated))][::-1]
         if not 0 < target.ratio <= self._most:
             raise ValueError(f"a replay ratio of {target.ratio:g}: allowed above 0, at most {self._most:.4f}")
         self._wanted = target.ratio * self.passes * self._members
         self._done = torch.zeros(videos, groups, device=device)
-        self._scores = torch.zeros(layers, rows, tokens_per_frame, device=device)
+        self._scores = torch.zeros(layers, rows, self.frame, device=device)
         self._tau = torch.full((layers, rows), float("inf"), device=device)
-        self._every = max(1, tokens_per_frame // SETTINGS_A_FRAME)
-        self._at = tokens_per_frame - self._every
+        self._every = max(1, self.frame // SETTINGS_A_FRAME)
+        self._at = self.frame - self._every
         self._seen = 0
 
     def thresholds(self, t: int, replayed: Tensor, age: Tensor) -> Tensor:

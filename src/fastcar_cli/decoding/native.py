@@ -105,20 +105,19 @@ class NativeExecutor(HostExecutor):
         super().__init__(batch)
         model, spec, replay = batch.model, batch.model.spec.decoder, batch.replay
         threads = batch.settings.threads or torch.get_num_threads()
-        self._threads = threads
-        cache, layers = batch.cache, range(spec.layers)
+        self._threads, cache = threads, batch.cache
         self._pass = native.DecoderPass(
             [block_weights(b) for b in batch.blocks],
             model.llm.norm.weight.float(),
             spec.rms_eps,
             heads=spec.heads,
             kv_heads=spec.kv_heads,
-            keys=[cache.k[i] for i in layers],
-            values=[cache.v[i] for i in layers],
-            aligned=[cache.aligned[i] for i in layers],
-            key_scales=None if cache.k_scale is None else [cache.k_scale[i] for i in layers],
-            value_scales=None if cache.v_scale is None else [cache.v_scale[i] for i in layers],
-            outputs=None if replay is None else [replay.outputs[i] for i in layers],
+            keys=cache.k,
+            values=cache.v,
+            aligned=cache.aligned,
+            key_scales=cache.k_scale,
+            value_scales=cache.v_scale,
+            outputs=None if replay is None else replay.outputs,
             start=cache.pad if cache.window is None else torch.zeros_like(cache.pad),
             released=replay is not None and replay.rule.tas == "released",
             pairs=replay is not None and replay.rule.pairs,

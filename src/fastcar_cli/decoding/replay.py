@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.controller import Controller, Target
+from fastcar_cli.decoding.controller import Controller, Size, Target
 from fastcar_cli.decoding.tau import OFF, Tau
 
 
@@ -115,51 +115,37 @@ class Replay:
     def __init__(
         self,
         rule: ReplayRule,
+        size: Size,
         *,
-        layers: int,
-        rows: int,
-        videos: int,
-        tokens_per_frame: int,
-        tokens: int,
         width: int,
         dtype: torch.dtype,
-        device: torch.device,
         keep_tas: bool = False,
         delimiters: Sequence[int] = (),
         aligned: int = 0,
     ) -> None:
-        self.rule, self.frame = rule, tokens_per_frame
-        self.first = max(0, tokens_per_frame - aligned)
+        layers, rows, frame, device = size.layers, size.rows, size.frame, size.device
+        self.rule, self.frame = rule, frame
+        self.first = max(0, frame - aligned)
         """The first input token whose aligned token is known."""
         self._aligned = aligned
-        self._dense = torch.zeros(tokens_per_frame, dtype=torch.bool, device=device)
+        self._dense = torch.zeros(frame, dtype=torch.bool, device=device)
         if not rule.delimiters:
             self._dense[list(delimiters)] = True
         self._computed = self._dense.tolist()
-        self.outputs = torch.zeros(layers, rows, tokens_per_frame, width, dtype=dtype, device=device)
+        self.outputs = torch.zeros(layers, rows, frame, width, dtype=dtype, device=device)
         self.nbytes = self.outputs.nbytes
         """Bytes of the cached outputs."""
-        self.by_token = torch.zeros(tokens - 1, layers, rows, dtype=torch.bool, device=device)
+        self.by_token = torch.zeros(size.tokens - 1, layers, rows, dtype=torch.bool, device=device)
         self.replayed = self.by_token.permute(1, 2, 0)
         self.tas = torch.full(self.replayed.shape, math.nan, device=device) if keep_tas else None
         self.controller: Controller | None = None
         if rule.target is not None:
-            self.controller = Controller(
-                rule.target,
-                layers=layers,
-                rows=rows,
-                videos=videos,
-                tokens_per_frame=tokens_per_frame,
-                tokens=tokens,
-                max_age=rule.max_age,
-                device=device,
-                dense=() if rule.delimiters else delimiters,
-            )
+            self.controller = Controller(rule.target, size, rule.max_age, () if rule.delimiters else delimiters)
         taus = torch.tensor(rule.tau.by_layer(layers), dtype=torch.float32)
         self.scored = (taus < math.inf) | (keep_tas or rule.target is not None)
         self._taus = taus[:, None].repeat(1, rows).to(device)
         self._forced: Tensor | None = None
-        self._ages = torch.zeros(layers, rows, tokens_per_frame, dtype=torch.int16, device=device)
+        self._ages = torch.zeros(layers, rows, frame, dtype=torch.int16, device=device)
 
     def force(self, decisions: Tensor) -> None:
         """Take these decisions, bool [layers, rows, T*N - 1], instead of the scores', to measure at an exact ratio."""

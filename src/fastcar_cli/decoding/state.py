@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.backends import MLPBackend, TorchBackend
+from fastcar_cli.decoding.controller import Size
 from fastcar_cli.decoding.kv_cache import KVCache
 from fastcar_cli.decoding.replay import Replay, ReplayRule
 from fastcar_cli.decoding.sampling import CodeSampler, SamplingSettings
@@ -157,14 +158,9 @@ class Batch:
         if settings.keep_tas or not settings.rule.off:
             self.replay = Replay(
                 settings.rule,
-                layers=spec.decoder.layers,
-                rows=self.rows,
-                videos=self.videos,
-                tokens_per_frame=self.frame,
-                tokens=self.tokens,
+                Size(spec.decoder.layers, self.rows, self.videos, self.frame, self.tokens, device),
                 width=spec.decoder.width,
                 dtype=model.dtype,
-                device=device,
                 keep_tas=settings.keep_tas,
                 delimiters=layout.delimiters,
                 aligned=self.aligned,
@@ -257,10 +253,6 @@ class Batch:
     def context_frames(self) -> Tensor | None:
         """Pixels of the frames that the prompts hold, float32 [P, C, H, W, 3] in 0..255; None where they hold none."""
         return self.painter.context()
-
-    def decode_frames(self, frame: int) -> Tensor:
-        """As `decode_frame`, [P, 1, H, W, 3]."""
-        return self.decode_frame(frame)[:, None]
 
     @torch.inference_mode()
     def decode_frame(self, frame: int) -> Tensor:

@@ -88,10 +88,10 @@ def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> struct
 class DecoderPass:
     """All blocks and the last norm on one token of every row; weights and caches are used in place, not copied.
 
-    norm: weight of the last norm, float32 [width]; eps: of all norms. keys, values, aligned: a layer each, [rows,
-    kv_heads, slots, head width] float32, bfloat16, or int8 with key_scales and value_scales float32 [rows, kv_heads,
-    slots]; aligned may have other slots, or be the same tensors as keys, and has floats beside int8.
-    outputs: the replay cache, a layer each, [rows, N, width] float32 or bfloat16; None: nothing is stored or replayed.
+    norm: weight of the last norm, float32 [width]; eps: of all norms. keys, values, aligned: [layers, rows, kv_heads,
+    slots, head width] float32, bfloat16, or int8 with key_scales and value_scales float32 [layers, rows, kv_heads,
+    slots]; aligned may have other slots, or be the same tensor as keys, and has floats beside int8.
+    outputs: the replay cache, [layers, rows, N, width] float32 or bfloat16; None: nothing is stored or replayed.
     start: int64 [rows], slots before it are padding; it must not change. released: TAS takes the query before it
     is rotated, as the released code does. pairs: row r and row r + rows / 2 decide together, by the mean of their
     scores. Raises ValueError with the name of a tensor that does not fit, RuntimeError where `unavailable` says why.
@@ -105,13 +105,13 @@ class DecoderPass:
         *,
         heads: int,
         kv_heads: int,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        aligned: Sequence[Tensor],
-        outputs: Sequence[Tensor] | None,
+        keys: Tensor,
+        values: Tensor,
+        aligned: Tensor,
+        outputs: Tensor | None,
         start: Tensor,
-        key_scales: Sequence[Tensor] | None = None,
-        value_scales: Sequence[Tensor] | None = None,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
         released: bool = False,
         pairs: bool = False,
         threads: int = 1,
@@ -120,53 +120,49 @@ class DecoderPass:
         inner, cached = decoder.blocks[0].q.outputs, decoder.blocks[0].k.outputs
         if heads < 1 or kv_heads < 1 or heads % kv_heads or inner % heads or inner // heads * kv_heads != cached:
             raise ValueError(f"{heads} heads and {kv_heads} kv heads don't divide q and k of {inner} and {cached}")
-        d, rows, first = inner // heads, len(start), keys[0]
+        d, rows = inner // heads, len(start)
         if d % 2:
             raise ValueError(f"heads are {d} wide, expected an even number")
         if not 1 <= rows <= MOST_ROWS or (pairs and rows % 2):
             raise ValueError(f"{rows} rows: expected 1 to {MOST_ROWS}, an even number in pairs")
-        int8 = first.dtype is torch.int8
+        int8 = keys.dtype is torch.int8
         if int8 == (key_scales is None or value_scales is None):
             raise ValueError("key_scales, value_scales: int8 keys and values have them, others none")
-        every = {"keys": keys, "values": values, "aligned": aligned, "outputs": outputs}
-        for name, layers in {**every, "key_scales": key_scales, "value_scales": value_scales}.items():
-            if layers is not None and len(layers) != len(blocks):
-                raise ValueError(f"{name} has {len(layers)} layers, the decoder {len(blocks)}")
-        slots, ring = first.shape[2], aligned[0].shape[2]
-        positions = 0 if outputs is None else outputs[0].shape[1]
-        expect("keys of layer 0", first, (rows, kv_heads, slots, d), *_FLOATS, torch.int8)
-        as_aligned = aligned[0].dtype if int8 and aligned[0].dtype in _FLOATS else first.dtype
-        for i in range(len(blocks)):
-            block, of = decoder.blocks[i], f"of layer {i}"
-            block.keys = expect(f"keys {of}", keys[i], first.shape, first.dtype)
-            block.values = expect(f"values {of}", values[i], first.shape, first.dtype)
-            block.aligned = expect(f"aligned {of}", aligned[i], (rows, kv_heads, ring, d), as_aligned)
-            if key_scales is not None and value_scales is not None:
-                block.key_scales = expect(f"key_scales {of}", key_scales[i], (rows, kv_heads, slots), torch.float32)
-                block.value_scales = expect(
-                    f"value_scales {of}", value_scales[i], (rows, kv_heads, slots), torch.float32
-                )
-            if outputs is not None:
-                shape, kept = (rows, positions, decoder.width), outputs[0].dtype
-                block.outputs = expect(f"outputs {of}", outputs[i], shape, *(_FLOATS if i == 0 else (kept,)))
+        slots, ring = keys.shape[3], aligned.shape[3]
+        positions = 0 if outputs is None else outputs.shape[2]
+        as_aligned = aligned.dtype if int8 and aligned.dtype in _FLOATS else keys.dtype
+        cells = (len(blocks), rows, kv_heads, slots)
+        memory: dict[str, tuple[Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = {
+            "keys": (keys, (*cells, d), (*_FLOATS, torch.int8)),
+            "values": (values, (*cells, d), (keys.dtype,)),
+            "aligned": (aligned, (*cells[:3], ring, d), (as_aligned,)),
+            "key_scales": (key_scales, cells, (torch.float32,)),
+            "value_scales": (value_scales, cells, (torch.float32,)),
+            "outputs": (outputs, (len(blocks), rows, positions, decoder.width), _FLOATS),
+        }
+        for name, (tensor, shape, dtypes) in memory.items():
+            if tensor is not None:
+                expect(name, tensor, shape, *dtypes)
+                for i in range(len(blocks)):
+                    setattr(decoder.blocks[i], name, tensor[i].data_ptr())
         for field, value in {
             **{"rows": rows, "heads": heads, "kv_heads": kv_heads, "head_width": d, "slots": slots, "ring": ring},
             **{"positions": positions, "pairs": pairs, "released": released},
-            **{"cache_format": FORMATS[first.dtype], "aligned_format": FORMATS[as_aligned]},
-            "output_format": 0 if outputs is None else FORMATS[outputs[0].dtype],
+            **{"cache_format": FORMATS[keys.dtype], "aligned_format": FORMATS[as_aligned]},
+            "output_format": 0 if outputs is None else FORMATS[outputs.dtype],
             "norm": expect("norm", norm, (decoder.width,), torch.float32),
             "start": expect("start", start, (rows,), torch.int64),
         }.items():
             setattr(decoder, field, value)
         self._step = structs.Step()
-        memory = scratch(kernels().decoder_bytes(decoder))
-        decoder.scratch = memory.data_ptr()
+        room = scratch(kernels().decoder_bytes(decoder))
+        decoder.scratch = room.data_ptr()
         # A small pass takes less than a millisecond, so the call itself does as little as can be.
         self._run = partial(kernels().decode, ctypes.byref(decoder), ctypes.byref(self._step))
         self._rows, self._width, self._d, self._positions = rows, decoder.width, d, positions
         self._layers, self._slots, self._ring = len(blocks), slots, ring
         # What an address points to must live as long as this object.
-        self._held = (decoder, memory, blocks, norm, keys, values, aligned, outputs, start, key_scales, value_scales)
+        self._held = (decoder, room, blocks, norm, memory, start)
         self._last_start = int(start.max())
         if int(start.min()) < 0:
             raise ValueError(f"start: {start.tolist()}, expected slots")
