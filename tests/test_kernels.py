@@ -320,7 +320,7 @@ def test_kernels_compile_for_hopper_and_branch_before_the_weights() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {k["name"] for k in found} == {
-        "_rms_kernel", "_layer_kernel", "_linear_kernel", "_gate_up_kernel", "_down_kernel", "_append_kernel",
+        "_norm_kernel", "_linear_kernel", "_gate_up_kernel", "_down_kernel", "_append_kernel",
         "_attend_kernel", "_combine_kernel", "_depth_kernel",
     }  # fmt: skip
     for kernel in found:

@@ -9,32 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from fastcar_cli.decoding.device_state import DeviceState
 from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.errors import RunError
 from fastcar_cli.kernels.gpu import installed, most_rows
-from fastcar_cli.models.decoder import Block, RMSNorm
-
-
-class Ops(Protocol):
-    """What a step is made of."""
-
-    def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
-        """One decoder block on the residual stream x [rows, width], which may be overwritten."""
-        ...
-
-    def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """RMS norm of [rows, width]."""
-        ...
-
-    def logits(self, x: Tensor, d: int) -> Tensor:
-        """See `sampling.Logits`."""
-        ...
 
 
 def row_limit(device: torch.device) -> int:
@@ -76,8 +56,8 @@ class GraphExecutor:
         from fastcar_cli.decoding.triton_ops import TritonOps
 
         self._batch, self._capture = batch, capture
-        self.state = DeviceState(batch)
-        self._ops: Ops = TritonOps(batch, self.state)
+        self._ops = TritonOps(batch)
+        self.state = self._ops.state
         self._replay: Callable[[], None] | None = None
 
     @torch.inference_mode()

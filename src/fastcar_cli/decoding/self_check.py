@@ -6,6 +6,7 @@ a new driver's torch or another model asks again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.state import Batch
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
+from fastcar_cli.files import write_whole
 
 TOKENS = 12
 """Positions that are decoded both ways, for each of the settings tried."""
@@ -61,13 +63,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _write(file: Path, verdicts: dict[str, Any]) -> None:
     """Keep the verdicts; where the cache can't be written the check runs again next time."""
-    try:
+    with contextlib.suppress(OSError, RunError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f"{file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(verdicts, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(file)
-    except OSError:
-        pass
+        write_whole(file, json.dumps(verdicts, indent=1) + "\n")
 
 
 def unproven(batch: Batch) -> str | None:

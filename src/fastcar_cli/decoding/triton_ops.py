@@ -7,7 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.decoding.device_state import DeviceState
 from fastcar_cli.decoding.state import Batch
 from fastcar_cli.kernels.gpu.append import Gate, Layout, append
 from fastcar_cli.kernels.gpu.attend import attend, chunks_of
@@ -18,14 +17,28 @@ from fastcar_cli.kernels.gpu.norm import layer_norm, rms_norm
 from fastcar_cli.models.decoder import Block, RMSNorm
 
 
+class DeviceState:
+    """What a step reads and writes besides the batch: the input token t, int64 [1], the hidden states [rows, width],
+    and of the replay rule thresholds, scores (float32) and flags (uint8), each [layers, rows].
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        device, spec = batch.codes.device, batch.model.spec.decoder
+        self.t = torch.zeros(1, dtype=torch.int64, device=device)
+        self.hidden = torch.zeros(batch.rows, spec.width, dtype=batch.model.dtype, device=device)
+        self.thresholds = torch.full((spec.layers, batch.rows), torch.inf, device=device)
+        self.scores = torch.zeros_like(self.thresholds)
+        self.flags = torch.zeros(self.thresholds.shape, dtype=torch.uint8, device=device)
+
+
 class TritonOps:
     """Triton kernels; the MLP of a block in which every row replays reads no weight."""
 
-    def __init__(self, batch: Batch, state: DeviceState) -> None:
+    def __init__(self, batch: Batch) -> None:
         model, rows, cache = batch.model, batch.rows, batch.cache
-        self._batch, self._state = batch, state
+        self._batch, self.state = batch, DeviceState(batch)
         spec = model.spec.decoder
-        like = state.hidden
+        like = self.state.hidden
 
         def empty(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=like.device)
@@ -54,12 +67,12 @@ class TritonOps:
         self._cos, self._sin = (a.expand(-1, rows, -1).contiguous() for a in (batch.cos, batch.sin))
 
     def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """See `Ops.norm`. The result is overwritten by the next norm."""
+        """RMS norm of [rows, width]. The result is overwritten by the next norm."""
         return rms_norm(x, norm.weight, norm.eps, self._normed)
 
     def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
-        """See `Ops.block`."""
-        batch, s, attn = self._batch, self._state, block.self_attn
+        """One decoder block on the residual stream x [rows, width], which is overwritten."""
+        batch, s, attn = self._batch, self.state, block.self_attn
         cache, replay = batch.cache, batch.replay
         gate = cached = None
         if replay is not None and bool(replay.scored[layer]):
@@ -78,7 +91,7 @@ class TritonOps:
         return mlp(h, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight, x, self._middle, cached)
 
     def logits(self, x: Tensor, d: int) -> Tensor:
-        """See `Ops.logits`. The result is overwritten by the next call."""
+        """See `sampling.Logits`. The result is overwritten by the next call."""
         net, h, normed = self._depth, self._wide, self._wide_normed
 
         def norm(layer: nn.LayerNorm) -> Tensor:

@@ -23,95 +23,6 @@ def _rotate(a, b, c, s, kind: tl.constexpr):
     return first.to(kind).to(tl.float32), second.to(kind).to(tl.float32)
 
 
-@triton.jit
-def _append_row(
-    qkv,
-    query,
-    keys,
-    values,
-    ring,
-    cos,
-    sin,
-    row,
-    t,
-    slots,
-    padded,
-    frame,
-    window,
-    first,
-    ROWS: tl.constexpr,
-    H: tl.constexpr,
-    KV: tl.constexpr,
-    D: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SCORE: tl.constexpr,
-    RELEASED: tl.constexpr,
-    HP: tl.constexpr,
-    KP: tl.constexpr,
-    DP: tl.constexpr,
-):
-    """Rotate and append one row; returns its temporal attention score (0 in the first frame)."""
-    kind = query.dtype.element_ty
-    index = padded + t
-    slot = index
-    if WINDOW:
-        slot = first + index % window
-    i = tl.arange(0, DP)[None, :]
-    h = tl.arange(0, HP)[:, None]
-    g = tl.arange(0, KP)[:, None]
-    here = (h < H) & (i < D // 2)
-    kept = (g < KV) & (i < D // 2)
-    angle = (t * ROWS + row) * D + i
-    c = tl.load(cos + angle, mask=i < D // 2, other=0.0).to(tl.float32)
-    s = tl.load(sin + angle, mask=i < D // 2, other=0.0).to(tl.float32)
-    base = qkv + row * (H + 2 * KV) * D
-
-    at = base + h * D + i
-    qa = tl.load(at, mask=here, other=0.0).to(tl.float32)
-    qb = tl.load(at + D // 2, mask=here, other=0.0).to(tl.float32)
-    ra, rb = _rotate(qa, qb, c, s, kind)
-    to = query + (row * H + h) * D + i
-    tl.store(to, ra.to(kind), mask=here)
-    tl.store(to + D // 2, rb.to(kind), mask=here)
-
-    at = base + (H + g) * D + i
-    ka, kb = _rotate(
-        tl.load(at, mask=kept, other=0.0).to(tl.float32),
-        tl.load(at + D // 2, mask=kept, other=0.0).to(tl.float32),
-        c,
-        s,
-        kind,
-    )
-    to = ((row * KV + g) * slots + slot) * D + i
-    tl.store(keys + to, ka.to(kind), mask=kept)
-    tl.store(keys + to + D // 2, kb.to(kind), mask=kept)
-    at = base + (H + KV + g) * D + i
-    tl.store(values + to, tl.load(at, mask=kept, other=0.0), mask=kept)
-    tl.store(values + to + D // 2, tl.load(at + D // 2, mask=kept, other=0.0), mask=kept)
-
-    score = 0.0
-    if SCORE:
-        # The query heads of a group score against the one key that serves them.
-        group = row * KV + h // (H // KV)
-        if WINDOW:
-            to = ring + ((row * KV + g) * (frame + 1) + index % (frame + 1)) * D + i
-            tl.store(to, ka.to(kind), mask=kept)
-            tl.store(to + D // 2, kb.to(kind), mask=kept)
-            before = ring + (group * (frame + 1) + (index + 1) % (frame + 1)) * D + i
-        else:
-            before = keys + (group * slots + index - frame) * D + i
-        # No frame before the first: no head is read.
-        there = (h < tl.where(t >= frame, H, 0)) & (i < D // 2)
-        aa = tl.load(before, mask=there, other=0.0).to(tl.float32)
-        ab = tl.load(before + D // 2, mask=there, other=0.0).to(tl.float32)
-        if RELEASED:
-            score = tl.sum(tl.sum(qa * aa + qb * ab, 1), 0)
-        else:
-            score = tl.sum(tl.sum(ra * aa + rb * ab, 1), 0)
-        score = score / (H * tl.sqrt(D * 1.0))
-    return score
-
-
 @triton.jit(do_not_specialize=["slots", "padded", "frame", "window", "first"])
 def _append_kernel(
     qkv,
@@ -143,31 +54,72 @@ def _append_kernel(
     KP: tl.constexpr,
     DP: tl.constexpr,
 ):
-    """One video a program, so that its rows can decide together."""
+    """One video a program, so that its OF rows can decide together: tiles are [OF, heads, half of a head]."""
+    kind = query.dtype.element_ty
     t = tl.load(token)
-    a = tl.program_id(0).to(tl.int64)
-    b = a + VIDEOS
-    rows: tl.constexpr = VIDEOS * OF
-    sa = _append_row(
-        qkv, query, keys, values, ring, cos, sin, a, t, slots, padded, frame, window, first,
-        rows, H, KV, D, WINDOW, SCORE, RELEASED, HP, KP, DP,
-    )  # fmt: skip
-    sb = sa
-    if OF == 2:
-        sb = _append_row(
-            qkv, query, keys, values, ring, cos, sin, b, t, slots, padded, frame, window, first,
-            rows, H, KV, D, WINDOW, SCORE, RELEASED, HP, KP, DP,
-        )  # fmt: skip
+    video = tl.program_id(0).to(tl.int64)
+    row = video + VIDEOS * tl.arange(0, OF)[:, None, None]
+    index = padded + t
+    slot = index
+    if WINDOW:
+        slot = first + index % window
+    i = tl.arange(0, DP)[None, None, :]
+    h = tl.arange(0, HP)[None, :, None]
+    g = tl.arange(0, KP)[None, :, None]
+    here = (row >= 0) & (h < H) & (i < D // 2)
+    kept = (row >= 0) & (g < KV) & (i < D // 2)
+    angle = (t * VIDEOS * OF + row) * D + i
+    c = tl.load(cos + angle, mask=i < D // 2, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=i < D // 2, other=0.0).to(tl.float32)
+    base = qkv + row * (H + 2 * KV) * D
+
+    at = base + h * D + i
+    qa = tl.load(at, mask=here, other=0.0).to(tl.float32)
+    qb = tl.load(at + D // 2, mask=here, other=0.0).to(tl.float32)
+    ra, rb = _rotate(qa, qb, c, s, kind)
+    to = query + (row * H + h) * D + i
+    tl.store(to, ra.to(kind), mask=here)
+    tl.store(to + D // 2, rb.to(kind), mask=here)
+
+    at = base + (H + g) * D + i
+    ka, kb = _rotate(
+        tl.load(at, mask=kept, other=0.0).to(tl.float32),
+        tl.load(at + D // 2, mask=kept, other=0.0).to(tl.float32),
+        c,
+        s,
+        kind,
+    )
+    to = ((row * KV + g) * slots + slot) * D + i
+    tl.store(keys + to, ka.to(kind), mask=kept)
+    tl.store(keys + to + D // 2, kb.to(kind), mask=kept)
+    at = base + (H + KV + g) * D + i
+    tl.store(values + to, tl.load(at, mask=kept, other=0.0), mask=kept)
+    tl.store(values + to + D // 2, tl.load(at + D // 2, mask=kept, other=0.0), mask=kept)
+
     if SCORE:
-        ga, gb = sa, sb
+        # The query heads of a group score against the one key that serves them.
+        group = row * KV + h // (H // KV)
+        if WINDOW:
+            to = ring + ((row * KV + g) * (frame + 1) + index % (frame + 1)) * D + i
+            tl.store(to, ka.to(kind), mask=kept)
+            tl.store(to + D // 2, kb.to(kind), mask=kept)
+            before = ring + (group * (frame + 1) + (index + 1) % (frame + 1)) * D + i
+        else:
+            before = keys + (group * slots + index - frame) * D + i
+        # No frame before the first: no head is read.
+        there = here & (h < tl.where(t >= frame, H, 0))
+        aa = tl.load(before, mask=there, other=0.0).to(tl.float32)
+        ab = tl.load(before + D // 2, mask=there, other=0.0).to(tl.float32)
+        product = ra * aa + rb * ab
+        if RELEASED:
+            product = qa * aa + qb * ab
+        score = tl.sum(tl.sum(product, 2), 1) / (H * tl.sqrt(D * 1.0))
+        gate = score
         if PAIRS:
-            ga = (sa + sb) / 2
-            gb = ga
-        tl.store(scores + a, sa)
-        tl.store(flags + a, (ga > tl.load(thresholds + a)).to(tl.uint8))
-        if OF == 2:
-            tl.store(scores + b, sb)
-            tl.store(flags + b, (gb > tl.load(thresholds + b)).to(tl.uint8))
+            gate = tl.zeros_like(score) + tl.sum(score, 0) / OF
+        of = video + VIDEOS * tl.arange(0, OF)
+        tl.store(scores + of, score)
+        tl.store(flags + of, (gate > tl.load(thresholds + of)).to(tl.uint8))
 
 
 @dataclass(frozen=True)
