@@ -42,9 +42,18 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 _HALF = {"small": 8, "big": 12}
 _GROWTH = {"small": (5, 6, 8, 10), "big": (8, 10, 12, 14)}
-_BOUNCE = (0, 4, 12, 24, 12, 4, 0, 4)
+_BOUNCE = (0, 4, 12, 24, 12, 4)
 _CROSS = (24, 32, 40)
-_SPEED = 4
+_STARTS = {
+    "right": ((16,), _CROSS),
+    "left": ((48,), _CROSS),
+    "down": (_CROSS, (16,)),
+    "bouncing": (_CROSS, (16,)),
+    "up": (_CROSS, (48,)),
+}
+"""x and y of the centres at which a motion may begin; others begin anywhere on the grid of `_CROSS`."""
+_STEPS = {"right": (4, 0), "left": (-4, 0), "down": (0, 4), "up": (0, -4)}
+"""Pixels a frame of straight paths."""
 
 
 @dataclass(frozen=True)
@@ -80,41 +89,24 @@ class Pose:
 
 def starts(motion: str) -> tuple[tuple[int, int], ...]:
     """The centres (x, y) at which a video with this motion may begin."""
-    if motion == "right":
-        return tuple((16, y) for y in _CROSS)
-    if motion == "left":
-        return tuple((48, y) for y in _CROSS)
-    if motion in ("down", "bouncing"):
-        return tuple((x, 16) for x in _CROSS)
-    if motion == "up":
-        return tuple((x, 48) for x in _CROSS)
-    return tuple(itertools.product(_CROSS, _CROSS))
+    return tuple(itertools.product(*_STARTS.get(motion, (_CROSS, _CROSS))))
 
 
 def poses(scene: Scene, frames: int = FRAMES) -> list[Pose]:
     """The pose in each frame: 4 px a frame for straight paths, two frames a stage when growing."""
     x, y = scene.start
-    half = _HALF[scene.size]
+    dx, dy = _STEPS.get(scene.motion, (0, 0))
     path = []
     for t in range(frames):
-        dx = dy = 0
-        h = half
+        half, up = _HALF[scene.size], 0
         match scene.motion:
-            case "right":
-                dx = _SPEED * t
-            case "left":
-                dx = -_SPEED * t
-            case "down":
-                dy = _SPEED * t
-            case "up":
-                dy = -_SPEED * t
             case "bouncing":
-                dy = _BOUNCE[t % 6] if t >= 6 else _BOUNCE[t]
+                up = _BOUNCE[t % 6]
             case "growing":
-                h = _GROWTH[scene.size][min(t // 2, 3)]
+                half = _GROWTH[scene.size][min(t // 2, 3)]
             case "shrinking":
-                h = _GROWTH[scene.size][3 - min(t // 2, 3)]
-        path.append(Pose(x + dx, y + dy, h))
+                half = _GROWTH[scene.size][3 - min(t // 2, 3)]
+        path.append(Pose(x + dx * t, y + dy * t + up, half))
     return path
 
 

@@ -7,9 +7,10 @@ to find the code vectors from pixels, each on its own.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,9 @@ TOKENIZER_SPEC = RQVAESpec(
     resolution=64,
     norm_groups=4,
 )
+
+BATCH, LR = 16, 2e-3
+"""Windows of frames that pixels are learned from in a step, and the full learning rate of both stages."""
 
 FAR = 1e3
 """Value of unused codebook entries while quantising: nothing is near it."""
@@ -103,25 +107,47 @@ def evaluate(model: Tokenizer, scenes: list[Scene], count: int = 200, seed: int 
     return psnr(x, y)
 
 
-def _train_encoder(
-    model: Tokenizer,
-    scenes: list[Scene],
-    checkpoint: Path,
-    total: int,
-    seed: int,
-    deadline: float | None,
-    log: Callable[[str], None],
-) -> None:
+@dataclass(frozen=True)
+class _Stage:
+    """One of the two trainings: `steps` with checkpoints in a file; for the rest see `remaining_steps`."""
+
+    checkpoint: Path
+    steps: int
+    seed: int
+    deadline: float | None
+    log: Callable[[str], None]
+
+    def descend(
+        self,
+        model: Tokenizer,
+        parameters: list[nn.Parameter],
+        state: dict[str, float],
+        loss_at: Callable[[int, random.Random], Tensor],
+        largest: float = math.inf,
+        **settings: float,
+    ) -> None:
+        """AdamW on `loss_at(step, rng)`, gradients clipped to `largest`; a checkpoint must have these `settings`."""
+        optimizer = torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.99), weight_decay=0.0)
+        fixed = {"steps": self.steps, "seed": self.seed, **settings}
+        for step in remaining_steps(
+            self.checkpoint, self.steps, model, [optimizer], settings=fixed, state=state, deadline=self.deadline,
+            log=self.log,
+        ):  # fmt: skip
+            optimizer.param_groups[0]["lr"] = LR * min(1.0, (step + 1) / 50) * max(0.01, 1 - step / self.steps)
+            loss = loss_at(step, rng_of(self.seed, step))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, largest)
+            optimizer.step()
+
+
+def _train_encoder(stage: _Stage, model: Tokenizer, scenes: list[Scene]) -> None:
     """Regress the code vectors of patches from their pixels (slightly noisy)."""
     dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
-    optimizer = torch.optim.AdamW(model.encoder.parameters(), lr=2e-3, betas=(0.9, 0.99), weight_decay=0.0)
     books = model.codebooks().detach()
-    settings = {"steps": total, "seed": seed}
-    for step in remaining_steps(
-        checkpoint, total, model, [optimizer], settings=settings, state={}, deadline=deadline, log=log
-    ):
-        optimizer.param_groups[0]["lr"] = 2e-3 * _factor(step, total)
-        chosen = _draw(scenes, 48, rng_of(seed, step))
+
+    def loss_at(step: int, rng: random.Random) -> Tensor:
+        chosen = _draw(scenes, 48, rng)
         patches = to_patches(torch.from_numpy(np.stack([image(s, p) for s, p in chosen])))
         codes = torch.from_numpy(np.stack([dictionary.codes(s, p) for s, p in chosen]).astype(np.int64))
         busy = codes[..., 1] != codes[..., 1].mode(1, keepdim=True).values
@@ -130,41 +156,23 @@ def _train_encoder(
         z = model.encoder(patches + 0.01 * torch.randn_like(patches))
         target = books[0][codes[:, 0]] + books[1][codes[:, 1]]
         loss = (z - target).square().sum(-1).mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
         if (step + 1) % 250 == 0:
             right = (quantize(z.detach(), books) == codes).float().mean(0)
-            log(f"encoder step {step + 1} loss {float(loss.detach()):.4f} codes right {right.tolist()}")
+            stage.log(f"encoder step {step + 1} loss {float(loss.detach()):.4f} codes right {right.tolist()}")
+        return loss
+
+    stage.descend(model, [*model.encoder.parameters()], {}, loss_at)
 
 
-def _train_pixels(
-    model: Tokenizer,
-    scenes: list[Scene],
-    held_out: list[Scene],
-    checkpoint: Path,
-    total: int,
-    seed: int,
-    deadline: float | None,
-    log: Callable[[str], None],
-    *,
-    batch: int = 16,
-    lr: float = 2e-3,
-) -> None:
+def _train_pixels(stage: _Stage, model: Tokenizer, scenes: list[Scene], held_out: list[Scene]) -> None:
     """Draw the true codes of frames: windows around the object first, whole frames later."""
     dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
-    parameters = [*model.rqvae.decoder.parameters(), *model.rqvae.post_quant_conv.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
     state = {"loss": 1.0}
-    settings = {"steps": total, "seed": seed, "batch": batch, "lr": lr}
-    for step in remaining_steps(
-        checkpoint, total, model, [optimizer], settings=settings, state=state, deadline=deadline, log=log
-    ):
-        optimizer.param_groups[0]["lr"] = lr * _factor(step, total)
-        rng = rng_of(seed, step)
-        whole = step > 0.4 * total
+
+    def loss_at(step: int, rng: random.Random) -> Tensor:
+        whole = step > 0.4 * stage.steps
         side = 8 if whole else 4
-        chosen = _draw(scenes, batch // 2 if whole else batch, rng)
+        chosen = _draw(scenes, BATCH // 2 if whole else BATCH, rng)
         window = np.stack([_window(p, side, rng) for _, p in chosen])
         codes = np.stack([dictionary.codes(s, p) for s, p in chosen]).astype(np.int64)
         pixels = to_patches(torch.from_numpy(np.stack([image(s, p) for s, p in chosen])))
@@ -179,24 +187,19 @@ def _train_pixels(
         patches = torch.take_along_dim(pixels, pick, 1).reshape(-1, side, side, 8, 8, 3)
         target = patches.permute(0, 5, 1, 3, 2, 4).reshape(-1, 3, side * 8, side * 8) * 2 - 1
         loss = ((y - target).square() * weight).mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
         state["loss"] = 0.98 * state["loss"] + 0.02 * float(loss.detach())
         if (step + 1) % 500 == 0:
-            log(f"pixels step {step + 1} loss {state['loss']:.5f} PSNR {evaluate(model, held_out, 64):.2f} dB")
+            stage.log(f"pixels step {step + 1} loss {state['loss']:.5f} PSNR {evaluate(model, held_out, 64):.2f} dB")
+        return loss
+
+    parameters = [*model.rqvae.decoder.parameters(), *model.rqvae.post_quant_conv.parameters()]
+    stage.descend(model, parameters, state, loss_at, largest=1.0, batch=BATCH, lr=LR)
 
 
 def _window(pose: Pose, side: int, rng: random.Random) -> np.ndarray:
     """Indices of side x side patches around the object."""
     row, column = (min(max(round(c / 8 - side / 2 + rng.uniform(-1, 1)), 0), 8 - side) for c in (pose.y, pose.x))
     return (np.arange(row, row + side)[:, None] * 8 + np.arange(column, column + side)).ravel()
-
-
-def _factor(step: int, total: int) -> float:
-    """Share of the full learning rate in a step."""
-    return min(1.0, (step + 1) / 50) * max(0.01, 1 - step / total)
 
 
 def train(
@@ -217,8 +220,8 @@ def train(
     log(f"codes in use: {model.used.sum(-1).tolist()}")
     parts = out.with_suffix("")
     parts.mkdir(parents=True, exist_ok=True)
-    _train_encoder(model, trained, parts / "encoder.pt", steps // 4, seed, deadline, log)
-    _train_pixels(model, trained, held_out, parts / "pixels.pt", steps - steps // 4, seed, deadline, log)
+    _train_encoder(_Stage(parts / "encoder.pt", steps // 4, seed, deadline, log), model, trained)
+    _train_pixels(_Stage(parts / "pixels.pt", steps - steps // 4, seed, deadline, log), model, trained, held_out)
     model.eval()
     model.save(out)
     log(f"tokenizer saved: {asdict(model.spec)}; held-out PSNR {evaluate(model, held_out):.2f} dB")
