@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -27,6 +30,16 @@ class Constant(_Part):
     kind: Literal["datasheet", "measured", "assumption", "fitted"]
 
 
+@dataclass(frozen=True)
+class In:
+    """The unit that a constant must be given in; whether it may be 0 and must be a whole number; the most it may be."""
+
+    unit: str
+    zero: bool = False
+    whole: bool = False
+    most: float = math.inf
+
+
 Weights = Literal["lockstep", "multicast", "private"]
 """How cores get a layer's weights: layer.py says what each means."""
 
@@ -37,15 +50,15 @@ class Hbm(_Part):
     window: tiles a core's buffer holds under multicast; otherwise it has two halves.
     """
 
-    capacity: Constant
-    channels: Constant
-    channel_bandwidth: Constant
-    efficiency: Constant
-    beat: Constant
-    burst: Constant
-    latency: Constant
+    capacity: Annotated[Constant, In("GiB")]
+    channels: Annotated[Constant, In("1")]
+    channel_bandwidth: Annotated[Constant, In("GB/s")]
+    efficiency: Annotated[Constant, In("1", most=1)]
+    beat: Annotated[Constant, In("bytes", whole=True)]
+    burst: Annotated[Constant, In("beats", whole=True)]
+    latency: Annotated[Constant, In("cycles", zero=True, whole=True)]
     weights: Weights
-    window: Constant | None = None
+    window: Annotated[Constant | None, In("tiles", whole=True)] = None
 
     @model_validator(mode="after")
     def _window(self) -> Hbm:
@@ -57,10 +70,10 @@ class Hbm(_Part):
 class Core(_Part):
     """One core: MAC array, vector unit, local weight buffer."""
 
-    mac_array: Constant
-    utilisation: Constant
-    vector_lanes: Constant
-    buffer: Constant
+    mac_array: Annotated[Constant, In("MAC/cycle")]
+    utilisation: Annotated[Constant, In("1", most=1)]
+    vector_lanes: Annotated[Constant, In("elements/cycle")]
+    buffer: Annotated[Constant, In("KiB")]
 
 
 class Format(_Part):
@@ -89,18 +102,18 @@ class Drs(_Part):
     is jumped over in `drop` cycles (skip), or passes like a dispatched one (stream). queue: packets a core holds.
     """
 
-    remap: Constant
-    dispatch: Constant | None = None
+    remap: Annotated[Constant, In("cycles/layer", zero=True, whole=True)]
+    dispatch: Annotated[Constant | None, In("cycles/row", zero=True, whole=True)] = None
     fetch: Literal["skip", "stream"]
-    drop: Constant
-    queue: Constant
+    drop: Annotated[Constant, In("cycles/row", zero=True, whole=True)]
+    queue: Annotated[Constant, In("packets", whole=True)]
 
 
 class Rest(_Part):
     """Depth transformer and heads: timed by the core model, or one constant a step."""
 
     mode: Literal["modelled", "constant"]
-    seconds_per_step: Constant | None = None
+    seconds_per_step: Annotated[Constant | None, In("s/step", zero=True)] = None
 
     @model_validator(mode="after")
     def _needs(self) -> Rest:
@@ -112,12 +125,12 @@ class Rest(_Part):
 class Energy(_Part):
     """Both energy models."""
 
-    board_power: Constant
-    hbm: Constant
-    mac: Constant
-    vector: Constant
-    buffer: Constant
-    background: Constant
+    board_power: Annotated[Constant, In("W", zero=True)]
+    hbm: Annotated[Constant, In("pJ/bit", zero=True)]
+    mac: Annotated[Constant, In("pJ/MAC", zero=True)]
+    vector: Annotated[Constant, In("pJ/element", zero=True)]
+    buffer: Annotated[Constant, In("pJ/byte", zero=True)]
+    background: Annotated[Constant, In("W", zero=True)]
 
 
 class Preset(_Part):
@@ -126,7 +139,7 @@ class Preset(_Part):
     name: str
     title: str
     cores: int = Field(ge=1, le=32)
-    clock: Constant
+    clock: Annotated[Constant, In("MHz")]
     core: Core
     hbm: Hbm
     format: Format
@@ -136,18 +149,17 @@ class Preset(_Part):
 
     @model_validator(mode="after")
     def _check(self) -> Preset:
-        for path, constant in constants(self).items():
-            wanted = UNITS[path.split(".", 1)[1] if path.split(".", 1)[0] == "preset" else path]
-            if constant.unit != wanted:
-                raise ValueError(f"{path}.unit is {constant.unit!r}, needed: {wanted!r}")
-            if constant.value == 0 and path not in MAY_BE_ZERO:
-                raise ValueError(f"{path}.value is 0, needed: above 0")
-        for path in WHOLE & constants(self).keys():
-            if constants(self)[path].value % 1:
-                raise ValueError(f"{path}.value is {constants(self)[path].value}, needed: a whole number")
-        for path in ("core.utilisation", "hbm.efficiency"):
-            if constants(self)[path].value > 1:
-                raise ValueError(f"{path}.value is {constants(self)[path].value}, needed: at most 1")
+        for path, constant, wanted in _constants(self):
+            if constant.unit != wanted.unit:
+                raise ValueError(f"{path}.unit is {constant.unit!r}, needed: {wanted.unit!r}")
+            needed = (
+                (constant.value == 0 and not wanted.zero, "above 0"),
+                (wanted.whole and bool(constant.value % 1), "a whole number"),
+                (constant.value > wanted.most, f"at most {wanted.most:g}"),
+            )
+            for wrong, what in needed:
+                if wrong:
+                    raise ValueError(f"{path}.value is {constant.value:g}, needed: {what}")
         fitted = [path for path, c in constants(self).items() if c.kind == "fitted"]
         if len(fitted) > MAX_FITTED:
             raise ValueError(f"{len(fitted)} fitted constants ({', '.join(fitted)}), at most {MAX_FITTED}")
@@ -180,52 +192,19 @@ class Preset(_Part):
         return 1e-6 / self.clock.value
 
 
-UNITS = {
-    "clock": "MHz",
-    "core.mac_array": "MAC/cycle",
-    "core.utilisation": "1",
-    "core.vector_lanes": "elements/cycle",
-    "core.buffer": "KiB",
-    "hbm.capacity": "GiB",
-    "hbm.channels": "1",
-    "hbm.channel_bandwidth": "GB/s",
-    "hbm.efficiency": "1",
-    "hbm.beat": "bytes",
-    "hbm.burst": "beats",
-    "hbm.latency": "cycles",
-    "hbm.window": "tiles",
-    "drs.remap": "cycles/layer",
-    "drs.dispatch": "cycles/row",
-    "drs.drop": "cycles/row",
-    "drs.queue": "packets",
-    "rest.seconds_per_step": "s/step",
-    "energy.board_power": "W",
-    "energy.hbm": "pJ/bit",
-    "energy.mac": "pJ/MAC",
-    "energy.vector": "pJ/element",
-    "energy.buffer": "pJ/byte",
-    "energy.background": "W",
-}
-"""The unit each constant must be given in."""
-
-WHOLE = {path for path in UNITS if path.startswith(("drs.", "hbm.beat", "hbm.burst", "hbm.latency", "hbm.window"))}
-"""Constants that count something."""
-
-MAY_BE_ZERO = {path for path in UNITS if path.startswith(("energy.", "drs.", "rest."))} - {"drs.queue"} | {
-    "hbm.latency"
-}
-
-
-def constants(part: BaseModel, prefix: str = "") -> dict[str, Constant]:
-    """Every constant of a preset by its dotted path."""
-    found: dict[str, Constant] = {}
-    for name in type(part).model_fields:
+def _constants(part: BaseModel, prefix: str = "") -> Iterator[tuple[str, Constant, In]]:
+    """Every constant of a preset: its dotted path, itself, and what is wanted of it."""
+    for name, field in type(part).model_fields.items():
         value = getattr(part, name)
         if isinstance(value, Constant):
-            found[prefix + name] = value
+            yield prefix + name, value, next(m for m in field.metadata if isinstance(m, In))
         elif isinstance(value, BaseModel):
-            found |= constants(value, f"{prefix}{name}.")
-    return found
+            yield from _constants(value, f"{prefix}{name}.")
+
+
+def constants(preset: Preset) -> dict[str, Constant]:
+    """Every constant of a preset by its dotted path."""
+    return {path: constant for path, constant, _ in _constants(preset)}
 
 
 def fpga_presets() -> list[str]:
