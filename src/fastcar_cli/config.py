@@ -26,6 +26,7 @@ from pydantic import (
 
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
+from fastcar_cli.files import read_text
 from fastcar_cli.yaml_text import parse_yaml
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
@@ -102,6 +103,11 @@ class Attention(_Section):
     @field_validator("window", mode="before")
     @classmethod
     def _window(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "off":
+            try:
+                return int(value)
+            except ValueError:
+                raise ValueError("a number of tokens, or 'off'") from None
         return None if value == "off" or value is False else value
 
 
@@ -265,12 +271,7 @@ def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tup
                 hint=f"presets: {', '.join(names)}; or give the path of a .yaml file",
             )
         path = folder / f"{name}.yaml"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RequestError(f"{what} {name}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"{what} {name} can't be read: {e}") from None
+    text = read_text(path, f"{what} {name}")
     try:
         data = parse_yaml(text)
     except ValueError as e:
@@ -280,12 +281,6 @@ def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tup
     if not isinstance(data, dict):
         raise RequestError(f"{what} {name}: the top level is a {type(data).__name__}, needed: a mapping of keys")
     return data, path
-
-
-def read_yaml(name: str) -> tuple[dict[str, Any], str]:
-    """The mapping in a preset or a file, and what to call it. Raises RequestError with one sentence."""
-    data, path = read_preset("configuration", name, presets(), preset_folder())
-    return data, str(path)
 
 
 def _put(data: dict[str, Any], key: str, value: Any, source: str) -> None:
@@ -328,8 +323,8 @@ def load_config(
     """Merge a preset or YAML file, `key=value` overrides and flags (dotted keys) over the defaults."""
     data: dict[str, Any] = {}
     if name is not None:
-        data, source = read_yaml(name)
-        RunConfig.from_dict(data, source)
+        data, path = read_preset("configuration", name, presets(), preset_folder())
+        RunConfig.from_dict(data, str(path))
         data = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
     later_wins(data, [o.partition("=")[0].strip() for o in overrides])
     for override in overrides:

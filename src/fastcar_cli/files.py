@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.errors import RunError
+from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.signals import uninterrupted
 
 
@@ -104,6 +104,16 @@ def write_whole(path: Path, data: bytes | str) -> None:
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
+
+
+def read_text(path: Path, what: str, encoding: str = "utf-8") -> str:
+    """The text of a file that the user named. Raises RequestError, in a sentence that begins with `what`."""
+    try:
+        return path.read_text(encoding=encoding)
+    except FileNotFoundError:
+        raise RequestError(f"{what}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"{what} can't be read: {e}") from None
 
 
 def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -21,13 +21,12 @@ from torch import Tensor
 
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.engine import Decode, row_limit
-from fastcar_cli.decoding.replay import ReplayStats
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.state import Watcher
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.clip import Prompt
-from fastcar_cli.models.plan import MemoryPlan, choose_dtype, default_dtype, make_plan, videos_that_fit
+from fastcar_cli.models.plan import Demand, MemoryPlan, choose_dtype, default_dtype, make_plan, videos_that_fit
 from fastcar_cli.models.registry import BUNDLED, Shapes, folder_of, load, shapes_of
 from fastcar_cli.resolve import effective, resolve_device, settings_of
 from fastcar_cli.run_report import Run
@@ -51,7 +50,9 @@ class Frame:
 
 
 class TextToVideo:
-    """A loaded model with the settings of a run.
+    """A loaded model with the settings of a run; `model` is shared by every pipeline that is made from this one.
+
+    `tokens_per_frame` is N, `grid` the rows and columns of codes a frame.
 
     Example:
         >>> pipe = TextToVideo.from_config(RunConfig())
@@ -62,10 +63,11 @@ class TextToVideo:
 
     def __init__(self, model: LoadedModel, config: RunConfig, *, load_seconds: float = 0.0) -> None:
         """Resolve what `config` leaves open. Raises RequestError for what this model can't do."""
-        self._model, self._load_seconds = model, load_seconds
+        self.model, self._load_seconds = model, load_seconds
         self._began = time.perf_counter() - load_seconds
         spec = model.network.spec
         self.name, self.layers = model.name, spec.decoder.layers
+        self.tokens_per_frame, self.grid = spec.tokens_per_frame, spec.grid
         self.context = spec.layout.context
         self.settings = settings_of(model, config)
         self.frames = self.context + self.settings.frames
@@ -125,43 +127,31 @@ class TextToVideo:
         guided = shapes.guidance if config.sampling.cfg is None else config.sampling.cfg
         layers, replay = spec.decoder.layers, config.replay
         replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
+        rows, prompt = videos * (1 if guided == 1.0 else 2), spec.layout.lead or PROMPT_TOKENS
+        attention = config.attention
+        asked = Demand(rows, frames, prompt, attention.window, attention.sinks, attention.kv_dtype == "int8")
+        every = replay.eligible == "all"
         return {
-            name: make_plan(
-                spec,
-                form,
-                device=device,
-                rows=videos * (1 if guided == 1.0 else 2),
-                frames=frames,
-                prompt_tokens=spec.layout.lead or PROMPT_TOKENS,
-                replaying=replaying,
-                window=config.attention.window,
-                sinks=config.attention.sinks,
-                kv_int8=config.attention.kv_dtype == "int8",
-                delimiters=replay.eligible == "all",
-            )
+            name: make_plan(spec, form, asked, device=device, replaying=replaying, delimiters=every)
             for name, form in shapes.formats.items()
         }
 
     def batch_size(self, videos: int) -> int:
         """How many of so many videos are decoded at once: what memory and the accelerator have room for."""
-        network, settings = self._model.network, self.settings
+        network, settings = self.model.network, self.settings
         rows = 1 if settings.sampling.cfg == 1.0 else 2
         if self._preset is not None:
             from fastcar_cli.backends.fpga.drs import INDEX_BITS
 
             return max(1, min(videos, INDEX_BITS // rows))
+        prompt = network.spec.layout.lead or PROMPT_TOKENS
         return videos_that_fit(
             network.spec,
             max(1, min(videos, row_limit(network, settings.kernels) // rows)),
+            Demand(rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_int8),
             itemsize=network.dtype.itemsize,
             device=str(network.device),
-            rows=rows,
-            frames=settings.frames,
-            prompt_tokens=network.spec.layout.lead or PROMPT_TOKENS,
             replays=not settings.rule.off,
-            window=settings.window,
-            sinks=settings.sinks,
-            kv_int8=settings.kv_int8,
         )
 
     def notices(self, prompts: Sequence[Prompt]) -> list[str]:
@@ -174,7 +164,7 @@ class TextToVideo:
         for prompt in prompts:
             if isinstance(prompt, str) and not prompt.strip() and not self.context:
                 raise RequestError("the prompt is empty", hint="describe the video in a few words")
-            found += self._model.tokenizer.notices(prompt, self.name)
+            found += self.model.tokenizer.notices(prompt, self.name)
         return list(dict.fromkeys(found))
 
     def stream(
@@ -201,7 +191,7 @@ class TextToVideo:
         self._runs = []
         for done, first in enumerate(batches):
             if self._runs:
-                self._runs[-1].release()
+                self._runs[-1].decode.release()
             before = done * total // len(batches)
 
             def told(step: int, before: int = before) -> None:
@@ -215,7 +205,7 @@ class TextToVideo:
         self, prompts: Sequence[Prompt], seeds: Sequence[int], told: Callable[[int], None], watch: Watcher | None
     ) -> Iterator[Frame]:
         """The frames of one batch."""
-        tokenizer, network = self._model.tokenizer, self._model.network
+        tokenizer, network = self.model.tokenizer, self.model.network
         readings = [tokenizer.complete(tokenizer.read(p), s) for p, s in zip(prompts, seeds, strict=True)]
         rows = [list(r.ids) for r in readings]
         if self.settings.sampling.cfg != 1.0:
@@ -236,11 +226,12 @@ class TextToVideo:
         started = time.perf_counter()
 
         def shown(pixels: Callable[[], Tensor | None], first: int) -> Iterator[Frame]:
-            """Frames from index `first` on, of pixels [P, frames, H, W, 3]."""
+            """Frames from index `first` on, of pixels [P, frames, H, W, 3] or of one frame [P, H, W, 3]."""
             began = time.perf_counter()
             if (found := pixels()) is None:
                 return
             images = network.to_bytes(found).cpu().numpy()
+            images = images if images.ndim == 5 else images[:, None]
             now = time.perf_counter()
             run.vision += now - began
             if run.first_frame is None:
@@ -255,22 +246,12 @@ class TextToVideo:
             told(step.index + 1)
             frame, left = divmod(step.index + 1, n)
             if not left:
-                yield from shown(partial(decode.decode_frames, frame - 1), self.context + frame - 1)
-
-    @property
-    def model(self) -> LoadedModel:
-        """The loaded model, shared by every pipeline made from this one."""
-        return self._model
+                yield from shown(partial(decode.decode_frame, frame - 1), self.context + frame - 1)
 
     @property
     def decode(self) -> Decode | None:
         """The engine's state of the last batch."""
         return self._runs[-1].decode if self._runs else None
-
-    @property
-    def runs(self) -> list[Run]:
-        """The batches of the last call of `stream`, in order."""
-        return list(self._runs)
 
     def _run_of(self, video: int) -> tuple[Run, int]:
         """The batch of a video and its index there. Raises ValueError before it is begun."""
@@ -281,16 +262,6 @@ class TextToVideo:
         raise ValueError("the video was not decoded yet")
 
     @property
-    def tokens_per_frame(self) -> int:
-        """N, positions a frame."""
-        return self._model.network.spec.tokens_per_frame
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of positions a frame."""
-        return self._model.network.spec.grid
-
-    @property
     def codes(self) -> NDArray[np.int64]:
         """Codes of the last call of `stream`, [videos, T*N, depth]."""
         return np.concatenate([run.decode.codes.cpu().numpy() for run in self._runs])
@@ -299,11 +270,6 @@ class TextToVideo:
         """Token ids of a video's prompt. Raises ValueError before its batch is begun."""
         run, index = self._run_of(video)
         return run.readings[index].ids
-
-    def replay_stats(self, video: int) -> ReplayStats:
-        """What was replayed in one video."""
-        run, index = self._run_of(video)
-        return run.replay_stats(index)
 
     def decisions(self) -> Decisions:
         """Replay decisions of the last batch, all its rows, whole frames only."""
@@ -320,7 +286,7 @@ class TextToVideo:
 
     def with_config(self, config: RunConfig) -> TextToVideo:
         """The same loaded model in another run; model, device and dtype of `config` are not looked at."""
-        return TextToVideo(self._model, config)
+        return TextToVideo(self.model, config)
 
     def with_settings(self, **changes: Any) -> TextToVideo:
         """The same loaded model with other decode settings (fields of `DecodeSettings`)."""

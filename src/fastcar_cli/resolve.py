@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 import torch
@@ -32,13 +33,8 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
     spec, own, s, replay = model.network.spec, model.defaults, config.sampling, config.replay
     frames = _choose(config.generation.frames, spec.frames)
     _check_frames(model, frames)
-    sampling = SamplingSettings(
-        cfg=_choose(s.cfg, own.cfg),
-        temperature=_choose(s.temperature, own.temperature),
-        top_k=_choose(s.top_k, own.top_k),
-        top_p=_choose(s.top_p, own.top_p),
-        first_frame_top_p=_choose(s.first_frame_top_p, own.first_frame_top_p),
-    )
+    names = [field.name for field in fields(SamplingSettings)]
+    sampling = SamplingSettings(**{name: _choose(getattr(s, name), getattr(own, name)) for name in names})
     layers = spec.decoder.layers
     try:
         replay.tau.by_layer(layers)
@@ -116,15 +112,9 @@ def _kernels(config: RunConfig) -> str:
 
 def effective(config: RunConfig, settings: DecodeSettings, frames: int, fps: int) -> dict[str, Any]:
     """The configuration with every default of the model filled in; `frames` counts those that are given too."""
-    data, sampling = config.to_dict(), settings.sampling
+    data = config.to_dict()
     data["generation"]["frames"] = frames
-    data["sampling"] = {
-        "cfg": sampling.cfg,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "first_frame_top_p": sampling.first_frame_top_p,
-    }
+    data["sampling"] = asdict(settings.sampling)
     data["replay"]["tas"] = settings.rule.tas
     data["replay"]["gate"] = "pair" if settings.rule.pairs else "row"
     data["video"]["fps"] = fps

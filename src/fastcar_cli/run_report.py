@@ -52,10 +52,6 @@ class Run:
             return ReplayStats(0.0, 0.0, [0.0] * layers, [0.0] * -(-passes // decode.frame))
         return decode.replay.stats(decode.passes, decode.rows_of(video))
 
-    def release(self) -> None:
-        """Let go of the caches; every statistic stays."""
-        self.decode.release()
-
     def decisions(self) -> Decisions:
         """Replay decisions of all rows of the batch, whole frames only."""
         from fastcar_cli.backends.fpga.decisions import Decisions
@@ -78,7 +74,7 @@ class Run:
             note={
                 "prompts": self.prompts,
                 "seeds": self.seeds,
-                "tau": self._tau(),
+                "tau": settings.rule.tau.plain(),
                 "target": None if settings.rule.target is None else settings.rule.target.ratio,
                 "score": settings.rule.score,
                 "tas": settings.rule.tas,
@@ -107,9 +103,6 @@ class Run:
             self._emulated = compare(Emulator(self.preset, work), found.replayed)
         return self._emulated
 
-    def _tau(self) -> Any:
-        return self.decode.settings.rule.tau.plain()
-
     def _controlled(self, video: int) -> dict[str, Any]:
         """Report keys of the controller; all None where tau is given."""
         target, replay = self.decode.settings.rule.target, self.decode.replay
@@ -125,7 +118,6 @@ class Run:
         height, width = spec.frame_size
         stats, emulated = self.replay_stats(video), self.emulated()
         done = decode.passes + 1
-        executor = decode.kernels
         # On a GPU the host does not see when an MLP ends.
         timed = clock.decode and network.device.type == "cpu"
         return {
@@ -146,7 +138,7 @@ class Run:
                 "dtype": network.weight_format,
                 "device": str(network.device),
             },
-            "tau": self._tau(),
+            "tau": settings.rule.tau.plain(),
             "window": settings.window,
             "video": {"frames": done // decode.frame, "height": height, "width": width, "fps": self.fps},
             "tokens": {"text": decode.padded, "visual": done, "rows": decode.rows},
@@ -171,7 +163,7 @@ class Run:
                 "tokens_per_s": done * decode.videos / clock.decode if clock.decode else 0.0,
                 "mlp_share": clock.mlp / clock.decode if timed else None,
             },
-            "kernels": {"name": executor, "why": decode.why},
+            "kernels": {"name": decode.kernels, "why": decode.why},
             "memory": {
                 "weights_bytes": network.weights_bytes(),
                 "kv_cache_bytes": decode.cache.nbytes,

@@ -11,9 +11,10 @@ import json
 import os
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -59,17 +60,25 @@ def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str =
     return folder / f"{slug}-s{seed}{suffix}"
 
 
-class Writer:
+@dataclass
+class Writer(ABC):
     """Takes frames one by one and closes to a whole file, or to nothing.
 
     Used as a context manager it closes at the end and aborts on an exception. `path` is the name asked for, and
     after `close` the one that the file got.
     """
 
-    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any], new: bool) -> None:
-        self.path, self.fps, self.scale, self.recipe, self.new = path, fps, scale, recipe, new
-        self.frames = 0
-        self._done = False
+    path: Path
+    fps: int
+    scale: int
+    recipe: dict[str, Any]
+    new: bool
+    frames: int = field(default=0, init=False)
+    _done: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        with self._guard():
+            self._open()
 
     def add(self, image: Image8) -> None:
         """Append one frame, uint8 [H, W, 3]."""
@@ -110,21 +119,22 @@ class Writer:
             self.abort()
             raise RunError(f"{self.path} could not be written: {e}") from None
 
-    def _write(self, image: Image8) -> None:
-        raise AssertionError("a writer of its own kind is made by open_writer")
+    @abstractmethod
+    def _open(self) -> None: ...
 
-    def _finish(self) -> None:
-        raise AssertionError("a writer of its own kind is made by open_writer")
+    @abstractmethod
+    def _write(self, image: Image8) -> None: ...
 
-    def _discard(self) -> None:
-        raise AssertionError("a writer of its own kind is made by open_writer")
+    @abstractmethod
+    def _finish(self) -> None: ...
+
+    @abstractmethod
+    def _discard(self) -> None: ...
 
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -132,16 +142,13 @@ class Writer:
 
 
 class _Mp4Writer(Writer):
-    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any], new: bool) -> None:
-        super().__init__(path, fps, scale, recipe, new)
+    def _open(self) -> None:
         import av
 
-        with self._guard():
-            self._file = hidden_beside(path, empty_file)
-            self._container = av.open(
-                str(self._file), "w", format="mp4", options={"movflags": "+faststart+use_metadata_tags"}
-            )
-        self._container.metadata["comment"] = json.dumps(recipe)
+        self._file = hidden_beside(self.path, empty_file)
+        options = {"movflags": "+faststart+use_metadata_tags"}
+        self._container = av.open(str(self._file), "w", format="mp4", options=options)
+        self._container.metadata["comment"] = json.dumps(self.recipe)
         self._stream: Any = None
 
     def _write(self, image: Image8) -> None:
@@ -177,11 +184,9 @@ class _Mp4Writer(Writer):
 class _GifWriter(Writer):
     """Keeps the frames: one palette for the whole clip needs them all."""
 
-    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any], new: bool) -> None:
-        super().__init__(path, fps, scale, recipe, new)
+    def _open(self) -> None:
         self._images: list[Image.Image] = []
-        with self._guard():
-            self._file = hidden_beside(path, empty_file)
+        self._file = hidden_beside(self.path, empty_file)
 
     def _write(self, image: Image8) -> None:
         self._images.append(Image.fromarray(image))
@@ -209,10 +214,8 @@ class _GifWriter(Writer):
 
 
 class _PngWriter(Writer):
-    def __init__(self, path: Path, fps: int, scale: int, recipe: dict[str, Any], new: bool) -> None:
-        super().__init__(path, fps, scale, recipe, new)
-        with self._guard():
-            self._folder = hidden_beside(path, Path.mkdir)
+    def _open(self) -> None:
+        self._folder = hidden_beside(self.path, Path.mkdir)
 
     def _write(self, image: Image8) -> None:
         Image.fromarray(image).save(self._folder / f"{self.frames:04d}.png")

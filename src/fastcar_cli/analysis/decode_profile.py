@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay import ReplayRule, ReplayStats
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.pipeline import TextToVideo
 
@@ -57,10 +57,7 @@ class DecodeProfile:
     definition: str
     tas: NDArray[np.float32]
     similarity: list[float | None]
-    by_layer: list[float]
-    by_frame: list[float]
-    ratio: float
-    eligible_ratio: float
+    replay: ReplayStats
     by_position: NDArray[np.float32]
     grid: tuple[int, int]
     images: NDArray[np.uint8]
@@ -70,9 +67,9 @@ class DecodeProfile:
         """Said where the threshold does nothing, or everything."""
         if self.tau == math.inf:
             return None
-        if self.eligible_ratio in (0.0, 1.0):
+        if self.replay.eligible_ratio in (0.0, 1.0):
             low, high = float(self.tas.min()), float(self.tas.max())
-            did = "nothing" if self.eligible_ratio == 0 else "everything that can"
+            did = "nothing" if self.replay.eligible_ratio == 0 else "everything that can"
             return f"tau {self.tau:g} is inert: {did} replays; TAS of this run lies between {low:.2f} and {high:.2f}"
         return None
 
@@ -84,12 +81,7 @@ class DecodeProfile:
             "seed": self.seed,
             "tau": Tau((self.tau,)).plain(),
             "tas": self.definition,
-            "replay": {
-                "ratio": self.ratio,
-                "eligible_ratio": self.eligible_ratio,
-                "by_layer": self.by_layer,
-                "by_frame": self.by_frame,
-            },
+            "replay": asdict(self.replay),
             "tas_percentiles": [
                 {f"p{p}": float(v) for p, v in zip(PERCENTILES, row, strict=True)} for row in percentiles
             ],
@@ -117,12 +109,11 @@ def profile_decode(pipe: TextToVideo, prompt: str, seed: int) -> DecodeProfile:
     scores = first.replay.tas
     tas = scores[:, :, first.replay.gateable(scores.shape[2])].cpu().numpy().reshape(pipe.layers, -1)
     by_position = np.zeros((pipe.frames, pipe.grid[0] * pipe.grid[1]), np.float32)
-    by_layer, by_frame, ratio, eligible = [0.0] * pipe.layers, [0.0] * pipe.frames, 0.0, 0.0
+    stats = ReplayStats(0.0, 0.0, [0.0] * pipe.layers, [0.0] * pipe.frames)
     if not rule.off:
         second, images = _run(pipe, prompt, seed)
         assert second.replay is not None
         stats = second.replay.stats(second.passes)
-        by_layer, by_frame, ratio, eligible = stats.by_layer, stats.by_frame, stats.ratio, stats.eligible_ratio
         by_position[pipe.context :] = second.replay_shares().numpy()
     return DecodeProfile(
         prompt=prompt,
@@ -131,10 +122,7 @@ def profile_decode(pipe: TextToVideo, prompt: str, seed: int) -> DecodeProfile:
         definition=rule.tas,
         tas=tas,
         similarity=similarity.means(),
-        by_layer=by_layer,
-        by_frame=by_frame,
-        ratio=ratio,
-        eligible_ratio=eligible,
+        replay=stats,
         by_position=by_position,
         grid=pipe.grid,
         images=images,

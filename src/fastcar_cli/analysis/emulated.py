@@ -34,7 +34,8 @@ def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, pres
             "mlp": {"mlp": layers * emulator.machine.rounds(-(-rows // accelerator.cores))},
             "depth_transformer": {"rest": rest},
         }
-        total = sum(sum(parts.values()) for parts in cycles.values())
+        sums = {name: sum(parts.values()) for name, parts in cycles.items()}
+        total = sum(sums.values())
         drs = layers * emulator.machine.layer(0, rows)[1]
         found.append(
             {
@@ -43,15 +44,15 @@ def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, pres
                 "step_cycles": total,
                 "modules": {
                     name: {
-                        "ms": sum(parts.values()) * milliseconds,
-                        "cycles": sum(parts.values()),
-                        "share": sum(parts.values()) / total,
+                        "ms": sums[name] * milliseconds,
+                        "cycles": sums[name],
+                        "share": sums[name] / total,
                         "parts": {k: v * milliseconds for k, v in parts.items()},
                     }
                     for name, parts in cycles.items()
                 },
                 "tas_ms": drs * milliseconds,
-                "replayed_step_ms": (total - sum(cycles["mlp"].values()) + drs) * milliseconds,
+                "replayed_step_ms": (total - sums["mlp"] + drs) * milliseconds,
             }
         )
     return {

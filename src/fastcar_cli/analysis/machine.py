@@ -6,9 +6,10 @@ import contextlib
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,8 @@ class Machine:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            **self.names,
-            "copy_gb_s": self.copy_gb_s,
-            "read_gb_s": self.read_gb_s,
-            "matrix_gflop_s": self.matrix_gflop_s,
-        }
+        reached = asdict(self)
+        return reached.pop("names") | reached
 
 
 def processor() -> str:
@@ -117,6 +114,27 @@ class Stream:
         return max(self.copy(3), self.read(3))
 
 
+def names_of(device: torch.device) -> dict[str, Any]:
+    """What runs here, by name; nothing is measured."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def commit() -> str | None:
+    """Of the checkout that the package lies in; None elsewhere."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def _matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of square matrices: of 2048, or of the first from 512 on that takes long.
 
@@ -136,14 +154,6 @@ def measure_machine(device: torch.device, dtype: torch.dtype, size: int = 2**28)
     stream = Stream(device, size)
     copy, read = stream.copy() / 1e9, stream.read() / 1e9
     flops = _matrix_rate(device, dtype) / 1e9
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    names = {
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": gpu or processor(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "dtype": str(dtype).removeprefix("torch."),
-        "clock": "torch.cuda.Event" if gpu else "time.perf_counter (monotonic)",
-    }
+    clock = "torch.cuda.Event" if device.type == "cuda" else "time.perf_counter (monotonic)"
+    names = {**names_of(device), "dtype": str(dtype).removeprefix("torch."), "clock": clock}
     return Machine(names, copy, read, flops)

@@ -74,17 +74,17 @@ def _time(figure: Any, lengths: list[dict[str, Any]], unit: str) -> None:
 
 def _by_layer(figure: Any, found: DecodeProfile) -> None:
     axes = figure.subplots()
-    axes.bar(range(len(found.by_layer)), [100 * r for r in found.by_layer], color=COLORS["attention"])
-    axes.axhline(100 * found.ratio, color="0.3", linewidth=1, linestyle="--")
+    axes.bar(range(len(found.replay.by_layer)), [100 * r for r in found.replay.by_layer], color=COLORS["attention"])
+    axes.axhline(100 * found.replay.ratio, color="0.3", linewidth=1, linestyle="--")
     axes.annotate(
-        f"mean {found.ratio:.1%}",
-        (0.01, 100 * found.ratio),
+        f"mean {found.replay.ratio:.1%}",
+        (0.01, 100 * found.replay.ratio),
         xycoords=("axes fraction", "data"),
         va="bottom",
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
     )
     axes.set(xlabel="layer", ylabel="replayed MLPs (% of all passes)", ylim=(0, 100))
-    axes.set_xticks(range(len(found.by_layer)))
+    axes.set_xticks(range(len(found.replay.by_layer)))
     axes.set_title(f"Replay by layer, tau {found.tau:g} (TAS: {found.definition})")
 
 
@@ -120,6 +120,8 @@ def _map(figure: Any, found: DecodeProfile, columns: int, rows: int) -> None:
         shown = axes.imshow(
             shares, cmap="viridis", alpha=0.4, vmin=0, vmax=1, extent=(-0.5, width - 0.5, height - 0.5, -0.5)
         )
-        axes.set_title(f"frame {i}: {found.by_frame[i] if i < len(found.by_frame) else 0:.0%}", fontsize=9)
+        axes.set_title(
+            f"frame {i}: {found.replay.by_frame[i] if i < len(found.replay.by_frame) else 0:.0%}", fontsize=9
+        )
     if shown is not None:
         figure.colorbar(shown, ax=grid, label="share of layers and rows that replayed", shrink=0.8)

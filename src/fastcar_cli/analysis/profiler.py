@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastcar_cli.analysis.machine import Machine, seconds_of, synchronise
 from fastcar_cli.decoding.engine import Decode
@@ -26,6 +26,7 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import DTYPES, empty_network, ready
+from fastcar_cli.models.dummy import random_tensor
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.plan import available_bytes, gib, parameter_bytes
 from fastcar_cli.models.quantised import WeightFormat
@@ -92,20 +93,10 @@ def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -
         )
     network = empty_network(replace(spec, decoder=replace(decoder, layers=int(layers))))
     form = WeightFormat(dtype, DTYPES[dtype])
-    filled: dict[str, Tensor] = {}
-    for name, like in network.state_dict().items():
-        fan = like.shape[-1] if like.dim() > 1 else 1
-        values = torch.empty(like.shape, dtype=form.float_of(name), device=device)
-        if like.dim() > 1:
-            # A block of random rows repeated: drawing billions of numbers would take longer than measuring.
-            rows_of = min(like.shape[0], max(1, 2**20 // like[0].numel()))
-            block = torch.randn(rows_of, *like.shape[1:], device=device) * fan**-0.5
-            for at in range(0, like.shape[0], rows_of):
-                values[at : at + rows_of] = block[: like.shape[0] - at]
-        else:
-            values.fill_(1.0 if name.endswith("weight") else 0.0)
-        filled[name] = values
-    network.load_state_dict(filled, assign=True)
+    shapes = {name: like.shape for name, like in network.state_dict().items()}
+    # Drawing billions of numbers would take longer than measuring.
+    random = {k: random_tensor(k, shape, form.float_of(k), 0, drawn=2**20).to(device) for k, shape in shapes.items()}
+    network.load_state_dict(random, assign=True)
     return Shape(ready(network, torch.device(device)), spec, int(layers), True)
 
 
@@ -172,28 +163,32 @@ class Measured:
     spread: float
 
 
+def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings: Any) -> Decode:
+    """A decode for measuring: prompts of so many tokens that mean nothing, in pairs where the model is guided.
+
+    `settings` are the other fields of `DecodeSettings`.
+    """
+    spec = network.spec
+    guided = spec.layout.guided and rows % 2 == 0
+    noise = torch.rand(rows // 2 if guided else rows, frames * spec.tokens_per_frame, spec.code_depth)
+    sampling = SamplingSettings(cfg=3.0 if guided else 1.0)
+    chosen = DecodeSettings(frames=frames, sampling=sampling, **settings)
+    return Decode(network, [[1] * prompt] * rows, chosen, noise)
+
+
 def decode_at(shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, scored: bool = False) -> Iterator[Any]:
     """A decode in plain torch that begins with `seq` tokens of context; yields itself, then a step at a time.
 
     `scored` computes TAS whether or not it may exceed tau.
     """
     layout = shape.spec.layout
-    guided = layout.guided and rows % 2 == 0
     n = layout.stride
     text = layout.lead or min(12, max(1, seq - 1))
     first = max(1, seq - text)
     if scored:
         first = max(first, n + 1)
-    settings = DecodeSettings(
-        frames=-(-(first + steps + 1) // n),
-        sampling=SamplingSettings(cfg=3.0 if guided else 1.0),
-        rule=ReplayRule(tau),
-        keep_tas=scored,
-        kernels="torch",
-    )
-    videos = rows // 2 if guided else rows
-    noise = torch.rand(videos, settings.frames * n, shape.spec.code_depth)
-    decode = Decode(shape.network, [[1] * text] * rows, settings, noise)
+    frames = -(-(first + steps + 1) // n)
+    decode = decode_of(shape.network, rows, text, frames, rule=ReplayRule(tau), keep_tas=scored, kernels="torch")
     yield decode
     yield from decode.steps(first=first)
 
@@ -230,10 +225,7 @@ def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = 
 def traffic(spec: Spec, rows: int, seq: int, itemsize: int) -> dict[str, tuple[float, float]]:
     """(bytes that must move, FLOP) of each module a step, all layers: weights once, keys and values a row."""
     d, drawing = spec.decoder, spec.drawing
-    kv = d.kv_heads * d.head_dim
-    projections = 2 * d.width * d.width + 2 * d.width * kv
-    mlp = 3 * d.width * d.mlp_width
-    layers = float(d.layers)
+    kv, projections, mlp, layers = d.kv_width, d.projection_weights, d.mlp_weights, float(d.layers)
     transformer, heads, projector = drawing.transformer, drawing.heads, spec.projector_weights
     caches = 2.0 * rows * seq * kv
     return {
@@ -292,7 +284,6 @@ def profile_length(
             }
         row["parts"] = modules[name]
         document[name] = row
-    layer_share = full("mlp.", 1.0) / 1.0
     # Steps of all layers: the marked parts of layers scaled, the rest once.
     outside = sum(v for k, v in replayed.parts.items() if not k.startswith(LAYER_PARTS))
     inside = sum(v for k, v in replayed.parts.items() if k.startswith(LAYER_PARTS))
@@ -301,7 +292,7 @@ def profile_length(
         "step_ms": step,
         "modules": document,
         "tas_ms": tas_ms,
-        "replayed_step_ms": (outside + inside * layer_share) * 1e3 + modules["vision"]["vision"],
+        "replayed_step_ms": (outside + inside * shape.scale) * 1e3 + modules["vision"]["vision"],
         "method": {
             "rows": rows,
             "layers_run": shape.layers,

@@ -1,6 +1,5 @@
 """Who executes an MLP."""
 
-from fastcar_cli.backends.base import MLPBackend
-from fastcar_cli.backends.torch_backend import TorchBackend
+from fastcar_cli.backends.base import MLPBackend, TorchBackend
 
 __all__ = ["MLPBackend", "TorchBackend"]

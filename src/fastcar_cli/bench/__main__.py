@@ -80,9 +80,7 @@ def whole_command(count: int) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from fastcar_cli.cli.render import console
+    from fastcar_cli.cli.render import columns, console
 
     out, machine = console(stderr=False), result["machine"]
     out.print(
@@ -90,12 +88,11 @@ def _print(result: dict[str, Any]) -> None:
         f"{machine['read_gb_s']:.1f} GB/s, copies {machine['copy_gb_s']:.1f} GB/s; beside the passes "
         f"{result['bandwidth_gb_s']:.1f} GB/s, each share counts from what was read right after it"
     )
-    table = Table(
-        title=f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows: "
-        f"median of {result['turns']} turns of {result['passes']} passes"
+    table = columns(
+        f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows: "
+        f"median of {result['turns']} turns of {result['passes']} passes",
+        *("", "ms a pass", "least to most", "tokens/s", "GB/s", "of bandwidth", "speed-up", "of its ceiling"),
     )
-    for column in ("", "ms a pass", "least to most", "tokens/s", "GB/s", "of bandwidth", "speed-up", "of its ceiling"):
-        table.add_column(column, justify="left" if not column else "right")
     for name, line in result["lines"].items():
         low, high = line["spread_ms"]
         cells = [name, f"{line['ms']:.3f}", f"{low:.3f} to {high:.3f}", f"{line['tokens_per_s']:,.0f}"]
@@ -117,10 +114,8 @@ def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_json: bool) -> None:
     """Time it and print what it took."""
-    from rich.table import Table
-
     from fastcar_cli.bench.video import whole_video
-    from fastcar_cli.cli.render import console, progress
+    from fastcar_cli.cli.render import columns, console, progress
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import TextToVideo
 
@@ -134,9 +129,7 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
     out = console(stderr=False)
     lines = result["variants"]
     kept = f"{result['weights']}, keys and values {result['kv_dtype']}"
-    table = Table(title=f"{result['model']}, {kept}, {result['frames']} frames, {result['cpu']}")
-    for column in ("", *lines):
-        table.add_column(column, justify="left" if not column else "right")
+    table = columns(f"{result['model']}, {kept}, {result['frames']} frames, {result['cpu']}", "", *lines)
     rows = {
         "seconds": ("seconds", "{:.1f}"),
         "of them the prompt": ("prefill_s", "{:.1f}"),

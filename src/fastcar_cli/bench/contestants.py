@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastcar_cli.analysis.profiler import decode_of
 from fastcar_cli.bench.plan import PROMPT_TOKENS
-from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.executor import HostExecutor
 from fastcar_cli.decoding.native import block_weights
 from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.replay import Replay, ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings
-from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.extras import need
 from fastcar_cli.kernels import native
@@ -70,16 +68,8 @@ def engine(
     n, layers = model.spec.tokens_per_frame, model.spec.decoder.layers
     first = context - PROMPT_TOKENS
     frames = -(-(first + passes + 1) // n)
-    guided = rows % 2 == 0
-    settings = DecodeSettings(
-        frames=frames,
-        sampling=SamplingSettings(cfg=2.0 if guided else 1.0),
-        rule=ReplayRule(OFF if ratio is None else Tau((float("-inf"),))),
-        kernels=kernels,
-    )
-    videos = rows // 2 if guided else rows
-    noise = torch.zeros(videos, frames * n, model.spec.code_depth)
-    decode = Decode(model, [[1] * PROMPT_TOKENS] * rows, settings, noise)
+    rule = ReplayRule(OFF if ratio is None else Tau((float("-inf"),)))
+    decode = decode_of(model, rows, PROMPT_TOKENS, frames, rule=rule, kernels=kernels)
     if decode.replay is not None:
         assert ratio is not None
         forced = torch.zeros_like(decode.replay.replayed)
@@ -91,7 +81,7 @@ def engine(
     executor = decode.executor
     assert isinstance(executor, HostExecutor)
     # transformers is given embeddings, so ours need not look up codes either.
-    latent = torch.zeros(videos, model.spec.code_width, device=model.device, dtype=model.dtype)
+    latent = torch.zeros(decode.videos, model.spec.code_width, device=model.device, dtype=model.dtype)
     decode.fast_forward(first)
 
     @torch.inference_mode()

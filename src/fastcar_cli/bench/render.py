@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+
+from fastcar_cli.cli.render import columns
 
 
 def clip_table(out: Console, result: dict[str, Any]) -> None:
     """Print what a predicted clip took, see `bench.clip.measure`."""
     out.print(f"{result['cpu']}, {result['threads']} threads, torch {result['torch']}")
-    table = Table(
-        title=f"{result['parameters'] / 1e6:.0f} M parameters, {result['prompt']} tokens of context, "
-        f"{result['tokens']} predicted, {result['ratio']:.0%} of all MLPs replayed: median of {result['turns']} turns"
+    table = columns(
+        f"{result['parameters'] / 1e6:.0f} M parameters, {result['prompt']} tokens of context, "
+        f"{result['tokens']} predicted, {result['ratio']:.0%} of all MLPs replayed: median of {result['turns']} turns",
+        *("", "seconds", "least to most", "tokens/s", "against transformers", "speed-up", "of its ceiling"),
     )
-    columns = ("", "seconds", "least to most", "tokens/s", "against transformers", "speed-up", "of its ceiling")
-    for column in columns:
-        table.add_column(column, justify="left" if not column else "right")
     for name, line in result["lines"].items():
         low, high = line["spread_s"]
         cells = [f"{line['seconds']:.2f}", f"{low:.2f} to {high:.2f}", f"{line['tokens_per_s']:.0f}"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import prompts_of
+from fastcar_cli.cli.flags import one_of, prompts_of
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ def convert(
     from fastcar_cli.conversion.convert import check_folder
     from fastcar_cli.conversion.source import DEPTH_DTYPES, DTYPES, padded, target_format
 
-    for option, value, allowed in (("--dtype", dtype, DTYPES), ("--depth-dtype", depth_dtype, (None, *DEPTH_DTYPES))):
-        if value not in allowed:
-            raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(a for a in allowed if a)}")
+    one_of("--dtype", dtype, DTYPES)
+    one_of("--depth-dtype", depth_dtype, DEPTH_DTYPES)
     if depth_dtype is not None and dtype != "int4":
         raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="it goes with --dtype int4")
     if calibrate is not None and dtype == "bfloat16":

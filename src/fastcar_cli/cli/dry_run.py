@@ -100,14 +100,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _table(document: dict[str, Any], plan: Any) -> None:
-    from rich.table import Table
-
-    from fastcar_cli.cli.render import console
+    from fastcar_cli.cli.render import console, facts
     from fastcar_cli.models.plan import gib
 
-    table = Table(title=f"{document['model']}: nothing was loaded", title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table = facts(f"{document['model']}: nothing was loaded")
     table.add_row("folder", document["folder"] or "none: the hub can't be reached, the shapes are as published")
     for name, size in document["files"].items():
         state = "missing" if name in document["missing"] else gib(size)

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fastcar_cli.errors import FastcarError, RequestError
+from fastcar_cli.files import read_text
 from fastcar_cli.signals import status
 
 FLAGS = {
@@ -36,14 +37,24 @@ def flag_of(parameter: str, flags: Collection[str]) -> str | None:
     return f"--set {keys[0]}" if len(keys) == 1 and "--set" in flags else None
 
 
+def configured(ctx: typer.Context) -> dict[str, Any]:
+    """What was given of the options that are called like keys of the configuration, by dotted key."""
+    from fastcar_cli.config import allowed_keys
+
+    names = {flag: p.name for p in ctx.command.params if p.name for flag in p.opts}
+    values = {key: ctx.params.get(names.get(flag_of(key, names) or "", "")) for key in allowed_keys()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def one_of(option: str, value: str | None, allowed: Collection[str]) -> None:
+    """Refuse a value that is given and none of these: raises RequestError."""
+    if value is not None and value not in allowed:
+        raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
+
+
 def prompts_of(file: Path, option: str) -> list[str]:
     """The prompts of a file, one a line. Raises RequestError that names the option."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise RequestError(f"{option} {file}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"{option} {file} can't be read: {e}") from None
+    lines = read_text(file, f"{option} {file}").splitlines()
     found = [line.strip() for line in lines if line.strip()]
     if not found:
         raise RequestError(f"{option} {file}: holds no prompt", hint="one prompt a line")

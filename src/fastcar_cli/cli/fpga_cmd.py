@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import Command, Group, refuse, refuse_all_but
+from fastcar_cli.cli.flags import Command, Group, one_of, refuse, refuse_all_but
 from fastcar_cli.cli.fpga_rtl_cmd import rtl
 from fastcar_cli.errors import RequestError
 
@@ -59,6 +59,7 @@ def fpga(
     from fastcar_cli.backends.fpga.preset import load_preset
     from fastcar_cli.backends.fpga.summary import compare
     from fastcar_cli.backends.fpga.workload import workload_of
+    from fastcar_cli.models.registry import spec_of
     from fastcar_cli.models.specs import spec_from_dict
 
     if table:
@@ -73,9 +74,8 @@ def fpga(
         refuse(ctx, ("sinks",), "where everything is attended to", "it needs --window with a number of tokens")
     if pair_correlation and rows % 2:
         raise RequestError(f"--pair-correlation with --rows {rows}: rows have no pairs", hint="an even number of rows")
-    for name, value, allowed in (("spread", spread, ("eligible", "all")), ("profile", profile, ("flat", "valley"))):
-        if value not in allowed:
-            raise RequestError(f"--{name} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
+    one_of("--spread", spread, ("eligible", "all"))
+    one_of("--profile", profile, ("flat", "valley"))
     accelerator = load_preset(preset)
     if table:
         _table(accelerator, as_json)
@@ -95,7 +95,7 @@ def fpga(
         patterns.append(saved.replayed)
     else:
         work = workload_of(
-            _shapes(model), rows=rows, frames=frames, prompt=prompt_tokens, window=_window(window), sinks=sinks
+            spec_of(model), rows=rows, frames=frames, prompt=prompt_tokens, window=_window(window), sinks=sinks
         )
         for ratio in _ratios(replay):
             patterns.append(
@@ -132,13 +132,6 @@ def fpga(
 
 
 app.command("rtl", cls=Command)(rtl)
-
-
-def _shapes(model: str) -> Any:
-    from fastcar_cli.models.published import published_spec
-    from fastcar_cli.models.registry import folder_of, read_spec
-
-    return published_spec(model) or read_spec(folder_of(model))
 
 
 def _ratios(text: str) -> list[float]:
@@ -189,30 +182,16 @@ def _table(preset: Preset, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"preset": preset.name, "rows": rows}))
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from fastcar_cli.cli.render import columns, console
 
-    from fastcar_cli.cli.render import console
-
-    shown = Table(
-        title=f"{preset.name}: published and emulated latency, speed-up and relative efficiency",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+    shown = columns(
+        f"{preset.name}: published and emulated latency, speed-up and relative efficiency",
+        *("method", "s", "emulated", "error", "speed-up", "emulated", "eff.", "emulated"),
     )
-    for name in ("method", "s", "emulated", "error", "speed-up", "emulated", "eff.", "emulated"):
-        shown.add_column(name, justify="left" if name == "method" else "right")
+    keys = ("published_speedup", "emulated_speedup", "published_relative_efficiency", "emulated_relative_efficiency")
     for r in rows:
-        shown.add_row(
-            r["method"],
-            f"{r['published_s']:.1f}",
-            f"{r['emulated_s']:.1f}",
-            f"{r['error']:+.1%}",
-            f"{r['published_speedup']:.2f}",
-            f"{r['emulated_speedup']:.2f}",
-            f"{r['published_relative_efficiency']:.2f}",
-            f"{r['emulated_relative_efficiency']:.2f}",
-        )
+        seconds = (f"{r['published_s']:.1f}", f"{r['emulated_s']:.1f}", f"{r['error']:+.1%}")
+        shown.add_row(r["method"], *seconds, *(f"{r[key]:.2f}" for key in keys))
     console().print(shown)
 
 
@@ -225,34 +204,17 @@ def _short(value: float) -> str:
 
 
 def _summary(documents: list[dict[str, Any]], work: Any) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from fastcar_cli.cli.render import console
+    from fastcar_cli.cli.render import columns, console
 
     first = documents[0]
-    shown = Table(
-        title=f"{first['preset']} (emulated): {work.name}, {work.rows} rows on {first['cores']} cores, "
-        f"{work.steps} passes",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+    shown = columns(
+        f"{first['preset']} (emulated): {work.name}, {work.rows} rows on {first['cores']} cores, {work.steps} passes",
+        *("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"),
+        left=0,
         caption="J: board power x time, then by activity. Speed-up: against dense, against static mapping, and ideal.",
-        caption_justify="left",
     )
-    for name in ("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"):
-        shown.add_column(name, justify="right", no_wrap=True)
     for d in documents:
-        shown.add_row(
-            f"{d['replay_ratio']:.1%}",
-            _short(d["cycles"]),
-            f"{d['latency_s']:.4g}",
-            _short(d["energy_j"]),
-            _short(d["energy_activity_j"]),
-            f"{d['speedup_vs_dense']:.2f}",
-            f"{d['speedup_vs_static']:.2f}",
-            f"{d['ideal_speedup_vs_dense']:.2f}",
-            f"{d['utilisation']:.0%}",
-            f"{d['drs_share']:.2%}",
-        )
+        cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
+        gain = (f"{d[k]:.2f}" for k in ("speedup_vs_dense", "speedup_vs_static", "ideal_speedup_vs_dense"))
+        shown.add_row(f"{d['replay_ratio']:.1%}", *cost, *gain, f"{d['utilisation']:.0%}", f"{d['drs_share']:.2%}")
     console().print(shown)

@@ -63,23 +63,15 @@ def rtl(
 
 
 def _resources(rows: list[dict[str, Any]], by_preset: dict[str, float]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from fastcar_cli.cli.render import columns, console
 
-    from fastcar_cli.cli.render import console
-
-    shown = Table(
-        title="resources (yosys estimates, not vendor figures)",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+    shown = columns(
+        "resources (yosys estimates, not vendor figures)",
+        *("unit", "LUT", "FF", "DSP", "BRAM36", "URAM", "share"),
         caption=f"All cores, by the preset: weight buffers {by_preset['RAMB36']:,.0f} RAMB36 or "
         f"{by_preset['URAM288']:,.0f} URAM288 by their bits, MAC arrays {by_preset['DSP']:,.0f} DSP. "
         "LUT and FF of a MAC array are an artefact. Share: the largest of a U280. Cells and caveats: resources.csv.",
-        caption_justify="left",
     )
-    for name in ("unit", "LUT", "FF", "DSP", "BRAM36", "URAM", "share"):
-        shown.add_column(name, justify="left" if name == "unit" else "right")
     for row in rows:
         used = [f"{row[k]:g}" for k in ("LUT", "FF", "DSP", "BRAM36", "URAM")]
         shown.add_row(row["unit"], *used, f"{max(row['share_of_u280'].values()):.3%}")

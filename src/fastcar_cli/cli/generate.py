@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import given, refuse
+from fastcar_cli.cli.flags import configured, given, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import write_whole
@@ -131,34 +131,7 @@ def generate(
         raise RequestError(
             f"--tau {tau} and --replay-ratio {replay_ratio:g} exclude each other", hint="a ratio is kept by moving tau"
         )
-    flags: dict[str, Any] = {
-        "model": model,
-        "generation.frames": frames,
-        "generation.seed": seed,
-        "generation.samples": samples,
-        "sampling.cfg": cfg,
-        "sampling.temperature": temperature,
-        "sampling.top_k": top_k,
-        "sampling.top_p": top_p,
-        "replay.tau": tau,
-        "replay.ratio": replay_ratio,
-        "replay.score": score,
-        "replay.tas": tas,
-        "replay.gate": gate,
-        "replay.max_age": max_replay_age,
-        "attention.window": None if window is None else _window(window),
-        "attention.sinks": sinks,
-        "attention.kv_dtype": kv_dtype,
-        "backend.name": backend,
-        "backend.preset": fpga,
-        "runtime.device": device,
-        "runtime.dtype": dtype,
-        "runtime.kernels": kernels,
-        "runtime.threads": threads,
-        "video.fps": fps,
-        "video.scale": scale,
-    }
-    flags = {k: v for k, v in flags.items() if v is not None}
+    flags = configured(ctx)
     texts = texts_of(prompts or [], prompts_file)
     begun: Prompt | None = None
     notes: list[str] = []
@@ -273,15 +246,6 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
         for name in names
         if holds and name in flags
     ]
-
-
-def _window(text: str) -> int | str:
-    if text == "off":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise RequestError(f"--window {text}: not a number", hint="allowed: a number of tokens, or 'off'") from None
 
 
 def _make_folder(folder: Path) -> None:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import refuse
+from fastcar_cli.cli.flags import one_of, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
-from fastcar_cli.files import write_whole
+from fastcar_cli.files import read_text, write_whole
 
 if TYPE_CHECKING:
     from fastcar_cli.analysis.profiler import Shape
-    from fastcar_cli.models.network import Spec
 
 
 def profile(
@@ -50,10 +49,8 @@ def profile(
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.models.published import published_spec
 
-    if backend not in ("torch", "fpga-sim"):
-        raise RequestError(f"--backend {backend}: unknown", hint="allowed: torch, fpga-sim")
-    if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise RequestError(f"--dtype {dtype}: unknown", hint="allowed: auto, float32, bfloat16, float16")
+    one_of("--backend", backend, ("torch", "fpga-sim"))
+    one_of("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
     if decode is None:
         refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
     elif seq is None:
@@ -103,15 +100,10 @@ def profile(
 
 def _lengths(model: str) -> str:
     """The lengths where nobody says: of a model whose prompt is frames, all the positions that it has."""
-    spec = _spec(model)
+    from fastcar_cli.models.registry import spec_of
+
+    spec = spec_of(model)
     return "2k,4k,8k" if spec.layout.lead is None else str(spec.decoder.max_positions)
-
-
-def _spec(model: str) -> Spec:
-    from fastcar_cli.models.published import published_spec
-    from fastcar_cli.models.registry import folder_of, read_spec
-
-    return published_spec(model) or read_spec(folder_of(model))
 
 
 def _measured(
@@ -188,21 +180,22 @@ def _own_dtype(model: str, default: str) -> str:
 def _shape(model: str, dtype: str, device: str, rows: int | None, longest: int) -> tuple[Shape, int]:
     from fastcar_cli.analysis.profiler import Shape, random_shape
     from fastcar_cli.models.published import published_spec
-    from fastcar_cli.models.registry import default_guidance, folder_of, load
+    from fastcar_cli.models.registry import folder_of, load, read_defaults
 
     if (published := published_spec(model)) is not None:
         count = rows or (2 if published.layout.guided else 1)
         return random_shape(published, dtype, device, count, longest), count
     loaded = load(model, dtype, device)
-    count = rows or (1 if default_guidance(folder_of(model)) == 1.0 else 2)
+    count = rows or (1 if read_defaults(folder_of(model)).cfg == 1.0 else 2)
     spec = loaded.network.spec
     return Shape(loaded.network, spec, spec.decoder.layers, False), count
 
 
 def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str) -> dict[str, Any]:
     from fastcar_cli.analysis.emulated import emulated_lengths
+    from fastcar_cli.models.registry import spec_of
 
-    spec = _spec(model)
+    spec = spec_of(model)
     return emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)
 
 
@@ -218,13 +211,12 @@ def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: s
 
 
 def _read(file: Path) -> dict[str, Any]:
+    text = read_text(file, f"--compare {file}")
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(text)
         data["lengths"][0:]
         return data
-    except FileNotFoundError:
-        raise RequestError(f"--compare {file}: there is no such file") from None
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError) as e:
         raise RequestError(f"--compare {file} is no saved profile: {e}") from None
 
 

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fastcar_cli.cli.render import console, note
-
-
-def _table(title: str, columns: list[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
-    return table
+from fastcar_cli.cli.render import columns, console, note
 
 
 def _number(value: float | None, digits: int = 1) -> str:
@@ -56,7 +48,7 @@ def show(document: dict[str, Any]) -> None:
     if "decode" in document:
         _decode(document["decode"])
     if "compared" in document:
-        table = _table("against the earlier result (above 1: slower now)", ["line", "context", "ratio"])
+        table = columns("against the earlier result (above 1: slower now)", "line", "context", "ratio")
         for row in document["compared"]:
             table.add_row(row["name"], f"{row['seq']:,}", f"{row['ratio']:.2f}")
         out.print(table)
@@ -64,8 +56,8 @@ def show(document: dict[str, Any]) -> None:
 
 def _length(model: str, length: dict[str, Any]) -> Table:
     cycles = "step_cycles" in length
-    columns = ["module", "ms", "share"] + (["Mcycles"] if cycles else ["MB", "GB/s", "GFLOP/s", "floor ms"])
-    table = _table(f"{model}, one step at {length['seq']:,} tokens of context: {length['step_ms']:.2f} ms", columns)
+    names = ["module", "ms", "share"] + (["Mcycles"] if cycles else ["MB", "GB/s", "GFLOP/s", "floor ms"])
+    table = columns(f"{model}, one step at {length['seq']:,} tokens of context: {length['step_ms']:.2f} ms", *names)
     for name, module in length["modules"].items():
         row = [name.replace("_", " "), _number(module["ms"], 3), f"{module['share']:.1%}"]
         if cycles:
@@ -88,27 +80,26 @@ def _length(model: str, length: dict[str, Any]) -> Table:
 
 
 def _replay(replay: dict[str, Any], rows: int) -> Table:
-    table = _table(
+    measured = f"measured with every row replaying: {replay['measured_all_replayed']:.2f}x"
+    table = columns(
         f"replay at {replay['seq']:,}: MLP {replay['mlp_share']:.0%} of a step, ceiling "
         f"{replay['ceiling']:.2f}x; TAS {replay['tas_ms']:.3f} ms",
-        ["replayed", "rows alone", "in pairs", "together"],
+        *("replayed", "rows alone", "in pairs", "together"),
+        caption=f"expected for {rows} rows; {measured}",
     )
     for row in replay["expected"]:
         table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))
-    table.caption = (
-        f"expected for {rows} rows; measured with every row replaying: {replay['measured_all_replayed']:.2f}x"
-    )
-    table.caption_justify = "left"
     return table
 
 
 def _decode(found: dict[str, Any]) -> None:
     out = console()
     replay = found["replay"]
-    table = _table(
+    table = columns(
         f"{found['prompt']!r}, seed {found['seed']}, tau {found['tau']} (TAS: {found['tas']}): "
         f"{replay['eligible_ratio']:.1%} of eligible MLPs replayed",
-        ["layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "likeness"],
+        *("layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "likeness"),
+        caption="replayed: of all passes; TAS and likeness (cosine of MLP outputs a frame apart): of a dense run",
     )
     for i, percentiles in enumerate(found["tas_percentiles"]):
         above = "" if found["above_tau"] is None else f"{found['above_tau'][i]:.0%}"
@@ -120,8 +111,6 @@ def _decode(found: dict[str, Any]) -> None:
             above,
             "" if likeness is None else f"{likeness:.3f}",
         )
-    table.caption = "replayed: of all passes; TAS and likeness (cosine of MLP outputs a frame apart): of a dense run"
-    table.caption_justify = "left"
     out.print(table)
     out.print("  by frame: " + "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
     if found["warning"]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -84,12 +85,27 @@ def loading(target: Console, clock: Callable[[], float] = time.monotonic) -> Pro
     return _Bar(target, "bytes", *columns, clock=clock)
 
 
+def columns(title: str, *names: str, left: int = 1, caption: str | None = None) -> Table:
+    """A table with these columns, the first ones of words, the others of numbers."""
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
+    table.padding = (0, 1, 0, 0)
+    for i, name in enumerate(names):
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
+    return table
+
+
+def facts(title: str) -> Table:
+    """A table of names and what belongs to them."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    return table
+
+
 def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     """What a run did: replay, speed, time by phase, file, seed."""
     replay, timing = report["replay"], report["timing"]
-    table = Table(title=report["prompt"], title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table = facts(report["prompt"])
     video = report["video"]
     table.add_row("file", video["path"])
     table.add_row("video", f"{video['frames']} frames, {video['width']} x {video['height']}, {video['fps']} fps")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import Command, Group, refuse
+from fastcar_cli.cli.flags import Command, Group, one_of, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.signals import status
 
@@ -110,9 +110,8 @@ def sweep(
     elif prompts or prompts_file is not None:
         raise RequestError("--input and prompts exclude each other", hint="a model takes frames or a text")
     texts, notes = ([], []) if clips else parse.join_prompts(prompts or [], prompts_file)
-    for option, value, allowed in (("--engine", engine, ("local", "ray")), ("--names", names, ("vbench",))):
-        if value is not None and value not in allowed:
-            raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
+    one_of("--engine", engine, ("local", "ray"))
+    one_of("--names", names, ("vbench",))
     if engine == "local" and (address is not None or workers is not None):
         raise RequestError(f"{'--address' if address is not None else '--workers'} needs --engine ray")
     if shard is not None:
@@ -218,10 +217,10 @@ def vbench_score(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """VBench's published total from its result files, without vbench installed."""
-    from fastcar_cli.analysis.sweep.session import vbench_total
+    from fastcar_cli.analysis.vbench import score
     from fastcar_cli.cli.sweep_render import show_scores
 
-    scores = vbench_total(folder)
+    scores = score(folder)
     if as_json:
         typer.echo(json.dumps(scores))
     else:

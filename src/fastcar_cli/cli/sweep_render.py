@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastcar_cli.analysis.sweep.results import SETTING, dense_line
-from fastcar_cli.cli.render import console, note
+from fastcar_cli.cli.render import console, facts, note
 from fastcar_cli.decoding.tau import Tau
 
 _COLUMNS = {
@@ -103,9 +103,7 @@ def _found(terminal: Console, found: dict[str, Any]) -> None:
 
 def show_plan(terminal: Console, document: dict[str, Any]) -> None:
     """What a sweep would do."""
-    table = Table(title="nothing was written", title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table = facts("nothing was written")
     plan = document["plan"]
     for key in ("prompts", "seeds"):
         table.add_row(key, str(len(plan[key])))

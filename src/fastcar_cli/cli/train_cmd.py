@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fastcar_cli.cli.flags import one_of
 from fastcar_cli.errors import RequestError
 
 STAGES = ("tokenizer", "base", "replay", "export")
@@ -53,14 +54,12 @@ def train(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Train a bundled model from nothing; started again, it goes on from its last checkpoint."""
-    if world not in WORLDS:
-        raise RequestError(f"--world {world}: unknown", hint=f"allowed: {', '.join(WORLDS)}")
+    one_of("--world", world, WORLDS)
     asked = (tokenizer_steps, base_steps, replay_steps, batch)
     tokens, first, second, videos = (a or own for a, own in zip(asked, WORLDS[world], strict=True))
     chosen = stage or [name for name in STAGES if tokenizer is None or name != "tokenizer"]
     for name in chosen:
-        if name not in STAGES:
-            raise RequestError(f"--stage {name}: unknown", hint=f"allowed: {', '.join(STAGES)}")
+        one_of("--stage", name, STAGES)
     if tokenizer is not None and "tokenizer" in chosen:
         raise RequestError("--tokenizer stands in place of --stage tokenizer", hint="leave one of them out")
     import torch
@@ -68,9 +67,8 @@ def train(
     from fastcar_cli.world import training
     from fastcar_cli.world.steps import OutOfTime
 
-    for option, value, allowed in (("--device", device, ("cpu", "cuda")), ("--dtype", dtype, ("bfloat16", "float32"))):
-        if value not in allowed:
-            raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
+    one_of("--device", device, ("cpu", "cuda"))
+    one_of("--dtype", dtype, ("bfloat16", "float32"))
     if device == "cuda" and not torch.cuda.is_available():
         raise RequestError(f"--device {device}: no CUDA device here", hint="allowed: cpu")
     if threads is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.text import PhraseTokenizer, PromptReader
 from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.weights import Component, Progress, Store, fill
 
 NetworkT = TypeVar("NetworkT", bound=Network)
 
@@ -112,35 +112,22 @@ def with_shared(weights: dict[str, Tensor], network: Network) -> dict[str, Tenso
     return weights | {name: weights[first] for name, first in network.shared().items()}
 
 
-def read_weights(
-    file: Path, wanted: Mapping[str, Tensor], dtype: Callable[[str], torch.dtype], device: torch.device
-) -> dict[str, Tensor]:
-    """Tensors of one safetensors file, checked against the shapes wanted; casts to `dtype` of their names.
+def filled(
+    network: NetworkT,
+    components: Sequence[Component],
+    form: WeightFormat,
+    device: torch.device,
+    progress: Progress | None = None,
+    store: Store | None = None,
+) -> NetworkT:
+    """An empty network with the weights of these components, kept as `store` says (by default in the format).
 
-    Raises RequestError that names file and key for a missing, damaged, unexpected or non-finite one.
+    Raises RequestError that names file and key for a missing, damaged or unexpected one.
     """
-    if not file.is_file():
-        raise RequestError(f"weights file {file} is missing")
-    result: dict[str, Tensor] = {}
-    try:
-        with safe_open(str(file), framework="pt", device=str(device)) as f:
-            names = set(f.keys())
-            for problem, keys in (("lacks", set(wanted) - names), ("has unexpected", names - set(wanted))):
-                if keys:
-                    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-                    raise RequestError(f"weights file {file} {problem} key {min(keys)!r}{more}")
-            for name, like in wanted.items():
-                tensor = f.get_tensor(name)
-                if tensor.shape != like.shape:
-                    raise RequestError(
-                        f"weights file {file}, key {name!r}: shape {list(tensor.shape)}, needed {list(like.shape)}"
-                    )
-                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                    raise RequestError(f"weights file {file}, key {name!r}: holds NaN or infinite values")
-                result[name] = tensor.to(dtype(name))
-    except (SafetensorError, OSError, ValueError) as e:
-        raise RequestError(f"weights file {file} is damaged: {e}", hint="fetch or install it again") from None
-    return result
+    weights = fill(components, network.state_dict(), form.float_of, device, progress, store or form.stored)
+    form.use(network)
+    network.load_state_dict(with_shared(weights, network), assign=True)
+    return ready(network, device)
 
 
 def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseTokenizer]:
@@ -156,12 +143,16 @@ def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseToke
 def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     """Load a folder of this layout in a weight format. Raises RequestError naming file and key."""
     spec, defaults, tokenizer = read_folder(folder)
-    network, form = empty_network(spec), loading_format(dtype)
-    weights = read_weights(folder / "model.safetensors", network.state_dict(), form.float_of, device)
-    weights = {k: v for name, tensor in weights.items() for k, v in form.stored(name, tensor).items()}
-    form.use(network)
-    network.load_state_dict(weights, assign=True)
-    return LoadedModel(spec.name, ready(network, device), tokenizer, defaults)
+    network, form, file = empty_network(spec), loading_format(dtype), folder / "model.safetensors"
+
+    def finite(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        if not bool(torch.isfinite(tensor).all()):
+            raise RequestError(f"weights file {file}, key {name!r}: holds NaN or infinite values")
+        return form.stored(name, tensor)
+
+    names = {name: name for name in network.state_dict()}
+    part = Component(folder, names, lambda key: False, (file,))
+    return LoadedModel(spec.name, filled(network, [part], form, device, store=finite), tokenizer, defaults)
 
 
 def save(

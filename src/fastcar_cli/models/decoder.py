@@ -42,6 +42,21 @@ class DecoderSpec:
         """d, width of one head."""
         return self.width // self.heads
 
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys of a token, and of its values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def projection_weights(self) -> int:
+        """Weights of the four maps of a layer's attention."""
+        return 2 * self.width * (self.width + self.kv_width)
+
+    @property
+    def mlp_weights(self) -> int:
+        """Weights of a layer's MLP."""
+        return 3 * self.width * self.mlp_width
+
 
 def table(rows: int, width: int) -> nn.Embedding:
     """An embedding table [rows, width] whose values are not set: they are loaded, or set by training.

@@ -14,10 +14,12 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,55 +28,15 @@ from fastcar_cli.models.llama_text import ADDED, SYSTEM
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.models.vila_u import MODEL_TYPE, components, read_spec
 
-FULL: dict[str, Any] = {
-    "llm": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 4096,
-        "vocab_size": 32004,
-    },
-    "tower": {
-        "hidden_size": 1024,
-        "rqvaesiglip": {
-            "embed_dim": 1024,
-            "n_embed": 16384,
-            "code_shape": [16, 16, 4],
-            "shared_codebook": True,
-            "decoder_latent_shape": None,
-            "ddconfig": {
-                "z_channels": 256,
-                "ch": 128,
-                "ch_mult": [1, 1, 2, 2, 4],
-                "num_res_blocks": 2,
-                "resolution": 256,
-                "attn_resolutions": [16],
-                "out_ch": 3,
-            },
-        },
-        "rqtransformer": {
-            "block_size": [16, 16, 4],
-            "embed_dim": 2560,
-            "input_embed_dim_1": 1024,
-            "input_embed_dim_2": 4096,
-            "vocab_size": 16384,
-            "head": {"n_layer": 6, "block": {"n_head": 40}},
-        },
-    },
-    "projector": {"mm_projector_type": "mlp2x_gelu"},
-}
-"""Widths of the 7B model as far as they are known; the rest follows the paper and class defaults."""
+FULL: dict[str, Any] = yaml.safe_load((resources.files(__package__) / "vila_u_7b.yaml").read_text(encoding="utf-8"))
+"""Config files of the 7B model by part: llm, tower, projector."""
 
 
 @lru_cache(maxsize=1)
 def full_spec() -> ModelSpec:
     """The specification of the 7B model in these widths."""
     with tempfile.TemporaryDirectory() as folder:
-        write_configs(Path(folder), FULL["llm"], FULL["tower"], FULL["projector"])
+        write_configs(Path(folder), **FULL)
         return replace(read_spec(Path(folder)), name="vila-u-7b")
 
 
@@ -138,15 +100,18 @@ def write_weights(
             (component.folder / f"{stem}{suffix}.index.json").write_text(document, encoding="utf-8")
 
 
-def random_tensor(key: str, shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
-    """A tensor of a checkpoint: norms at 1, biases at 0, matrices so that what they give is of order one."""
+def random_tensor(key: str, shape: torch.Size, dtype: torch.dtype, seed: int, drawn: int = 2**22) -> Tensor:
+    """A tensor of a checkpoint: norms at 1, biases at 0, matrices so that what they give is of order one.
+
+    About `drawn` numbers are drawn, and rows of them repeated.
+    """
     if len(shape) == 1:
         start = 1.0 if key.endswith("weight") else 0.0
         return torch.full(shape, start, dtype=dtype)
     generator = torch.Generator().manual_seed(seed + zlib.crc32(key.encode()))
     scale = 1.0 if "embed_tokens" in key else shape[1:].numel() ** -0.5
-    # Large tables repeat a block of random rows: drawing a billion numbers takes longer than all the rest.
-    rows = min(shape[0], max(1, 2**22 // shape[1:].numel()))
+    # Drawing a billion numbers takes longer than all the rest.
+    rows = min(shape[0], max(1, drawn // shape[1:].numel()))
     block = (torch.randn(rows, *shape[1:], generator=generator) * scale).to(dtype)
     return block.repeat(-(-shape[0] // rows), *[1] * (len(shape) - 1))[: shape[0]].contiguous()
 
@@ -159,9 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
     parser.add_argument("--shards", type=int, default=1)
     options = parser.parse_args(arguments)
-    write_configs(
-        options.folder, {**FULL["llm"], "num_hidden_layers": options.layers}, FULL["tower"], FULL["projector"]
-    )
+    write_configs(options.folder, **{**FULL, "llm": {**FULL["llm"], "num_hidden_layers": options.layers}})
     write_tokenizer(options.folder)
     write_weights(options.folder, DTYPES[options.dtype], shards=options.shards)
     print(f"{options.folder}: {options.layers} layers of full width in {options.dtype}, random weights")

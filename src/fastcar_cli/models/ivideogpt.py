@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.models.decoder import Decoder, DecoderSpec
+from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.ivideogpt_blocks import CrossAttention, Memory
 from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer, TokenizerSpec
-from fastcar_cli.models.network import Drawing, Layout, Network, Projector, Spec, part
+from fastcar_cli.models.network import Drawing, Layout, Network, Projector, Spec
 
 
 @dataclass(frozen=True)
@@ -86,17 +85,6 @@ class IVideoGPTSpec(Spec):
     def network(self) -> IVideoGPT:
         """See `Spec`."""
         return IVideoGPT(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> IVideoGPTSpec:
-        """From what `to_dict` gave, after a round trip through JSON."""
-        return cls(
-            **{
-                **data,
-                "decoder": DecoderSpec(**part(data, "decoder")),
-                "tokenizer": TokenizerSpec(**part(data, "tokenizer")),
-            }
-        )
 
 
 class FramePainter:

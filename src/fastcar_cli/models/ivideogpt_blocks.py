@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcar_cli.models.rqvae import Upsample, norm
+
 HEADS = 4
 """Heads of the cross attention."""
 
@@ -24,17 +26,13 @@ def _conv(width_in: int, width_out: int) -> nn.Conv2d:
     return nn.Conv2d(width_in, width_out, 3, padding=1)
 
 
-def _norm(channels: int, groups: int) -> nn.GroupNorm:
-    return nn.GroupNorm(groups, channels, eps=1e-6)
-
-
 class Resnet(nn.Module):
     """norm, SiLU, conv 3x3, twice, plus the input (through 1x1 where widths differ)."""
 
     def __init__(self, width_in: int, width_out: int, groups: int) -> None:
         super().__init__()
-        self.norm1, self.conv1 = _norm(width_in, groups), _conv(width_in, width_out)
-        self.norm2, self.conv2 = _norm(width_out, groups), _conv(width_out, width_out)
+        self.norm1, self.conv1 = norm(width_in, groups), _conv(width_in, width_out)
+        self.norm2, self.conv2 = norm(width_out, groups), _conv(width_out, width_out)
         self.conv_shortcut = nn.Conv2d(width_in, width_out, 1) if width_in != width_out else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,18 +52,6 @@ class Downsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, 2R, 2R] -> [B, C, R, R]."""
         return self.conv(F.pad(x, (0, 1, 0, 1)))
-
-
-class Upsample(nn.Module):
-    """Nearest x2, then conv 3x3."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = _conv(channels, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, R, R] -> [B, C, 2R, 2R]."""
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
 class Level(nn.Module):
@@ -114,7 +100,7 @@ class MapAttention(nn.Module):
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
-        self.group_norm = _norm(channels, groups)
+        self.group_norm = norm(channels, groups)
         self.to_q, self.to_k, self.to_v = (nn.Linear(channels, channels) for _ in range(3))
         self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
 
@@ -209,7 +195,7 @@ class Encoder(nn.Module):
             DownLevel(channels[max(i - 1, 0)], width, blocks, groups, i < last) for i, width in enumerate(channels)
         )
         self.mid_block = Middle(channels[-1], groups, mid_attention)
-        self.conv_norm_out, self.conv_out = _norm(channels[-1], groups), _conv(channels[-1], latent)
+        self.conv_norm_out, self.conv_out = norm(channels[-1], groups), _conv(channels[-1], latent)
         self.at = {level: j for j, level in enumerate(attended or {})}
         if attended is not None:
             self.cross_att_blocks = nn.ModuleList(
@@ -255,7 +241,7 @@ class Decoder(nn.Module):
         self.up_blocks = nn.ModuleList(
             UpLevel(widths[max(i - 1, 0)], width, blocks + 1, groups, i < last) for i, width in enumerate(widths)
         )
-        self.conv_norm_out, self.conv_out = _norm(widths[-1], groups), _conv(widths[-1], 3)
+        self.conv_norm_out, self.conv_out = norm(widths[-1], groups), _conv(widths[-1], 3)
         self.at = {level: j for j, level in enumerate(attended or {})}
         if attended is not None:
             self.cross_att_blocks = nn.ModuleList(

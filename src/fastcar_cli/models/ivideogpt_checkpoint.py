@@ -13,7 +13,7 @@ import torch
 
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models import checkpoint
-from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, ready
+from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, filled
 from fastcar_cli.models.config_file import ConfigFile, read_decoder
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
@@ -21,7 +21,7 @@ from fastcar_cli.models.ivideogpt_tokenizer import SIDE, TokenizerSpec
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.published import published_frames
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.weights import Component, Progress, fill, stored_shapes, weight_files
+from fastcar_cli.models.weights import Component, Progress, stored_shapes, weight_files
 
 FRAMES, FPS = 16, 4
 
@@ -184,12 +184,7 @@ def load_checkpoint(
     Raises RequestError for a wrong folder, file, key, shape or model type.
     """
     spec = read_spec(folder)
-    if form.floats == torch.float16 and device.type == "cpu":
-        raise RequestError("`dtype` float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
     network = empty_network(spec)
-    wanted = network.state_dict()
-    weights = fill(components(folder, network), wanted, form.float_of, device, progress, form.stored)
-    form.use(network)
-    network.load_state_dict(weights, assign=True)
+    filled(network, components(folder, network), form, device, progress)
     assert isinstance(network, IVideoGPT)
-    return LoadedModel(name or spec.name, ready(network, device), FrameReader(network), DEFAULTS)
+    return LoadedModel(name or spec.name, network, FrameReader(network), DEFAULTS)

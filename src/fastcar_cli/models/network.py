@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, cast
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from fastcar_cli.models.decoder import Decoder, DecoderSpec
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.models.quantised import QuantisedLinear
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -146,10 +149,18 @@ class Spec(ABC):
         """Plain data, for config.json."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """From what `to_dict` gave, after a round trip through JSON, which makes lists of tuples.
 
-def part(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """A part of a specification's plain data after a round trip through JSON: lists are tuples again."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()}
+        Raises KeyError or TypeError for anything else.
+        """
+        parts: dict[str, Any] = {name: kind for name, kind in get_type_hints(cls).items() if is_dataclass(kind)}
+        read = {
+            name: kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()})
+            for name, kind in parts.items()
+        }
+        return cls(**{**data, **read})
 
 
 class Projector(nn.Module):

@@ -117,84 +117,74 @@ def peak_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def cache_bytes(
-    spec: Spec,
-    itemsize: int,
-    *,
-    rows: int,
-    frames: int,
-    prompt_tokens: int,
-    replays: bool,
-    window: int | None,
-    sinks: int,
-    kv_int8: bool = False,
-) -> tuple[int, int]:
-    """Bytes of the KV cache and of the replay cache of so many rows."""
-    decoder, n = spec.decoder, spec.tokens_per_frame
-    heads = decoder.layers * rows * decoder.kv_heads
-    slots = prompt_tokens + frames * n - 1 if window is None else window + sinks
-    # The keys that TAS reads have a ring of their own with a window or int8, whose scales are float32.
-    ring = n + 1 if window is not None or kv_int8 else 0
-    kept = decoder.head_dim + 4 if kv_int8 else decoder.head_dim * itemsize
-    keys_and_values = heads * (2 * slots * kept + ring * decoder.head_dim * itemsize)
-    return keys_and_values, decoder.layers * rows * n * decoder.width * itemsize if replays else 0
+@dataclass(frozen=True)
+class Demand:
+    """What a batch asks for: `frames` are those that are decoded, of `rows` rows."""
+
+    rows: int
+    frames: int
+    prompt_tokens: int
+    window: int | None = None
+    sinks: int = 4
+    kv_int8: bool = False
+
+    def slot_bytes(self, spec: Spec, itemsize: int) -> int:
+        """Bytes of the keys of one head and token; the scale of int8 is float32."""
+        return spec.decoder.head_dim + 4 if self.kv_int8 else spec.decoder.head_dim * itemsize
+
+
+def cache_bytes(spec: Spec, itemsize: int, asked: Demand, *, replays: bool) -> tuple[int, int]:
+    """Bytes of the KV cache and of the replay cache."""
+    decoder, n, window = spec.decoder, spec.tokens_per_frame, asked.window
+    heads = decoder.layers * asked.rows * decoder.kv_heads
+    slots = asked.prompt_tokens + asked.frames * n - 1 if window is None else window + asked.sinks
+    # The keys that TAS reads have a ring of their own with a window or int8.
+    ring = n + 1 if window is not None or asked.kv_int8 else 0
+    keys_and_values = heads * (2 * slots * asked.slot_bytes(spec, itemsize) + ring * decoder.head_dim * itemsize)
+    return keys_and_values, decoder.layers * asked.rows * n * decoder.width * itemsize if replays else 0
 
 
 PIXEL_COPIES = 8
 """Activations of a frame's full size that the RQ-VAE's decoder holds at once, with room to spare (assumed)."""
 
 
-def videos_that_fit(spec: Spec, wanted: int, *, itemsize: int, device: str, rows: int, **settings: Any) -> int:
-    """How many videos of `rows` rows each can be decoded at once, at least 1 and at most `wanted`.
+def videos_that_fit(spec: Spec, wanted: int, video: Demand, *, itemsize: int, device: str, replays: bool) -> int:
+    """How many such videos can be decoded at once, at least 1 and at most `wanted`.
 
-    Caches and the pixels of a frame of all of them take at most half of the memory that is free; `settings` are
-    the rest of what `cache_bytes` takes.
+    Caches and the pixels of a frame of all of them take at most half of the memory that is free.
     """
     height, width = spec.frame_size
     pixels = PIXEL_COPIES * height * width * spec.pixel_width * itemsize
-    one = sum(cache_bytes(spec, itemsize, rows=rows, **settings)) + pixels
+    one = sum(cache_bytes(spec, itemsize, video, replays=replays)) + pixels
     return max(1, min(wanted, available_bytes(device) // 2 // one))
 
 
 def make_plan(
     spec: Spec,
     form: WeightFormat,
+    asked: Demand,
     *,
     device: str,
-    rows: int,
-    frames: int,
-    prompt_tokens: int,
     replaying: int,
-    window: int | None = None,
-    sinks: int = 4,
-    kv_int8: bool = False,
     delimiters: bool = False,
 ) -> MemoryPlan:
-    """The plan of one batch of `rows` rows with weights in a format; `replaying` layers may replay.
+    """The plan of one batch with weights in a format; `replaying` layers may replay.
 
-    `frames` are those that are decoded; `delimiters` says whether tokens that part them may replay too.
+    `delimiters` says whether tokens that part frames may replay too.
     """
     network = empty_network(spec)
     size = form.floats.itemsize
     decoder, n = spec.decoder, spec.tokens_per_frame
     weights = stored_bytes(network, form)
-    tokens = frames * n
-    slot = decoder.layers * rows * decoder.kv_heads * (decoder.head_dim + 4 if kv_int8 else decoder.head_dim * size)
-    shared: dict[str, Any] = {
-        "rows": rows,
-        "frames": frames,
-        "prompt_tokens": prompt_tokens,
-        "window": window,
-        "sinks": sinks,
-        "kv_int8": kv_int8,
-    }
-    kv_cache, replay = cache_bytes(spec, size, replays=replaying > 0, **shared)
+    tokens = asked.frames * n
+    slot = decoder.layers * asked.rows * decoder.kv_heads * asked.slot_bytes(spec, size)
+    kv_cache, replay = cache_bytes(spec, size, asked, replays=replaying > 0)
     mlp = stored_bytes(network, form, ".mlp.gate_proj") * 3
     blocks = stored_bytes(network, form, "llm.layers.")
     draws = stored_bytes(network, form, "depth.") * spec.code_depth + stored_bytes(network, form, "lm_head.")
-    seen = min(window or tokens, prompt_tokens + tokens // 2)
+    seen = min(asked.window or tokens, asked.prompt_tokens + tokens // 2)
     step = blocks + draws + 2 * slot * seen
-    dense = n + (0 if delimiters else len(spec.layout.delimiters) * (frames - 1))
+    dense = n + (0 if delimiters else len(spec.layout.delimiters) * (asked.frames - 1))
     ratio = max(0.0, 1 - dense / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
     saved = mlp * ratio
     return MemoryPlan(

@@ -131,11 +131,6 @@ def read_defaults(folder: Path) -> GenerationDefaults:
     return read_folder(folder)[1] if layout is None else layout.DEFAULTS
 
 
-def default_guidance(folder: Path) -> float:
-    """The guidance scale that a model folder wants to be used with."""
-    return read_defaults(folder).cfg
-
-
 def weight_formats(folder: Path) -> dict[str, WeightFormat]:
     """What the weights of a model folder can be held as, by name; a converted one has its own only."""
     if converted.is_converted(folder):
@@ -156,7 +151,7 @@ class Shapes:
 
 def shapes_of(folder: Path) -> Shapes:
     """Of a model folder, from its configuration. Raises RequestError naming file and key."""
-    return Shapes(read_spec(folder), default_guidance(folder), weight_formats(folder))
+    return Shapes(read_spec(folder), read_defaults(folder).cfg, weight_formats(folder))
 
 
 def published_shapes(model: str) -> Shapes | None:
@@ -188,6 +183,8 @@ def load(
         raise RequestError(f"`dtype` int8 runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
     layout = layout_of(folder)
     if layout is not None:
+        if dtype == "float16" and where.type == "cpu":
+            raise RequestError("`dtype` float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
         name = model if repository_of(model) else None
         return layout.load_checkpoint(folder, layout.loading_format(dtype), where, name, progress)
     return load_folder(folder, dtype, where)

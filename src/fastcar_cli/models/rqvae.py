@@ -61,7 +61,8 @@ class RQVAESpec:
         return h * self.scale, w * self.scale
 
 
-def _norm(channels: int, groups: int) -> nn.GroupNorm:
+def norm(channels: int, groups: int) -> nn.GroupNorm:
+    """As autoencoders of this family have it."""
     return nn.GroupNorm(groups, channels, eps=1e-6)
 
 
@@ -70,9 +71,9 @@ class ResnetBlock(nn.Module):
 
     def __init__(self, width_in: int, width_out: int, groups: int) -> None:
         super().__init__()
-        self.norm1 = _norm(width_in, groups)
+        self.norm1 = norm(width_in, groups)
         self.conv1 = nn.Conv2d(width_in, width_out, 3, padding=1)
-        self.norm2 = _norm(width_out, groups)
+        self.norm2 = norm(width_out, groups)
         self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1)
         self.nin_shortcut = nn.Conv2d(width_in, width_out, 1) if width_in != width_out else None
 
@@ -88,7 +89,7 @@ class AttnBlock(nn.Module):
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
-        self.norm = _norm(channels, groups)
+        self.norm = norm(channels, groups)
         self.q = nn.Conv2d(channels, channels, 1)
         self.k = nn.Conv2d(channels, channels, 1)
         self.v = nn.Conv2d(channels, channels, 1)
@@ -178,7 +179,7 @@ class ConvDecoder(nn.Module):
             width = out
             resolution *= 2
         self.up = nn.ModuleList(up)
-        self.norm_out = _norm(width, spec.norm_groups)
+        self.norm_out = norm(width, spec.norm_groups)
         self.conv_out = nn.Conv2d(width, spec.out_ch, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ class PhraseTokenizer:
         if not reading.tokens:
             raise RequestError(
                 f"the model {model!r} knows none of the words of {prompt!r}",
-                hint="it can draw: " + ", ".join(self.drawable),
+                hint="it can draw: " + ", ".join(self._drawable),
             )
         found = []
         for word in reading.unknown:
@@ -172,11 +172,6 @@ class PhraseTokenizer:
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:
         """See `PromptReader`: nothing but the text."""
-
-    @property
-    def drawable(self) -> list[str]:
-        """Every token the model can draw."""
-        return list(self._drawable)
 
 
 def _words(text: str) -> list[str]:

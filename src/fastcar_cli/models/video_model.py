@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.models.decoder import Decoder, DecoderSpec, table
+from fastcar_cli.models.decoder import Decoder, table
 from fastcar_cli.models.depth import DepthSpec, DepthTransformer
-from fastcar_cli.models.network import Drawing, Layout, Network, Painter, Projector, Spec, part
+from fastcar_cli.models.network import Drawing, Layout, Network, Painter, Projector, Spec
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 
 
@@ -93,18 +92,6 @@ class ModelSpec(Spec):
     def network(self) -> VideoModel:
         """See `Spec`."""
         return VideoModel(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ModelSpec:
-        """From what `to_dict` gave, after a round trip through JSON."""
-        return cls(
-            **{
-                **data,
-                "decoder": DecoderSpec(**part(data, "decoder")),
-                "depth": DepthSpec(**part(data, "depth")),
-                "rqvae": RQVAESpec(**part(data, "rqvae")),
-            }
-        )
 
 
 class PlaceTables(nn.Module):

@@ -12,7 +12,7 @@ import torch
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import checkpoint
-from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, ready, with_shared
+from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, filled
 from fastcar_cli.models.config_file import ConfigFile, read_decoder
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.llama_text import LlamaTokenizer
@@ -20,7 +20,7 @@ from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
-from fastcar_cli.models.weights import Component, Progress, fill, weight_files
+from fastcar_cli.models.weights import Component, Progress, weight_files
 
 MODEL_TYPE = "vila_u_llama"
 FRAMES, FPS = 8, 8
@@ -141,6 +141,14 @@ def _pair(values: tuple[int, ...]) -> tuple[int, int]:
     return values[0], values[1]
 
 
+_KEYS = {
+    "llm": ("llm", "model."),
+    "depth": ("vision_tower", "rqtransformer."),
+    "rqvae": ("vision_tower", "rqvaesiglip."),
+    "projector": ("mm_projector", ""),
+}
+"""Parts of the network: in which folder they are, and what their keys begin with there."""
+
 _UNUSED_VISION = re.compile(
     r"rqvaesiglip\.(siglip_model\.|encoder\.|quant_conv\.|logit_scale$|logit_bias$"
     r"|quantizer\.codebooks\.\d+\.(cluster_size_ema|embed_ema)$)"
@@ -151,25 +159,17 @@ def components(folder: Path, network: Network) -> list[Component]:
     """Which keys of which folder are which parameters of the network."""
     assert isinstance(network, VideoModel)
     spec, root = network.spec, root_of(folder)
-    llm: dict[str, str] = {}
-    tower: dict[str, str] = {}
-    projector: dict[str, str] = {}
+    names: dict[str, dict[str, str]] = {part: {} for part in PARTS}
     for name in network.state_dict():
         part, _, rest = name.partition(".")
-        if part == "llm":
-            llm[f"model.{rest}"] = name
-        elif part == "depth":
-            tower[f"rqtransformer.{rest}"] = name
-        elif part == "rqvae":
-            tower[f"rqvaesiglip.{rest}"] = name
-        elif part == "projector":
-            projector[rest] = name
+        folder_of, prefix = _KEYS[part]
+        names[folder_of][prefix + rest] = name
     repeated: set[str] = set()
     if spec.rqvae.shared_codebook:
         # One table under the first depth's name; some savers repeat it for the others.
         repeated = {f"rqvaesiglip.quantizer.codebooks.{d}.weight" for d in range(1, spec.rqvae.depth)}
         for key in repeated:
-            del tower[key]
+            del names["vision_tower"][key]
 
     def unused_llm(key: str) -> bool:
         return key == "lm_head.weight" or key.endswith("rotary_emb.inv_freq")
@@ -178,11 +178,11 @@ def components(folder: Path, network: Network) -> list[Component]:
         return key in repeated or bool(_UNUSED_VISION.match(key))
 
     found = [
-        Component(root / "llm", llm, unused_llm),
-        Component(root / "vision_tower", tower, unused_tower),
+        Component(root / "llm", names["llm"], unused_llm),
+        Component(root / "vision_tower", names["vision_tower"], unused_tower),
     ]
     if spec.projector_layers:
-        found.append(Component(root / "mm_projector", projector, lambda key: False))
+        found.append(Component(root / "mm_projector", names["mm_projector"], lambda key: False))
     return found
 
 
@@ -198,13 +198,8 @@ def load_checkpoint(
     Raises RequestError for a wrong folder, file, key, shape or model type.
     """
     spec = read_spec(folder)
-    root = root_of(folder)
-    if form.floats == torch.float16 and device.type == "cpu":
-        raise RequestError("`dtype` float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
-    tokenizer = LlamaTokenizer(root / "llm", spec.decoder.vocab, spec.decoder.max_positions - spec.tokens_per_frame)
+    llm = root_of(folder) / "llm"
+    tokenizer = LlamaTokenizer(llm, spec.decoder.vocab, spec.decoder.max_positions - spec.tokens_per_frame)
     network = empty_network(spec)
-    wanted = network.state_dict()
-    weights = fill(components(folder, network), wanted, form.float_of, device, progress, form.stored)
-    form.use(network)
-    network.load_state_dict(with_shared(weights, network), assign=True)
-    return LoadedModel(name or spec.name, ready(network, device), tokenizer, DEFAULTS)
+    filled(network, components(folder, network), form, device, progress)
+    return LoadedModel(name or spec.name, network, tokenizer, DEFAULTS)

@@ -38,37 +38,18 @@ def _damaged(file: Path, error: Exception) -> RequestError:
     return RequestError(f"weights file {file} is damaged: {error}", hint="fetch it again")
 
 
-def _unexpected(file: Path, keys: Sequence[str]) -> RequestError:
-    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-    return RequestError(f"weights file {file} has unexpected key {keys[0]!r}{more}")
-
-
-class _File:
-    """One open weights file: names, shapes, and pieces of tensors."""
+class _Safetensors:
+    """One open weights file: names, shapes, and rows of tensors along their first dimension (all of a scalar)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.shapes: dict[str, tuple[int, ...]] = {}
-
-    def rows(self, name: str, begin: int, end: int) -> Tensor:
-        """Rows begin .. end of a tensor along its first dimension (all of a scalar)."""
-        raise AssertionError("a file of its own kind is made by _open")
-
-    def reopen(self) -> None:
-        """Drop what is mapped."""
-        raise AssertionError("a file of its own kind is made by _open")
-
-
-class _Safetensors(_File):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._handle: Any
         self.reopen()
         handle = self._handle
         self.shapes = {k: tuple(handle.get_slice(k).get_shape()) for k in handle.keys()}  # noqa: SIM118
 
     def reopen(self) -> None:
-        self._handle = None
+        """Drop what is mapped."""
+        self._handle: Any = None
         try:
             self._handle = safe_open(str(self.path), framework="pt", device="cpu")
         except (SafetensorError, OSError, ValueError) as e:
@@ -80,15 +61,16 @@ class _Safetensors(_File):
         return self._handle.get_slice(name)[begin:end]
 
 
-class _Bin(_File):
+class _Bin:
+    """As `_Safetensors`, of a file of torch's."""
+
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._tensors: dict[str, Tensor] = {}
+        self.path = path
         self.reopen()
         self.shapes = {k: tuple(t.shape) for k, t in self._tensors.items()}
 
     def reopen(self) -> None:
-        self._tensors = {}
+        self._tensors: dict[str, Tensor] = {}
         try:
             loaded = torch.load(self.path, map_location="cpu", mmap=True, weights_only=True)
         except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as e:
@@ -100,6 +82,9 @@ class _Bin(_File):
     def rows(self, name: str, begin: int, end: int) -> Tensor:
         tensor = self._tensors[name]
         return tensor[begin:end] if tensor.dim() else tensor
+
+
+_File = _Safetensors | _Bin
 
 
 def _open(path: Path) -> _File:
@@ -201,7 +186,8 @@ class Weights:
         file = _open(path)
         surplus = sorted(k for k in file.shapes if k not in component.names and not component.ignored(k))
         if surplus:
-            raise _unexpected(path, surplus)
+            more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
+            raise RequestError(f"weights file {path} has unexpected key {surplus[0]!r}{more}")
         for key, shape in file.shapes.items():
             name = component.names.get(key)
             if name is None or name in self._at:

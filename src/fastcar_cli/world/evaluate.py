@@ -9,10 +9,8 @@ import argparse
 import json
 import platform
 import random
-import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from fastcar_cli.analysis.machine import commit
 from fastcar_cli.config import RunConfig, load_config
 from fastcar_cli.models.registry import folder_of, load
 from fastcar_cli.models.video_model import VideoModel
@@ -104,19 +103,6 @@ def tokenizer_quality(model: str, count: int, seed: int) -> dict[str, float]:
     }
 
 
-def _commit() -> str:
-    try:
-        return subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parent,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -131,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result: dict[str, Any] = {
         "model": options.model,
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
-        "commit": _commit(),
+        "commit": commit() or "unknown",
         "fidelity": [],
     }
     if options.tokenizer:

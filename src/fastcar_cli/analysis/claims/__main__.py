@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -129,19 +128,14 @@ def _chosen(text: str | None) -> dict[int, ModuleType]:
 def _made(device: Any) -> dict[str, Any]:
     """How: command, machine, versions, and the commit where the package lies in a checkout."""
     from fastcar_cli._version import __version__
-    from fastcar_cli.analysis.sweep.results import machine_names
+    from fastcar_cli.analysis.machine import commit, names_of
 
-    names = machine_names(device)
-    here = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        commit = subprocess.run(here, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = ""
+    names = names_of(device)
     return {
         "command": shlex.join(["python", "-m", "fastcar_cli.analysis.claims", *sys.argv[1:]]),
         "machine": f"{names['device']}, {names['cpus']} processors",
         "versions": f"fastcar {__version__}, torch {names['torch']}",
-        "commit": f"commit {commit}" if commit else "",
+        "commit": f"commit {found}" if (found := commit()) else "",
         "date": datetime.date.today().isoformat(),
     }
 

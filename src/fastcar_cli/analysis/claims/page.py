@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.analysis.claims.finding import FAILS, HOLDS, PART, Finding
-from fastcar_cli.analysis.report.build import asset, filled
+from fastcar_cli.analysis.report.build import filled, head
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import csv_of, write_whole
 
@@ -123,8 +123,7 @@ def _page(findings: Sequence[Finding], parts: dict[int, list[str]], made: dict[s
         for n in sorted(titles)
     ]
     values = {
-        "title": f"fastcar claims: {_e(', '.join(models))}",
-        "style": asset("style.css"),
+        "head": head(f"fastcar claims: {', '.join(models)}"),
         "lead": "FastCar (arXiv 2505.14709) shows them on one model. Here they are measured on "
         f"{_e(', '.join(models))}. Brackets are 95 % intervals, by bootstrap over prompts; what lies within them is no "
         "difference.",

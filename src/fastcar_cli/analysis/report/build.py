@@ -141,8 +141,7 @@ def _fill(results: dict[str, Any], videos: dict[str, str], scripts: Sequence[str
     name = str(results["model"].get("name", "model"))
     video_json = json_text(videos)
     parts = {
-        "title": html.escape(f"fastcar sweep: {name}"),
-        "style": asset("style.css"),
+        "head": head(f"fastcar sweep: {name}", "; media-src data:; script-src 'unsafe-inline'"),
         "script": "\n".join(asset(s) for s in scripts),
         "videos": video_json,
     }
@@ -151,6 +150,11 @@ def _fill(results: dict[str, Any], videos: dict[str, str], scripts: Sequence[str
     results["report"]["file_bytes"] = size
     parts["data"] = json_text(results)
     return filled(asset("page.html"), parts)
+
+
+def head(title: str, allowed: str = "") -> str:
+    """What every page begins with; `allowed` is what its content policy allows beside pictures and styles."""
+    return filled(asset("head.html"), {"title": html.escape(title), "allowed": allowed, "style": asset("style.css")})
 
 
 def filled(page: str, parts: Mapping[str, str]) -> str:

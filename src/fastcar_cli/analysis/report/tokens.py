@@ -8,7 +8,6 @@ had not. No threshold of "changed" has to be chosen.
 from __future__ import annotations
 
 import base64
-import html
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.report.build import asset, filled, json_text, read_results
+from fastcar_cli.analysis.report.build import asset, filled, head, json_text, read_results
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import write_whole
 from fastcar_cli.video import read_frames
@@ -89,8 +88,7 @@ def write_tokens_page(folder: Path, limit: int = LIMIT) -> Path | None:
     if not total:
         return None
     parts = {
-        "title": html.escape(f"fastcar tokens: {model['name']}"),
-        "style": asset("style.css"),
+        "head": head(f"fastcar tokens: {model['name']}", "; script-src 'unsafe-inline'"),
         "script": asset("tokens.js"),
         "data": json_text({"cells": shown, "total": total, "model": model, "version": results["version"]}),
     }

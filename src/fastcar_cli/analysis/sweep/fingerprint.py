@@ -58,12 +58,9 @@ def fingerprint(
     if lpips is not None and "lpips" in metrics:
         found["lpips weights"] = sha256_of(lpips)
     if "fpga-sim" in backends:
-        found |= _accelerator(pipe.effective["backend"]["preset"])
+        accelerator = load_preset(pipe.effective["backend"]["preset"])
+        found["backend.preset"] = hashlib.sha256(repr(accelerator).encode()).hexdigest()
     return found
-
-
-def _accelerator(preset: str) -> dict[str, str]:
-    return {"backend.preset": hashlib.sha256(repr(load_preset(preset)).encode()).hexdigest()}
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:

@@ -6,15 +6,16 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastcar_cli.config import LARGEST
 from fastcar_cli.decoding.scores import DEFAULT, SCORES
-from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.decoding.tau import ALLOWED, Tau
 from fastcar_cli.errors import RequestError
+from fastcar_cli.files import read_text
 
 GATES = ("row", "pair")
 BACKENDS = ("torch", "fpga-sim")
@@ -23,6 +24,8 @@ AXES = {"score": tuple(SCORES), "gate": GATES}
 RATIOS = (0.2, 0.5, 0.8)
 """Replay ratios at which scores are compared where none are named."""
 MAX_CELLS = 1_000_000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,7 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Its parameters for JSON; tau -inf is the string "-inf"."""
-        return {
-            "prompt": self.prompt,
-            "seed": self.seed,
-            "tau": Tau.read(self.tau).plain(),
-            "window": self.window,
-            "gate": self.gate,
-            "backend": self.backend,
-            "score": self.score,
-            "ratio": self.ratio,
-        }
+        return asdict(self) | {"tau": Tau.read(self.tau).plain()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Cell:
@@ -189,62 +183,58 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _parts(option: str, text: str) -> list[str]:
-    parts = [p.strip() for p in text.split(",")]
-    if not all(parts):
-        raise RequestError(f"`{option}` {text!r}: holds an empty entry", hint="entries have one comma between them")
-    return parts
-
-
-def _once(option: str, text: str, values: Sequence[Any], told: Sequence[str]) -> None:
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            raise RequestError(f"`{option}` {text}: {told[i]} stands twice")
+def _each(option: str, text: str, read: Callable[[str], T], what: str, allowed: str) -> tuple[T, ...]:
+    """The values of a text with commas between them. Raises RequestError for one that `read` refuses, or that stands
+    twice.
+    """
+    found: list[T] = []
+    for part in (p.strip() for p in text.split(",")):
+        if not part:
+            raise RequestError(f"`{option}` {text!r}: holds an empty entry", hint="entries have one comma between them")
+        try:
+            value = read(part)
+        except ValueError:
+            raise RequestError(f"`{option}` {text}: {part!r} is {what}", hint=f"allowed: {allowed}") from None
+        if value in found:
+            raise RequestError(f"`{option}` {text}: {part} stands twice")
+        found.append(value)
+    return tuple(found)
 
 
 def parse_taus(text: str) -> tuple[float | None, ...]:
     """Thresholds of "off,0,-0.5,-inf". Raises RequestError."""
-    found: list[float | None] = []
-    parts = _parts("tau", text)
-    for part in parts:
-        try:
-            value = Tau.read(part).values[0]
-        except ValueError as e:
-            raise RequestError(f"`tau` {text}: {part!r} is no threshold", hint=f"allowed: {e}") from None
+
+    def read(part: str) -> float | None:
+        value = Tau.read(part).values[0]
         # -0.0 and 0.0 are one threshold and shall be one cell.
-        found.append(None if value == math.inf else value + 0.0)
-    _once("tau", text, found, parts)
-    return tuple(found)
+        return None if value == math.inf else value + 0.0
+
+    return _each("tau", text, read, "no threshold", ALLOWED)
 
 
 def parse_ratios(text: str) -> tuple[float, ...]:
     """Replay ratios of "0.2,0.5". Raises RequestError."""
-    found, parts = [], _parts("replay_ratio", text)
-    for part in parts:
-        try:
-            value = float(part)
-        except ValueError:
-            value = math.nan
-        if not 0 < value < 1:
-            raise RequestError(
-                f"`replay_ratio` {text}: {part!r} is no ratio", hint="allowed: numbers between 0 and 1, such as 0.5,0.8"
-            )
-        found.append(value)
-    _once("replay_ratio", text, found, parts)
-    return tuple(found)
+
+    def read(part: str) -> float:
+        if not 0 < float(part) < 1:
+            raise ValueError(part)
+        return float(part)
+
+    return _each("replay_ratio", text, read, "no ratio", "numbers between 0 and 1, such as 0.5,0.8")
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Seeds of "0-3", "0,5,7" or both mixed. Raises RequestError."""
-    found: list[int] = []
-    for part in _parts("seeds", text):
+
+    def read(part: str) -> range:
         match = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if last < first or last >= 2**63 or last - first >= MAX_CELLS:
-            raise RequestError(
-                f"`seeds` {text}: {part!r} is neither a seed nor a range", hint="allowed: 0-3, 0,5,7 or 0-3,7"
-            )
-        found += range(first, last + 1)
+            raise ValueError(part)
+        return range(first, last + 1)
+
+    ranges = _each("seeds", text, read, "neither a seed nor a range", "0-3, 0,5,7 or 0-3,7")
+    found = [seed for several in ranges for seed in several]
     if len(set(found)) < len(found):
         twice = next(s for i, s in enumerate(found) if s in found[:i])
         raise RequestError(f"`seeds` {text}: {twice} stands twice")
@@ -253,24 +243,26 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 def parse_windows(text: str) -> tuple[int | None, ...]:
     """Windows of "off,256". Raises RequestError."""
-    parts = _parts("window", text)
-    found: list[int | None] = []
-    for part in parts:
-        if part.lower() != "off" and not (re.fullmatch("[0-9]{1,10}", part) and 1 <= int(part) <= LARGEST):
-            raise RequestError(f"`window` {text}: {part!r} is no window", hint="allowed: 'off' and numbers of tokens")
-        found.append(None if part.lower() == "off" else int(part))
-    _once("window", text, found, parts)
-    return tuple(found)
+
+    def read(part: str) -> int | None:
+        if part.lower() == "off":
+            return None
+        if not (re.fullmatch("[0-9]{1,10}", part) and 1 <= int(part) <= LARGEST):
+            raise ValueError(part)
+        return int(part)
+
+    return _each("window", text, read, "no window", "'off' and numbers of tokens")
 
 
 def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
     """Comma-separated words out of `allowed`. Raises RequestError with the allowed ones."""
-    parts = _parts(option, text)
-    for part in parts:
+
+    def read(part: str) -> str:
         if part not in allowed:
-            raise RequestError(f"`{option}` {text}: {part!r} is unknown", hint=f"allowed: {', '.join(allowed)}")
-    _once(option, text, parts, parts)
-    return tuple(parts)
+            raise ValueError(part)
+        return part
+
+    return _each(option, text, read, "unknown", ", ".join(allowed))
 
 
 def read_prompts(file: Path) -> tuple[list[str], list[str]]:
@@ -280,12 +272,7 @@ def read_prompts(file: Path) -> tuple[list[str], list[str]]:
     once for each dimension it serves, so there a prompt that comes again is merged and told of; in a text file it
     is refused. Raises RequestError.
     """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise RequestError(f"`prompts` {file}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"`prompts` {file} can't be read: {e}") from None
+    text = read_text(file, f"`prompts` {file}", "utf-8-sig")
     if file.suffix.lower() != ".json":
         lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
         if not lines:

@@ -6,16 +6,12 @@ wherever its cells were decoded.
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from fastcar_cli._version import __version__
-from fastcar_cli.analysis.machine import processor
+from fastcar_cli.analysis.machine import names_of
 from fastcar_cli.analysis.metrics import error_of, psnr_of
 from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import Store
@@ -29,19 +25,6 @@ SETTING = ("tau", "ratio", "score", "window", "gate", "backend")
 """What makes a line of the summary."""
 CURVE = ("window", "gate", "backend", "score")
 _WORSE_IS_MORE = ("lpips", "temporal")
-
-
-def machine_names(device: torch.device) -> dict[str, Any]:
-    """What ran here, by name; nothing is measured."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": gpu or processor(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
 
 
 def build(store: Store, pipe: TextToVideo, config: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
@@ -60,7 +43,7 @@ def build(store: Store, pipe: TextToVideo, config: dict[str, Any], metrics: Sequ
     summary = summarise(cells, metrics)
     return {
         "version": __version__,
-        "machine": machine_names(pipe.model.network.device),
+        "machine": names_of(pipe.model.network.device),
         "config": config,
         "plan": axes,
         "model": {

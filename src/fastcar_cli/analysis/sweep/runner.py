@@ -45,9 +45,9 @@ def task_of(group: Group, repeats: int, store: Store) -> Task | None:
     return Task(cells, known, store.frames(group.reference) if alone else None)
 
 
-def outstanding(groups: Sequence[Group], repeats: int, store: Store) -> int:
-    """Decodes that are left."""
-    return sum(max(0, repeats - store.runs(c)) for g in groups for c in g.all)
+def outstanding(groups: Sequence[Group], repeats: int, store: Store | None) -> int:
+    """Decodes that are left; without a store all of them."""
+    return sum(max(0, repeats - (store.runs(c) if store else 0)) for g in groups for c in g.all)
 
 
 def run_groups(

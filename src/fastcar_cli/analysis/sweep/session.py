@@ -21,7 +21,6 @@ from fastcar_cli.analysis.sweep.runner import Engine, LocalEngine, outstanding, 
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.table import write_tables
 from fastcar_cli.analysis.sweep.worker import Worker
-from fastcar_cli.analysis.vbench import score
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.errors import RequestError
@@ -84,7 +83,6 @@ class Session:
         """Load the model, unless a pipeline has it, and refuse what can't be done. Raises RequestError."""
         config = _plain(request)
         pipe = TextToVideo.from_config(config) if loaded is None else loaded.with_config(config)
-        effective = pipe.effective
         taus = request.taus
         if taus is None:
             tau = request.config.replay.tau
@@ -92,20 +90,8 @@ class Session:
                 raise RequestError("no thresholds given", hint="`tau` off,0,-1,-2,-4 or `find` replay=0.8")
             taus = () if tau.off else tau.values
         clips = named_clips(request.inputs, pipe)
-        plan = Plan(
-            prompts=tuple(clips) or request.prompts,
-            seeds=request.seeds,
-            taus=taus,
-            windows=(config.attention.window,) if request.windows is None else request.windows,
-            gates=(request.config.replay.gate or effective["replay"]["gate"],)
-            if request.gates is None
-            else request.gates,
-            backends=(config.backend.name,) if request.backends is None else request.backends,
-            repeats=request.repeats,
-            scores=(request.config.replay.score,) if request.scores is None else request.scores,
-            ratios=request.kept_ratios,
-        )
-        _comparable(plan, request.searches)
+        gate = request.config.replay.gate or pipe.effective["replay"]["gate"]
+        plan = _plan_of(request, tuple(clips) or request.prompts, taus, request.gates or (gate,))
         if len(plan) > MAX_CELLS:
             raise RequestError(
                 f"the plan has {len(plan)} cells, allowed: {MAX_CELLS}", hint="`seeds` or `tau` with less"
@@ -140,11 +126,6 @@ class Session:
         """(k, n) of `--shard`."""
         return None if self.request.shard is None else parse_shard(self.request.shard)
 
-    @property
-    def repeats(self) -> int:
-        """Timed decodes a cell."""
-        return self.plan.repeats
-
     def fingerprint(self) -> dict[str, Any]:
         """What the results depend on besides the axes."""
         request = self.request
@@ -164,9 +145,7 @@ class Session:
 
     def left(self, store: Store | None) -> int:
         """Decodes that are not on disk."""
-        if store is None:
-            return sum(len(g.all) for g in self.groups) * self.repeats
-        return outstanding(self.groups, self.repeats, store)
+        return outstanding(self.groups, self.plan.repeats, store)
 
     def expected_seconds(self, store: Store | None) -> dict[str, float]:
         """Seconds that are left by backend: the wall time of one short dense decode for each video left.
@@ -176,10 +155,7 @@ class Session:
         found: dict[str, float] = {}
         for backend in self.plan.backends:
             groups = [g for g in self.groups if g.reference.backend == backend]
-            if store is None:
-                decodes = sum(len(g.all) for g in groups) * self.repeats
-            else:
-                decodes = outstanding(groups, self.repeats, store)
+            decodes = outstanding(groups, self.plan.repeats, store)
             cell = Cell(self.plan.prompts[0], self.plan.seeds[0], None, self.plan.windows[0], "row", backend)
             self.worker.warm_up(cell)
             pipe = self.worker.pipe(cell)
@@ -207,7 +183,7 @@ class Session:
 
     def run(self, store: Store, engine: Engine) -> None:
         """Decode what is missing of the plan."""
-        run_groups(self.groups, self.repeats, store, engine, self.on_done)
+        run_groups(self.groups, self.plan.repeats, store, engine, self.on_done)
 
     def with_plan(self, **axes: Any) -> Session:
         """The same loaded model on other axes."""
@@ -241,17 +217,32 @@ def _with(config: RunConfig, section: str, **keys: Any) -> RunConfig:
     return RunConfig.from_dict(data)
 
 
-def _comparable(plan: Plan, searches: bool) -> None:
-    """Refuse what compares nothing. Raises RequestError."""
+def _plan_of(
+    request: Request, prompts: tuple[str, ...], taus: tuple[float | None, ...], gates: tuple[str, ...]
+) -> Plan:
+    """The plan of a request, its other axes from the configuration. Raises RequestError where it compares nothing."""
+    config = request.config
+    plan = Plan(
+        prompts=prompts,
+        seeds=request.seeds,
+        taus=taus,
+        windows=request.windows or (config.attention.window,),
+        gates=gates,
+        backends=request.backends or (config.backend.name,),
+        repeats=request.repeats,
+        scores=request.scores or (config.replay.score,),
+        ratios=request.kept_ratios,
+    )
     if len(plan.scores) > 1 and any(t is not None for t in plan.taus):
         raise RequestError(
             f"`score` {','.join(plan.scores)}: a threshold means something else under each",
             hint="`replay_ratio` 0.2,0.5,0.8 in the place of `tau`",
         )
-    if searches and (plan.ratios or len(plan.scores) > 1):
+    if request.searches and (plan.ratios or len(plan.scores) > 1):
         raise RequestError(
             "`find` searches the threshold of one score", hint="leave `replay_ratio` out, name one `score`"
         )
+    return plan
 
 
 def _plain(request: Request) -> RunConfig:
@@ -277,18 +268,8 @@ def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
             raise RequestError(
                 "the plan of a model on the hub loads nothing, so it needs `tau` and `gate`", hint="`gate` row"
             )
-        plan = Plan(
-            request.prompts or tuple(file.name for file in request.inputs.files),
-            request.seeds,
-            request.taus,
-            request.windows or (request.config.attention.window,),
-            request.gates,
-            request.backends or (request.config.backend.name,),
-            request.repeats,
-            request.scores or (request.config.replay.score,),
-            request.kept_ratios,
-        )
-        _comparable(plan, request.searches)
+        names = request.prompts or tuple(file.name for file in request.inputs.files)
+        plan = _plan_of(request, names, request.taus, request.gates)
         groups, notes, seconds, left = shard_of(plan.groups(), request.shard), [], None, None
     else:
         session = Session.open(request)
@@ -310,8 +291,3 @@ def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
         "expected_s": seconds,
         "notes": notes,
     }
-
-
-def vbench_total(folder: Path) -> dict[str, Any]:
-    """VBench's total of a folder of its result files. Raises RequestError or RunError."""
-    return score(folder)

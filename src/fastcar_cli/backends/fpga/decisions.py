@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,8 @@ class Decisions:
 
 def save(file: Path, decisions: Decisions) -> None:
     """Write a file: one bit a decision, compressed. Raises RunError where it can't be written."""
-    meta = {
-        "format": "fastcar-decisions",
-        "version": VERSION,
-        "shape": list(decisions.replayed.shape),
-        "spec": decisions.spec,
-        "prompt": decisions.prompt,
-        "frames": decisions.frames,
-        "window": decisions.window,
-        "sinks": decisions.sinks,
-        "note": decisions.note,
-    }
+    about = {f.name: getattr(decisions, f.name) for f in fields(decisions) if f.name != "replayed"}
+    meta = {"format": "fastcar-decisions", "version": VERSION, "shape": list(decisions.replayed.shape), **about}
     packed = io.BytesIO()
     np.savez_compressed(packed, bits=np.packbits(decisions.replayed), meta=np.array(json.dumps(meta)))
     write_whole(file, packed.getvalue())

@@ -21,7 +21,6 @@ from fastcar_cli.backends.fpga.workload import Workload, check_memory
 from fastcar_cli.errors import RequestError
 
 SCHEDULERS = ("drs", "static", "ideal")
-COMPONENTS = ("projections", "attention", "mlp", "drs", "rest")
 
 Bits = NDArray[np.bool_]
 
@@ -42,7 +41,7 @@ class Totals:
 class Result:
     """A run on an accelerator under one scheduler.
 
-    by_core: cycles each core's MAC array multiplied; layer_cycles, layer_bytes [layers]; step_cycles [steps].
+    by_core: cycles each core's MAC array multiplied; layer_cycles, layer_bytes [layers].
     """
 
     scheduler: str
@@ -50,7 +49,6 @@ class Result:
     by_core: NDArray[np.float64]
     layer_cycles: NDArray[np.float64]
     layer_bytes: NDArray[np.float64]
-    step_cycles: NDArray[np.float64]
     replay_ratio: float
 
     @property
@@ -207,14 +205,12 @@ class Emulator:
             + kv / work.layers
             + work.steps * all_streams * self.weight_bytes(self.projections)
         )
-        step = (mlp + drs).sum(0) + work.layers * (attention + projections) + rest
         return Result(
             scheduler,
             components,
             core_rows * self.mlp.macs / self.rates.macs + others,
             layer,
             layer_bytes,
-            step,
             float(replayed.mean()),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.emulator import Emulator
@@ -19,7 +18,7 @@ def explain(emulator: Emulator, computing: int) -> list[str]:
     context = work.context(step)
     rounds = -(-computing // c)
     machine = emulator.machine
-    attention = float(emulator.attention_cycles(_one(context))[0])
+    attention = float(emulator.attention_cycles(np.array([context]))[0])
     projections = emulator.all_rows(emulator.projections)
     mlp_cycles = machine.rounds(rounds)
     rows, total = machine.layer((1 << computing) - 1, work.rows)
@@ -82,7 +81,3 @@ def _dispatched(rows: list[Row]) -> list[str]:
         else f"  row {r.row}: dropped in [{r.first:,}, {r.last:,})"
         for r in rows
     ]
-
-
-def _one(value: int) -> NDArray[np.int64]:
-    return np.array([value])

@@ -44,8 +44,7 @@ def _csv(file: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Pa
 def _compute(found: Comparison) -> tuple[list[str], list[list[Any]]]:
     seconds = found.emulator.preset.seconds_per_cycle
     rows = []
-    for result in (found.drs, found.static, found.ideal, found.dense):
-        name = "dense" if result is found.dense else result.scheduler
+    for name, result in found.results():
         for component, t in result.components.items():
             rows.append([name, component, round(t.cycles), t.cycles * seconds, round(t.macs), round(t.vector_elements)])
     return ["scheduler", "component", "cycles", "time_s", "macs", "vector_elements"], rows
@@ -64,8 +63,7 @@ def _bandwidth(found: Comparison) -> tuple[list[str], list[list[Any]]]:
 
 def _energy(found: Comparison) -> tuple[list[str], list[list[Any]]]:
     rows: list[list[Any]] = []
-    for result in (found.drs, found.static, found.ideal, found.dense):
-        name = "dense" if result is found.dense else result.scheduler
+    for name, result in found.results():
         energy = energy_of(result, found.emulator.preset)
         rows += [[name, "activity", "component", k, v] for k, v in energy.by_component.items()]
         rows += [[name, "activity", "level", k, v] for k, v in energy.by_level.items()]
@@ -73,18 +71,13 @@ def _energy(found: Comparison) -> tuple[list[str], list[list[Any]]]:
     return ["scheduler", "model", "kind", "name", "energy_J"], rows
 
 
-def busiest_step(found: Comparison) -> int:
-    """The step whose number of computing rows varies most between layers, for the timeline."""
-    counts = (~found.replayed).sum(1)
-    return int(counts.std(0).argmax())
-
-
 def _timeline(file: Path, found: Comparison) -> Path:
     """Chrome trace events (microseconds): one step of all layers by row, and layer 0's MLP by instruction."""
     emulator, preset = found.emulator, found.emulator.preset
     work, c = emulator.work, preset.cores
     micro = preset.seconds_per_cycle * 1e6
-    step = busiest_step(found)
+    # The step whose number of computing rows varies most between layers.
+    step = int((~found.replayed).sum(1).std(0).argmax())
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": f"{preset.name}: step {step}, all layers"}},
         {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"step {step}, layer 0, MLP by instruction"}},
@@ -94,17 +87,8 @@ def _timeline(file: Path, found: Comparison) -> Path:
     ]
 
     def span(pid: int, tid: int, name: str, begin: float, length: float, **arguments: Any) -> None:
-        events.append(
-            {
-                "ph": "X",
-                "pid": pid,
-                "tid": tid,
-                "name": name,
-                "ts": begin * micro,
-                "dur": length * micro,
-                "args": arguments,
-            }
-        )
+        event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": begin * micro, "dur": length * micro}
+        events.append({**event, "args": arguments})
 
     projections = emulator.all_rows(emulator.projections)
     attention = float(emulator.attention_cycles(np.array([work.context(step)]))[0])

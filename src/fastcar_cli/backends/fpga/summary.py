@@ -28,6 +28,10 @@ class Comparison:
         """Energy under DRS."""
         return energy_of(self.drs, self.emulator.preset)
 
+    def results(self) -> list[tuple[str, Result]]:
+        """Every schedule by its name."""
+        return [("drs", self.drs), ("static", self.static), ("ideal", self.ideal), ("dense", self.dense)]
+
     def to_dict(self) -> dict[str, Any]:
         """The `backend` part of a report (design: `generate --json`), with more keys."""
         preset, work, result = self.emulator.preset, self.emulator.work, self.drs

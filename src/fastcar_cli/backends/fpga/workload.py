@@ -53,21 +53,18 @@ def workload_of(
     """The workload of a model. Raises RequestError for more rows than DRS can index."""
     check_rows(rows)
     d, drawing, projector = spec.decoder, spec.drawing, spec.projector_weights
-    kv_width = d.kv_heads * d.head_dim
-    projections = 2 * d.width * d.width + 2 * d.width * kv_width
-    mlp = 3 * d.width * d.mlp_width
     return Workload(
         name=spec.name,
         layers=d.layers,
         rows=rows,
         width=d.width,
         mlp_width=d.mlp_width,
-        kv_width=kv_width,
+        kv_width=d.kv_width,
         heads=d.heads,
-        projection_weights=projections,
+        projection_weights=d.projection_weights,
         depth_weights=drawing.transformer + drawing.heads + projector,
         depth_outputs=spec.code_depth * spec.codes,
-        resident_weights=d.layers * (projections + mlp) + drawing.stored + projector,
+        resident_weights=d.layers * (d.projection_weights + d.mlp_weights) + drawing.stored + projector,
         tokens_per_frame=spec.tokens_per_frame,
         frames=frames,
         prompt=prompt,
