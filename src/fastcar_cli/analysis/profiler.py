@@ -255,23 +255,18 @@ def profile_length(
     def full(name: str, value: float) -> float:
         return value * (shape.scale if name.startswith(LAYER_PARTS) else 1.0)
 
-    modules: dict[str, dict[str, float]] = {name: {} for name in ORDER}
+    modules: dict[str, dict[str, float]] = {}
     for name, value in dense.parts.items():
         module, _, part = name.partition(".")
         # The step ends when its codes are drawn; what the loop does around it is Python's.
         modules.setdefault(module, {})[part or module] = full(name, value) * 1e3
-    modules["tas"] = {"tas": full("tas", scored.parts.get("tas", 0.0)) * 1e3}
-    tas_ms = modules.pop("tas")["tas"]
     modules["vision"] = {"vision": vision / shape.spec.tokens_per_frame * 1e3}
-    totals = {name: sum(parts.values()) for name, parts in modules.items() if parts}
+    totals = {name: sum(modules[name].values()) for name in ORDER if name in modules}
     step = sum(totals.values())
     marked = sum(dense.parts.values())
     moved = traffic(shape.spec, rows, seq, shape.network.dtype.itemsize)
     document: dict[str, Any] = {}
-    for name in ORDER:
-        if name not in totals:
-            continue
-        ms = totals[name]
+    for name, ms in totals.items():
         row: dict[str, Any] = {"ms": ms, "share": ms / step}
         if name in moved:
             size, flops = moved[name]
@@ -291,7 +286,7 @@ def profile_length(
         "seq": seq,
         "step_ms": step,
         "modules": document,
-        "tas_ms": tas_ms,
+        "tas_ms": full("tas", scored.parts.get("tas", 0.0)) * 1e3,
         "replayed_step_ms": (outside + inside * shape.scale) * 1e3 + modules["vision"]["vision"],
         "method": {
             "rows": rows,

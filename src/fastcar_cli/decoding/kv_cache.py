@@ -12,23 +12,11 @@ TAS reads are kept as they are, in that ring, as a decision may hang on their la
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from fastcar_cli.kernels.native import Slots
 from fastcar_cli.models.decoder import DecoderSpec
-
-
-class Slots(NamedTuple):
-    """Where the current token and what it looks at lie: its slot, the slots that may hold tokens (all before
-    `end`), and among the aligned keys the slots of the aligned token and of its own.
-    """
-
-    slot: int
-    end: int
-    aligned: int
-    own: int
 
 
 def prompt_mask(lengths: Tensor, padded: int, window: int | None, sinks: int) -> Tensor:
@@ -136,18 +124,18 @@ class KVCache:
         return Slots(self.first_ring_slot + i % self.window, self.k.shape[3], aligned, own)
 
     def append(self, layer: int, k: Tensor, v: Tensor, at: Slots) -> tuple[Tensor, Tensor]:
-        """Store the current token, [rows, kv_heads, 1, head_dim]; returns keys and values of all slots before `end`."""
+        """Store the current token, [rows, kv_heads, 1, head_dim]; returns all keys and values before `length`."""
         self._put(layer, at.slot, k[:, :, 0], v[:, :, 0])
         if self.aligned is not self.k:
-            self.aligned[layer, :, :, at.own] = k[:, :, 0]
-        return self._get(self.k, self.k_scale, layer, at.end), self._get(self.v, self.v_scale, layer, at.end)
+            self.aligned[layer, :, :, at.aligned_to] = k[:, :, 0]
+        return self._get(self.k, self.k_scale, layer, at.length), self._get(self.v, self.v_scale, layer, at.length)
 
     def mask(self) -> Tensor | None:
-        """Which slots before `end` each row may attend to at the current token, bool [rows, slots]; None for all."""
+        """Which slots before `length` each row may attend to at the current token, bool [rows, slots]; None for all."""
         if self.window is None and not self._padding:
             return None
         i = self.index
-        slot = torch.arange(self.slots().end, device=self.pad.device)
+        slot = torch.arange(self.slots().length, device=self.pad.device)
         if self.window is None:
             return slot >= self.pad[:, None]
         # The last index so far that lies in each slot of the ring; a prompt token that is a sink counts once.

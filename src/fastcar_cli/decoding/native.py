@@ -157,7 +157,6 @@ class NativeExecutor(HostExecutor):
         """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
         batch, cache, replay = self._batch, self._batch.cache, self._batch.replay
         x = batch.doubled(self._input(latent, t)).contiguous()
-        at = native.Slots(*cache.slots())
         mask = None if cache.window is None else cache.mask()
         rule: dict[str, Any] = {}
         eligible = replay is not None and replay.eligible(t)
@@ -166,7 +165,7 @@ class NativeExecutor(HostExecutor):
             if eligible:
                 rule |= {"thresholds": replay.thresholds(t), "scored": replay.scored}
                 rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
-        batch.clock.mlp += self._pass(x, self._cos[t], self._sin[t], at, mask=mask, **rule)
+        batch.clock.mlp += self._pass(x, self._cos[t], self._sin[t], cache.slots(), mask=mask, **rule)
         if replay is not None and eligible:
             replay.finish(t, self._scores)
         return x if self._dtype is torch.float32 else x.to(self._dtype)

@@ -72,7 +72,7 @@ class PlainExecutor(HostExecutor):
                     input=before,
                     query=q[:, :, 0],
                     rotated=rotated[:, :, 0],
-                    aligned_key=cache.aligned[i, :, :, at.aligned],
+                    aligned_key=cache.aligned[i, :, :, at.aligned_from],
                     attention=attended,
                     after=x,
                     replayable=replay.outputs[i, :, t % replay.frame],

@@ -165,17 +165,8 @@ class ConvDecoder(nn.Module):
         up: list[Level] = []
         for level in reversed(range(levels)):
             out = spec.ch * spec.ch_mult[level]
-            up.insert(
-                0,
-                Level(
-                    width,
-                    out,
-                    spec.num_res_blocks + 1,
-                    resolution in spec.attn_resolutions,
-                    level > 0,
-                    spec.norm_groups,
-                ),
-            )
+            attention = resolution in spec.attn_resolutions
+            up.insert(0, Level(width, out, spec.num_res_blocks + 1, attention, level > 0, spec.norm_groups))
             width = out
             resolution *= 2
         self.up = nn.ModuleList(up)

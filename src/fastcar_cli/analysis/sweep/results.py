@@ -191,22 +191,13 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
     found = []
     curves = dict.fromkeys(tuple(x[k] for k in CURVE) for x in summary if not dense_line(x))
     for curve_of in curves:
-        window, _, backend, _ = curve_of
-        points = [
-            x
-            for x in summary
-            if x["window"] == window
-            and x["backend"] == backend
-            and (dense_line(x) or tuple(x[k] for k in CURVE) == curve_of)
-        ]
-        if quality != "psnr_db" and any(x[quality] is None for x in points if not dense_line(x)):
+        replaying = [x for x in summary if not dense_line(x) and tuple(x[k] for k in CURVE) == curve_of]
+        if quality != "psnr_db" and any(x[quality] is None for x in replaying):
             continue
-        worst = (
-            max((error_of(x[quality]) for x in points if not dense_line(x)), default=0.0)
-            if quality == "psnr_db"
-            else 0.0
-        )
-        curve = sorted(((x["replay_ratio"], _goodness(x, quality, worst), x) for x in points), key=lambda p: p[0])
+        worst = max(error_of(x[quality]) for x in replaying) if quality == "psnr_db" else 0.0
+        dense = [x for x in summary if dense_line(x) and (x["window"], x["backend"]) == (curve_of[0], curve_of[2])]
+        points = ((x["replay_ratio"], _goodness(x, quality, worst), x) for x in [*dense, *replaying])
+        curve = sorted(points, key=lambda p: p[0])
         (x0, y0, _), (x1, y1, _) = curve[0], curve[-1]
         if len(curve) < 3 or x1 <= x0 or y0 <= y1:
             continue
