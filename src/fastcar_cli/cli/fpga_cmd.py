@@ -59,6 +59,7 @@ def fpga(
     from fastcar_cli.backends.fpga.preset import load_preset
     from fastcar_cli.backends.fpga.summary import compare
     from fastcar_cli.backends.fpga.workload import workload_of
+    from fastcar_cli.config import load_config
     from fastcar_cli.models.registry import spec_of
     from fastcar_cli.models.specs import spec_from_dict
 
@@ -77,6 +78,7 @@ def fpga(
     one_of("--spread", spread, ("eligible", "all"))
     one_of("--profile", profile, ("flat", "valley"))
     accelerator = load_preset(preset)
+    seen = load_config(None, (), {"attention.window": window or "off"}).attention.window
     if table:
         _table(accelerator, as_json)
         return
@@ -89,14 +91,12 @@ def fpga(
             rows=saved.replayed.shape[1],
             frames=saved.frames,
             prompt=saved.prompt,
-            window=saved.window if window is None else _window(window),
+            window=saved.window if window is None else seen,
             sinks=saved.sinks if window is None else sinks,
         )
         patterns.append(saved.replayed)
     else:
-        work = workload_of(
-            spec_of(model), rows=rows, frames=frames, prompt=prompt_tokens, window=_window(window), sinks=sinks
-        )
+        work = workload_of(spec_of(model), rows=rows, frames=frames, prompt=prompt_tokens, window=seen, sinks=sinks)
         for ratio in _ratios(replay):
             patterns.append(
                 draw(
@@ -143,18 +143,6 @@ def _ratios(text: str) -> list[float]:
         if not 0 <= value <= 1:
             raise RequestError(f"--replay {value:g}: no ratio", hint="allowed: 0 to 1")
     return values
-
-
-def _window(text: str | None) -> int | None:
-    if text is None or text == "off":
-        return None
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if not 1 <= value <= 2**31 - 1:
-        raise RequestError(f"--window {text}: no number of tokens", hint="allowed: 1 or more, or 'off'")
-    return value
 
 
 def _decode_speed(preset: Preset, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.config_file import ConfigFile
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.text import PhraseTokenizer, PromptReader
@@ -77,22 +78,17 @@ class LoadedModel:
 def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a folder of this layout. Raises RequestError for any other."""
     file = folder / "config.json"
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RequestError(f"{folder} is no model folder: it has no config.json") from None
-    except (OSError, ValueError) as e:
-        raise RequestError(f"{file} can't be read: {e}") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        kind = data.get("model_type") if isinstance(data, dict) else None
-        if kind is not None:
-            raise RequestError(
-                f"{file}: key 'model_type' is {kind!r}, allowed: 'vila_u_llama' with the folders llm, vision_tower, "
-                "mm_projector beside it"
-            )
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise RequestError(f"{file}: key 'format' is {found!r}, allowed: {FORMAT!r}")
-    return data
+    if not file.is_file():
+        raise RequestError(f"{folder} is no model folder: it has no config.json")
+    data = ConfigFile(file).data
+    if data.get("format") == FORMAT:
+        return data
+    if (kind := data.get("model_type")) is not None:
+        raise RequestError(
+            f"{file}: key 'model_type' is {kind!r}, allowed: 'vila_u_llama' with the folders llm, vision_tower, "
+            "mm_projector beside it"
+        )
+    raise RequestError(f"{file}: key 'format' is {data.get('format')!r}, allowed: {FORMAT!r}")
 
 
 def empty_network(spec: Spec) -> Network:

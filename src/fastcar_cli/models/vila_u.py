@@ -160,16 +160,15 @@ def components(folder: Path, network: Network) -> list[Component]:
     assert isinstance(network, VideoModel)
     spec, root = network.spec, root_of(folder)
     names: dict[str, dict[str, str]] = {part: {} for part in PARTS}
+    # A table that all depths share has the first one's name; some savers repeat it for the others.
+    shared, repeated = network.shared(), set()
     for name in network.state_dict():
         part, _, rest = name.partition(".")
         folder_of, prefix = _KEYS[part]
-        names[folder_of][prefix + rest] = name
-    repeated: set[str] = set()
-    if spec.rqvae.shared_codebook:
-        # One table under the first depth's name; some savers repeat it for the others.
-        repeated = {f"rqvaesiglip.quantizer.codebooks.{d}.weight" for d in range(1, spec.rqvae.depth)}
-        for key in repeated:
-            del names["vision_tower"][key]
+        if name in shared:
+            repeated.add(prefix + rest)
+        else:
+            names[folder_of][prefix + rest] = name
 
     def unused_llm(key: str) -> bool:
         return key == "lm_head.weight" or key.endswith("rotary_emb.inv_freq")
