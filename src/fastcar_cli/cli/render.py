@@ -86,11 +86,11 @@ def loading(target: Console, clock: Callable[[], float] = time.monotonic) -> Pro
 
 
 def columns(title: str, *names: str, left: int = 1, caption: str | None = None) -> Table:
-    """A table with these columns, the first ones of words, the others of numbers."""
+    """A table with these columns, the first ones of words, which may wrap, the others of numbers."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
     for i, name in enumerate(names):
-        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=i >= left)
     return table
 
 
