@@ -106,11 +106,11 @@ def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpnes
             attention.k_proj.weight[rows].mul_(0.3).add_(gain * torch.outer(g, common))
 
 
-def new_model(spec: ModelSpec, rqvae: RQVAE, seed: int) -> VideoModel:
-    """A model with fresh decoder weights and a trained RQ-VAE, which stays fixed."""
+def new_model(spec: ModelSpec, rqvae: RQVAE, seed: int, *, sharpness: float = 14.0) -> VideoModel:
+    """A model with fresh decoder weights and a trained RQ-VAE, which stays fixed; `sharpness` as in `initialise`."""
     torch.manual_seed(seed)  # for the biases, which `initialise` leaves as they are
     model = VideoModel(spec)
-    initialise(model, seed)
+    initialise(model, seed, sharpness=sharpness)
     model.rqvae.load_state_dict(rqvae.state_dict())
     for p in model.rqvae.parameters():
         p.requires_grad_(False)

@@ -21,10 +21,10 @@ from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.world.recipe import new_model
 from fastcar_cli.world.steps import rng_of
 from fastcar_cli.world.table.clips import Batch, Clips, swapped
-from fastcar_cli.world.table.lexicon import VOCABULARY
+from fastcar_cli.world.table.lexicon import SPECIALS, VOCABULARY
 from fastcar_cli.world.table.recipe import TABLE
 from fastcar_cli.world.table.scene import COLORS, FRAMES, SHAPES
-from fastcar_cli.world.table.start import look_up_nearest, predict_aligned
+from fastcar_cli.world.table.start import heed_words, look_up_nearest, predict_aligned
 from fastcar_cli.world.table.tokenizer import TABLE_RQVAE, TableTokenizer
 from fastcar_cli.world.train_decoder import TrainSettings, draw_taus, hidden_states, run_stage, tas_target
 
@@ -153,10 +153,11 @@ def train(
 ) -> VideoModel:
     """Train one stage of `table` in folder `out`, see `run_stage`."""
     tokenizer = TableTokenizer.load(tokenizer_path)
-    model = new_model(TABLE, tokenizer.rqvae, settings.seed).to(settings.device)
+    model = new_model(TABLE, tokenizer.rqvae, settings.seed, sharpness=50.0).to(settings.device)
     clips = Clips(tokenizer, drop_attribute=settings.drop_attribute, drop_caption=settings.drop_caption)
     if start is None:
         look_up_nearest(model.depth, tokenizer.codebooks())
+        heed_words(model, range(len(SPECIALS), len(VOCABULARY)))
         predict_aligned(model, clips.draw(8, settings.clip, rng_of(settings.seed, 0))[0].to(settings.device))
     run = torch.compile(hidden_states) if settings.compile else hidden_states
 
