@@ -37,18 +37,24 @@ def components(book: Tensor) -> Tensor:
 def look_up_nearest(depth: DepthTransformer, books: Tensor) -> None:
     """Set the weights in place; books [depth, codes, code_width], latents of about unit mean square.
 
-    Of the width the first `depth` numbers mark the depth, the next `code_width` hold what is left of the latent, the
-    rest is divided among the depths. The first heads bring the latent from depth 0 to all; the first MLP moves the
-    principal components of what is left to the part of its depth, where the classifier has that depth's codes.
+    Of the width the first `depth` numbers mark the depth, the next `code_width` hold what is left of the latent, two
+    thirds of the rest are divided among the depths. The first heads bring the latent from depth 0 to all; the first MLP
+    moves the principal components of what is left to the part of its depth, where the classifier has its codes.
     """
     n, w, c = depth.spec.depth, depth.spec.width, depth.spec.code_width
     left, latent, mean, scale = slice(n, n + c), torch.arange(c), _MARK / w, _MARK / w**0.5
+    # A third of the room stays free, for what is not near in latents. Most of a latent is its first code.
+    room = (w - n - c) * 2 // 3
+    kept = [room // (n + 1)] + [(room - room // (n + 1)) // (n - 1)] * (n - 1)
+    free = slice(left.stop + sum(kept), w)
     attention, classifier = depth.blocks[0].attn, depth.classifier_mlp.linear
     grow, shrink = cast(nn.Linear, depth.blocks[0].mlp[0]), cast(nn.Linear, depth.blocks[0].mlp[2])
-    for linear in (depth.in_mlp_1, depth.in_mlp_2, attention.proj, shrink, classifier):
-        linear.weight.mul_(_REST)
-        linear.weight[: n if linear is not classifier else 0] = 0.0
+    for linear in (depth.in_mlp_1, depth.in_mlp_2, attention.proj, shrink):
+        linear.weight[: free.start] *= _REST
+        linear.weight[:n] = 0.0
         linear.bias.zero_()
+    classifier.weight[:, : free.start] *= _REST
+    classifier.bias.zero_()
 
     depth.pos_emb_d.zero_()
     depth.pos_emb_d[0, torch.arange(n), torch.arange(n)] = _MARK
@@ -65,9 +71,6 @@ def look_up_nearest(depth: DepthTransformer, books: Tensor) -> None:
     attention.value.bias[latent] = mean
     attention.proj.weight[latent + n, latent] = 1.0
 
-    # The latent is mostly its first code; what remains for the others is spread more evenly.
-    first = (w - n - c) // (n + 1)
-    kept = [first] + [(w - n - c - first) // (n - 1)] * (n - 1)
     grow.weight[: 2 * sum(kept)] = 0.0
     unit, part = 0, left.stop
     for d, count in enumerate(kept):

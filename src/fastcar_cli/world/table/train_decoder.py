@@ -21,7 +21,7 @@ from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.world.recipe import new_model
 from fastcar_cli.world.steps import rng_of
 from fastcar_cli.world.table.clips import Batch, Clips, swapped
-from fastcar_cli.world.table.lexicon import SPECIALS, VOCABULARY
+from fastcar_cli.world.table.lexicon import PROMPT_LENGTH, SPECIALS, VOCABULARY
 from fastcar_cli.world.table.recipe import TABLE
 from fastcar_cli.world.table.scene import COLORS, FRAMES, SHAPES
 from fastcar_cli.world.table.start import heed_words, look_up_nearest, predict_aligned
@@ -36,16 +36,17 @@ _WORDS = {"color": tuple(COLORS), "shape": SHAPES, "way": ("left", "right"), "pl
 class TableSettings(TrainSettings):
     """How to train: steps of `batch` clips of `clip` frames, of which `places` places are drawn.
 
-    The last `whole` of the steps see whole videos, the second half of them with all places. A share `late` of the
-    clips does not begin with its video. Of the tokens of the ground a share `sampled` goes through the depth
-    transformer, weighted up; one with an object in it weighs `changed_weight` more.
+    Every other step sees first frames alone. The last `whole` of the steps see whole videos, the second half of them
+    with all places. A share `late` of the clips does not begin with its video. Of the tokens of the ground a share
+    `sampled` goes through the depth transformer, weighted up. One with an object in it weighs `changed_weight` more,
+    but not where all places are drawn: the last steps learn how often there is one.
     """
 
     batch: int = 16
     clip: int = 5
     places: int = 28
     whole: float = 0.2
-    late: float = 0.35
+    late: float = 0.6
     sampled: float = 0.15
     evaluate_every: int = 250
 
@@ -56,12 +57,11 @@ class TableSettings(TrainSettings):
     def shape_of(self, step: int) -> tuple[int, int, int | None]:
         """(videos, frames of each, places of each frame or None for all) of a step; about as many tokens in each."""
         left = 1 - step / self.steps
-        if left > self.whole:
-            return self.batch, self.clip, self.places
-        if left > self.whole / 2 and not self.replay:
-            return max(1, self.batch * self.clip // FRAMES), FRAMES, self.places
-        tokens = self.batch * self.clip * self.places
-        return max(1, round(tokens / (FRAMES * math.prod(TABLE_RQVAE.grid)))), FRAMES, None
+        tokens = self.batch * (PROMPT_LENGTH + self.clip * self.places)
+        frames = FRAMES if left <= self.whole else 1 if step % 2 else self.clip
+        places = None if left <= self.whole / 2 or self.replay else self.places
+        one = PROMPT_LENGTH + frames * (places or math.prod(TABLE_RQVAE.grid))
+        return max(1, round(tokens / one)), frames, places
 
 
 def token_losses(model: VideoModel, codes: Tensor, hidden: Tensor) -> Tensor:
@@ -73,7 +73,8 @@ def token_losses(model: VideoModel, codes: Tensor, hidden: Tensor) -> Tensor:
 
 def _weights(batch: Batch, settings: TableSettings, n: int) -> Tensor:
     """Weight [B, T*N] of each token in the loss; none in the first frame of a clip that begins later."""
-    weights = 1.0 + settings.changed_weight * batch.busy.float()
+    everywhere = batch.kept.shape == batch.busy.shape
+    weights = 1.0 + (0.0 if everywhere else settings.changed_weight) * batch.busy.float()
     weights[:, :n] *= (batch.begins == 0)[:, None]
     return weights
 
@@ -163,7 +164,8 @@ def train(
 
     def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, float], int]:
         count, frames, places = settings.shape_of(step)
-        batch = clips.draw(count, frames, rng, late=settings.late, places=places)[0].to(settings.device)
+        late = settings.late if frames > 1 else 0.0
+        batch = clips.draw(count, frames, rng, late=late, places=places)[0].to(settings.device)
         with settings.precision():
             loss, values = loss_of(model, batch, settings, draw_taus(settings, rng, count), run)
         return loss, values, count
