@@ -27,7 +27,7 @@ class FrameReader:
         if isinstance(prompt, str):
             raise RequestError(
                 f"the model {spec.name!r} takes frames, no text",
-                hint=f"give it at least {context} to go on from, such as --input clip.mp4",
+                hint=f"give it at least {context} to go on from, such as `input` clip.mp4",
             )
         if isinstance(prompt, Clip):
             self._check_frames(prompt)
@@ -40,7 +40,7 @@ class FrameReader:
         if given is None and actions:
             raise RequestError(
                 f"{prompt.name}: no actions, the model {spec.name!r} takes {actions} numbers a frame",
-                hint="give it actions, such as --actions moves.csv",
+                hint="give it actions, such as `actions` moves.csv",
             )
         if given is not None and not actions:
             raise RequestError(f"{prompt.name}: actions are given, the model {spec.name!r} takes none")

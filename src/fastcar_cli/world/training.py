@@ -124,13 +124,13 @@ def run(
     for stage, needed, settings, start in (("base", codes, base, None), ("replay", first, replay, first)):
         if stage in stages:
             if not needed.exists():
-                raise RequestError(f"--stage {stage} needs {needed}", hint="run the stage before it first")
+                raise RequestError(f"`stage` {stage} needs {needed}", hint="run the stage before it first")
             world.stage(output / stage, codes, settings, start=start, deadline=deadline, log=log)
     if "export" not in stages:
         return None
     file = output / "tokenizer.safetensors"
     checkpoint = next((f for s in ("replay", "base") if (f := output / s / "checkpoint.pt").exists()), None)
     if checkpoint is None or not file.exists():
-        raise RequestError(f"--stage export finds no checkpoint in {output}", hint="run the stages before it first")
+        raise RequestError(f"`stage` export finds no checkpoint in {output}", hint="run the stages before it first")
     world.export(output / name, checkpoint, file)
     return output / name
