@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,27 +24,6 @@ from rich.progress import Progress, TaskID
 
 if TYPE_CHECKING:
     from fastcar_cli.bench.video import WholeVideo
-
-
-class Shape(str, Enum):
-    """What is timed."""
-
-    MINI = "mini"
-    VILA_U_7B = "vila-u-7b"
-
-
-class KV(str, Enum):
-    """What keys and values are stored as."""
-
-    AUTO = "auto"
-    INT8 = "int8"
-
-
-class ClipShape(str, Enum):
-    """Transformers of iVideoGPT."""
-
-    SMALL = "small"
-    MEDIUM = "medium"
 
 
 def whole_command(count: int) -> dict[str, Any]:
@@ -151,13 +129,13 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
     out.print(f"replay of {result['ratio']:.0%} of all MLPs: {result['speedup']:.2f} x")
 
 
-def _clip(shape: ClipShape, frames: int, ratio: float, turns: int, as_json: bool) -> None:
+def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> None:
     """Time a predicted clip and print what it took."""
     from fastcar_cli.bench.clip import SHAPES, PredictedClip, measure
     from fastcar_cli.bench.render import clip_table
     from fastcar_cli.cli.render import console, progress
 
-    plan = PredictedClip(SHAPES[shape.value], frames=frames, ratio=ratio, turns=turns)
+    plan = PredictedClip(SHAPES[shape], frames=frames, ratio=ratio, turns=turns)
     with progress(console(quiet=False), "clips") as bar:
         result = measure(plan, partial(_tell, bar, bar.add_task("clips", total=None)))
     if as_json:
@@ -172,7 +150,7 @@ def _tell(bar: Progress, task: TaskID, done: int, total: int) -> None:
 
 def bench(
     ctx: typer.Context,
-    shape: Annotated[Shape, typer.Option(help="The bundled model, or layers of VILA-U 7B.")] = Shape.MINI,
+    shape: Annotated[str, typer.Option(help="mini, the bundled model, or vila-u-7b, layers of it.")] = "mini",
     layers: Annotated[int, typer.Option(help="Layers of vila-u-7b.", min=1)] = 2,
     context: Annotated[
         str | None, typer.Option(help="Tokens attended to, comma-separated. [default: 300, or 512,2k,8k]")
@@ -194,7 +172,7 @@ def bench(
         str | None, typer.Option(help="Instead, time a whole video of this model, a name or a folder.")
     ] = None,
     clip: Annotated[
-        ClipShape | None,
+        str | None,
         typer.Option(help="Instead, time a clip of iVideoGPT's shape: small (138 M) or medium (436 M parameters)."),
     ] = None,
     frames: Annotated[int | None, typer.Option(help="Frames of --video or --clip. [default: 8, or 16]", min=2)] = None,
@@ -207,7 +185,7 @@ def bench(
     save: Annotated[
         Path | None, typer.Option(help="File for the frames of --video; the same command goes on behind the last one.")
     ] = None,
-    kv_dtype: Annotated[KV, typer.Option(help="Keys and values of --video: auto (as the model), or int8.")] = KV.AUTO,
+    kv_dtype: Annotated[str, typer.Option(help="Keys and values of --video: auto (as the model), or int8.")] = "auto",
     generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
@@ -217,16 +195,19 @@ def bench(
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.bench.measure import measure
     from fastcar_cli.bench.plan import Benchmark, check
-    from fastcar_cli.cli.flags import given, refuse
+    from fastcar_cli.cli.flags import given, one_of, refuse
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.resolve import resolve_device
 
+    one_of("--shape", shape, ("mini", "vila-u-7b"))
+    one_of("--clip", clip, ("small", "medium"))
+    one_of("--kv-dtype", kv_dtype, ("auto", "int8"))
     if video is not None:
         from fastcar_cli.bench.video import WholeVideo
 
         of_video = {"video", "frames", "replay_ratio", "tokens", "save", "kv_dtype", "threads", "as_json"}
         refuse(ctx, given(ctx).keys() - of_video, "with --video", "leave it out")
-        whole = WholeVideo(video, frames=frames or 8, ratio=replay_ratio, tokens=tokens, kv_dtype=kv_dtype.value)
+        whole = WholeVideo(video, frames=frames or 8, ratio=replay_ratio, tokens=tokens, kv_dtype=kv_dtype)
         _whole_video(whole, threads, save, as_json)
         return
     if clip is not None:
@@ -236,14 +217,14 @@ def bench(
         _clip(clip, frames or 16, replay_ratio, turns, as_json)
         return
     refuse(ctx, ("frames", "replay_ratio", "tokens", "save", "kv_dtype"), "without --video", "it needs --video MODEL")
-    mini = shape is Shape.MINI
+    mini = shape == "mini"
     place = resolve_device(device)
     # Nothing else runs beside a benchmark, so a small model gets more than `generate` gives it.
     most = torch.get_num_threads()
     torch.set_num_threads(threads or (min(2, most) if mini else most))
     plans = [
         Benchmark(
-            shape=shape.value,
+            shape=shape,
             layers=layers,
             context=tokens,
             rows=rows or (1 if mini else 2),

@@ -6,11 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
-from fastcar_cli.world import export, recipe, train_decoder, train_tokenizer
+from fastcar_cli.models.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.text import PhraseTokenizer
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.world import recipe, train_decoder, train_tokenizer
 from fastcar_cli.world.table import recipe as table
 from fastcar_cli.world.table import train_decoder as table_decoder
 from fastcar_cli.world.table import train_tokenizer as table_tokenizer
@@ -27,15 +32,28 @@ class World:
 
     `tokenizer(output, steps, seed, deadline, log)` trains the tokenizer in a folder, of which the decoder's stages read
     the file `codes`; `read(file)` reads one; `stage` is a stage of the decoder, taking `settings` (see
-    `train_decoder.train`); `export(folder, checkpoint, tokenizer file)` writes the model folder.
+    `train_decoder.train`). The model has the specification `spec`, the text tokenizer `words` and `defaults`.
     """
 
     codes: str
     tokenizer: Callable[[Path, int, int, float | None, Log], None]
-    read: Callable[[Path], object]
+    read: Callable[[Path], train_tokenizer.Tokenizer | TableTokenizer]
     settings: type[TrainSettings]
     stage: Callable[..., object]
-    export: Callable[[Path, Path, Path], None]
+    spec: ModelSpec
+    words: Callable[[], PhraseTokenizer]
+    defaults: GenerationDefaults
+
+    def export(self, folder: Path, checkpoint: Path, tokenizer: Path) -> None:
+        """Write the model folder: config.json, model.safetensors and encoder.safetensors, as float16."""
+        made, network = self.read(tokenizer), VideoModel(self.spec)
+        network.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["model"])
+        # What draws the codes may have been trained further than when the checkpoint began.
+        network.rqvae.load_state_dict(made.rqvae.state_dict())
+        save(folder, network, self.words().to_dict(), self.defaults, torch.float16)
+        halved = {k: v.half().contiguous() for k, v in made.encoder.state_dict().items()}
+        save_file(halved, str(folder / "encoder.safetensors"))
+        (folder / "encoder.safetensors").chmod(0o644)
 
 
 def _mini_tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
@@ -50,18 +68,6 @@ def _table_tokenizer(output: Path, steps: int, seed: int, deadline: float | None
         table_tokenizer.train(output, stage, settings, deadline=deadline, log=log)
 
 
-def _export_mini(folder: Path, checkpoint: Path, tokenizer: Path) -> None:
-    made = train_tokenizer.Tokenizer.load(tokenizer)
-    export.export(
-        folder, recipe.MINI, recipe.mini_tokenizer(), recipe.MINI_DEFAULTS, checkpoint, made.encoder, made.rqvae
-    )
-
-
-def _export_table(folder: Path, checkpoint: Path, tokenizer: Path) -> None:
-    made = TableTokenizer.load(tokenizer)
-    export.export(folder, table.TABLE, table_words(), table.TABLE_DEFAULTS, checkpoint, made.encoder, made.rqvae)
-
-
 WORLDS = {
     "mini": World(
         "tokenizer.safetensors",
@@ -69,7 +75,9 @@ WORLDS = {
         train_tokenizer.Tokenizer.load,
         TrainSettings,
         train_decoder.train,
-        _export_mini,
+        recipe.MINI,
+        recipe.mini_tokenizer,
+        recipe.MINI_DEFAULTS,
     ),
     # The decoder reads codes only, and those are final before the tokenizer has learned to draw them well.
     "table": World(
@@ -78,7 +86,9 @@ WORLDS = {
         TableTokenizer.load,
         table_decoder.TableSettings,
         table_decoder.train,
-        _export_table,
+        table.TABLE,
+        table_words,
+        table.TABLE_DEFAULTS,
     ),
 }
 

@@ -11,7 +11,7 @@ import base64
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -137,12 +137,12 @@ def asset(name: str) -> str:
     return (resources.files("fastcar_cli.analysis.report") / name).read_text(encoding="utf-8")
 
 
-def _fill(results: dict[str, Any], videos: dict[str, str], scripts: Sequence[str] = SCRIPTS) -> str:
+def _fill(results: dict[str, Any], videos: dict[str, str]) -> str:
     name = str(results["model"].get("name", "model"))
     video_json = json_text(videos)
     parts = {
         "head": head(f"fastcar sweep: {name}", "; media-src data:; script-src 'unsafe-inline'"),
-        "script": "\n".join(asset(s) for s in scripts),
+        "script": "\n".join(asset(s) for s in SCRIPTS),
         "videos": video_json,
     }
     # The page's own size is told in it; the digits of that number do not matter to it.

@@ -179,7 +179,6 @@ def linear(
     *,
     add: bool = False,
     gelu: bool = False,
-    tile: Tile = LINEAR,
 ) -> Tensor:
     """Linear maps of x [rows, K] by one to three weights [N_i, K], side by side into out [rows, sum N_i].
 
@@ -188,7 +187,7 @@ def linear(
     """
     rows, inner = x.shape
     sizes = [len(w) for w in weights] + [0] * (3 - len(weights))
-    tile = tile.of(sum(sizes), inner)
+    tile = LINEAR.of(sum(sizes), inner)
     w = weights + [weights[0]] * (3 - len(weights))
     given = [b for b in biases if b is not None]
     b = (given or weights[:1]) + (given or weights)[:1] * 2

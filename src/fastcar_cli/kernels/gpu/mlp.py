@@ -128,8 +128,6 @@ def mlp(
     x: Tensor,
     middle: Tensor,
     replay: Cached | None,
-    *,
-    tiles: tuple[Tile, Tile] = (GATE_UP, DOWN),
 ) -> Tensor:
     """Add the MLP of normalised inputs h [rows, width] to x [rows, width], in place; returns x.
 
@@ -139,7 +137,7 @@ def mlp(
     """
     rows, width = h.shape
     wide = len(gate)
-    first, second = tiles[0].of(wide, width), tiles[1].of(width, wide)
+    first, second = GATE_UP.of(wide, width), DOWN.of(width, wide)
     flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.outputs)
     shared = {"ROWS": rows, "RP": padded_rows(rows), "UPCAST": upcast(h)}
     _gate_up_kernel[(triton.cdiv(wide, first.out),)](
