@@ -19,7 +19,7 @@ from fastcar_cli.decoding.scores import Look
 from fastcar_cli.models.network import Network, Painter
 
 KERNELS = ("auto", "torch", "native", "graph")
-"""Who executes a decode pass; `auto` takes the fastest that can, see `executors.choose`."""
+"""Who executes a decode pass; `auto` takes the fastest that can, see `engine.choose`."""
 
 
 @dataclass(frozen=True)
