@@ -265,17 +265,15 @@ def test_stopped_tokenizer_training_goes_on_to_the_same_weights(
 def test_a_trained_folder_loads_and_has_no_place_tables(
     tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = _small()
-    monkeypatch.setattr("fastcar_cli.world.table.recipe.TABLE", small)
-    monkeypatch.setattr(train_decoder, "TABLE", small)
+    small = replace(WORLDS["table"], spec=replace(_small(), name="table"))
     file = tmp_path / "tokenizer.safetensors"
     tokenizer.save(file)
     settings = TableSettings(2, batch=2, clip=2, whole=0.0, bfloat16=False)
     monkeypatch.setattr(train_decoder, "validate", lambda *_: {})
-    train_decoder.train(tmp_path / "base", file, settings, log=lambda _: None)
-    WORLDS["table"].export(tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
+    train_decoder.train(tmp_path / "base", file, settings, spec=small.spec, log=lambda _: None)
+    small.export(tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
     model = load(str(tmp_path / "table"))
-    assert model.network.spec == small and model.network.places is None
+    assert model.network.spec == small.spec and model.network.places is None
     codes = torch.randint(0, 512, (1, 64, 4))
     mine = tokenizer.decode(codes)
     assert (model.network.rqvae.decode(codes).round().int() - mine.int()).abs().max() <= 6

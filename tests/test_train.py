@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import Run
+from filelock import FileLock
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
-from fastcar_cli.world import steps, train_decoder, train_tokenizer
+from fastcar_cli.world import steps, train_decoder, train_tokenizer, training
 from fastcar_cli.world.recipe import MINI
 from fastcar_cli.world.train_decoder import TrainSettings
 
@@ -32,8 +34,8 @@ SMALL = replace(
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that trains in no time, checked on two videos."""
-    monkeypatch.setattr("fastcar_cli.world.train_decoder.MINI", SMALL)
-    monkeypatch.setattr("fastcar_cli.world.recipe.MINI", SMALL)
+    monkeypatch.setitem(training.WORLDS, "mini", replace(training.WORLDS["mini"], spec=SMALL))
+    monkeypatch.setattr(train_decoder, "train", functools.partial(train_decoder.train, spec=SMALL))
     monkeypatch.setattr(train_decoder, "validate", functools.partial(train_decoder.validate, videos=2))
     monkeypatch.setattr(train_tokenizer, "evaluate", functools.partial(train_tokenizer.evaluate, count=2))
 
@@ -135,6 +137,22 @@ def test_train_export_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("small")
+def test_training_goes_on_from_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "made/mini-dense" in _train("--stage", "tokenizer", "--stage", "base", "--stage", "export")
+    before = load_file("made/mini-dense/model.safetensors")
+    monkeypatch.setattr(train_decoder, "factor", lambda part, warmup: 0.0)
+    _train("-o", "more", "--model", "made/mini-dense", "--stage", "replay", "--stage", "export")
+    assert (tmp_path / "more" / "replay" / "checkpoint.pt").exists()
+    after = load_file("more/mini/model.safetensors")
+    assert before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
+    assert not (tmp_path / "more" / "mini-dense").exists()
+    for model, said in (("mini", "made of other parts"), ("none", "unknown model")):
+        done = CliRunner().invoke(app, ["train", "-o", "new", "--model", model])
+        assert isinstance(done.exception, RequestError) and said in str(done.exception)
+
+
+@pytest.mark.usefixtures("small")
 def test_a_trained_tokenizer_stands_in_place_of_its_stage(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +172,12 @@ def test_a_trained_tokenizer_stands_in_place_of_its_stage(
         assert isinstance(done.exception, RequestError) and said in str(done.exception)
     done = CliRunner().invoke(app, ["train", "-o", "made", "--tokenizer", str(other), "--stage", "tokenizer"])
     assert "in place of --stage tokenizer" in str(done.exception)
+
+
+def test_two_runs_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".lock"):
+        done = CliRunner().invoke(app, ["train", "-o", str(tmp_path)])
+    assert isinstance(done.exception, RequestError) and "another run trains there" in str(done.exception)
 
 
 @pytest.mark.long

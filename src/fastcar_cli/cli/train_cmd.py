@@ -10,6 +10,7 @@ import typer
 
 from fastcar_cli.cli.flags import one_of
 from fastcar_cli.errors import RequestError
+from fastcar_cli.locks import locked
 
 STAGES = ("tokenizer", "base", "replay", "export")
 WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (7000, 4000, 800, 16)}
@@ -25,6 +26,10 @@ def train(
     world: Annotated[str, typer.Option(help="Which model: mini or table.")] = "mini",
     tokenizer: Annotated[
         Path | None, typer.Option(help="A trained tokenizer.safetensors, in place of the stage that makes it.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model to go on from, bundled or a folder: its tokenizer and weights come first."),
     ] = None,
     tokenizer_steps: Annotated[
         int | None, typer.Option(help="Steps of the tokenizer; default 12000, for table 7000 of each half.", min=1)
@@ -57,11 +62,13 @@ def train(
     one_of("--world", world, WORLDS)
     asked = (tokenizer_steps, base_steps, replay_steps, batch)
     tokens, first, second, videos = (a or own for a, own in zip(asked, WORLDS[world], strict=True))
-    chosen = stage or [name for name in STAGES if tokenizer is None or name != "tokenizer"]
+    given = [flag for flag, value in (("--tokenizer", tokenizer), ("--model", model)) if value is not None]
+    chosen = stage or [name for name in STAGES if not given or name != "tokenizer"]
     for name in chosen:
         one_of("--stage", name, STAGES)
-    if tokenizer is not None and "tokenizer" in chosen:
-        raise RequestError("--tokenizer stands in place of --stage tokenizer", hint="leave one of them out")
+    stand = [*given, *(["--stage tokenizer"] if "tokenizer" in chosen else [])]
+    if len(stand) > 1:
+        raise RequestError(f"{stand[0]} stands in place of {stand[1]}", hint="leave one of them out")
     import torch
 
     from fastcar_cli.world import training
@@ -85,18 +92,21 @@ def train(
     base = training.WORLDS[world].settings(
         first, batch=videos, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_
     )
+    busy = RequestError(f"-o {output}: another run trains there", hint="wait for it, or choose another folder")
     try:
-        folder = training.run(
-            world,
-            output,
-            chosen,
-            tokenizer=tokenizer,
-            tokenizer_steps=tokens,
-            base=base,
-            replay_steps=second,
-            deadline=deadline,
-            log=log,
-        )
+        with locked(output / ".lock", busy):
+            folder = training.run(
+                world,
+                output,
+                chosen,
+                tokenizer=tokenizer,
+                model=model,
+                tokenizer_steps=tokens,
+                base=base,
+                replay_steps=second,
+                deadline=deadline,
+                log=log,
+            )
     except OutOfTime as e:
         log(f"{e}: the same command goes on")
         return

@@ -16,18 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
 from fastcar_cli.analysis.machine import commit
 from fastcar_cli.config import RunConfig, load_config
-from fastcar_cli.models.registry import folder_of, load
-from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.analyser import analyse, judge, shares, wanted_of
 from fastcar_cli.world.captions import caption
-from fastcar_cli.world.patches import PatchEncoder, quantize, to_patches
 from fastcar_cli.world.render import render
 from fastcar_cli.world.scene import Scene, scenes_of, split_combinations
+from fastcar_cli.world.train_tokenizer import Tokenizer
 
 
 def held_out_captions(count: int, seed: int) -> list[tuple[Scene, str]]:
@@ -76,15 +73,7 @@ def fidelity(
 
 def tokenizer_quality(model: str, count: int, seed: int) -> dict[str, float]:
     """PSNR (dB) of held-out videos encoded and decoded again, and the share the analyser judges right."""
-    network = load(model).network
-    assert isinstance(network, VideoModel)
-    encoder = PatchEncoder(network.spec.rqvae.code_width)
-    weights = load_file(str(folder_of(model) / "encoder.safetensors"))
-    encoder.load_state_dict({k: v.float() for k, v in weights.items()})
-    spec = network.spec.rqvae
-    books = torch.stack([b.weight[: spec.codes] for b in network.rqvae.quantizer.books])
-    unused = (books == 0).all(-1, keepdim=True)
-    books = torch.where(unused, torch.full_like(books, 1e3), books)
+    tokenizer = Tokenizer.of_model(model)
     rng = random.Random(seed)
     combinations = split_combinations()[1]
     errors, verdicts = [], []
@@ -92,8 +81,7 @@ def tokenizer_quality(model: str, count: int, seed: int) -> dict[str, float]:
         for _ in range(count):
             scene = rng.choice(scenes_of(rng.choice(combinations)))
             video = torch.from_numpy(render(scene))
-            codes = quantize(encoder(to_patches(video)), books)
-            image = network.rqvae.decode(codes).round().to(torch.uint8).numpy()
+            image = tokenizer.rqvae.decode(tokenizer.encode(video)).round().to(torch.uint8).numpy()
             errors.append(float(np.square(image / 255.0 - video.numpy()).mean()))
             verdicts.append(judge(analyse(image), wanted_of(scene)))
     return {

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.decoding.replay import replay_known, replays, temporal_attention_score
 from fastcar_cli.models.decoder import Block, rotate
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world.captions import caption
 from fastcar_cli.world.dataset import Codes, encode_world
 from fastcar_cli.world.muon import Muon
@@ -310,13 +310,14 @@ def train(
     tokenizer_path: Path,
     settings: TrainSettings,
     *,
+    spec: ModelSpec = MINI,
     start: Path | None = None,
     deadline: float | None = None,
     log: Callable[[str], None] = print,
 ) -> VideoModel:
     """Train one stage of `mini` in folder `out`, see `run_stage`."""
     trained, held_out = encode_world(out.parent, log)
-    model = new_model(MINI, Tokenizer.load(tokenizer_path).rqvae, settings.seed).to(settings.device)
+    model = new_model(spec, Tokenizer.load(tokenizer_path).rqvae, settings.seed).to(settings.device)
     batches = Batches(trained, settings)
     n, run = model.spec.tokens_per_frame, torch.compile(forward) if settings.compile else forward
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
+from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.world.patches import PatchEncoder, build_dictionary, image, quantize, to_patches
 from fastcar_cli.world.scene import Pose, Scene, poses, scenes_of, split_combinations
 from fastcar_cli.world.steps import remaining_steps, rng_of
+from fastcar_cli.world.tokenizer import WorldTokenizer
 
 TOKENIZER_SPEC = RQVAESpec(
     grid=(8, 8),
@@ -40,53 +40,29 @@ TOKENIZER_SPEC = RQVAESpec(
 BATCH, LR = 16, 2e-3
 """Windows of frames that pixels are learned from in a step, and the full learning rate of both stages."""
 
-FAR = 1e3
-"""Value of unused codebook entries while quantising: nothing is near it."""
 
-
-class Tokenizer(nn.Module):
+class Tokenizer(WorldTokenizer):
     """Patch encoder and RQ-VAE together: pixels to codes and back."""
 
-    used: Tensor
+    spec = TOKENIZER_SPEC
 
-    def __init__(self, spec: RQVAESpec = TOKENIZER_SPEC) -> None:
-        super().__init__()
-        self.spec = spec
-        self.encoder = PatchEncoder(spec.code_width)
-        self.rqvae = RQVAE(spec)
-        self.register_buffer("used", torch.zeros(spec.depth, spec.codes, dtype=torch.bool))
-
-    def codebooks(self) -> Tensor:
-        """[depth, codes, code_width]; unused entries are pushed out of reach."""
-        rows = torch.stack([b.weight[: self.spec.codes] for b in self.rqvae.quantizer.books])
-        return torch.where(self.used[..., None], rows, torch.full_like(rows, FAR))
+    def __init__(self) -> None:
+        super().__init__(PatchEncoder(TOKENIZER_SPEC.code_width))
 
     def encode(self, frames: Tensor) -> Tensor:
         """Frames [..., 64, 64, 3] in 0..1 to codes [..., 64, depth]."""
         return quantize(self.encoder(to_patches(frames)), self.codebooks())
 
-    def save(self, path: Path) -> None:
-        """Write every weight to one safetensors file."""
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, str(path))
-
     @classmethod
     def with_dictionary(cls) -> Tokenizer:
         """Untrained, with the codes of the world in its codebooks."""
         model = cls()
-        dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
+        dictionary = build_dictionary(cls.spec.codes, cls.spec.code_width)
         with torch.no_grad():
             for book, vectors in zip(model.rqvae.quantizer.books, dictionary.vectors, strict=True):
                 book.weight.zero_()
-                book.weight[: model.spec.codes] = torch.from_numpy(vectors)
-            model.used.copy_(torch.from_numpy(dictionary.used))
+                book.weight[: cls.spec.codes] = torch.from_numpy(vectors)
         return model
-
-    @classmethod
-    def load(cls, path: Path) -> Tokenizer:
-        """Read what `save` wrote."""
-        model = cls()
-        model.load_state_dict(load_file(str(path)))
-        return model.eval()
 
 
 def _draw(scenes: list[Scene], count: int, rng: random.Random) -> list[tuple[Scene, Pose]]:
@@ -217,7 +193,6 @@ def train(
     torch.manual_seed(seed)
     trained, held_out = ([s for c in part for s in scenes_of(c)] for part in split_combinations())
     model = Tokenizer.with_dictionary()
-    log(f"codes in use: {model.used.sum(-1).tolist()}")
     parts = out.with_suffix("")
     parts.mkdir(parents=True, exist_ok=True)
     _train_encoder(_Stage(parts / "encoder.pt", steps // 4, seed, deadline, log), model, trained)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import write_whole
 from fastcar_cli.models.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.registry import load
 from fastcar_cli.models.text import PhraseTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world import recipe, train_decoder, train_tokenizer
@@ -21,6 +20,7 @@ from fastcar_cli.world.table import train_decoder as table_decoder
 from fastcar_cli.world.table import train_tokenizer as table_tokenizer
 from fastcar_cli.world.table.lexicon import table_tokenizer as table_words
 from fastcar_cli.world.table.tokenizer import TableTokenizer
+from fastcar_cli.world.tokenizer import WorldTokenizer
 from fastcar_cli.world.train_decoder import TrainSettings
 
 Log = Callable[[str], None]
@@ -30,14 +30,14 @@ Log = Callable[[str], None]
 class World:
     """A bundled model's training.
 
-    `tokenizer(output, steps, seed, deadline, log)` trains the tokenizer in a folder, of which the decoder's stages read
-    the file `codes`; `read(file)` reads one; `stage` is a stage of the decoder, taking `settings` (see
+    `tokenizer(output, steps, seed, deadline, log)` trains the tokenizer, a `kind`, in a folder, of which the decoder's
+    stages read the file `codes`; `stage` is a stage of the decoder, taking `settings` (see
     `train_decoder.train`). The model has the specification `spec`, the text tokenizer `words` and `defaults`.
     """
 
     codes: str
     tokenizer: Callable[[Path, int, int, float | None, Log], None]
-    read: Callable[[Path], train_tokenizer.Tokenizer | TableTokenizer]
+    kind: type[WorldTokenizer]
     settings: type[TrainSettings]
     stage: Callable[..., object]
     spec: ModelSpec
@@ -46,14 +46,12 @@ class World:
 
     def export(self, folder: Path, checkpoint: Path, tokenizer: Path) -> None:
         """Write the model folder: config.json, model.safetensors and encoder.safetensors, as float16."""
-        made, network = self.read(tokenizer), VideoModel(self.spec)
+        made, network = self.kind.load(tokenizer), VideoModel(replace(self.spec, name=folder.name))
         network.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["model"])
         # What draws the codes may have been trained further than when the checkpoint began.
         network.rqvae.load_state_dict(made.rqvae.state_dict())
         save(folder, network, self.words().to_dict(), self.defaults, torch.float16)
-        halved = {k: v.half().contiguous() for k, v in made.encoder.state_dict().items()}
-        save_file(halved, str(folder / "encoder.safetensors"))
-        (folder / "encoder.safetensors").chmod(0o644)
+        made.save_encoder(folder)
 
 
 def _mini_tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
@@ -72,7 +70,7 @@ WORLDS = {
     "mini": World(
         "tokenizer.safetensors",
         _mini_tokenizer,
-        train_tokenizer.Tokenizer.load,
+        train_tokenizer.Tokenizer,
         TrainSettings,
         train_decoder.train,
         recipe.MINI,
@@ -83,7 +81,7 @@ WORLDS = {
     "table": World(
         "codes.safetensors",
         _table_tokenizer,
-        TableTokenizer.load,
+        TableTokenizer,
         table_decoder.TableSettings,
         table_decoder.train,
         table.TABLE,
@@ -93,18 +91,33 @@ WORLDS = {
 }
 
 
-def _take(world: World, tokenizer: Path, output: Path) -> None:
-    """Copy a trained tokenizer to where the other stages look for it."""
-    try:
-        world.read(tokenizer)
-        content = tokenizer.read_bytes()
-    except (OSError, SafetensorError, RuntimeError) as e:
-        raise RequestError(f"`tokenizer` {tokenizer}: not a tokenizer of this world ({type(e).__name__})") from None
-    for file in (output / world.codes, output / "tokenizer.safetensors"):
-        if not file.exists():
-            write_whole(file, content)
-        elif file.read_bytes() != content:
-            raise RequestError(f"`tokenizer` {tokenizer}: {file} is another one", hint="another folder, or none")
+def _put(file: Path, made: Path, what: str) -> None:
+    """Give a file that was made its name, where none of another content has it."""
+    if file.exists() and file.read_bytes() != made.read_bytes():
+        made.unlink()
+        raise RequestError(f"{what}: {file} is another one", hint="another folder, or none")
+    made.replace(file)
+
+
+def _take(world: World, tokenizer: WorldTokenizer, output: Path, what: str) -> None:
+    """Save a trained tokenizer to where the other stages look for it."""
+    for name in dict.fromkeys((world.codes, "tokenizer.safetensors")):
+        made = output / f".{name}"
+        tokenizer.save(made)
+        _put(output / name, made, what)
+
+
+def _begin_with(world: World, model: str, output: Path) -> Path:
+    """Save a model's tokenizer, and its weights as a checkpoint for the first stage to begin from; its path."""
+    what = f"`model` {model}"
+    _take(world, world.kind.of_model(model), output, what)
+    network = load(model).network
+    if not isinstance(network, VideoModel) or replace(network.spec, name=world.spec.name) != world.spec:
+        raise RequestError(f"{what}: made of other parts than this world's model")
+    made = output / ".start.pt"
+    torch.save({"model": network.state_dict()}, made)
+    _put(output / "start.pt", made, what)
+    return output / "start.pt"
 
 
 def run(
@@ -113,34 +126,46 @@ def run(
     stages: Sequence[str],
     *,
     tokenizer: Path | None = None,
+    model: str | None = None,
     tokenizer_steps: int,
     base: TrainSettings,
     replay_steps: int,
     deadline: float | None,
     log: Log,
 ) -> Path | None:
-    """Train the stages of a world in folder `output` and return the model folder, if `export` is one of them.
+    """Train the stages of a world in folder `output`; `export` makes a model folder of each that was trained.
 
-    A trained `tokenizer` is copied there first. Raises RequestError where a stage before is missing, that file is none
-    of this world or the folder has another, OutOfTime at `deadline`.
+    Returns the last one's folder, or None without `export`; `NAME-dense` is of the base stage, `NAME` of the replay
+    stage. A trained `tokenizer` is copied there first. With `model`, a name or folder, its tokenizer is, and the first
+    stage begins with its weights. Raises RequestError where a stage before is missing, file or model are none of this
+    world or the folder has others, OutOfTime at `deadline`.
     """
     world = WORLDS[name]
+    start = None if model is None else _begin_with(world, model, output)
     if tokenizer is not None:
-        _take(world, tokenizer, output)
+        try:
+            made = world.kind.load(tokenizer)
+        except (OSError, SafetensorError, RuntimeError) as e:
+            raise RequestError(f"`tokenizer` {tokenizer}: not a tokenizer of this world ({type(e).__name__})") from None
+        _take(world, made, output, f"`tokenizer` {tokenizer}")
     if "tokenizer" in stages:
         world.tokenizer(output, tokenizer_steps, base.seed, deadline, log)
     codes, first = output / world.codes, output / "base" / "checkpoint.pt"
+    if start is not None and "base" not in stages and not first.exists():
+        first = start
     replay = replace(base, steps=replay_steps).replay_stage()
-    for stage, needed, settings, start in (("base", codes, base, None), ("replay", first, replay, first)):
+    for stage, needed, settings, before in (("base", codes, base, start), ("replay", first, replay, first)):
         if stage in stages:
             if not needed.exists():
                 raise RequestError(f"`stage` {stage} needs {needed}", hint="run the stage before it first")
-            world.stage(output / stage, codes, settings, start=start, deadline=deadline, log=log)
+            world.stage(output / stage, codes, settings, spec=world.spec, start=before, deadline=deadline, log=log)
     if "export" not in stages:
         return None
     file = output / "tokenizer.safetensors"
-    checkpoint = next((f for s in ("replay", "base") if (f := output / s / "checkpoint.pt").exists()), None)
-    if checkpoint is None or not file.exists():
+    trained = {f"{name}{end}": output / stage / "checkpoint.pt" for stage, end in (("base", "-dense"), ("replay", ""))}
+    trained = {folder: checkpoint for folder, checkpoint in trained.items() if checkpoint.exists()}
+    if not trained or not file.exists():
         raise RequestError(f"`stage` export finds no checkpoint in {output}", hint="run the stages before it first")
-    world.export(output / name, checkpoint, file)
-    return output / name
+    for folder, checkpoint in trained.items():
+        world.export(output / folder, checkpoint, file)
+    return output / folder

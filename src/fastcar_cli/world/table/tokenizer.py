@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fastcar_cli.models.patch_decoder import PatchDecoder
-from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
+from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.world.patches import quantize, to_patches
+from fastcar_cli.world.tokenizer import WorldTokenizer
 
 PATCH = 16
 """Side of a patch in pixels."""
@@ -48,14 +46,13 @@ class PatchEncoder(nn.Module):
         return self.linear(x) + self.layers(x)
 
 
-class TableTokenizer(nn.Module):
+class TableTokenizer(WorldTokenizer):
     """Patch encoder and RQ-VAE together."""
 
-    def __init__(self, spec: RQVAESpec = TABLE_RQVAE) -> None:
-        super().__init__()
-        self.spec = spec
-        self.encoder = PatchEncoder(spec.code_width)
-        self.rqvae = RQVAE(spec)
+    spec = TABLE_RQVAE
+
+    def __init__(self) -> None:
+        super().__init__(PatchEncoder(TABLE_RQVAE.code_width))
         nn.init.dirac_(self.rqvae.post_quant_conv.weight)
         assert self.rqvae.post_quant_conv.bias is not None
         nn.init.zeros_(self.rqvae.post_quant_conv.bias)
@@ -65,10 +62,6 @@ class TableTokenizer(nn.Module):
         """What draws patches from summed code vectors; `post_quant_conv` before it changes nothing here."""
         assert isinstance(self.rqvae.decoder, PatchDecoder)
         return self.rqvae.decoder
-
-    def codebooks(self) -> Tensor:
-        """[depth, codes, code_width]."""
-        return torch.stack([book.weight[: self.spec.codes] for book in self.rqvae.quantizer.books])
 
     @torch.no_grad()
     def encode(self, frames: Tensor) -> Tensor:
@@ -87,14 +80,3 @@ class TableTokenizer(nn.Module):
         patches = self.decoder.draw_alone(self.rqvae.embed(codes)).view(-1, h, w, PATCH, PATCH, 3)
         image = patches.transpose(2, 3).reshape(-1, h * PATCH, w * PATCH, 3)
         return ((image + 1) * 127.5).clamp(0, 255).round().to(torch.uint8)
-
-    def save(self, path: Path) -> None:
-        """Write every weight to one safetensors file."""
-        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, str(path))
-
-    @classmethod
-    def load(cls, path: Path) -> TableTokenizer:
-        """Read what `save` wrote."""
-        model = cls()
-        model.load_state_dict(load_file(str(path)))
-        return model.eval()

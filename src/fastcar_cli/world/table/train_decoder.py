@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world.recipe import new_model
 from fastcar_cli.world.steps import rng_of
 from fastcar_cli.world.table.clips import Batch, Clips, swapped
@@ -148,13 +148,14 @@ def train(
     tokenizer_path: Path,
     settings: TableSettings,
     *,
+    spec: ModelSpec = TABLE,
     start: Path | None = None,
     deadline: float | None = None,
     log: Callable[[str], None] = print,
 ) -> VideoModel:
     """Train one stage of `table` in folder `out`, see `run_stage`."""
     tokenizer = TableTokenizer.load(tokenizer_path)
-    model = new_model(TABLE, tokenizer.rqvae, settings.seed, sharpness=50.0).to(settings.device)
+    model = new_model(spec, tokenizer.rqvae, settings.seed, sharpness=50.0).to(settings.device)
     clips = Clips(tokenizer, drop_attribute=settings.drop_attribute, drop_caption=settings.drop_caption)
     if start is None:
         look_up_nearest(model.depth, tokenizer.codebooks())

@@ -1,0 +1,61 @@
+"""What both worlds' tokenizers are: a patch encoder and the RQ-VAE that it feeds, in one file or a model's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.registry import folder_of, load
+from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
+from fastcar_cli.models.video_model import VideoModel
+
+_FAR = 1e3
+
+
+class WorldTokenizer(nn.Module):
+    """Patch encoder and RQ-VAE together; a world says `spec` and what its encoder is."""
+
+    spec: RQVAESpec
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.rqvae = RQVAE(self.spec)
+
+    def codebooks(self) -> Tensor:
+        """[depth, codes, code_width]; unused entries, which are zero, are pushed out of reach."""
+        rows = torch.stack([book.weight[: self.spec.codes] for book in self.rqvae.quantizer.books])
+        return torch.where((rows == 0).all(-1, keepdim=True), torch.full_like(rows, _FAR), rows)
+
+    def save(self, path: Path) -> None:
+        """Write every weight to one safetensors file."""
+        save_file({k: v.contiguous() for k, v in self.state_dict().items()}, str(path))
+
+    def save_encoder(self, folder: Path) -> None:
+        """Write the encoder as float16 to a model folder, whose other weights hold the RQ-VAE."""
+        file = folder / "encoder.safetensors"
+        save_file({k: v.half().contiguous() for k, v in self.encoder.state_dict().items()}, str(file))
+        file.chmod(0o644)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote."""
+        made = cls()  # type: ignore[call-arg]
+        made.load_state_dict(load_file(str(path)))
+        return made.eval()
+
+    @classmethod
+    def of_model(cls, model: str) -> Self:
+        """The tokenizer of a model by name or folder. Raises RequestError where it is not of this world."""
+        network, file = load(model).network, folder_of(model) / "encoder.safetensors"
+        if not isinstance(network, VideoModel) or network.spec.rqvae != cls.spec or not file.is_file():
+            raise RequestError(f"`model` {model}: not a model of this world, or it has no encoder.safetensors")
+        made = cls()  # type: ignore[call-arg]
+        made.encoder.load_state_dict({k: v.float() for k, v in load_file(str(file)).items()})
+        made.rqvae.load_state_dict(network.rqvae.state_dict())
+        return made.eval()
