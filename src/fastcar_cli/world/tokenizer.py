@@ -21,6 +21,7 @@ class WorldTokenizer(nn.Module):
     """Patch encoder and RQ-VAE together; a world says `spec` and what its encoder is."""
 
     spec: RQVAESpec
+    encoder: nn.Module
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()

@@ -45,6 +45,7 @@ class Tokenizer(WorldTokenizer):
     """Patch encoder and RQ-VAE together: pixels to codes and back."""
 
     spec = TOKENIZER_SPEC
+    encoder: PatchEncoder
 
     def __init__(self) -> None:
         super().__init__(PatchEncoder(TOKENIZER_SPEC.code_width))

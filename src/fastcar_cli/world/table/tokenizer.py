@@ -50,6 +50,7 @@ class TableTokenizer(WorldTokenizer):
     """Patch encoder and RQ-VAE together."""
 
     spec = TABLE_RQVAE
+    encoder: PatchEncoder
 
     def __init__(self) -> None:
         super().__init__(PatchEncoder(TABLE_RQVAE.code_width))
