@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fastcar_cli.analysis.sweep.fidelity import judge_table
 from fastcar_cli.world.table.analyser import analyse, judge
+from fastcar_cli.world.table.analyser.looks import Look, cover, template
 from fastcar_cli.world.table.captions import caption
 from fastcar_cli.world.table.lexicon import FILLERS, PHRASES, PROMPT_LENGTH, table_tokenizer
 from fastcar_cli.world.table.motion import contact_distance, simulate
@@ -259,3 +260,19 @@ def test_a_video_is_judged_by_what_its_prompt_says(prompt: str, wrong: set[str])
     right = judge_table(render(HIT), table_tokenizer().read(prompt).tokens)
     assert {key for key, value in right.items() if value is False} == (wrong | {"all_right"} if wrong else set())
     assert right["light"] is (None if "dusk" not in prompt else False)
+
+
+@given(st.integers(-400, 400), st.integers(-400, 400), st.sampled_from(("ball", "cube")))
+def test_a_template_may_lie_anywhere(x: int, y: int, shape: str) -> None:
+    shown = template(Look(shape, "large", "red", "metal"), 0, "day")
+    rows, columns = np.nonzero(shown.solid)
+    rows, columns = rows + y + shown.top, columns + x + shown.left
+    inside = (rows >= 0) & (rows < SIDE) & (columns >= 0) & (columns < SIDE)
+    expected = np.zeros((SIDE, SIDE), bool)
+    expected[rows[inside], columns[inside]] = True
+    assert np.array_equal(cover(shown, x, y), expected)
+
+
+def test_the_analyser_has_an_answer_for_any_video() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), np.uint8)
+    assert not judge(analyse(noise), said_of(scene_of(1, 0)))["all"]

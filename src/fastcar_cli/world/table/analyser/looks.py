@@ -120,8 +120,10 @@ def errors(
 
 
 def cover(t: Template, x: int, y: int) -> NDArray[np.bool_]:
-    """Pixels of a frame [128, 128] that a template at (x, y) hides."""
-    out = np.zeros((SIDE + 2 * MARGIN, SIDE + 2 * MARGIN), bool)
+    """Pixels of a frame [128, 128] that a template at (x, y), anywhere, hides."""
+    out = np.zeros((SIDE, SIDE), bool)
+    top, left = y + t.top, x + t.left
     h, w = t.solid.shape
-    out[y + t.top + MARGIN : y + t.top + MARGIN + h, x + t.left + MARGIN : x + t.left + MARGIN + w] = t.solid
-    return out[MARGIN:-MARGIN, MARGIN:-MARGIN]
+    seen = t.solid[max(-top, 0) : max(SIDE - top, 0), max(-left, 0) : max(SIDE - left, 0)]
+    out[max(top, 0) : max(top + h, 0), max(left, 0) : max(left + w, 0)] = seen
+    return out
