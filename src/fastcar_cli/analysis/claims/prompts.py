@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcar_cli.analysis.sweep.fidelity import world_of
+from fastcar_cli.analysis.sweep.fidelity import unseen_captions, world_of
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline import TextToVideo
 
@@ -31,17 +31,7 @@ POOL = 128
 
 def prompts_for(pipe: TextToVideo, count: int, seed: int = 0) -> tuple[str, ...]:
     """Different prompts that the model understands. Raises RequestError where there are not so many."""
-    world = world_of(pipe.model.tokenizer, pipe.height, pipe.width)
-    if world == "mini":
-        from fastcar_cli.world.evaluate import held_out_captions
-
-        drawn = [text for _, text in held_out_captions(POOL, seed)]
-    elif world == "table":
-        from fastcar_cli.world.table.evaluate import held_out_captions as held_out_of_table
-
-        drawn = [text for _, text in held_out_of_table(POOL, seed)]
-    else:
-        drawn = list(ANY)
+    drawn = unseen_captions(world_of(pipe), POOL, seed) or ANY
     found = tuple(dict.fromkeys(drawn))[:count]
     if len(found) < count:
         raise RequestError(f"`prompts` {count}: there are {len(found)} of our own", hint="`prompts_file` with yours")

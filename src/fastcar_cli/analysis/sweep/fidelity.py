@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.models.text import PhraseTokenizer, PromptReader
+from fastcar_cli.models.text import PhraseTokenizer
+from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world import scene as mini
 from fastcar_cli.world.table import scene as table
 from fastcar_cli.world.table.lexicon import PHRASES as TABLE_PHRASES
@@ -18,8 +19,9 @@ Judge = Callable[[NDArray[np.uint8], Sequence[str]], dict[str, bool | None]]
 None for what the reading leaves open. `persists` tells whether objects stay what they are, `all_right` joins all."""
 
 
-def world_of(tokenizer: PromptReader, height: int, width: int) -> str | None:
+def world_of(pipe: TextToVideo) -> str | None:
     """The bundled model, mini or table, of whose world a model speaks in frames of a size that its analyser reads."""
+    tokenizer, height, width = pipe.model.tokenizer, pipe.height, pipe.width
     if not isinstance(tokenizer, PhraseTokenizer):
         return None
     if tokenizer.phrases == TABLE_PHRASES:
@@ -27,6 +29,16 @@ def world_of(tokenizer: PromptReader, height: int, width: int) -> str | None:
     groups = {name: set(values) for name, values in tokenizer.groups.items()}
     known = groups == {name: set(values) for name, values in mini.ATTRIBUTES.items()}
     return "mini" if known and not height % mini.SIDE and not width % mini.SIDE else None
+
+
+def unseen_captions(world: str | None, count: int, seed: int) -> list[str]:
+    """Captions that training left out, of a world that `world_of` names; none of another."""
+    from fastcar_cli.world import evaluate
+    from fastcar_cli.world.table import evaluate as table_evaluate
+
+    if world == "mini":
+        return [text for _, text in evaluate.held_out_captions(count, seed)]
+    return [text for _, text in table_evaluate.held_out_captions(count, seed)] if world == "table" else []
 
 
 def judge_of(world: str) -> Judge:

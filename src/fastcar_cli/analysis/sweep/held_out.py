@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from fastcar_cli.analysis.sweep.fidelity import unseen_captions, world_of
 from fastcar_cli.analysis.sweep.results import cells_of, dense_line, summarise
 from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Session
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.target import HELD_OUT, TOLERANCE, Target
 from fastcar_cli.decoding.tau import Tau
-from fastcar_cli.models.registry import BUNDLED
-from fastcar_cli.world.evaluate import held_out_captions
 
 _ALLOWED = 0.8 * HELD_OUT
 """Farthest that a move takes the ratio of the searched videos from the target; less than what the target allows."""
@@ -85,11 +84,10 @@ class CaptionSet:
 
 
 def captions_of(session: Session, number: int) -> list[CaptionSet]:
-    """The captions of a round, from combinations that training leaves out; empty for a model that is not bundled."""
-    if session.request.config.model not in BUNDLED:
-        return []
-    captions = {text: None for _, text in held_out_captions(_CAPTIONS, number) if text not in session.plan.prompts}
-    return [CaptionSet(session, tuple(captions), _CAPTION_SEED + number)]
+    """The captions of a round, of what training leaves out; empty for a model of no world of ours."""
+    drawn = unseen_captions(world_of(session.worker.base), _CAPTIONS, number)
+    captions = dict.fromkeys(text for text in drawn if text not in session.plan.prompts)
+    return [CaptionSet(session, tuple(captions), _CAPTION_SEED + number)] if captions else []
 
 
 def unseen(session: Session, store: Store, number: int) -> Sample:

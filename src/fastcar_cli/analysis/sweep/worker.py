@@ -74,7 +74,7 @@ class Worker:
         self.tokens = tokens
         self.config, self.scorer = config, scorer
         self.base = pipe or TextToVideo.from_config(config)
-        world = world_of(self.base.model.tokenizer, self.base.height, self.base.width) if fidelity else None
+        world = world_of(self.base) if fidelity else None
         self.judge = None if world is None else judge_of(world)
         self._warm: set[str] = set()
 
