@@ -16,6 +16,7 @@ from fpga_machine import run as stepped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastcar_cli.backends.fpga import broadcast
 from fastcar_cli.backends.fpga.decisions import Decisions, draw, read, save
 from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.emulator import Emulator
@@ -570,3 +571,17 @@ def test_comparison_against_itself_without_replay() -> None:
     found = compare(Emulator(preset(), work()), np.zeros((2, 6, 8), dtype=bool)).to_dict()
     assert found["speedup_vs_static"] == found["speedup_vs_dense"] <= 1.0
     assert found["energy_j"] == pytest.approx(found["power_w"] * found["latency_s"])
+
+
+def test_what_broadcast_costs_is_printed_from_copies_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    # Slow memory: without sharing each core waits for its own share.
+    slow, wide = preset(hbm__channel_bandwidth=0.05), work(frames=30)
+    rows = [line.strip("| ").split(" | ") for line in broadcast.table(slow, wide)]
+    assert [tuple(row[1:3]) for row in rows] == list(broadcast.WAYS)
+    for row, (weights, fetch) in zip(rows, broadcast.WAYS, strict=True):
+        seconds, share = broadcast.cost(broadcast.variant(slow, weights, fetch), wide, 0.5)
+        assert row[4] == f"{seconds:.4g} ({share:.2%})"
+    assert broadcast.variant(slow, "lockstep", "skip") == slow
+    dense = [float(row[3].split()[0]) for row in rows]
+    assert dense[3] > 1.5 * dense[0] >= 1.5 * dense[2]
+    assert broadcast.main(["edge-smal"]) == 2 and "did you mean" in capsys.readouterr().err

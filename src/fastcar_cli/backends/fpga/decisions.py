@@ -46,6 +46,9 @@ def save(file: Path, decisions: Decisions) -> None:
 def read(file: Path) -> Decisions:
     """Read what `save` wrote. Raises RequestError naming the file for anything else."""
     try:
+        with file.open("rb") as opened:
+            if not zipfile.is_zipfile(opened):
+                raise RequestError(f"{file} is no file of replay decisions", hint="`generate --trace` writes them")
         with np.load(file, allow_pickle=False) as data:
             meta = json.loads(str(data["meta"]))
             if meta["format"] != "fastcar-decisions":

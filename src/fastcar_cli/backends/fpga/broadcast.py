@@ -1,0 +1,77 @@
+"""What sharing a stream of weights costs, as docs/fpga.md shows it: `python -m fastcar_cli.backends.fpga.broadcast`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from fastcar_cli.backends.fpga.decisions import draw
+from fastcar_cli.backends.fpga.emulator import Emulator
+from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights, fpga_presets, load_preset
+from fastcar_cli.backends.fpga.workload import Workload, workload_of
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.registry import spec_of
+
+Fetch = Literal["skip", "stream"]
+WAYS: tuple[tuple[Weights, Fetch], ...] = (
+    ("lockstep", "skip"), ("lockstep", "stream"), ("multicast", "skip"), ("private", "skip"),
+)  # fmt: skip
+RATIOS = (0.0, 0.5, 0.8)
+FRAMES = 8
+
+
+def variant(preset: Preset, weights: Weights, fetch: Fetch) -> Preset:
+    """A preset with another way to share weights and to drop packets; a window of two tiles under multicast."""
+    window = Constant(value=2, unit="tiles", source="a double buffer", kind="assumption")
+    hbm = {"weights": weights, "window": window if weights == "multicast" else None}
+    return preset.model_copy(
+        update={"hbm": preset.hbm.model_copy(update=hbm), "drs": preset.drs.model_copy(update={"fetch": fetch})}
+    )
+
+
+def cost(preset: Preset, work: Workload, ratio: float) -> tuple[float, float]:
+    """Seconds of MLP and DRS of a run, and the share of DRS in them; decisions drawn over eligible passes, seed 0."""
+    decisions = draw(
+        layers=work.layers,
+        rows=work.rows,
+        frames=work.frames,
+        tokens_per_frame=work.tokens_per_frame,
+        ratio=ratio,
+        seed=0,
+    )
+    found = Emulator(preset, work).run(decisions).components
+    mlp, drs = found["mlp"].cycles, found["drs"].cycles
+    return (mlp + drs) * preset.seconds_per_cycle, drs / (mlp + drs)
+
+
+def table(preset: Preset, work: Workload) -> Iterator[str]:
+    """Rows of the docs' table for a preset."""
+    for weights, fetch in WAYS:
+        costs = (cost(variant(preset, weights, fetch), work, ratio) for ratio in RATIOS)
+        cells = [preset.name, weights, fetch, *(f"{seconds:.4g} ({share:.2%})" for seconds, share in costs)]
+        yield f"| {' | '.join(cells)} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, emulate, print; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("presets", nargs="*", metavar="PRESET", help="default: those with more than one core")
+    options = parser.parse_args(arguments)
+    try:
+        presets = [load_preset(name) for name in options.presets or fpga_presets()]
+        for preset in presets:
+            if preset.cores == 1 and not options.presets:
+                continue
+            model, rows = ("mini", 8) if preset.name.startswith("edge") else ("vila-u-7b", 16)
+            for line in table(preset, workload_of(spec_of(model), rows=rows, frames=FRAMES, prompt=100)):
+                print(line, flush=True)
+    except RequestError as e:
+        print(e if e.hint is None else f"{e}; {e.hint}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
