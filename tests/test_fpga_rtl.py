@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
 from fastcar_cli.backends.fpga.rtl import bundle, synth, tools
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.registry import folder_of, read_spec
+from fastcar_cli.models.registry import folder_of, read_spec, spec_of
 
 
 def have(find: Any) -> str | None:
@@ -141,6 +144,22 @@ def test_machines_that_the_rtl_has_not_are_refused(tmp_path: Path, change: dict[
     assert not (tmp_path / "d").exists()
 
 
+def test_a_trace_of_another_architecture(tmp_path: Path) -> None:
+    spec = spec_of("thuml/ivideogpt-bair-64-act-cond")
+    decisions = Decisions(np.zeros((spec.decoder.layers, 2, 1), dtype=bool), spec.to_dict(), 9, 8, None, 4, {})
+    written = bundle.write(tmp_path / "d", load_preset("edge-small"), decisions)
+    assert written["layers"] == bundle.RANDOM_LAYERS + spec.decoder.layers
+
+
+def test_more_rows_than_the_register_has_bits_are_refused(tmp_path: Path) -> None:
+    spec = read_spec(folder_of("mini"))
+    # None of those beyond computes.
+    decisions = Decisions(np.ones((6, 33, 1), dtype=bool), spec.to_dict(), 9, 8, None, 4, {})
+    with pytest.raises(RequestError, match="33 rows"):
+        bundle.write(tmp_path / "d", load_preset("edge-small"), decisions)
+    assert not (tmp_path / "d").exists()
+
+
 def test_a_missing_program_is_named_with_what_installs_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,23 +190,98 @@ def test_wrong_requests_for_rtl(run: Run) -> None:
 
 def build(folder: Path, **changes: Any) -> tuple[bool, str]:
     bundle.write(folder, preset(**changes), None)
-    return tools.simulate(folder)
+    return tools.simulate(folder, layers=bundle.RANDOM_LAYERS)
+
+
+def changed(file: Path, before: str, after: str) -> None:
+    source = file.read_text()
+    assert source.count(before) == 1
+    file.write_text(source.replace(before, after))
 
 
 @needs_verilator
 @pytest.mark.slow
-def test_a_trace_runs_in_the_cycles_that_the_emulator_says(run: Run, tmp_path: Path) -> None:
-    trace(tmp_path / "t.npz", passes=3)
+def test_a_trace_of_the_bundled_model_runs_in_the_cycles_that_the_emulator_says(run: Run, tmp_path: Path) -> None:
+    words = ("--frames", "2", "--tau", "-2", "--seed", "5", "--trace", "t.npz", "-o", "t.mp4")
+    assert run("generate", "a red ball rolling to the right on the grass", *words).returncode == 0
     done = run("fpga", "rtl", "t.npz", "-o", "d", "--check", "--json")
     assert done.returncode == 0, done.stderr
-    checked = json.loads(done.stdout)["check"]
-    assert checked["same"] and "no difference" in checked["result"]
-    print(checked["result"])
-    # Another drs.sv in the folder: --check builds what lies there and says where it differs.
-    source = (tmp_path / "d" / "drs.sv").read_text()
-    (tmp_path / "d" / "drs.sv").write_text(source.replace("CORE_BITS'(CORES - 1) ? '0", "CORE_BITS'(0) ? '0"))
-    done = run("fpga", "rtl", "t.npz", "-o", "d", "--check")
-    assert done.returncode == 1 and "DIFFERENCE: random layer" in done.stdout and "row" in done.stdout
+    document = json.loads(done.stdout)
+    print(document["check"]["result"])
+    # 2 frames of 64 tokens, the last of which no pass follows, on 6 layers.
+    assert document["layers"] == bundle.RANDOM_LAYERS + (2 * 64 - 1) * 6
+    lines = document["check"]["result"].splitlines()
+    assert document["check"]["same"] and all(line.endswith("no difference") for line in lines)
+    # The preset's machine, the two others, the arithmetic.
+    assert [line.split(":")[0] for line in lines] == ["2 cores", "3 cores", "5 cores", "arithmetic"]
+
+
+@needs_verilator
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "before", "after", "said"),
+    [
+        # With 2 cores the turn is one bit and wraps by itself: another machine shows it.
+        ("drs.sv", "CORES - 1) ? '0 :", "CORES - 1) ? turn + 1'b1 :", r"row \d+, cycle \d+: .*of 3 cores"),
+        ("drs.sv", "hit    <= index[next_row]", "hit    <= index[row]", r"row \d+, cycle \d+: .*of 2 cores"),
+        ("drs.sv", ": DROP == 1);", ": 1'b0);", r"row \d+, cycle \d+: .*of 5 cores"),
+        # A signal that nobody uses any more is a warning, and no reason not to run.
+        (
+            "drs.sv",
+            "SEND, PASS: advance = take && left == 16'd1",
+            "SEND, PASS: advance = take",
+            r"row \d+, cycle \d+: ",
+        ),
+        ("arithmetic/mac_array.sv", "first_2 ? 32'sd0 : total", "32'sd0", "arithmetic, mac_array, number"),
+    ],
+    ids=["wrap", "lookup", "jump", "word", "sums"],
+)
+def test_a_source_changed_in_the_folder_is_found(tmp_path: Path, name: str, before: str, after: str, said: str) -> None:
+    bundle.write(tmp_path, load_preset("edge-small"), None)
+    changed(tmp_path / name, before, after)
+    same, line = tools.simulate(tmp_path)
+    print(line)
+    assert not same and line.startswith("DIFFERENCE: ") and re.search(said, line), line
+
+
+def _no_wrap(drs: Drs, computing: Sequence[int]) -> None:
+    drs.index = sum(1 << row for row in computing)
+    for turn, row in enumerate(computing):
+        drs.mapping[row] = min(turn, drs.cores - 1)
+
+
+def _kept_bits(drs: Drs, computing: Sequence[int]) -> None:
+    for turn, row in enumerate(computing):
+        drs.index |= 1 << row
+        drs.mapping[row] = turn % drs.cores
+
+
+@needs_verilator
+@pytest.mark.slow
+def test_a_wrong_emulator_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build(tmp_path)[0]
+    for name, fault in (
+        ("remap", _no_wrap),
+        ("remap", _kept_bits),
+        ("arrive", lambda drs, row: drs.mapping[row] if drs.index >> row & 3 else None),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(Drs, name, fault)
+            bundle.write(tmp_path, preset(), None)
+        status, line = tools.call(["build/simulate"], tmp_path)
+        print(line)
+        assert status == 1 and re.search(r"DIFFERENCE: random layer \d+, row \d+, cycle \d+: ", line)
+
+
+@needs_verilator
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", bundle.WEIGHTS)
+def test_verilator_has_nothing_to_say_of_the_sources(tmp_path: Path, weights: str) -> None:
+    bundle.write(tmp_path, preset(hbm__weights=weights), None)
+    sources = sorted(f.name for f in tmp_path.glob("*.sv"))
+    for machine in (".", "machine_3", "machine_5"):
+        options = ["--lint-only", "-Wall", "--quiet", "--top-module", "accelerator", "-f", f"{machine}/parameters.f"]
+        assert tools.call([tools.verilator(), *options, *sources], tmp_path) == (0, "")
 
 
 @needs_verilator
@@ -245,10 +339,12 @@ def test_round_robin_drop_and_cycles_are_proved_for_every_index_word(tmp_path: P
 @needs_yosys
 @pytest.mark.slow
 def test_it_is_proved_with_the_parameters_of_the_folder(tmp_path: Path) -> None:
-    changes = {"cores": 5, "drs__remap": 40, "drs__drop": 1, "drs__dispatch": constant(66, "cycles/row")}
+    changes = {"cores": 4, "drs__remap": 40, "drs__drop": 1, "drs__dispatch": constant(66, "cycles/row")}
     bundle.write(tmp_path, preset(**changes), None)
     status, said = script(tmp_path, "prove.sh")
-    assert status == 0 and said.count("proved: 5 cores") == 2, said
+    assert status == 0 and said.count("proved: 4 cores") == 2, said
+    # And the other machines: the wrap-around does not show with 4.
+    assert "proved: 3 cores, stream 1" in said and "proved: 5 cores, stream 0" in said
 
 
 @needs_yosys
@@ -271,9 +367,7 @@ def test_it_is_proved_with_the_parameters_of_the_folder(tmp_path: Path) -> None:
 )
 def test_a_wrong_scheduler_is_not_proved(tmp_path: Path, before: str, after: str) -> None:
     bundle.write(tmp_path, load_preset("edge-small"), None)
-    source = (tmp_path / "drs.sv").read_text()
-    assert source.count(before) == 1
-    (tmp_path / "drs.sv").write_text(source.replace(before, after))
+    changed(tmp_path / "drs.sv", before, after)
     status, said = script(tmp_path, "prove.sh", "3")
     assert status == 1 and "NOT PROVED" in said, said
 
@@ -301,6 +395,9 @@ def test_resources_are_counted_and_called_estimates(run: Run, tmp_path: Path) ->
         assert synth.totals(counted) == {k: row[k] for k in synth.CARD}
         assert row["LUT"] > 0 and row["share_of_u280"]["LUT"] == row["LUT"] / synth.CARD["LUT"]
     assert found[f"MAC array, {synth.MACS} MACs"]["DSP"] == synth.MACS
+    core, weights = found[synth.CORE], load_preset("edge-small")
+    assert core["DSP"] == weights.core.mac_array.value and core["LUT"] == found["sequencer of a core"]["LUT"]
+    assert core["BRAM36"] == found["sequencer of a core"]["BRAM36"] + math.ceil(weights.core.buffer.value * 8 / 36)
     assert found["DRS"]["DSP"] == found["DRS"]["BRAM36"] == 0 and 50 < found["DRS"]["LUT"] < 500
 
 

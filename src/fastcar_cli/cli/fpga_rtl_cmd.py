@@ -43,7 +43,7 @@ def rtl(
             f"{output}: RTL of {accelerator.name} and {document['layers']:,} layers to run; run.sh compares them"
         )
     if synth:
-        document["resources"] = synthesis.synthesise(output, document["parameters"])
+        document["resources"] = synthesis.synthesise(output, document["parameters"], accelerator)
         document["by_preset"] = synthesis.arithmetic(accelerator)
         if not as_json:
             _resources(document["resources"], document["by_preset"])
@@ -70,7 +70,8 @@ def _resources(rows: list[dict[str, Any]], by_preset: dict[str, float]) -> None:
         *("unit", "LUT", "FF", "DSP", "BRAM36", "URAM", "share"),
         caption=f"All cores, by the preset: weight buffers {by_preset['RAMB36']:,.0f} RAMB36 or "
         f"{by_preset['URAM288']:,.0f} URAM288 by their bits, MAC arrays {by_preset['DSP']:,.0f} DSP. "
-        "LUT and FF of a MAC array are an artefact. Share: the largest of a U280. Cells and caveats: resources.csv.",
+        "A core: its sequencer, a DSP a MAC, its weight buffer in RAMB36. LUT and FF of a MAC array are an artefact "
+        "and not among a core's. Share: the largest of a U280. Cells and caveats: resources.csv.",
     )
     for row in rows:
         used = [f"{row[k]:g}" for k in ("LUT", "FF", "DSP", "BRAM36", "URAM")]

@@ -6,13 +6,13 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastcar_cli.backends.fpga.decisions import Decisions
-from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
+from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs, check_rows
 from fastcar_cli.backends.fpga.isa import compile_mlp
 from fastcar_cli.backends.fpga.machine import Rates
-from fastcar_cli.backends.fpga.preset import Preset, Weights
+from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.backends.fpga.rtl.stimulus import (
     Layer,
@@ -22,9 +22,10 @@ from fastcar_cli.backends.fpga.rtl.stimulus import (
     short_packets,
     trace_layers,
 )
+from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import csv_of, sha256_of, write_whole
-from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.specs import spec_from_dict
 
 SOURCE = Path(__file__).parent / "source"
 ARITHMETIC = Path(__file__).parent / "arithmetic"
@@ -78,6 +79,30 @@ def parameters(preset: Preset, packets: Sequence[Packet]) -> dict[str, int]:
     }
 
 
+def others(preset: Preset) -> dict[str, Preset]:
+    """Two more machines by folder, whose DRS does what the preset's leaves out, so that a fault there shows.
+
+    Cores in no power of two, the other way to drop, paced packets, a jump of one cycle, a longer mapping.
+    """
+
+    def constant(value: float, unit: str) -> Constant:
+        return Constant(value=value, unit=unit, source="another machine for drs.sv", kind="assumption")
+
+    def machine(cores: int, remap: int, fetch: Literal["skip", "stream"], drop: int, dispatch: int | None) -> Preset:
+        drs = preset.drs.model_copy(
+            update={
+                "remap": constant(remap, "cycles/layer"),
+                "fetch": fetch,
+                "drop": constant(drop, "cycles/row"),
+                "dispatch": None if dispatch is None else constant(dispatch, "cycles/row"),
+            }
+        )
+        return preset.model_copy(update={"cores": cores, "drs": drs})
+
+    short = 1 if preset.drs.fetch == "skip" else 9
+    return {"machine_3": machine(3, 40, "stream", 1, 70), "machine_5": machine(5, 33, "skip", short, None)}
+
+
 def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | None = None) -> dict[str, Any]:
     """Write the folder; returns what is in it: parameters, layers, sources that were changed there and stay.
 
@@ -87,24 +112,45 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
     packets: list[Packet] = []
     layers: list[Layer] = []
     if trace is not None:
-        decoder = ModelSpec.from_dict(trace.spec).decoder
+        check_rows(trace.replayed.shape[1])
+        decoder = spec_from_dict(trace.spec).decoder
         program = compile_mlp(
             decoder.width, decoder.mlp_width, preset.format.stored_bits, preset.tile_bytes, preset.window
         )
         packets.append(packet_of(preset, program, Rates.of(preset)))
         _check_dispatch(preset, packets[0])
         layers += trace_layers(trace.replayed, 0, passes)
-    first = len(packets)
+    short = _short(preset)
+    layers = [*random_layers(RANDOM_LAYERS, len(short), len(packets)), *layers]
+    packets += short
+    machines = others(preset)
+    for made in (folder, *(folder / name for name in (ARITHMETIC.name, *machines))):
+        try:
+            made.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise RunError(f"-o {folder}: the folder {made} can't be made: {e.strerror}") from None
+    kept = _sources(folder)
+    values = _machine(folder, preset, packets, layers)
+    for name, other in machines.items():
+        short = _short(other)
+        _machine(folder / name, other, short, list(random_layers(RANDOM_LAYERS, len(short), 0, seed=other.cores)))
+    macs = macs_of(preset)
+    write_whole(folder / ARITHMETIC.name / "parameters.f", f"-GMACS={macs}\n")
+    for name, words in zip(("requests.bin", "expected.bin"), vectors(macs), strict=True):
+        write_whole(folder / ARITHMETIC.name / name, words)
+    return {"folder": str(folder), "parameters": values, "layers": len(layers), "kept": kept}
+
+
+def _short(preset: Preset) -> list[Packet]:
+    """The packets of the random layers. Raises RequestError where none passes in the preset's cycles."""
     short = short_packets(preset)
     _check_dispatch(preset, min(short, key=lambda packet: packet.program.words))
-    packets += [packet for packet in short if packet.passes]
-    layers = [*random_layers(RANDOM_LAYERS, len(packets) - first, first), *layers]
+    return [packet for packet in short if packet.passes]
+
+
+def _machine(folder: Path, preset: Preset, packets: Sequence[Packet], layers: Sequence[Layer]) -> dict[str, int]:
+    """Write what one machine is built with, runs, and is expected to do; returns its parameters."""
     values = parameters(preset, packets)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise RunError(f"-o {folder}: the folder can't be made: {e.strerror}") from None
-    kept = _sources(folder)
     write_whole(folder / "parameters.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
     write_whole(folder / "parameters.h", "".join(f"#define {k} {v}\n" for k, v in values.items()))
     write_whole(folder / "parameters.json", json.dumps({"preset": preset.name, **values}, indent=1) + "\n")
@@ -112,7 +158,7 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
         words = words_of(packet.program, packet.rates)
         write_whole(folder / f"packet_{number}.hex", "".join(f"{w:016x}\n" for w in words))
     _tables(folder, layers, packets)
-    return {"folder": str(folder), "parameters": values, "layers": len(layers), "kept": kept}
+    return values
 
 
 def _check_dispatch(preset: Preset, packet: Packet) -> None:
@@ -131,7 +177,6 @@ def _sources(folder: Path) -> list[str]:
     # Without that list, or with a damaged one, whatever differs counts as changed.
     with contextlib.suppress(OSError, ValueError):
         written = json.loads(written_file.read_text(encoding="utf-8"))
-    (folder / ARITHMETIC.name).mkdir(exist_ok=True)
     kept = []
     for file in [*sorted(SOURCE.iterdir()), *sorted(ARITHMETIC.iterdir())]:
         name = f"{ARITHMETIC.name}/{file.name}" if file.parent == ARITHMETIC else file.name

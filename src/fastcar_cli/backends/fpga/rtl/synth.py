@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ MACS = 16
 """MACs of the array that is synthesised: a core's has more of the same."""
 
 ARTEFACT = "yosys estimate; accumulators stand in LUTs and FFs, which a vendor's tool packs into the DSPs"
+
+CORE = "a core"
+CORE_CAVEAT = f"{CAVEAT} of the sequencer; a DSP a MAC, weight buffer by bits: preset; no LUT and FF of the MAC array"
 
 UNITS = {
     "DRS": ("drs", ("CORES", "REMAP", "DROP", "STREAM", "DISPATCH"), CAVEAT),
@@ -63,26 +68,38 @@ def totals(cells: dict[str, int]) -> dict[str, float]:
     return found
 
 
-def synthesise(folder: Path, parameters: dict[str, int]) -> list[dict[str, Any]]:
-    """Synthesise the sources in a folder; writes resources.csv there and returns a row a unit.
+def synthesise(folder: Path, parameters: dict[str, int], preset: Preset) -> list[dict[str, Any]]:
+    """Synthesise the sources in a folder; writes resources.csv there and returns a row a unit, and one for a core.
 
-    Raises RequestError where yosys is missing, RunError where it fails.
+    A core is its sequencer as synthesised, and from the preset a DSP a MAC and its weight buffer in RAMB36. Raises
+    RequestError where yosys is missing, RunError where it fails.
     """
     program = yosys()
     code, version = call([program, "--version"], folder)
     if code:
         raise RunError(f"{program} --version ended with status {code}", hint=version[-500:])
     version = version.strip().splitlines()[-1]
-    rows, table = [], []
+    rows: list[dict[str, Any]] = []
+    table: list[list[object]] = []
+    core: Counter[str] = Counter()
+
+    def add(name: str, module: str, cells: dict[str, int], tool: str, caveat: str) -> None:
+        table.extend(
+            [name, module, cell, count, kind_of(cell) or "", tool, version, FAMILY, caveat]
+            for cell, count in sorted(cells.items())
+        )
+        used = totals(cells)
+        rows.append({"unit": name, **used, "share_of_u280": {k: used[k] / CARD[k] for k in CARD}})
+
     parameters = {**parameters, "MACS": MACS}
     for name, (module, names, caveat) in UNITS.items():
         cells = _cells(program, folder, module, {n: parameters[n] for n in names})
-        table += [
-            [name, module, cell, count, kind_of(cell) or "", "yosys", version, FAMILY, caveat]
-            for cell, count in sorted(cells.items())
-        ]
-        used = totals(cells)
-        rows.append({"unit": name, **used, "share_of_u280": {k: used[k] / CARD[k] for k in CARD}})
+        add(name, module, cells, "yosys", caveat)
+        if module == "sequencer":
+            core = Counter(cells)
+    by_preset = arithmetic(preset)
+    core.update(DSP48E2=round(by_preset["DSP"] / preset.cores), RAMB36E2=math.ceil(by_preset["RAMB36"] / preset.cores))
+    add(CORE, "sequencer", dict(core), "yosys, preset", CORE_CAVEAT)
     header = ["unit", "module", "cell", "count", "counts_as", "tool", "version", "family", "caveat"]
     write_whole(folder / "resources.csv", csv_of(header, table))
     return rows

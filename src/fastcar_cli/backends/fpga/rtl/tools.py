@@ -63,13 +63,15 @@ def call(arguments: Sequence[str], folder: Path, extra: Mapping[str, str] | None
 
 
 def simulate(folder: Path, *, layers: int | None = None, saif: bool = False) -> tuple[bool, str]:
-    """Build what lies in a folder and compare it with the emulator; whether it holds, and its last line.
+    """Build what lies in a folder and compare it with the emulator; whether it holds, and lines that say so.
 
-    Raises RequestError where a program is missing, RunError where the sources do not build.
+    layers: run so many of the preset's machine alone; None: all of it, the other machines and the arithmetic. Raises
+    RequestError where a program is missing, RunError where the sources do not build.
     """
     programs = {"VERILATOR": verilator(), "CXX": compiler(), "SAIF": "1" if saif else ""}
     code, said = call(["./run.sh", *([] if layers is None else [str(layers)])], folder, programs)
     lines = said.strip().splitlines() or ["nothing was said"]
-    if code and not any(line.startswith("DIFFERENCE") for line in lines):
+    different = [line for line in lines if line.startswith("DIFFERENCE")]
+    if code and not different:
         raise RunError(f"{folder}: the RTL does not build or ends early (status {code})", hint="\n".join(lines[-12:]))
-    return code == 0, next((line for line in lines if line.startswith("DIFFERENCE")), lines[-1])
+    return code == 0, different[0] if different else "\n".join(lines)

@@ -3,8 +3,8 @@
 // A cycle takes one input and the weights of MACS outputs for it, so a group of outputs takes as many cycles as it has
 // terms, and groups follow one another without a gap. Sums are 32 bits wide and never rounded: 133,144 terms fit.
 //
-// begins with the first term of a group, ends with its last (both in a group of one). `done` is high for one cycle,
-// three cycles after the last term was taken; `sums` hold until the next `done`, so whoever takes them has as many
+// `first` is high with the first term of a group, `last` with its last (both in a group of one). `done` is high for one
+// cycle, three cycles after the last term was taken; `sums` hold until the next `done`, so whoever takes them has as many
 // cycles as the next group has terms. A cycle without `valid` changes nothing.
 module mac_array #(
     parameter int MACS = 64

@@ -5,7 +5,8 @@
 //   2 requantise: n sums, n multipliers, n mantissas, n shifts                          -> n numbers
 //   3 activate: n gates, n ups                                                          -> n numbers
 //   4 code: n numbers                                                                   -> mantissa, drop, n codes
-// Gaps of random length lie between the inputs. What does not come when it should is an error: exit status 1.
+// Gaps of random length lie between the inputs. What does not come when it should is an error: exit status 1. With a file
+// as argument the results are compared with its words instead; exit status 1 at the first difference.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -36,7 +37,7 @@ static Words read_words(size_t n) {
 
 static void expect(bool holds, const char* what) {
     if (holds) return;
-    fprintf(stderr, "%s\n", what);
+    fprintf(stderr, "DIFFERENCE: %s\n", what);
     exit(1);
 }
 
@@ -149,10 +150,26 @@ static Words code(size_t n) {
     return found;
 }
 
-int main() {
+// Whether results are those of the file; prints the first that is not, by part and place.
+static bool same(const Words& found, FILE* expected, const char* part) {
+    Words wanted(found.size());
+    expect(fread(wanted.data(), 4, wanted.size(), expected) == wanted.size(), "more results than were expected");
+    for (size_t i = 0; i < found.size(); i++) {
+        if (found[i] == wanted[i]) continue;
+        printf("DIFFERENCE: arithmetic, %s, number %zu: %d, expected %d\n", part, i, found[i], wanted[i]);
+        return false;
+    }
+    return true;
+}
+
+int main(int argc, char** argv) {
+    FILE* expected = argc > 1 ? fopen(argv[1], "rb") : nullptr;
+    expect(argc == 1 || expected, "the file of expected results can't be read");
     top.reset = 1;
     for (int i = 0; i < 16; i++) tick();
     top.reset = 0;
+    const char* parts[] = {"mac_array", "requantise", "activate", "coder"};
+    size_t count = 0;
     int32_t request[2];
     while (fread(request, 4, 2, stdin) == 2) {
         const size_t n = request[1];
@@ -160,7 +177,10 @@ int main() {
                             : request[0] == 2 ? requantise(n)
                             : request[0] == 3 ? activate(n)
                                               : code(n);
-        fwrite(found.data(), 4, found.size(), stdout);
+        if (!expected) fwrite(found.data(), 4, found.size(), stdout);
+        else if (!same(found, expected, parts[request[0] - 1])) return 1;
+        count += found.size();
     }
+    if (expected) printf("arithmetic: %zu numbers: no difference\n", count);
     return 0;
 }

@@ -1,5 +1,6 @@
 // Runs layers.csv on the verilated accelerator and compares every row with expected.csv.
 // Ends with status 1 at the first difference and names layer, row and cycle.
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +15,8 @@
 #ifdef SAIF
 #include "verilated_saif_c.h"
 #endif
-#include "parameters.h"
+// By the order of the compiler's folders: each machine has its own.
+#include <parameters.h>
 
 using Words = std::vector<uint64_t>;
 const int64_t NEVER = -1;
@@ -51,11 +53,18 @@ static Words packet(int which) {
   return words;
 }
 
-static bool differs(const Layer& layer, int row, const char* what, int64_t found, int64_t expected) {
-  if (found == expected) return false;
-  auto text = [](int64_t n) { return n == NEVER ? std::string("none") : std::to_string(n); };
-  printf("DIFFERENCE: %s, row %d: %s %s, expected %s\n", layer.name.c_str(), row, what, text(found).c_str(), text(expected).c_str());
-  return true;
+static bool difference(const Layer& layer, int row, int64_t cycle, const std::string& what) {
+  printf("DIFFERENCE: %s, row %d, cycle %" PRId64 ": %s (machine of %d cores)\n", layer.name.c_str(), row, cycle, what.c_str(), CORES);
+  return false;
+}
+
+static std::string text(int64_t n) { return n == NEVER ? "none" : std::to_string(n); }
+
+// Whether a row's cycle or core is the expected one; `at` is the cycle to name where it is a core.
+static bool same(const Layer& layer, int row, const char* what, int64_t found, int64_t expected, int64_t at = NEVER) {
+  if (found == expected) return true;
+  if (at == NEVER) at = found == NEVER ? expected : found;
+  return difference(layer, row, at, what + (" " + text(found)) + ", expected " + text(expected));
 }
 
 // Runs one layer; its first cycle is the one that the model stands in. Returns whether it is as expected.
@@ -76,15 +85,15 @@ static bool run(Vaccelerator* top, VerilatedContext* context, const Layer& layer
     top->in_valid = at < layer.rows && t >= from;
     top->in_word = word ? words[word] : (words[0] & ~0xff0000ull) | (uint64_t)at << 16;
     top->eval();
-    if (top->out_of_step) { printf("DIFFERENCE: %s, cycle %" PRId64 ": cores of a round are out of step\n", layer.name.c_str(), t); return false; }
+    if (top->out_of_step) return difference(layer, std::max(running[0], 0), t, "cores of a round are out of step");
     for (int c = 0; c < CORES; c++) if (t && top->finished >> c & 1) {
       int row = ((const uint8_t*)&top->row)[c];
-      if (running[c] < 0 || row != running[c]) { printf("DIFFERENCE: %s, cycle %" PRId64 ": core %d finishes row %d, which it does not run\n", layer.name.c_str(), t, c, row); return false; }
+      if (running[c] < 0 || row != running[c]) return difference(layer, row, t, "core " + text(c) + " finishes it and does not run it");
       rows[row].end = t;
       running[c] = -1;
     }
     for (int c = 0; c < CORES; c++) if (top->go >> c & 1) {
-      if (queued[c].empty() || running[c] >= 0) { printf("DIFFERENCE: %s, cycle %" PRId64 ": core %d starts without a packet\n", layer.name.c_str(), t, c); return false; }
+      if (queued[c].empty() || running[c] >= 0) return difference(layer, std::min(at, layer.rows - 1), t, "core " + text(c) + " starts without a packet");
       running[c] = queued[c].front();
       queued[c].pop_front();
       rows[running[c]].begin = t + 1;
@@ -95,7 +104,7 @@ static bool run(Vaccelerator* top, VerilatedContext* context, const Layer& layer
       for (int c = 0; c < CORES; c++) if (top->sent >> c & 1) { core = c; count++; }
       Row& row = rows[at];
       if (!word) { row.first = t; row.core = core; }
-      if (count > 1 || core != row.core) { printf("DIFFERENCE: %s, row %d: a word in cycle %" PRId64 " goes to another core\n", layer.name.c_str(), at, t); return false; }
+      if (count > 1 || core != row.core) return difference(layer, at, t, "a word goes to another core");
       row.last = t;
       if (++word == words.size() || top->skip) {
         if (row.core >= 0) queued[row.core].push_back(at);
@@ -103,21 +112,22 @@ static bool run(Vaccelerator* top, VerilatedContext* context, const Layer& layer
         word = 0;
       }
     }
-    if (done) {
+    const bool hangs = t > layer.cycles + 100000;
+    if (done || hangs) {
       total += t;
       // The earliest difference is the first.
       const Row* earliest = nullptr;
-      auto same = [](const Row& a, const Row& b) { return a.core == b.core && a.first == b.first && (a.core < 0 || (a.last == b.last && a.begin == b.begin && a.end == b.end)); };
-      for (const Row& e : layer.expected) if (!same(rows[e.row], e) && (!earliest || e.first < earliest->first)) earliest = &e;
+      auto equal = [](const Row& a, const Row& b) { return a.core == b.core && a.first == b.first && (a.core < 0 || (a.last == b.last && a.begin == b.begin && a.end == b.end)); };
+      for (const Row& e : layer.expected) if (!equal(rows[e.row], e) && (!earliest || e.first < earliest->first)) earliest = &e;
       if (earliest) {
         const Row& e = *earliest; const Row& f = rows[e.row];
-        return !(differs(layer, e.row, "first word in cycle", f.first, e.first) || differs(layer, e.row, "core", f.core, e.core) ||
-                 differs(layer, e.row, "last word in cycle", f.last, e.last) || differs(layer, e.row, "begins in cycle", f.begin, e.begin) ||
-                 differs(layer, e.row, "ends in cycle", f.end, e.end));
+        return same(layer, e.row, "first word in cycle", f.first, e.first) && same(layer, e.row, "core", f.core, e.core, e.first) &&
+               same(layer, e.row, "last word in cycle", f.last, e.last) && same(layer, e.row, "begins in cycle", f.begin, e.begin) &&
+               same(layer, e.row, "ends in cycle", f.end, e.end);
       }
-      return !differs(layer, layer.rows - 1, "layer ends in cycle", t, layer.cycles);
+      if (hangs) return difference(layer, std::min(at, layer.rows - 1), t, "the layer goes on, expected its end in cycle " + text(layer.cycles));
+      return same(layer, layer.rows - 1, "layer ends in cycle", t, layer.cycles);
     }
-    if (t > layer.cycles + 100000) return !differs(layer, at, "layer ends in cycle", NEVER, layer.cycles);
     top->clk = 1; top->eval(); dump(context); context->timeInc(1);
     top->clk = 0; top->eval(); dump(context); context->timeInc(1);
   }
@@ -163,6 +173,6 @@ int main(int argc, char** argv) {
 #ifdef SAIF
   saif->close();
 #endif
-  printf("%zu layers, %zu rows, %" PRId64 " cycles of RTL: no difference\n", done, rows, total);
+  printf("%d cores: %zu layers, %zu rows, %" PRId64 " cycles of RTL: no difference\n", CORES, done, rows, total);
   return 0;
 }

