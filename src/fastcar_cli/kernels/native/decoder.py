@@ -12,13 +12,13 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastcar_cli.kernels.native import structs
 from fastcar_cli.kernels.native.library import kernels, scratch
-from fastcar_cli.kernels.native.structs import FORMATS, Linear, expect, matrix, same_format
+from fastcar_cli.kernels.native.structs import FORMATS, STRUCTS, Linear, expect, matrix, same_format
 
 MOST_ROWS = 1024
 _FLOATS = (torch.float32, torch.bfloat16)
@@ -51,7 +51,7 @@ class Slots:
     aligned_to: int
 
 
-def _weights(block: BlockWeights, layer: int, width: int) -> structs.Block:
+def _weights(block: BlockWeights, layer: int, width: int) -> Any:
     name = f"layer {layer}: "
     inner, mlp = block.q.outputs, block.up.outputs
     sizes = {
@@ -63,7 +63,7 @@ def _weights(block: BlockWeights, layer: int, width: int) -> structs.Block:
         "up": (mlp, width),
         "down": (width, mlp),
     }
-    found = structs.Block()
+    found = STRUCTS.Block()
     for part, size in sizes.items():
         setattr(found, part, matrix(name + part, getattr(block, part), *size))
     same_format(f"{name}q, k, v", block.q, block.k, block.v)
@@ -73,16 +73,16 @@ def _weights(block: BlockWeights, layer: int, width: int) -> structs.Block:
     return found
 
 
-def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> structs.Decoder:
+def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> Any:
     """Filled as far as weights alone tell."""
     if not blocks or threads < 1:
         raise ValueError(f"{len(blocks)} blocks and {threads} threads, expected at least one of each")
     width = blocks[0].norm1.numel()
-    layers = (structs.Block * len(blocks))(*(_weights(block, i, width) for i, block in enumerate(blocks)))
+    layers = (STRUCTS.Block * len(blocks))(*(_weights(block, i, width) for i, block in enumerate(blocks)))
     for part in ("q", "k", "up"):
         if any(getattr(layer, part).outputs != getattr(layers[0], part).outputs for layer in layers):
             raise ValueError(f"{part}.weight has other shapes in other layers")
-    return structs.Decoder(layers=len(blocks), width=width, threads=threads, eps=eps, blocks=layers)
+    return STRUCTS.Decoder(layers=len(blocks), width=width, threads=threads, eps=eps, blocks=layers)
 
 
 class DecoderPass:
@@ -154,7 +154,7 @@ class DecoderPass:
             "start": expect("start", start, (rows,), torch.int64),
         }.items():
             setattr(decoder, field, value)
-        self._step = structs.Step()
+        self._step = STRUCTS.Step()
         room = scratch(kernels().decoder_bytes(decoder))
         decoder.scratch = room.data_ptr()
         # A small pass takes less than a millisecond, so the call itself does as little as can be.

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcar_cli.kernels.native import structs
 from fastcar_cli.kernels.native.library import kernels, scratch
-from fastcar_cli.kernels.native.structs import Linear, expect, matrix, same_format
+from fastcar_cli.kernels.native.structs import STRUCTS, Linear, expect, matrix, same_format
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class DepthWeights:
 
 
 def _transformer(weights: DepthWeights, depth: int) -> dict[str, Any]:
-    """Fields of `structs.Depth` that are the transformer's, checked."""
+    """Fields of `Depth` that are the transformer's, checked."""
     blocks, places, norm = weights.blocks, weights.places, weights.norm
     if places.dim() != 2 or weights.heads < 1 or places.shape[1] % weights.heads:
         raise ValueError(
@@ -68,7 +67,7 @@ def _transformer(weights: DepthWeights, depth: int) -> dict[str, Any]:
         raise ValueError("0 blocks: expected some")
     width, wide = places.shape[1], blocks[0].up.outputs
     sizes = {**dict.fromkeys("qkvo", (width, width)), "up": (wide, width), "down": (width, wide)}
-    table = (structs.DepthBlock * len(blocks))()
+    table = (STRUCTS.DepthBlock * len(blocks))()
     for i, (block, to) in enumerate(zip(blocks, table, strict=True)):
         for part, size in sizes.items():
             setattr(to, part, matrix(f"block {i}: {part}", getattr(block, part), *size))
@@ -118,7 +117,7 @@ class CodeDraw:
         known = classes.outputs
         if transformer is None:
             width = classes.inputs
-            none, table = structs.Matrix(inputs=width), structs.Matrix(inputs=books[0].shape[1])
+            none, table = STRUCTS.Matrix(inputs=width), STRUCTS.Matrix(inputs=books[0].shape[1])
             parts: dict[str, Any] = {"width": width, "heads": 1, "first": none, "later": table}
         else:
             parts = _transformer(transformer, depth)
@@ -126,7 +125,7 @@ class CodeDraw:
         vectors = [expect(f"book {d}", book, shape, torch.float32) for d, book in enumerate(books)]
         width, heads = parts["width"], parts["heads"]
         self._memory = torch.zeros(2, parts.get("blocks_count", 0), rows, heads, depth, width // heads)
-        self._depth = structs.Depth(
+        self._depth = STRUCTS.Depth(
             **parts,
             **{"rows": rows, "depth": depth, "threads": threads, "books": (ctypes.c_void_p * depth)(*vectors)},
             classes=matrix("classes", classes, None, width),
@@ -134,8 +133,9 @@ class CodeDraw:
             values=self._memory[1].data_ptr(),
         )
         self._shape = (videos, tokens, depth)
-        self._draw = structs.Draw(
-            **{"tokens": tokens, "guidance": guidance, "temperature": temperature, "top_k": top_k},
+        self._draw = STRUCTS.Draw(
+            tokens=tokens,
+            sampling=STRUCTS.Sampling(guidance=guidance, temperature=temperature, top_k=top_k),
             uniforms=expect("uniforms", uniforms, self._shape, torch.float32),
             codes=expect("codes", codes, self._shape, torch.int64),
         )
@@ -159,7 +159,7 @@ class CodeDraw:
             raise ValueError(f"index is {index}, expected 0 to {tokens - 1}")
         latent = torch.empty(videos, self._depth.later.inputs)
         logits = torch.empty(depth, videos, self._depth.classes.outputs) if keep_logits else None
-        draw.index, draw.top_p, draw.latent = index, top_p, latent.data_ptr()
+        draw.index, draw.sampling.top_p, draw.latent = index, top_p, latent.data_ptr()
         draw.hidden = expect("hidden", hidden, (self._depth.rows, self._depth.first.inputs), torch.float32)
         draw.given = None if given is None else expect("given", given, self._shape, torch.int64)
         draw.logits = None if logits is None else logits.data_ptr()

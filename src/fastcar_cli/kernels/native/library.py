@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastcar_cli.kernels.native.build import FOLDER, NAME, SOURCES, WHY_NOT, source_hash
-from fastcar_cli.kernels.native.structs import Kernels
+from fastcar_cli.kernels.native.structs import STRUCTS
 
 
 @cache
@@ -30,8 +31,8 @@ def _open() -> ctypes.CDLL | str:
         return f"the native kernels can't be loaded: {e}"
     library.fastcar_instruction_set.argtypes = library.fastcar_kernels.argtypes = [ctypes.c_int64]
     library.fastcar_instruction_set.restype = library.fastcar_sources.restype = ctypes.c_char_p
-    library.fastcar_kernels.restype = ctypes.POINTER(Kernels)
-    if SOURCES.is_dir() and library.fastcar_sources().decode() != source_hash():
+    library.fastcar_kernels.restype = ctypes.POINTER(STRUCTS.Kernels)
+    if (SOURCES / "door.cpp").is_file() and library.fastcar_sources().decode() != source_hash():
         return "the native kernels were built from other sources; run pip install -e . again"
     return library
 
@@ -65,13 +66,12 @@ def instruction_set() -> str:
     return asked
 
 
-def kernels() -> Kernels:
+def kernels() -> Any:
     """The functions of `instruction_set`; RuntimeError where they are unavailable."""
     library = _open()
     if isinstance(library, str):
         raise RuntimeError(library)
-    found: Kernels = library.fastcar_kernels(instruction_sets().index(instruction_set())).contents
-    return found
+    return library.fastcar_kernels(instruction_sets().index(instruction_set())).contents
 
 
 def scratch(size: int) -> Tensor:

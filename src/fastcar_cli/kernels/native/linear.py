@@ -7,9 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from fastcar_cli.kernels.native import structs
 from fastcar_cli.kernels.native.library import kernels, scratch
-from fastcar_cli.kernels.native.structs import Linear, expect, matrix
+from fastcar_cli.kernels.native.structs import STRUCTS, Linear, expect, matrix
 
 
 class Product:
@@ -19,7 +18,7 @@ class Product:
         if rows < 1 or threads < 1:
             raise ValueError(f"{rows} rows and {threads} threads, expected at least one of each")
         self._kernels, self._held = kernels(), linear
-        self._product = structs.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
+        self._product = STRUCTS.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
         self._bias = self._product.matrix.bias
         self._scratch = scratch(self._kernels.product_bytes(self._product))
         self._product.scratch = self._scratch.data_ptr()

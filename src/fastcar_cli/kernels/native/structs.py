@@ -1,10 +1,15 @@
-"""What the native kernels are handed, as `source/structs.h` declares it, and how tensors get there."""
+"""What the native kernels are handed: the structs of `source/structs.h`, and how tensors get there."""
 
 from __future__ import annotations
 
 import ctypes
+import re
+from collections.abc import Mapping
 from ctypes import POINTER, c_double, c_int64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,17 +56,43 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dty
     return tensor.data_ptr()
 
 
-class Matrix(ctypes.Structure):
-    """A linear map."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("weight", "scale", "bias")),
-        *((name, c_int64) for name in ("outputs", "inputs", "format")),
-    )
+_SIMPLE: dict[str, Any] = {"int64_t": c_int64, "double": c_double, "void": None}
 
 
-def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | None = None) -> Matrix:
-    """Its addresses, checked; sizes that are None are taken as they are."""
+def _kind(text: str, structs: Mapping[str, Any]) -> Any:
+    """The type of ctypes for one of the header, such as `const float*`; what numbers lie at an address is not kept."""
+    name, stars = text.replace("const", "").replace("*", " ").split()[0], text.count("*")
+    kind = {**_SIMPLE, **structs}.get(name)
+    if stars == 0:
+        return kind
+    return POINTER(c_void_p) if stars > 1 else POINTER(kind) if name in structs else c_void_p
+
+
+def _structs(header: str) -> dict[str, type[ctypes.Structure]]:
+    """The structs of a header that declares members, several of a type at once, and pointers to functions."""
+    found: dict[str, type[ctypes.Structure]] = {}
+    for name, body in re.findall(r"^struct (\w+) {(.*?)^};", re.sub("//.*", "", header), re.DOTALL | re.MULTILINE):
+        fields: list[tuple[str, Any]] = []
+        for line in filter(None, map(str.strip, body.split(";"))):
+            if function := re.fullmatch(r"(\w+) \(\*(\w+)\)\((.*)\)", line):
+                taken = [_kind(part, found) for part in function[3].split(",")]
+                fields.append((function[2], ctypes.CFUNCTYPE(_kind(function[1], found), *taken)))
+                continue
+            first, *others = line.split(",")
+            kind, member = re.fullmatch(r"(.*[ *])(\w+)", first, re.DOTALL).groups()  # type: ignore[union-attr]
+            fields.append((member, _kind(kind, found)))
+            base = kind.replace("*", "")
+            fields += [(part.strip(" *\n"), _kind(base + "*" * part.count("*"), found)) for part in others]
+        found[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return found
+
+
+STRUCTS: Any = SimpleNamespace(**_structs((Path(__file__).parent / "source" / "structs.h").read_text(encoding="utf-8")))
+"""What `source/structs.h` declares, by name."""
+
+
+def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | None = None) -> Any:
+    """Its addresses as a `Matrix`, checked; sizes that are None are taken as they are."""
     weight = linear.weight
     if weight.dim() != 2 or 0 in weight.shape:
         raise ValueError(f"{name}.weight is {list(weight.shape)}, expected [out, in]")
@@ -79,7 +110,7 @@ def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | 
         scale = expect(f"{name}.scale", linear.scale, shape, dtype)
     if linear.bias is not None:
         bias = expect(f"{name}.bias", linear.bias, (outputs,), torch.float32)
-    return Matrix(at, scale, bias, outputs, inputs, FORMATS[weight.dtype])
+    return STRUCTS.Matrix(at, scale, bias, outputs, inputs, FORMATS[weight.dtype])
 
 
 def same_format(name: str, *linears: Linear) -> None:
@@ -87,106 +118,3 @@ def same_format(name: str, *linears: Linear) -> None:
     found = sorted({str(linear.weight.dtype).removeprefix("torch.") for linear in linears})
     if len(found) > 1:
         raise ValueError(f"{name}: weights are {' and '.join(found)}, expected one format")
-
-
-class Block(ctypes.Structure):
-    """A decoder block with its memory."""
-
-    _fields_ = (
-        ("norm1", c_void_p),
-        *((name, Matrix) for name in "qkvo"),
-        ("norm2", c_void_p),
-        *((name, Matrix) for name in ("gate", "up", "down")),
-        *((name, c_void_p) for name in ("keys", "values", "aligned", "outputs", "key_scales", "value_scales")),
-    )
-
-
-class Decoder(ctypes.Structure):
-    """A decode pass."""
-
-    _fields_ = (
-        *((name, c_int64) for name in ("layers", "rows", "width", "heads", "kv_heads", "head_width", "slots", "ring")),
-        *((name, c_int64) for name in ("positions", "cache_format", "aligned_format", "output_format")),
-        *((name, c_int64) for name in ("pairs", "released", "threads")),
-        ("eps", c_double),
-        ("blocks", POINTER(Block)),
-        *((name, c_void_p) for name in ("norm", "start", "scratch")),
-    )
-
-
-class Step(ctypes.Structure):
-    """What one pass is called with."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "cos", "sin")),
-        *((name, c_int64) for name in ("angles", "slot", "length", "aligned_from", "aligned_to", "position")),
-        *((name, c_void_p) for name in ("mask", "thresholds", "scored", "scores", "replayed")),
-        ("mlp_ns", c_int64),
-    )
-
-
-class Product(ctypes.Structure):
-    """A linear map and what it maps."""
-
-    _fields_ = (
-        ("matrix", Matrix),
-        ("x", c_void_p),
-        ("y", c_void_p),
-        ("rows", c_int64),
-        ("threads", c_int64),
-        ("scratch", c_void_p),
-    )
-
-
-class DepthBlock(ctypes.Structure):
-    """A block of the depth transformer."""
-
-    _fields_ = (
-        ("norm1", c_void_p),
-        ("norm1_bias", c_void_p),
-        *((name, Matrix) for name in "qkvo"),
-        ("norm2", c_void_p),
-        ("norm2_bias", c_void_p),
-        ("up", Matrix),
-        ("down", Matrix),
-    )
-
-
-class Depth(ctypes.Structure):
-    """The depth transformer."""
-
-    _fields_ = (
-        *((name, c_int64) for name in ("blocks_count", "rows", "width", "heads", "depth", "threads")),
-        ("blocks", POINTER(DepthBlock)),
-        ("first", Matrix),
-        ("later", Matrix),
-        *((name, c_void_p) for name in ("place", "norm", "norm_bias")),
-        ("classes", Matrix),
-        ("books", POINTER(c_void_p)),
-        *((name, c_void_p) for name in ("keys", "values", "scratch")),
-    )
-
-
-class Draw(ctypes.Structure):
-    """Drawing the codes of a position."""
-
-    _fields_ = (
-        *((name, c_int64) for name in ("tokens", "index")),
-        *((name, c_double) for name in ("guidance", "temperature", "top_p")),
-        ("top_k", c_int64),
-        *((name, c_void_p) for name in ("hidden", "uniforms", "given", "codes", "latent", "logits")),
-    )
-
-
-class Kernels(ctypes.Structure):
-    """The functions of one instruction set."""
-
-    _fields_ = (
-        ("decoder_bytes", ctypes.CFUNCTYPE(c_int64, POINTER(Decoder))),
-        ("decode", ctypes.CFUNCTYPE(None, POINTER(Decoder), POINTER(Step))),
-        ("mlps", ctypes.CFUNCTYPE(None, POINTER(Decoder), c_void_p, c_void_p, c_int64)),
-        ("depth_bytes", ctypes.CFUNCTYPE(c_int64, POINTER(Depth))),
-        ("draw", ctypes.CFUNCTYPE(c_int64, POINTER(Depth), POINTER(Draw))),
-        ("product_bytes", ctypes.CFUNCTYPE(c_int64, POINTER(Product))),
-        ("product", ctypes.CFUNCTYPE(None, POINTER(Product))),
-    )
