@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcar_cli.kernels.gpu.linear import Tile, _inputs, _product, _weights, padded_rows, upcast
+from fastcar_cli.kernels.gpu.linear import Tile, _inputs, _product, _weights
 
 # Chosen by arithmetic (docs/gpu.md), not by measuring.
 GATE_UP = Tile(out=32, inner=128, stages=3)
@@ -90,6 +90,7 @@ def _down_kernel(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = (n[:, None] < N) & (r[None, :] < ROWS)
     at = x + r[None, :] * N + n[:, None]
+    even: tl.constexpr = N % BN == 0 and K % BK == 0
     kind = x.dtype.element_ty
     if REPLAY:
         replays = _replays(flags, r, ROWS)
@@ -98,11 +99,11 @@ def _down_kernel(
         kept = inside & (replays[None, :] == 1)
         y = tl.load(slot, mask=kept, other=0.0).to(tl.float32)
         if tl.min(replays, 0) == 0:
-            new = _product(h, down, n, r, ROWS, N, K, BN, BK, RP, STAGES, UPCAST).to(kind)
+            new = _product(h, down, n, r, N, ROWS, K, BN, BK, RP, STAGES, even, UPCAST).to(kind)
             tl.store(slot, new, mask=inside & (replays[None, :] == 0))
             y = tl.where(replays[None, :] == 1, y, new.to(tl.float32))
     else:
-        y = _product(h, down, n, r, ROWS, N, K, BN, BK, RP, STAGES, UPCAST).to(kind).to(tl.float32)
+        y = _product(h, down, n, r, N, ROWS, K, BN, BK, RP, STAGES, even, UPCAST).to(kind).to(tl.float32)
     residual = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     tl.store(at, (residual + y).to(kind), mask=inside)
 
@@ -135,41 +136,15 @@ def mlp(
     is scratch. With `replay`, a row whose flag is set takes its output from the cache and the others
     leave theirs there; where every row replays, no program touches a weight.
     """
-    rows, width = h.shape
+    width = h.shape[1]
     wide = len(gate)
     first, second = GATE_UP.of(wide, width), DOWN.of(width, wide)
     flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.outputs)
-    shared = {"ROWS": rows, "RP": padded_rows(rows), "UPCAST": upcast(h)}
+    replaying = {"REPLAY": replay is not None}
     _gate_up_kernel[(triton.cdiv(wide, first.out),)](
-        h,
-        gate,
-        up,
-        middle,
-        flags,
-        N=wide,
-        K=width,
-        BN=first.out,
-        BK=first.inner,
-        STAGES=first.stages,
-        REPLAY=replay is not None,
-        num_warps=first.warps,
-        **shared,
+        h, gate, up, middle, flags, N=wide, K=width, **replaying, **first.launch(h)
     )
     _down_kernel[(triton.cdiv(width, second.out),)](
-        middle,
-        down,
-        x,
-        cache,
-        flags,
-        t,
-        cache.shape[1],
-        N=width,
-        K=wide,
-        BN=second.out,
-        BK=second.inner,
-        STAGES=second.stages,
-        REPLAY=replay is not None,
-        num_warps=second.warps,
-        **shared,
+        middle, down, x, cache, flags, t, cache.shape[1], N=width, K=wide, **replaying, **second.launch(h)
     )
     return x
