@@ -27,7 +27,7 @@ from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
 from fastcar_cli.backends.fpga.rtl import bundle, synth, tools
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.registry import folder_of, read_spec, spec_of
+from fastcar_cli.models.registry import folder_of, shapes_of, spec_of
 
 
 def have(find: Any) -> str | None:
@@ -45,7 +45,7 @@ needs_yosys = pytest.mark.skipif(not have(tools.yosys), reason="no yosys: fastca
 
 def trace(file: Path, passes: int = 7, rows: int = 8, ratio: float = 0.5, seed: int = 3) -> Decisions:
     """Drawn decisions in the shape of the bundled model, saved."""
-    spec = read_spec(folder_of("mini"))
+    spec = shapes_of(folder_of("mini")).spec
     bits = draw(
         layers=spec.decoder.layers, rows=rows, frames=8, tokens_per_frame=spec.tokens_per_frame, ratio=ratio,
         seed=seed, spread="all",
@@ -152,7 +152,7 @@ def test_a_trace_of_another_architecture(tmp_path: Path) -> None:
 
 
 def test_more_rows_than_the_register_has_bits_are_refused(tmp_path: Path) -> None:
-    spec = read_spec(folder_of("mini"))
+    spec = shapes_of(folder_of("mini")).spec
     # None of those beyond computes.
     decisions = Decisions(np.ones((6, 33, 1), dtype=bool), spec.to_dict(), 9, 8, None, 4, {})
     with pytest.raises(RequestError, match="33 rows"):

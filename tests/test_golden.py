@@ -122,7 +122,8 @@ def test_block_outputs_and_feedback(group: str) -> None:
     _, run = traced(f"{group}/none")
     close(run.block_out[at(run, data["layer_out_steps"])], tensors[f"{group}/layer_out"], 2e-4)
     codes = tensors[f"{group}/none/codes"].long()[:, [0, 1, 256]]
-    close(model.network.feedback(codes, torch.tensor([0, 1, 256])), tensors[f"{group}/feedback_embed"], 1e-5)
+    fed = model.network.feedback_latent(model.network.embed(codes), torch.tensor([0, 1, 256]))
+    close(fed, tensors[f"{group}/feedback_embed"], 1e-5)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_decoder_equals_transformers_llama() -> None:
     hidden = torch.stack([s.hidden[0] for s in decode.steps(codes)])
     with torch.no_grad():
         text = model.llm.embed_tokens(torch.tensor(prompt))
-        inputs = torch.cat([text, model.feedback(codes[0, :-1], torch.arange(11))])
+        inputs = torch.cat([text, model.feedback_latent(model.embed(codes[0, :-1]), torch.arange(11))])
         expected = theirs(inputs_embeds=inputs[None]).last_hidden_state[0, len(prompt) - 1 :]
     assert float((hidden - expected).abs().max()) < 1e-5
 

@@ -124,7 +124,7 @@ class TextToVideo:
         shapes = shapes or shapes_of(folder_of(config.model))
         spec = shapes.spec
         frames = max(1, (config.generation.frames or spec.frames) - spec.layout.context)
-        guided = shapes.guidance if config.sampling.cfg is None else config.sampling.cfg
+        guided = shapes.defaults.cfg if config.sampling.cfg is None else config.sampling.cfg
         layers, replay = spec.decoder.layers, config.replay
         replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
         rows, prompt = videos * (1 if guided == 1.0 else 2), spec.layout.lead or PROMPT_TOKENS

@@ -8,7 +8,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.dummy import full_spec
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.plan import available_bytes, gib
-from fastcar_cli.models.registry import folder_of, read_spec
+from fastcar_cli.models.registry import folder_of, shapes_of
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 PROMPT_TOKENS = 12
@@ -40,7 +40,7 @@ def check(plan: Benchmark) -> None:
     the keys and values of every contestant.
     """
     mini = plan.shape == "mini"
-    spec: Spec = read_spec(folder_of("mini")) if mini else full_spec()
+    spec: Spec = shapes_of(folder_of("mini")).spec if mini else full_spec()
     decoder = spec.decoder
     least = PROMPT_TOKENS + spec.tokens_per_frame + 1
     most = (decoder.max_positions if mini else _LONGEST) - plan.passes

@@ -164,9 +164,9 @@ def _own_dtype(model: str, default: str) -> str:
     """What a model is timed in where nobody says. Raises RequestError for a converted one that is not in floats."""
     from fastcar_cli.models.checkpoint import DTYPES
     from fastcar_cli.models.published import published_spec
-    from fastcar_cli.models.registry import folder_of, weight_formats
+    from fastcar_cli.models.registry import folder_of, shapes_of
 
-    formats = [] if published_spec(model) is not None else list(weight_formats(folder_of(model)))
+    formats = [] if published_spec(model) is not None else list(shapes_of(folder_of(model)).formats)
     if len(formats) != 1:
         return default
     if formats[0] not in DTYPES:
@@ -180,13 +180,13 @@ def _own_dtype(model: str, default: str) -> str:
 def _shape(model: str, dtype: str, device: str, rows: int | None, longest: int) -> tuple[Shape, int]:
     from fastcar_cli.analysis.profiler import Shape, random_shape
     from fastcar_cli.models.published import published_spec
-    from fastcar_cli.models.registry import folder_of, load, read_defaults
+    from fastcar_cli.models.registry import load
 
     if (published := published_spec(model)) is not None:
         count = rows or (2 if published.layout.guided else 1)
         return random_shape(published, dtype, device, count, longest), count
     loaded = load(model, dtype, device)
-    count = rows or (1 if read_defaults(folder_of(model)).cfg == 1.0 else 2)
+    count = rows or (1 if loaded.defaults.cfg == 1.0 else 2)
     spec = loaded.network.spec
     return Shape(loaded.network, spec, spec.decoder.layers, False), count
 

@@ -17,7 +17,7 @@ from fastcar_cli.models.checkpoint import GenerationDefaults, empty_network, rea
 from fastcar_cli.models.layouts import layout_of
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.quantised import GROUP, WeightFormat
-from fastcar_cli.models.registry import folder_of, identity, public_name, read_defaults, read_spec
+from fastcar_cli.models.registry import folder_of, identity, public_name, shapes_of
 from fastcar_cli.models.weights import Component, Weights
 
 DTYPES = ("int4", "int8", "bfloat16")
@@ -67,7 +67,8 @@ def open_source(model: str) -> Source:
             f"{model} is converted already, to {made.form.name}",
             hint=f"convert the model that it was made from, {made.source.get('name')}",
         )
-    spec = read_spec(folder)
+    described = shapes_of(folder)
+    spec = described.spec
     network = empty_network(spec)
     shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
     layout = layout_of(folder)
@@ -86,7 +87,7 @@ def open_source(model: str) -> Source:
     name = model if public_name(model) else spec.name
     return Source(
         spec=spec if not public_name(model) else replace(spec, name=model.partition("@")[0]),
-        defaults=read_defaults(folder),
+        defaults=described.defaults,
         text=text,
         tokenizer=files,
         weights=weights,

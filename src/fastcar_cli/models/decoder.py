@@ -8,6 +8,7 @@ engine decides between them whether the MLP runs; `forward` is the whole pass ov
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -65,6 +66,15 @@ def table(rows: int, width: int) -> nn.Embedding:
     which takes longer than loading the bundled model.
     """
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
+
+
+def summed(books: Sequence[nn.Embedding], codes: Tensor) -> Tensor:
+    """Sum of the vectors of codes [..., depth] in the book of each depth, accumulated in depth order: [..., width]."""
+    first, *others = books
+    total = first(codes[..., 0])
+    for d, book in enumerate(others, 1):
+        total = total + book(codes[..., d])
+    return total
 
 
 class RMSNorm(nn.Module):

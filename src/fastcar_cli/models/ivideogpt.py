@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.ivideogpt_blocks import CrossAttention, Memory
 from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer, TokenizerSpec
-from fastcar_cli.models.network import Drawing, Layout, Network, Projector, Spec
+from fastcar_cli.models.network import Drawing, Layout, Network, Picture, Projector, Spec
 
 
 @dataclass(frozen=True)
@@ -47,34 +47,11 @@ class IVideoGPTSpec(Spec):
         return self.actions
 
     @property
-    def code_depth(self) -> int:
+    def picture(self) -> Picture:
         """See `Spec`."""
-        return 1
-
-    @property
-    def codes(self) -> int:
-        """See `Spec`."""
-        return self.tokenizer.vocabulary
-
-    @property
-    def code_width(self) -> int:
-        """See `Spec`."""
-        return self.decoder.width
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """See `Spec`."""
-        return self.tokenizer.grid, self.tokenizer.grid
-
-    @property
-    def frame_size(self) -> tuple[int, int]:
-        """See `Spec`."""
-        return self.tokenizer.resolution, self.tokenizer.resolution
-
-    @property
-    def pixel_width(self) -> int:
-        """See `Spec`."""
-        return self.tokenizer.channels[0]
+        t = self.tokenizer
+        square = (t.grid, t.grid), (t.resolution, t.resolution)
+        return Picture(1, t.vocabulary, self.decoder.width, *square, channels=t.channels[0])
 
     @property
     def drawing(self) -> Drawing:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models import checkpoint
-from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, filled
+from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.config_file import ConfigFile, read_decoder
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
@@ -21,7 +19,7 @@ from fastcar_cli.models.ivideogpt_tokenizer import SIDE, TokenizerSpec
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.published import published_frames
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.weights import Component, Progress, stored_shapes, weight_files
+from fastcar_cli.models.weights import Component, stored_shapes, weight_files
 
 FRAMES, FPS = 16, 4
 
@@ -172,19 +170,7 @@ def _with_old_names(names: dict[str, str], keys: Sequence[str]) -> dict[str, str
     return found
 
 
-def load_checkpoint(
-    folder: Path,
-    form: WeightFormat,
-    device: torch.device,
-    name: str | None = None,
-    progress: Progress | None = None,
-) -> LoadedModel:
-    """Load an official checkpoint, without a second copy in memory.
-
-    Raises RequestError for a wrong folder, file, key, shape or model type.
-    """
-    spec = read_spec(folder)
-    network = empty_network(spec)
-    filled(network, components(folder, network), form, device, progress)
+def reader(folder: Path, network: Network) -> FrameReader:
+    """What reads its prompts."""
     assert isinstance(network, IVideoGPT)
-    return LoadedModel(name or spec.name, network, FrameReader(network), DEFAULTS)
+    return FrameReader(network)

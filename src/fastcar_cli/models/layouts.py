@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from fastcar_cli.models import ivideogpt_checkpoint, vila_u
-from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel
+from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.weights import Component, Progress
+from fastcar_cli.models.text import PromptReader
+from fastcar_cli.models.weights import Component
 
 
 class CheckpointLayout(Protocol):
@@ -20,42 +19,31 @@ class CheckpointLayout(Protocol):
     @property
     def DEFAULTS(self) -> GenerationDefaults:
         """How the released code generates."""
-        ...
 
     @property
     def PATTERNS(self) -> tuple[str, ...]:
         """Files of a repository on the hub that a model needs."""
-        ...
 
     def is_checkpoint(self, folder: Path) -> bool:
         """Whether a folder looks like one."""
-        ...
 
     def read_spec(self, folder: Path) -> Spec:
         """The specification of a folder. Raises RequestError naming file and key."""
-        ...
 
     def loading_format(self, name: str) -> WeightFormat:
         """What a model is held as when it is loaded in one of `checkpoint.FORMATS`."""
-        ...
 
     def weights_of(self, folder: Path) -> list[Path]:
         """The files of weights of a folder; they need not exist. Raises RequestError where there are none."""
-        ...
 
     def tokenizer_files(self, folder: Path) -> tuple[Path, ...]:
         """Files of the text tokenizer, which a converted folder gets a copy of."""
-        ...
 
     def components(self, folder: Path, network: Network) -> list[Component]:
         """Which keys of which folder are which parameters of a network."""
-        ...
 
-    def load_checkpoint(
-        self, folder: Path, form: WeightFormat, device: torch.device, name: str | None, progress: Progress | None
-    ) -> LoadedModel:
-        """Load a folder. Raises RequestError for a wrong folder, file, key, shape or model type."""
-        ...
+    def reader(self, folder: Path, network: Network) -> PromptReader:
+        """What reads the prompts of a model with this network. Raises RequestError naming a file that is damaged."""
 
 
 LAYOUTS: tuple[CheckpointLayout, ...] = (vila_u, ivideogpt_checkpoint)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.models.decoder import Decoder, DecoderSpec
+from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.models.quantised import QuantisedLinear
 
@@ -72,6 +72,26 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """What frames are made of.
+
+    Attributes:
+        depth, codes, code_width: codes of a position, codes that a draw chooses from, width of a code vector.
+        grid: rows and columns of a frame's code positions, delimiters left out.
+        size: (height, width) of a frame in pixels.
+        channels: of the widest map of a frame's full size while its pixels are drawn.
+
+    """
+
+    depth: int
+    codes: int
+    code_width: int
+    grid: tuple[int, int]
+    size: tuple[int, int]
+    channels: int
+
+
+@dataclass(frozen=True)
 class Spec(ABC):
     """Everything that fixes the shapes of a model; `frames` is the length it was trained on, context included."""
 
@@ -97,33 +117,33 @@ class Spec(ABC):
 
     @property
     @abstractmethod
+    def picture(self) -> Picture:
+        """What its frames are made of."""
+
+    @property
     def code_depth(self) -> int:
-        """Codes of a position."""
+        """See `Picture.depth`."""
+        return self.picture.depth
 
     @property
-    @abstractmethod
     def codes(self) -> int:
-        """Codes that a draw chooses from."""
+        """See `Picture`."""
+        return self.picture.codes
 
     @property
-    @abstractmethod
     def code_width(self) -> int:
-        """Width of a code vector."""
+        """See `Picture`."""
+        return self.picture.code_width
 
     @property
-    @abstractmethod
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of a frame's code positions, delimiters left out."""
+        """See `Picture`."""
+        return self.picture.grid
 
     @property
-    @abstractmethod
     def frame_size(self) -> tuple[int, int]:
-        """(height, width) of a frame in pixels."""
-
-    @property
-    @abstractmethod
-    def pixel_width(self) -> int:
-        """Channels of the widest map of a frame's full size while its pixels are drawn."""
+        """See `Picture.size`."""
+        return self.picture.size
 
     @property
     @abstractmethod
@@ -168,15 +188,10 @@ class Projector(nn.Module):
 
     def __init__(self, code_width: int, width: int, count: int) -> None:
         super().__init__()
-        if count == 0:
-            self.layers: nn.Module = nn.Identity()
-        elif count == 1:
-            self.layers = nn.Linear(code_width, width)
-        else:
-            parts: list[nn.Module] = [nn.Linear(code_width, width)]
-            for _ in range(count - 1):
-                parts += [nn.GELU(), nn.Linear(width, width)]
-            self.layers = nn.Sequential(*parts)
+        parts: list[nn.Module] = [nn.Linear(code_width, width) if count else nn.Identity()]
+        for _ in range(count - 1):
+            parts += [nn.GELU(), nn.Linear(width, width)]
+        self.layers = nn.Sequential(*parts) if count > 1 else parts[0]
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., code_width] -> [..., width]."""
@@ -188,11 +203,9 @@ class Painter(Protocol):
 
     def context(self) -> Tensor | None:
         """The frames that prompts hold, float32 [P, C, H, W, 3] in 0..255, not rounded; None where they hold none."""
-        ...
 
     def frame(self, codes: Tensor) -> Tensor:
         """A frame of every video from its codes int64 [P, N, depth], float32 [P, H, W, 3] in 0..255, not rounded."""
-        ...
 
 
 class Network(nn.Module, ABC):
@@ -214,12 +227,8 @@ class Network(nn.Module, ABC):
         """Tables of the code vectors, one a depth; a table may have more rows than there are codes."""
 
     def embed(self, codes: Tensor) -> Tensor:
-        """Sum of the vectors of codes [..., depth], accumulated in depth order: [..., code_width]."""
-        first, *others = self.books
-        total = first(codes[..., 0])
-        for d, book in enumerate(others, 1):
-            total = total + book(codes[..., d])
-        return total
+        """Sum of the vectors of codes [..., depth]: [..., code_width]."""
+        return summed(self.books, codes)
 
     def feedback_latent(self, latent: Tensor) -> Tensor:
         """Decoder input [..., width] from summed code vectors [..., code_width]."""

@@ -154,7 +154,7 @@ def videos_that_fit(spec: Spec, wanted: int, video: Demand, *, itemsize: int, de
     Caches and the pixels of a frame of all of them take at most half of the memory that is free.
     """
     height, width = spec.frame_size
-    pixels = PIXEL_COPIES * height * width * spec.pixel_width * itemsize
+    pixels = PIXEL_COPIES * height * width * spec.picture.channels * itemsize
     one = sum(cache_bytes(spec, itemsize, video, replays=replays)) + pixels
     return max(1, min(wanted, available_bytes(device) // 2 // one))
 
@@ -227,16 +227,10 @@ def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
         chosen = "bfloat16"
     plan = plans[chosen]
     if not plan.fits:
-        fitting = [
-            name
-            for name in ("bfloat16", "int8")
-            if name in plans and plans[name].fits and not (name == "int8" and device != "cpu")
-        ]
-        hint = (
-            f"`dtype` {fitting[0]} needs {gib(plans[fitting[0]].needed)}"
-            if fitting
-            else "fewer `frames`, fewer prompts at once, `window`, or a larger machine"
-        )
+        hint = "fewer `frames`, fewer prompts at once, `window`, or a larger machine"
+        for name in ("int8", "bfloat16") if device == "cpu" else ("bfloat16",):
+            if name in plans and plans[name].fits:
+                hint = f"`dtype` {name} needs {gib(plans[name].needed)}"
         raise RequestError(
             f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}, "
             f"{gib(plan.available)} are free on {device}",

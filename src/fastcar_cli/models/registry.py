@@ -18,6 +18,8 @@ from fastcar_cli.models.checkpoint import (
     FORMATS,
     GenerationDefaults,
     LoadedModel,
+    empty_network,
+    filled,
     load_folder,
     loading_format,
     no_such_dtype,
@@ -101,20 +103,12 @@ def identity(model: str) -> Identity:
     return Identity(digest.hexdigest(), commit_of(folder))
 
 
-def read_spec(folder: Path) -> Spec:
-    """The specification of a model folder of any layout. Raises RequestError naming file and key."""
-    if converted.is_converted(folder):
-        return converted.describe(folder).spec
-    layout = layout_of(folder)
-    return read_folder(folder)[0] if layout is None else layout.read_spec(folder)
-
-
 def spec_of(model: str) -> Spec:
     """The specification of a model as far as it is known before anything is fetched: of a hub name as published.
 
-    Raises as `folder_of` and `read_spec` do.
+    Raises as `folder_of` and `shapes_of` do.
     """
-    return published_spec(_short_name(model)) or read_spec(folder_of(model))
+    return published_spec(_short_name(model)) or shapes_of(folder_of(model)).spec
 
 
 def _short_name(model: str) -> str:
@@ -123,35 +117,26 @@ def _short_name(model: str) -> str:
     return next((name for name, known in REPOSITORIES.items() if known == repository), "")
 
 
-def read_defaults(folder: Path) -> GenerationDefaults:
-    """How a model folder wants to be used."""
-    if converted.is_converted(folder):
-        return converted.describe(folder).defaults
-    layout = layout_of(folder)
-    return read_folder(folder)[1] if layout is None else layout.DEFAULTS
-
-
-def weight_formats(folder: Path) -> dict[str, WeightFormat]:
-    """What the weights of a model folder can be held as, by name; a converted one has its own only."""
-    if converted.is_converted(folder):
-        form = converted.describe(folder).form
-        return {form.name: form}
-    layout = layout_of(folder)
-    return {name: loading_format(name) if layout is None else layout.loading_format(name) for name in FORMATS}
-
-
 @dataclass(frozen=True)
 class Shapes:
-    """What can be told of a model before it is loaded: its shapes, its guidance scale, its formats by name."""
+    """What can be told of a model before it is loaded: its shapes, how it wants to be used, its formats by name."""
 
     spec: Spec
-    guidance: float
+    defaults: GenerationDefaults
     formats: dict[str, WeightFormat]
 
 
 def shapes_of(folder: Path) -> Shapes:
-    """Of a model folder, from its configuration. Raises RequestError naming file and key."""
-    return Shapes(read_spec(folder), read_defaults(folder).cfg, weight_formats(folder))
+    """Of a model folder of any layout; a converted one has one format. Raises RequestError naming file and key."""
+    if converted.is_converted(folder):
+        found = converted.describe(folder)
+        return Shapes(found.spec, found.defaults, {found.form.name: found.form})
+    layout = layout_of(folder)
+    if layout is None:
+        spec, defaults, _ = read_folder(folder)
+        return Shapes(spec, defaults, {name: loading_format(name) for name in FORMATS})
+    formats = {name: layout.loading_format(name) for name in FORMATS}
+    return Shapes(layout.read_spec(folder), layout.DEFAULTS, formats)
 
 
 def published_shapes(model: str) -> Shapes | None:
@@ -160,7 +145,7 @@ def published_shapes(model: str) -> Shapes | None:
     if not isinstance(spec, IVideoGPTSpec):
         return None
     formats = {name: ivideogpt_checkpoint.loading_format(name) for name in FORMATS}
-    return Shapes(spec, ivideogpt_checkpoint.DEFAULTS.cfg, formats)
+    return Shapes(spec, ivideogpt_checkpoint.DEFAULTS, formats)
 
 
 def load(
@@ -185,6 +170,9 @@ def load(
     if layout is not None:
         if dtype == "float16" and where.type == "cpu":
             raise RequestError("`dtype` float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
-        name = model if repository_of(model) else None
-        return layout.load_checkpoint(folder, layout.loading_format(dtype), where, name, progress)
+        spec = layout.read_spec(folder)
+        network = empty_network(spec)
+        reader = layout.reader(folder, network)
+        filled(network, layout.components(folder, network), layout.loading_format(dtype), where, progress)
+        return LoadedModel(model if repository_of(model) else spec.name, network, reader, layout.DEFAULTS)
     return load_folder(folder, dtype, where)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastcar_cli.models.decoder import table
+from fastcar_cli.models.decoder import summed, table
 from fastcar_cli.models.patch_decoder import PatchDecoder
 
 
@@ -214,12 +214,8 @@ class RQVAE(nn.Module):
         )
 
     def embed(self, codes: Tensor) -> Tensor:
-        """Sum of the code vectors of codes [..., depth], accumulated in depth order: [..., code_width]."""
-        vectors = self.quantizer.vectors(codes)
-        total = vectors[..., 0, :]
-        for d in range(1, vectors.shape[-2]):
-            total = total + vectors[..., d, :]
-        return total
+        """Sum of the code vectors of codes [..., depth]: [..., code_width]."""
+        return summed(self.quantizer.books, codes)
 
     def decode_latents(self, z: Tensor) -> Tensor:
         """Summed code vectors [B, N, code_width], row-major, to an image [B, out_ch, H, W] in about -1..1."""

@@ -35,23 +35,18 @@ class PromptReader(Protocol):
 
     def read(self, prompt: Prompt) -> Reading:
         """Token ids of a prompt. Raises RequestError for one that the model can't take."""
-        ...
 
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with what the prompt leaves open decided by the seed, where the model needs that."""
-        ...
 
     def blank(self) -> tuple[int, ...]:
         """Ids of the prompt that says nothing (the unconditional row)."""
-        ...
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
         """What videos of so many frames are given beside their prompts, see `Network.added`."""
-        ...
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
         """What a user should know before the run. Raises RequestError for a prompt that can't be drawn."""
-        ...
 
 
 class PhraseTokenizer:
@@ -114,8 +109,7 @@ class PhraseTokenizer:
                 f"the prompt is too long: it has {len(found)} words that the model reads, its context holds {room}",
                 hint="shorten the prompt to one object, its motion and its background",
             )
-        ids = (self._bos, *[self._pad] * (room - len(found)), *found, self._start)
-        return Reading(ids, tuple(self.vocabulary[t] for t in found), tuple(unknown))
+        return Reading(self._ids(found), tuple(self.vocabulary[t] for t in found), tuple(unknown))
 
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with a value drawn from the seed for each attribute that the prompt leaves open.
@@ -132,16 +126,17 @@ class PhraseTokenizer:
             if not any(t in values for t in reading.tokens):
                 (before if names.index(name) < 3 else after).append(choice)
         tokens = (*before, *reading.tokens, *after)
-        room = self.length - 2
-        if not reading.tokens or len(tokens) > room:
+        if not reading.tokens or len(tokens) > self.length - 2:
             return reading
-        index = {t: i for i, t in enumerate(self.vocabulary)}
-        ids = (self._bos, *[self._pad] * (room - len(tokens)), *(index[t] for t in tokens), self._start)
+        ids = self._ids([self.vocabulary.index(t) for t in tokens])
         return Reading(ids, tokens, reading.unknown, (*before, *after))
 
     def blank(self) -> tuple[int, ...]:
         """Ids of the prompt that says nothing (the unconditional row)."""
-        return (self._bos, *[self._pad] * (self.length - 2), self._start)
+        return self._ids([])
+
+    def _ids(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        return (self._bos, *[self._pad] * (self.length - 2 - len(tokens)), *tokens, self._start)
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
         """Words the model does not know, with near ones, and attributes named twice.

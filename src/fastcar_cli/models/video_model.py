@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder, table
 from fastcar_cli.models.depth import DepthSpec, DepthTransformer
-from fastcar_cli.models.network import Drawing, Layout, Network, Painter, Projector, Spec
+from fastcar_cli.models.network import Drawing, Layout, Network, Painter, Picture, Projector, Spec
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 
 
@@ -37,34 +37,10 @@ class ModelSpec(Spec):
         return Layout(stride=self.rqvae.tokens_per_frame)
 
     @property
-    def code_depth(self) -> int:
+    def picture(self) -> Picture:
         """See `Spec`."""
-        return self.depth.depth
-
-    @property
-    def codes(self) -> int:
-        """See `Spec`."""
-        return self.depth.codes
-
-    @property
-    def code_width(self) -> int:
-        """See `Spec`."""
-        return self.rqvae.code_width
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """See `Spec`."""
-        return self.rqvae.grid
-
-    @property
-    def frame_size(self) -> tuple[int, int]:
-        """See `Spec`."""
-        return self.rqvae.frame_size
-
-    @property
-    def pixel_width(self) -> int:
-        """See `Spec`."""
-        return self.rqvae.ch * max(self.rqvae.ch_mult[:1])
+        d, r = self.depth, self.rqvae
+        return Picture(d.depth, d.codes, r.code_width, r.grid, r.frame_size, channels=r.ch * r.ch_mult[0])
 
     @property
     def drawing(self) -> Drawing:
@@ -145,12 +121,8 @@ class VideoModel(Network):
         """See `Network`."""
         return self.rqvae.quantizer.books
 
-    def feedback(self, codes: Tensor, index: Tensor) -> Tensor:
-        """Decoder input [..., width] of visual tokens with codes [..., depth] and indices [...] in the video."""
-        return self.feedback_latent(self.rqvae.embed(codes), index)
-
     def feedback_latent(self, latent: Tensor, index: Tensor | None = None) -> Tensor:
-        """As `feedback`, from summed code vectors [..., code_width]; without an index nothing is added for places."""
+        """See `Network`; with the indices [...] of tokens in the video, what is added for their places is in it."""
         x = self.projector(latent)
         return x if self.places is None or index is None else x + self.places(index)
 

@@ -12,7 +12,7 @@ import torch
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import checkpoint
-from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel, empty_network, filled
+from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.config_file import ConfigFile, read_decoder
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.llama_text import LlamaTokenizer
@@ -20,7 +20,7 @@ from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
-from fastcar_cli.models.weights import Component, Progress, weight_files
+from fastcar_cli.models.weights import Component, weight_files
 
 MODEL_TYPE = "vila_u_llama"
 FRAMES, FPS = 8, 8
@@ -185,20 +185,7 @@ def components(folder: Path, network: Network) -> list[Component]:
     return found
 
 
-def load_checkpoint(
-    folder: Path,
-    form: WeightFormat,
-    device: torch.device,
-    name: str | None = None,
-    progress: Progress | None = None,
-) -> LoadedModel:
-    """Load an official checkpoint; only what generation needs is read, without a second copy in memory.
-
-    Raises RequestError for a wrong folder, file, key, shape or model type.
-    """
-    spec = read_spec(folder)
-    llm = root_of(folder) / "llm"
-    tokenizer = LlamaTokenizer(llm, spec.decoder.vocab, spec.decoder.max_positions - spec.tokens_per_frame)
-    network = empty_network(spec)
-    filled(network, components(folder, network), form, device, progress)
-    return LoadedModel(name or spec.name, network, tokenizer, DEFAULTS)
+def reader(folder: Path, network: Network) -> LlamaTokenizer:
+    """What reads its prompts. Raises RequestError naming the file that is damaged."""
+    decoder, n = network.spec.decoder, network.spec.tokens_per_frame
+    return LlamaTokenizer(root_of(folder) / "llm", decoder.vocab, decoder.max_positions - n)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -259,10 +260,7 @@ def _pieces(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[int, i
     if not shape:
         yield 0, 1
         return
-    size = dtype.itemsize
-    for n in shape[1:]:
-        size *= n
-    step = max(1, PIECE // 4 // max(size, 1))
+    step = max(1, PIECE // 4 // max(dtype.itemsize * math.prod(shape[1:]), 1))
     for begin in range(0, shape[0], step):
         yield begin, min(begin + step, shape[0])
 
