@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from fastcar_cli.cli.app import app
 from fastcar_cli.models.checkpoint import GenerationDefaults, save
 from fastcar_cli.models.video_model import VideoModel
-from fastcar_cli.world.lexicon import VOCABULARY
+from fastcar_cli.world.captions import VOCABULARY
 from fastcar_cli.world.recipe import mini_tokenizer
 
 BALL, STAR = "a red ball rolling to the right on the grass", "a big yellow star bouncing at night"

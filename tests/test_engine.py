@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.prefill import distinct_tokens
+from fastcar_cli.decoding.executor import distinct_tokens
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.decoding.state import DecodeSettings, Watcher, left_pad

@@ -20,7 +20,6 @@ from fastcar_cli.backends.fpga import broadcast
 from fastcar_cli.backends.fpga.decisions import Decisions, draw, read, save
 from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.energy import energy_of
 from fastcar_cli.backends.fpga.executor import FpgaBackend
 from fastcar_cli.backends.fpga.explain import explain
 from fastcar_cli.backends.fpga.isa import compile_linear, compile_mlp
@@ -29,7 +28,7 @@ from fastcar_cli.backends.fpga.machine import Rates, cycles, spans
 from fastcar_cli.backends.fpga.predicted import POINTS
 from fastcar_cli.backends.fpga.preset import Preset, constants, fpga_presets, load_preset
 from fastcar_cli.backends.fpga.published import TABLE, emulate_table, fit
-from fastcar_cli.backends.fpga.summary import compare
+from fastcar_cli.backends.fpga.summary import compare, energy_of
 from fastcar_cli.backends.fpga.workload import Workload
 from fastcar_cli.config import preset_folder
 from fastcar_cli.decoding.engine import Decode

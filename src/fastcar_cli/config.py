@@ -27,7 +27,6 @@ from pydantic import (
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import read_text
-from fastcar_cli.yaml_text import parse_yaml
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
 LARGEST = 2**31 - 1
@@ -170,6 +169,13 @@ class RunConfig(_Section):
         data["replay"]["tau"] = [_told(v) for v in tau] if isinstance(tau, list) else _told(tau)
         return data
 
+    def changed(self, keys: Mapping[str, Any]) -> RunConfig:
+        """The same with other values of some dotted keys. Raises as `from_dict` does."""
+        data = self.to_dict()
+        for key, value in keys.items():
+            _put(data, key, value, "configuration")
+        return RunConfig.from_dict(data)
+
     def to_yaml(self) -> str:
         """YAML that `load_config` reads."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
@@ -233,6 +239,33 @@ def _explain(error: ValidationError, source: str | None) -> RequestError:
     return RequestError(
         f"{what} is {_Shown().repr(value)}; allowed: {reason}", hint=f"{key}: {keys[key]}" if key in keys else None
     )
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    seen: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+        seen[key] = loader.construct_object(value_node, deep=True)
+    return seen
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain data of a YAML text. Raises ValueError with one line on what is wrong with it."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    # Of odd scalars and keys PyYAML lets through what Python says: dates that do not exist, numbers without digits.
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as e:
+        raise ValueError(" ".join(str(e).split())) from None
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 def preset_folder() -> Path:

@@ -16,11 +16,7 @@ from typing import Any
 
 import torch
 
-
-def synchronise(device: torch.device) -> None:
-    """Wait for a GPU; nothing on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+from fastcar_cli.decoding.engine import synchronise
 
 
 def seconds_of(work: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:

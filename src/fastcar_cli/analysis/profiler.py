@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastcar_cli.analysis.machine import Machine, seconds_of, synchronise
-from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.analysis.machine import Machine, seconds_of
+from fastcar_cli.decoding.engine import Decode, synchronise
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings

@@ -58,10 +58,8 @@ def score(folder: Path) -> dict[str, Any]:
         `part`, `videos` (None where the file does not list them) and `file`. `missing`: dimensions without a score.
         `unknown`: names in the files that are no dimension of VBench; they do not count.
 
-    Raises:
-        RequestError: no such folder, no result in it, a damaged file, a score outside 0..1, or two files that differ
-            on a dimension.
-
+    Raises RequestError for no such folder, no result in it, a damaged file, a score outside 0..1, or two files that
+    differ on a dimension.
     """
     if not folder.is_dir():
         raise RequestError(f"{folder}: there is no such folder")

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcar_cli.analysis.machine import Machine, Stream, measure_machine, synchronise
+from fastcar_cli.analysis.machine import Machine, Stream, measure_machine
 from fastcar_cli.analysis.profiler import random_shape
 from fastcar_cli.bench.contestants import Passes, engine, llama, mlp_only
 from fastcar_cli.bench.llama_cpp import FORMATS as GGUF_FORMATS
 from fastcar_cli.bench.llama_cpp import llama_cpp
 from fastcar_cli.bench.plan import RATIOS, Benchmark
+from fastcar_cli.decoding.engine import synchronise
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.checkpoint import empty_network, loading_format

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from fastcar_cli._version import __version__
-from fastcar_cli.cli import config_cmd, convert_cmd, fpga_cmd, generate, profile_cmd, sweep_cmd, train_cmd
-from fastcar_cli.cli.flags import Command
+from fastcar_cli.cli import convert_cmd, fpga_cmd, generate, profile_cmd, sweep_cmd, train_cmd
+from fastcar_cli.cli.flags import Command, refuse_all_but
 from fastcar_cli.errors import FastcarError
 from fastcar_cli.signals import status, stop_on_sigterm
 
@@ -45,8 +45,26 @@ app.command("convert", cls=Command)(convert_cmd.convert)
 app.command("profile", cls=Command)(profile_cmd.profile)
 app.add_typer(sweep_cmd.app, name="sweep", help="Speed against quality over thresholds, prompts and seeds.")
 app.add_typer(fpga_cmd.app, name="fpga", help="The emulated accelerator on saved or drawn decisions.")
-app.command("config", cls=Command)(config_cmd.config)
 app.command("train", cls=Command)(train_cmd.train)
+
+
+@app.command("config", cls=Command)
+def config(
+    ctx: typer.Context,
+    config: Annotated[str | None, typer.Option("--config", help="Preset name or YAML file.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
+    keys: Annotated[bool, typer.Option("--keys", help="List every key with what it means instead.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Print the effective configuration as YAML."""
+    from fastcar_cli.config import allowed_keys, load_config
+
+    if keys:
+        refuse_all_but(ctx, ("keys",), "with --keys")
+        for key, meaning in allowed_keys().items():
+            typer.echo(f"{key:<30} {meaning}")
+        return
+    typer.echo(load_config(config, set_ or []).to_yaml(), nl=False)
 
 
 def main(program: Callable[[], object] = app) -> None:

@@ -38,32 +38,26 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
     summary = results["summary"]
     accelerated = any(x["cycles"] is not None for x in summary)
     judged = any(x["all_right"] is not None for x in summary)
-    columns: dict[str, list[str]] = {"tau": [], "score": [], "window": [], "gate": [], "backend": [], "videos": []}
-    columns |= {"replayed": [], "time s": [], "speed": []}
-    columns |= {_COLUMNS[k][0]: [] for k in results["metrics"]}
-    columns |= {"right": []} if judged else {}
-    columns |= {"cycles": [], "J": []} if accelerated else {}
+    rows: list[dict[str, str]] = []
     for x in summary:
-        dense = dense_line(x)
-        setting = tuple(x[key] for key in SETTING)
-        row = [level(x) + (" *" if setting in knees else ""), "-" if dense else x["score"]]
-        row += [_told(x["window"], "d", "off")]
-        row += ["-" if dense else x["gate"], x["backend"], str(x["videos"])]
-        row += [f"{x['replay_ratio']:.1%}", f"{x['decode_s']:.2f}", _told(x["speedup"], ".2f")]
-        row += ["" if dense else _told(x[k], _COLUMNS[k][1], "same") for k in results["metrics"]]
-        row += [_told(x["all_right"], ".0%")] if judged else []
-        row += [_told(x["cycles"], ",.0f"), _told(x["energy_j"], ".3g")] if accelerated else []
-        for column, value in zip(columns.values(), row, strict=True):
-            column.append(value)
+        dense, knee = dense_line(x), tuple(x[key] for key in SETTING) in knees
+        row = {"tau": level(x) + (" *" if knee else ""), "score": "-" if dense else x["score"]}
+        row |= {"window": _told(x["window"], "d", "off"), "gate": "-" if dense else x["gate"], "backend": x["backend"]}
+        row |= {"videos": str(x["videos"]), "replayed": f"{x['replay_ratio']:.1%}", "time s": f"{x['decode_s']:.2f}"}
+        row |= {"speed": _told(x["speedup"], ".2f")}
+        row |= {_COLUMNS[k][0]: "" if dense else _told(x[k], _COLUMNS[k][1], "same") for k in results["metrics"]}
+        row |= {"right": _told(x["all_right"], ".0%")} if judged else {}
+        row |= {"cycles": _told(x["cycles"], ",.0f"), "J": _told(x["energy_j"], ".3g")} if accelerated else {}
+        rows.append(row)
     # An axis with one value says nothing in a table.
-    single = [k for k in ("score", "window", "gate", "backend", "videos") if len({*columns[k]} - {"-"}) <= 1]
+    axes = ("score", "window", "gate", "backend", "videos")
+    single = [k for k in axes if len({row[k] for row in rows} - {"-"}) <= 1]
     table = Table(box=SIMPLE, pad_edge=False)
-    for name in columns:
-        if name not in single:
-            table.add_column(name, justify="left" if name in ("tau", "score", "window", "gate", "backend") else "right")
-    shown = [values for name, values in columns.items() if name not in single]
-    for cells in zip(*shown, strict=True):
-        table.add_row(*cells, style="bold" if cells[0].endswith("*") else None)
+    names = [name for name in next(iter(rows), {}) if name not in single]
+    for name in names:
+        table.add_column(name, justify="left" if name in ("tau", *axes[:-1]) else "right")
+    for row in rows:
+        table.add_row(*(row[name] for name in names), style="bold" if row["tau"].endswith("*") else None)
     terminal.print(table)
     for knee in results["knee"]:
         terminal.print(f"* knee at {'tau ' if knee['ratio'] is None else ''}{level(knee)}: {knee['why']}")

@@ -72,17 +72,10 @@ class Target:
 
 
 class Controller:
-    """Thresholds of one batch of videos, for `Replay`.
+    """Thresholds of one batch of videos, for `Replay`. Nothing is read back from its device while decoding.
 
-    Args:
-        target: ratio and scope.
-        size: of the batch. Nothing is read back from its device while decoding.
-        max_age: as the gate has it; it bounds what can replay.
-        dense: places in a frame that never replay.
-
-    Raises:
-        ValueError: a ratio that can't be reached.
-
+    `max_age` is that of the rule, which bounds what can replay; places `dense` in a frame never do. Raises ValueError
+    for a ratio that can't be reached.
     """
 
     def __init__(self, target: Target, size: Size, max_age: int | None, dense: Sequence[int] = ()) -> None:

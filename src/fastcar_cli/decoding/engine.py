@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.decoding import graph, native, self_check
-from fastcar_cli.decoding.executor import Executor, HostExecutor
+from fastcar_cli.decoding.executor import Executor, HostExecutor, prefill
 from fastcar_cli.decoding.plain import PlainExecutor
-from fastcar_cli.decoding.prefill import prefill
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.state import KERNELS, Batch, Step
 from fastcar_cli.errors import RequestError
@@ -23,8 +22,8 @@ from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
 from fastcar_cli.models.network import Network
 
 
-def _wait(device: torch.device) -> None:
-    """Until the device has done what it was given, so that a clock tells the truth."""
+def synchronise(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given, so that a clock tells the truth; nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -51,7 +50,7 @@ class Decode(Batch):
         self.kernels = self.executor.name
         began = time.perf_counter()
         hidden = self.executor.prefill() if isinstance(self.executor, HostExecutor) else prefill(self)
-        _wait(hidden.device)
+        synchronise(hidden.device)
         self.clock.prefill = time.perf_counter() - began
         return hidden
 
@@ -85,7 +84,7 @@ class Decode(Batch):
             # The host waits for a GPU once a frame only, when the pixels are wanted.
             timed = device.type != "cuda" or (index + 1) % self.frame == 0
             if timed:
-                _wait(device)
+                synchronise(device)
                 self.clock.decode += time.perf_counter() - began
             yield step
             if timed:
@@ -108,19 +107,13 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     asked, device, replay = batch.settings.kernels, batch.model.device.type, batch.replay
     if asked not in KERNELS:
         raise RequestError(f"`kernels` {asked}: unknown", hint=f"allowed: {', '.join(KERNELS)}")
-    shared = next(
-        (
-            why
-            for hit, why in (
-                (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
-                (batch.watch is not None or batch.look_on is not None, "every block is watched"),
-                (replay is not None and replay.rule.score != DEFAULT, f"the score is {batch.settings.rule.score}"),
-                (batch.mark is not None, "parts of a pass are timed"),
-            )
-            if hit
-        ),
-        None,
+    rules = (
+        (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
+        (batch.watch is not None or batch.look_on is not None, "every block is watched"),
+        (replay is not None and replay.rule.score != DEFAULT, f"the score is {batch.settings.rule.score}"),
+        (batch.mark is not None, "parts of a pass are timed"),
     )
+    shared = next((why for hit, why in rules if hit), None)
     if asked == "native" or (asked == "auto" and device == "cpu"):
         why = shared or native.obstacle(batch.model)
         if why is None:

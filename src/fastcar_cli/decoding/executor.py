@@ -1,4 +1,6 @@
-"""How a decode pass is executed: one small protocol. `plain`, `native` and `graph` are behind it."""
+"""How a decode pass is executed: one small protocol, behind which are `plain`, `native` and `graph`, and the prompts,
+all tokens at once, which every executor begins with.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,13 @@ import time
 from abc import ABC, abstractmethod
 from typing import Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fastcar_cli.decoding.prefill import prefill
+from fastcar_cli.decoding.kv_cache import prompt_mask
 from fastcar_cli.decoding.state import Batch, Step
+from fastcar_cli.models.decoder import rotate
 
 
 class Executor(Protocol):
@@ -22,7 +27,53 @@ class Executor(Protocol):
 
         What is yielded may still be running on the device; its tensors are good until the next step.
         """
-        ...
+
+
+def distinct_tokens(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Which tokens of prompts padded on the left have to be computed, and where each finds its own.
+
+    A token whose prompt begins as another's, itself included, has the same hidden states; padding has none that matter.
+    Takes ids [rows, longest] and lengths [rows]; returns positions in the flattened ids, and for each of those an index
+    into the former.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    back = torch.zeros_like(ids)
+    wanted: list[int] = []
+    longest = ids.shape[1]
+    for row, length in enumerate(lengths.tolist()):
+        prompt = tuple(ids[row, longest - length :].tolist())
+        for end in range(1, length + 1):
+            at = longest - length + end - 1
+            if prompt[:end] not in first:
+                first[prompt[:end]] = len(wanted)
+                wanted.append(row * longest + at)
+            back[row, at] = first[prompt[:end]]
+    return torch.tensor(wanted), back.flatten()
+
+
+@torch.inference_mode()
+def prefill(batch: Batch) -> Tensor:
+    """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
+    llm, settings, lengths = batch.model.llm, batch.settings, batch.lengths
+    x = llm.embed_tokens(batch.ids)
+    if batch.prompt_added is not None and batch.aligned:
+        x[:, -batch.aligned :] += batch.doubled(batch.prompt_added.expand(-1, batch.videos, -1).transpose(0, 1))
+    cos, sin = (a[:, None] for a in llm.rotary(batch.positions(), x.dtype))
+    mask = prompt_mask(lengths, batch.padded, settings.window, settings.sinks)
+    groups = llm.spec.heads // llm.spec.kv_heads
+    for i, block in enumerate(batch.blocks):
+        q, k, v = block.self_attn.project(block.input_layernorm(x))
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        batch.cache.prefill(i, k, v)
+        k, v = (a.repeat_interleave(groups, 1) for a in (k, v)) if groups > 1 else (k, v)
+        x = x + block.self_attn.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+        added = block.mlp_branch(x)
+        if batch.replay is not None:
+            batch.replay.prefill(i, added)
+        x = x + added
+        if batch.watch is not None:
+            batch.watch.layer(i, -1, added[:, -1], x[:, -1])
+    return llm.norm(x[:, -1])
 
 
 class HostExecutor(ABC):

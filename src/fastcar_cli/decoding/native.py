@@ -7,8 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.decoding.executor import HostExecutor
-from fastcar_cli.decoding.prefill import distinct_tokens
+from fastcar_cli.decoding.executor import HostExecutor, distinct_tokens
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.kernels import native
@@ -34,18 +33,12 @@ def _linear(module: nn.Linear | QuantisedLinear) -> native.Linear:
 
 def block_weights(block: Block) -> native.BlockWeights:
     """A decoder block as the kernels take it; matrices are not copied."""
-    attention, mlp = block.self_attn, block.mlp
-    return native.BlockWeights(
-        norm1=block.input_layernorm.weight.float(),
-        q=_linear(attention.q_proj),
-        k=_linear(attention.k_proj),
-        v=_linear(attention.v_proj),
-        o=_linear(attention.o_proj),
-        norm2=block.post_attention_layernorm.weight.float(),
-        gate=_linear(mlp.gate_proj),
-        up=_linear(mlp.up_proj),
-        down=_linear(mlp.down_proj),
-    )
+    norms = {"norm1": block.input_layernorm, "norm2": block.post_attention_layernorm}
+    maps = {part: getattr(block.self_attn, f"{part}_proj") for part in "qkvo"}
+    maps |= {part: getattr(block.mlp, f"{part}_proj") for part in ("gate", "up", "down")}
+    parts: dict[str, Any] = {part: norm.weight.float() for part, norm in norms.items()}
+    parts |= {part: _linear(linear) for part, linear in maps.items()}
+    return native.BlockWeights(**parts)
 
 
 def _norm(module: nn.LayerNorm) -> native.Norm:
@@ -53,17 +46,10 @@ def _norm(module: nn.LayerNorm) -> native.Norm:
 
 
 def _depth_block(block: DepthBlock) -> native.DepthBlockWeights:
-    attention, up, down = block.attn, cast(nn.Linear, block.mlp[0]), cast(nn.Linear, block.mlp[2])
-    return native.DepthBlockWeights(
-        norm1=_norm(block.ln1),
-        q=_linear(attention.query),
-        k=_linear(attention.key),
-        v=_linear(attention.value),
-        o=_linear(attention.proj),
-        norm2=_norm(block.ln2),
-        up=_linear(up),
-        down=_linear(down),
-    )
+    attention, up, down = block.attn, block.mlp[0], block.mlp[2]
+    maps = {"q": attention.query, "k": attention.key, "v": attention.value, "o": attention.proj, "up": up, "down": down}
+    parts: dict[str, Any] = {part: _linear(cast(nn.Linear, linear)) for part, linear in maps.items()}
+    return native.DepthBlockWeights(norm1=_norm(block.ln1), norm2=_norm(block.ln2), **parts)
 
 
 def _transformer(depth: DepthTransformer) -> native.DepthWeights:

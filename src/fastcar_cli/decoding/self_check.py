@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.decoding.executor import Executor
+from fastcar_cli.decoding.executor import Executor, prefill
 from fastcar_cli.decoding.graph import GraphExecutor
 from fastcar_cli.decoding.plain import PlainExecutor
-from fastcar_cli.decoding.prefill import prefill
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.state import Batch
 from fastcar_cli.decoding.tau import Tau

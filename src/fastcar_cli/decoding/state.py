@@ -65,7 +65,6 @@ class Watcher(Protocol):
         mlp [rows, width] is what the MLP branch added, computed or replayed; out [rows, width] the
         residual stream after it. Both are only valid during the call.
         """
-        ...
 
 
 @dataclass

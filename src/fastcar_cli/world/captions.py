@@ -1,11 +1,34 @@
-"""Captions of scenes in many phrasings, for training and for measuring fidelity."""
+"""The words of the world (words.yaml): what the bundled model's text tokenizer knows, and captions that say them.
+
+Every attribute value has one token and several ways to say it. Words that carry no attribute ("a", "moves", "across")
+are known and left out; anything else is unknown and reported. Captions come in many phrasings, for training and for
+measuring fidelity.
+"""
 
 from __future__ import annotations
 
 import random
+from importlib import resources
 
-from fastcar_cli.world.lexicon import MOVES, PHRASES, PLACES
+import yaml
+
 from fastcar_cli.world.scene import Scene
+
+_WORDS = yaml.safe_load((resources.files("fastcar_cli.world") / "words.yaml").read_text(encoding="utf-8"))
+
+
+def _ways(of: str) -> dict[str, tuple[str, ...]]:
+    """The ways to say each value, in their order."""
+    return {value: tuple(ways.split(", ")) for value, ways in _WORDS[of].items()}
+
+
+PHRASES, MOVES, PLACES = _ways("phrases"), _ways("moves"), _ways("places")
+FILLERS = frozenset(_WORDS["fillers"].split())
+"""Known words that say nothing the model can draw; they get no token."""
+
+SPECIALS = ("<pad>", "<bos>", "<vi_start>")
+VOCABULARY: tuple[str, ...] = (*SPECIALS, *PHRASES)
+"""Token strings by id: specials first, then one token for every attribute value."""
 
 
 def caption(scene: Scene, rng: random.Random, *, drop: float = 0.0) -> str:

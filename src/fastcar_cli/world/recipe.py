@@ -13,7 +13,7 @@ from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.rqvae import RQVAE
 from fastcar_cli.models.text import PhraseTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
-from fastcar_cli.world.lexicon import FILLERS, PHRASES, VOCABULARY
+from fastcar_cli.world.captions import FILLERS, PHRASES, VOCABULARY
 from fastcar_cli.world.scene import ATTRIBUTES, FRAMES
 from fastcar_cli.world.train_tokenizer import TOKENIZER_SPEC
 

@@ -24,12 +24,11 @@ from fastcar_cli.decoding.replay import replay_known, replays, temporal_attentio
 from fastcar_cli.models.decoder import Block, rotate
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world.captions import caption
-from fastcar_cli.world.dataset import Codes, encode_world
 from fastcar_cli.world.muon import Muon
 from fastcar_cli.world.recipe import MINI, mini_tokenizer, new_model
 from fastcar_cli.world.scene import ATTRIBUTES, Scene
 from fastcar_cli.world.steps import remaining_steps, rng_of
-from fastcar_cli.world.train_tokenizer import Tokenizer
+from fastcar_cli.world.train_tokenizer import Codes, Tokenizer, encode_world
 
 
 @dataclass(frozen=True)

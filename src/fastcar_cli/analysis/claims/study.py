@@ -80,7 +80,7 @@ class Study:
                 self._sessions[job.folder] = session, store
 
     def _session(self, job: Job) -> Session:
-        config = _changed(self.base, job.config)
+        config = self.base.changed(dict(job.config))
         request = Request(
             config=config, prompts=self.prompts, seeds=self.seeds, taus=(), repeats=1, metrics=self._metrics(),
             tokens="dense",
@@ -103,7 +103,7 @@ class Study:
         found = []
         for ratio in ratios:
             try:
-                self.pipe.with_config(_changed(self.base, (("replay.ratio", ratio),)))
+                self.pipe.with_config(self.base.changed({"replay.ratio": ratio}))
             except RequestError:
                 continue
             found.append(ratio)
@@ -111,7 +111,7 @@ class Study:
 
     def with_frames(self, frames: int) -> TextToVideo:
         """The model making longer videos. Raises RequestError where it has no positions for them."""
-        return self.pipe.with_config(_changed(self.base, (("generation.frames", frames),)))
+        return self.pipe.with_config(self.base.changed({"generation.frames": frames}))
 
     @property
     def layers(self) -> int:
@@ -167,11 +167,3 @@ class Study:
 
 def _one_less(on_done: Callable[[str, int], None], folder: str, _: Cell) -> None:
     on_done(folder, -1)
-
-
-def _changed(config: RunConfig, changes: Sequence[tuple[str, Any]]) -> RunConfig:
-    data = config.to_dict()
-    for key, value in changes:
-        section, _, last = key.rpartition(".")
-        (data[section] if section else data)[last] = value
-    return RunConfig.from_dict(data, "claims")

@@ -28,12 +28,8 @@ def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
     """Write `report.html` beside the `results.json` of a sweep's folder; returns its path.
 
     The file replaces an earlier one when it is whole. Videos are embedded up to `video_limit` bytes, in the
-    order of `_by_interest`; the page names how many there are and links the others.
-
-    Raises:
-        RequestError: no results in the folder, or damaged ones.
-        RunError: the page could not be written.
-
+    order of `_by_interest`; the page names how many there are and links the others. Raises RequestError for a folder
+    without results or with damaged ones, RunError where the page can't be written.
     """
     results = read_results(folder / "results.json")
     videos, missing = _videos(folder, results, video_limit)
@@ -44,9 +40,8 @@ def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
         "missing": missing,
     }
     encoded = {cell: base64.b64encode(data).decode("ascii") for cell, data in videos.items()}
-    page = _fill(results, encoded)
     path = folder / "report.html"
-    write_whole(path, page)
+    write_whole(path, _fill(results, encoded))
     return path
 
 

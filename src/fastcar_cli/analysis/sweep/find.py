@@ -22,7 +22,6 @@ from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Session
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.target import TOLERANCE, Target
-from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
@@ -227,9 +226,8 @@ def cliffs(lines: dict[float, dict[str, Any]], target: Target, spread: float) ->
 def write_config(session: Session, folder: Path, tau: float) -> Path:
     """DIR/found.yaml: the configuration of the search with the threshold found, for `generate --config`."""
     cell = next(session.plan.cells())
-    data = session.worker.config.to_dict()
-    data["replay"] |= {"tau": tau, "gate": session.plan.gates[0]}
-    data["attention"]["window"], data["backend"]["name"] = cell.window, cell.backend
+    keys = {"replay.tau": tau, "replay.gate": session.plan.gates[0]}
+    keys |= {"attention.window": cell.window, "backend.name": cell.backend}
     file = folder / "found.yaml"
-    write_whole(file, RunConfig.from_dict(data).to_yaml())
+    write_whole(file, session.worker.config.changed(keys).to_yaml())
     return file

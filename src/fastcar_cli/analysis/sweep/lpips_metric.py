@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def _package() -> Any:
         ) from None
 
 
+@cache
 def load_lpips(file: Path) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]], list[float]]:
     """A function of two videos uint8 [T, H, W, 3] that gives LPIPS by frame.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ KEYS = {"psnr": "psnr_db", "ssim": "ssim", "ms-ssim": "ms_ssim", "temporal": "te
 """Names on the command line and keys in results; `fidelity` is a key of its own there."""
 NAMES = (*KEYS, "fidelity")
 DEFAULT = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity")
+_KINDS: dict[str, Callable[[Images, Images], Sequence[float | None]]]
+_KINDS = {"ssim": ssim, "ms-ssim": ms_ssim, "temporal": temporal}
 
 
 def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
@@ -48,7 +50,12 @@ class Scorer:
 
     names: tuple[str, ...]
     lpips: Path | None = None
-    _lpips: Callable[[Images, Images], list[float]] | None = field(default=None, init=False, repr=False)
+
+    def _lpips(self) -> Callable[[Images, Images], list[float]]:
+        from fastcar_cli.analysis.sweep.lpips_metric import load_lpips
+
+        assert self.lpips is not None
+        return load_lpips(self.lpips)
 
     @property
     def keys(self) -> list[str]:
@@ -65,11 +72,8 @@ class Scorer:
                     f"`metrics` {name}: needs frames of {least} x {least} pixels, the model's have {height} x {width}",
                     hint=f"`metrics` {rest}",
                 )
-        if "lpips" in self.names and self._lpips is None:
-            from fastcar_cli.analysis.sweep.lpips_metric import load_lpips
-
-            assert self.lpips is not None
-            self._lpips = load_lpips(self.lpips)
+        if "lpips" in self.names:
+            self._lpips()
 
     def score(self, video: Images, reference: Images) -> tuple[dict[str, float | None], dict[str, Sequence[Any]]]:
         """Means of the video and values of its frames, by key. Both videos [T, H, W, 3] uint8."""
@@ -82,23 +86,10 @@ class Scorer:
             if name == "psnr":
                 values, means["psnr_db"] = psnr(video, reference)
             else:
-                values = self._values(name, video, reference)
+                values = (self._lpips() if name == "lpips" else _KINDS[name])(video, reference)
                 known = [x for x in values if x is not None]
                 means[KEYS[name]] = float(np.mean(known)) if known else None
             if not all(x is None or math.isfinite(x) for x in values):
                 raise RunError(f"`metrics` {name}: gives values that are not finite", hint="are its weights damaged?")
             frames[KEYS[name]] = list(values)
         return means, frames
-
-    def _values(self, name: str, video: Images, reference: Images) -> Sequence[float | None]:
-        if name == "lpips":
-            if self._lpips is None:
-                self.check(*video.shape[1:3])
-            assert self._lpips is not None
-            return self._lpips(video, reference)
-        kinds: dict[str, Callable[[Images, Images], Sequence[float | None]]] = {
-            "ssim": ssim,
-            "ms-ssim": ms_ssim,
-            "temporal": temporal,
-        }
-        return kinds[name](video, reference)

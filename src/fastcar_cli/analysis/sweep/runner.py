@@ -8,31 +8,13 @@ cell is finished; later ones only add timings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 from fastcar_cli.analysis.sweep.plan import Cell, Group
 from fastcar_cli.analysis.sweep.store import CellRecord, Store
-from fastcar_cli.analysis.sweep.worker import Finding, Task, Worker
+from fastcar_cli.analysis.sweep.worker import Finding, Task
 
-
-class Engine(Protocol):
-    """Where tasks are worked on."""
-
-    def run(self, tasks: Iterable[Task]) -> Iterator[Finding]:
-        """Findings of every task, in any order of tasks, as they come."""
-        ...
-
-
-class LocalEngine:
-    """One worker in this process."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def run(self, tasks: Iterable[Task]) -> Iterator[Finding]:
-        """One task after another."""
-        for task in tasks:
-            yield from self._worker.work(task)
+Engine = Callable[[Iterable[Task]], Iterator[Finding]]
+"""Works on tasks: findings of every task, in any order of tasks, as they come."""
 
 
 def task_of(group: Group, repeats: int, store: Store) -> Task | None:
@@ -63,7 +45,7 @@ def run_groups(
     """
     for done in range(1, repeats + 1):
         tasks = (t for g in groups if (t := task_of(g, done, store)) is not None)
-        for finding in engine.run(tasks):
+        for finding in engine(tasks):
             if isinstance(finding, CellRecord):
                 store.put(finding)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.names import VBENCH_FPS, check_names, link_names
 from fastcar_cli.analysis.sweep.plan import MAX_CELLS, Cell, Group, Plan, parse_shard, shard_of
 from fastcar_cli.analysis.sweep.results import build
-from fastcar_cli.analysis.sweep.runner import Engine, LocalEngine, outstanding, run_groups
+from fastcar_cli.analysis.sweep.runner import Engine, outstanding, run_groups
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.table import write_tables
 from fastcar_cli.analysis.sweep.worker import Worker
@@ -108,10 +109,10 @@ class Session:
             notices += check_names(plan, pipe.fps)
         for backend in plan.backends:
             # Refuses an accelerator that is unknown or too small before any work is done.
-            pipe.with_config(_with(config, "backend", name=backend))
+            pipe.with_config(config.changed({"backend.name": backend}))
         for ratio in plan.ratios:
             # Refuses what these frames can't reach.
-            pipe.with_config(_with(config, "replay", ratio=ratio))
+            pipe.with_config(config.changed({"replay.ratio": ratio}))
         worker = Worker(config, scorer, "fidelity" in request.metrics, pipe, request.tokens, clips)
         groups = shard_of(plan.groups(), request.shard)
         if not groups:
@@ -171,13 +172,13 @@ class Session:
     def engine(self) -> Iterator[Engine]:
         """Where this sweep's cells are decoded. Raises RequestError where Ray is asked for and missing."""
         if self.request.engine == "local":
-            yield LocalEngine(self.worker)
+            yield lambda tasks: itertools.chain.from_iterable(map(self.worker.work, tasks))
             return
         from fastcar_cli.analysis.sweep.ray_engine import RayEngine
 
         ray = RayEngine(self.worker, address=self.request.address, workers=self.request.workers)
         try:
-            yield ray
+            yield ray.run
         finally:
             ray.close()
 
@@ -196,7 +197,8 @@ class Session:
         with master(store.folder):
             if self.shard is not None:
                 store.read()
-                store.claimed()
+                # Another shard may have joined axes of its own.
+                store.axes = store.compare(self.fingerprint())[1]
             config = self.worker.base.effective
             results = build(store, self.worker.base, config, self.worker.scorer.keys)
             if find is not None:
@@ -209,12 +211,6 @@ class Session:
             if self.request.tokens == "all" and (page := write_tokens_page(store.folder)) is not None:
                 told.append(f"tokens: {page}")
         return results, told
-
-
-def _with(config: RunConfig, section: str, **keys: Any) -> RunConfig:
-    data = config.to_dict()
-    data[section] |= keys
-    return RunConfig.from_dict(data)
 
 
 def _plan_of(
@@ -247,14 +243,13 @@ def _plan_of(
 
 def _plain(request: Request) -> RunConfig:
     """The configuration without what the plan decides. Raises RequestError for keys that contradict a sweep."""
-    data = request.config.to_dict()
-    if data["generation"]["samples"] != 1:
+    config = request.config
+    if config.generation.samples != 1:
         raise RequestError("`generation.samples`: a sweep takes its videos from `seeds`", hint="`seeds` 0-3")
-    if request.vbench and data["video"]["fps"] is None:
-        data["video"]["fps"] = VBENCH_FPS
-    data["generation"]["seed"] = None
-    data["replay"] |= {"tau": "off", "ratio": None, "gate": None, "score": DEFAULT}
-    return RunConfig.from_dict(data)
+    keys: dict[str, Any] = {"generation.seed": None, "replay.tau": "off", "replay.ratio": None, "replay.gate": None}
+    if request.vbench and config.video.fps is None:
+        keys["video.fps"] = VBENCH_FPS
+    return config.changed({**keys, "replay.score": DEFAULT})
 
 
 def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:

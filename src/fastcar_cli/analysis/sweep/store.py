@@ -118,13 +118,6 @@ class Store:
             )
         return before, old
 
-    def claimed(self) -> None:
-        """Read the axes again, which another shard may have joined to."""
-        try:
-            self.axes = json.loads((self.folder / "sweep.json").read_text(encoding="utf-8"))["plan"]
-        except (OSError, ValueError, KeyError) as e:
-            raise RunError(f"{self.folder / 'sweep.json'} can't be read: {e}") from None
-
     def clean(self) -> None:
         """Remove what a killed sweep left half-written. Only for who holds the whole folder."""
         for path in (*self.cells_folder.glob(".*"), *self.folder.glob(".results*"), *self.folder.glob(".sweep-*")):

@@ -84,12 +84,10 @@ class Worker:
 
     def pipe(self, cell: Cell) -> TextToVideo:
         """The pipeline of a cell, sharing the model."""
-        data = self.config.to_dict()
-        data["replay"] |= {"tau": "off" if cell.tau is None else cell.tau, "ratio": cell.ratio}
-        data["replay"] |= {"gate": cell.gate, "score": cell.score}
-        data["attention"]["window"] = cell.window
-        data["backend"]["name"] = cell.backend
-        return self.base.with_config(RunConfig.from_dict(data))
+        keys = {"replay.tau": "off" if cell.tau is None else cell.tau, "replay.ratio": cell.ratio}
+        keys |= {"replay.gate": cell.gate, "replay.score": cell.score}
+        keys |= {"attention.window": cell.window, "backend.name": cell.backend}
+        return self.base.with_config(self.config.changed(keys))
 
     def warm_up(self, cell: Cell) -> None:
         """Decode up to two frames with and without replay, so that no timing holds what only a first run does."""
