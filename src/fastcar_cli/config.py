@@ -215,6 +215,13 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) and len(value) < _Shown.maxstring - 2 else text
 
 
+def _unknown(source: str | None, key: str, allowed: Sequence[str]) -> RequestError:
+    last = key.rpartition(".")[2]
+    near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.5) or [k for k in allowed if k.endswith(f".{last}")]
+    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(allowed_keys()))}"
+    return RequestError(f"{source}: unknown key {shown(key)!r}", hint=hint)
+
+
 def _explain(error: ValidationError, source: str | None) -> RequestError:
     """The first problem of a validation error in our words."""
     problem = error.errors()[0]
@@ -227,12 +234,7 @@ def _explain(error: ValidationError, source: str | None) -> RequestError:
         location.pop()
     key = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        sections = {k.split(".")[0] for k in keys}
-        near = difflib.get_close_matches(key, [*keys, *sections], n=1, cutoff=0.5) or [
-            k for k in keys if k.split(".")[-1] == location[-1]
-        ]
-        hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(keys))}"
-        return RequestError(f"{source}: unknown key {shown(key)!r}", hint=hint)
+        return _unknown(source, key, [*keys, *{k.split(".")[0] for k in keys}])
     value = problem.get("input")
     reason = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     what = f"`{key}`" if source is None else f"{source}: key {key!r}"
@@ -325,16 +327,6 @@ def _put(data: dict[str, Any], key: str, value: Any, source: str) -> None:
     data[last] = value
 
 
-def _known(key: str, source: str) -> None:
-    keys = allowed_keys()
-    if key not in keys:
-        near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5) or [k for k in keys if k.endswith("." + key)]
-        raise RequestError(
-            f"{source}: unknown key {key!r}",
-            hint=f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(keys))}",
-        )
-
-
 def later_wins(data: dict[str, Any], keys: Iterable[str]) -> None:
     """Drop from `data` (nested or dotted) what a later layer with these dotted keys replaces.
 
@@ -365,7 +357,8 @@ def load_config(
         source = f"`overrides` {shown(override)}"
         if not equals:
             raise RequestError(f"{source}: needs the form key=value, such as replay.tau=-2")
-        _known(key.strip(), source)
+        if key.strip() not in allowed_keys():
+            raise _unknown(source, key.strip(), [*allowed_keys()])
         try:
             value = parse_yaml(text)
         except ValueError:

@@ -15,12 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, TaskID
 
 if TYPE_CHECKING:
     from fastcar_cli.bench.video import WholeVideo
@@ -93,14 +93,13 @@ def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
 def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_json: bool) -> None:
     """Time it and print what it took."""
     from fastcar_cli.bench.video import whole_video
-    from fastcar_cli.cli.render import columns, console, progress
+    from fastcar_cli.cli.render import columns, console
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import TextToVideo
 
     config = RunConfig.from_dict({"model": plan.model, "runtime": {"threads": threads}})
     model = TextToVideo.from_config(config).model
-    with progress(console(quiet=False), "tokens") as bar:
-        result = whole_video(model, plan, save, partial(_tell, bar, bar.add_task("video", total=None)))
+    result = _watched("tokens", "video", partial(whole_video, model, plan, save))
     if as_json:
         print(json.dumps(result))
         return
@@ -133,19 +132,23 @@ def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> N
     """Time a predicted clip and print what it took."""
     from fastcar_cli.bench.clip import SHAPES, PredictedClip, measure
     from fastcar_cli.bench.render import clip_table
-    from fastcar_cli.cli.render import console, progress
+    from fastcar_cli.cli.render import console
 
     plan = PredictedClip(SHAPES[shape], frames=frames, ratio=ratio, turns=turns)
-    with progress(console(quiet=False), "clips") as bar:
-        result = measure(plan, partial(_tell, bar, bar.add_task("clips", total=None)))
+    result = _watched("clips", "clips", partial(measure, plan))
     if as_json:
         print(json.dumps(result))
         return
     clip_table(console(stderr=False), result)
 
 
-def _tell(bar: Progress, task: TaskID, done: int, total: int) -> None:
-    bar.update(task, completed=done, total=total)
+def _watched(things: str, name: str, work: Callable[[Callable[[int, int], None]], dict[str, Any]]) -> dict[str, Any]:
+    """What `work(told)` gives, with a bar of the things done."""
+    from fastcar_cli.cli.render import console, progress
+
+    with progress(console(quiet=False), things) as bar:
+        task = bar.add_task(name, total=None)
+        return work(lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def bench(
@@ -196,7 +199,6 @@ def bench(
     from fastcar_cli.bench.measure import measure
     from fastcar_cli.bench.plan import Benchmark, check
     from fastcar_cli.cli.flags import given, one_of, refuse
-    from fastcar_cli.cli.render import console, progress
     from fastcar_cli.resolve import resolve_device
 
     one_of("--shape", shape, ("mini", "vila-u-7b"))
@@ -240,9 +242,7 @@ def bench(
         check(plan)
     results = []
     for plan in plans:
-        with progress(console(quiet=False), "runs") as bar:
-            told = partial(_tell, bar, bar.add_task(f"context {plan.context:,}", total=None))
-            results.append(measure(plan, told))
+        results.append(_watched("runs", f"context {plan.context:,}", partial(measure, plan)))
         if not as_json:
             _print(results[-1])
     document = _document(results)

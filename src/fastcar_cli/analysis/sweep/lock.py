@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.locks import locked
@@ -45,16 +45,6 @@ def master(folder: Path) -> Iterator[None]:
         yield
 
 
-def _held(path: Path) -> bool:
-    probe = FileLock(path)
-    try:
-        probe.acquire(timeout=0)
-    except Timeout:
-        return True
-    probe.release()
-    return False
-
-
 @contextlib.contextmanager
 def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[None]:
     """Hold a sweep folder, or one shard of it. Raises RequestError where another sweep has it."""
@@ -66,12 +56,11 @@ def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[
             if match is None:
                 continue
             compatible = shard is not None and match[2] == str(shard[1]) and other.name != name
-            if not compatible and _held(other):
-                part = f" (shard {match[1]}/{match[2]})" if match[2] else ""
-                raise RequestError(
-                    f"{folder}: another sweep{part} is at work there: {_holder(folder, other.name)}",
-                    hint="wait for it, or name another folder",
-                )
+            part = f" (shard {match[1]}/{match[2]})" if match[2] else ""
+            holder = f"{folder}: another sweep{part} is at work there: {_holder(folder, other.name)}"
+            if not compatible:
+                with locked(other, RequestError(holder, hint="wait for it, or name another folder")):
+                    pass  # it is nobody's: what a killed sweep left
         mine.acquire(timeout=0)
     note = {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     with contextlib.suppress(OSError):
