@@ -82,7 +82,6 @@ def fpga(
     if table:
         _table(accelerator, as_json)
         return
-    patterns = []
     if trace is not None:
         saved = read(trace)
         spec = spec_from_dict(saved.spec)
@@ -94,23 +93,12 @@ def fpga(
             window=saved.window if window is None else seen,
             sinks=saved.sinks if window is None else sinks,
         )
-        patterns.append(saved.replayed)
+        patterns = [saved.replayed]
     else:
         work = workload_of(spec_of(model), rows=rows, frames=frames, prompt=prompt_tokens, window=seen, sinks=sinks)
-        for ratio in _ratios(replay):
-            patterns.append(
-                draw(
-                    layers=work.layers,
-                    rows=rows,
-                    frames=frames,
-                    tokens_per_frame=work.tokens_per_frame,
-                    ratio=ratio,
-                    seed=seed,
-                    spread=spread,
-                    pair_correlation=pair_correlation,
-                    profile=profile,
-                )
-            )
+        size = {"layers": work.layers, "rows": rows, "frames": frames, "tokens_per_frame": work.tokens_per_frame}
+        how: dict[str, Any] = {"spread": spread, "pair_correlation": pair_correlation, "profile": profile}
+        patterns = [draw(ratio=ratio, seed=seed, **size, **how) for ratio in _ratios(replay)]
     emulator = Emulator(accelerator, work)
     found = [compare(emulator, p) for p in patterns]
     if report is not None:

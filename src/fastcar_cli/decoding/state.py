@@ -142,17 +142,8 @@ class Batch:
         self.ids, self.lengths = ids.to(device), lengths.to(device)
         self.padded = ids.shape[1]
         self.aligned = layout.aligned(self.padded)
-        self.cache = KVCache(
-            spec.decoder,
-            self.lengths,
-            self.padded,
-            self.tokens - 1,
-            self.frame,
-            model.dtype,
-            settings.window,
-            settings.sinks,
-            settings.kv_int8,
-        )
+        kept = settings.window, settings.sinks, settings.kv_int8
+        self.cache = KVCache(spec.decoder, self.lengths, self.padded, self.tokens - 1, self.frame, model.dtype, *kept)
         self.replay: Replay | None = None
         if settings.keep_tas or not settings.rule.off:
             self.replay = Replay(

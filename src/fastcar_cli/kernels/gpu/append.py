@@ -172,34 +172,16 @@ def append(
     """
     rows, heads, d = query.shape
     kv = keys.shape[1]
+    decided = (qkv, qkv, qkv) if gate is None else (gate.thresholds, gate.scores, gate.flags)
+    lengths = (keys.shape[2], layout.padded, layout.frame, layout.window, layout.first)
+    sizes = {"VIDEOS": videos, "OF": rows // videos, "H": heads, "KV": kv, "D": d, "WINDOW": layout.window > 0}
+    powers = {"HP": heads, "KP": kv, "DP": d // 2}
     _append_kernel[(videos,)](
-        qkv,
-        query,
-        keys,
-        values,
-        ring,
-        cos,
-        sin,
-        token,
-        qkv if gate is None else gate.thresholds,
-        qkv if gate is None else gate.scores,
-        qkv if gate is None else gate.flags,
-        keys.shape[2],
-        layout.padded,
-        layout.frame,
-        layout.window,
-        layout.first,
-        VIDEOS=videos,
-        OF=rows // videos,
-        H=heads,
-        KV=kv,
-        D=d,
-        WINDOW=layout.window > 0,
+        *(qkv, query, keys, values, ring, cos, sin, token, *decided, *lengths),
+        **sizes,
+        **{name: triton.next_power_of_2(size) for name, size in powers.items()},
         SCORE=gate is not None,
         RELEASED=gate is not None and gate.released,
         PAIRS=gate is not None and gate.pairs,
-        HP=triton.next_power_of_2(heads),
-        KP=triton.next_power_of_2(kv),
-        DP=triton.next_power_of_2(d // 2),
         num_warps=8,
     )

@@ -130,33 +130,16 @@ def attend(
     rows, heads, d = query.shape
     slots = keys.shape[2]
     chunks = chunks_of(slots, chunk)
-    sums, peaks, weights = scratch
     wide = triton.next_power_of_2(d)
+    sizes = {"H": heads, "KV": keys.shape[1], "D": d, "DP": wide, "CHUNK": chunk, "BLOCK": block}
     _attend_kernel[(rows * heads, chunks)](
-        query,
-        keys,
-        values,
-        pad,
-        sinks,
-        token,
-        sums,
-        peaks,
-        weights,
-        slots,
-        layout.padded,
-        layout.window,
-        layout.first,
-        chunks,
-        H=heads,
-        KV=keys.shape[1],
-        D=d,
+        *(query, keys, values, pad, sinks, token, *scratch),
+        *(slots, layout.padded, layout.window, layout.first, chunks),
+        **sizes,
         WINDOW=layout.window > 0,
-        CHUNK=chunk,
-        BLOCK=block,
-        DP=wide,
         num_warps=4,
     )
     _combine_kernel[(rows * heads,)](
-        sums, peaks, weights, out, chunks, D=d, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4
+        *scratch, out, chunks, D=d, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4
     )
     return out
