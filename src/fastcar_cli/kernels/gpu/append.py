@@ -25,35 +25,12 @@ def _rotate(a, b, c, s, kind: tl.constexpr):
 
 @triton.jit(do_not_specialize=["slots", "padded", "frame", "window", "first"])
 def _append_kernel(
-    qkv,
-    query,
-    keys,
-    values,
-    ring,
-    cos,
-    sin,
-    token,
-    thresholds,
-    scores,
-    flags,
-    slots,
-    padded,
-    frame,
-    window,
-    first,
-    VIDEOS: tl.constexpr,
-    OF: tl.constexpr,
-    H: tl.constexpr,
-    KV: tl.constexpr,
-    D: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SCORE: tl.constexpr,
-    RELEASED: tl.constexpr,
-    PAIRS: tl.constexpr,
-    HP: tl.constexpr,
-    KP: tl.constexpr,
+    qkv, query, keys, values, ring, cos, sin, token, thresholds, scores, flags,
+    slots, padded, frame, window, first,
+    VIDEOS: tl.constexpr, OF: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
+    SCORE: tl.constexpr, RELEASED: tl.constexpr, PAIRS: tl.constexpr, HP: tl.constexpr, KP: tl.constexpr,
     DP: tl.constexpr,
-):
+):  # fmt: skip
     """One video a program, so that its OF rows can decide together: tiles are [OF, heads, half of a head]."""
     kind = query.dtype.element_ty
     t = tl.load(token)

@@ -18,28 +18,11 @@ CHUNK = 128
 
 @triton.jit(do_not_specialize=["slots", "padded", "window", "ring", "chunks"])
 def _attend_kernel(
-    query,
-    keys,
-    values,
-    pad,
-    sinks,
-    token,
-    sums,
-    peaks,
-    weights,
-    slots,
-    padded,
-    window,
-    ring,
-    chunks,
-    H: tl.constexpr,
-    KV: tl.constexpr,
-    D: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    query, keys, values, pad, sinks, token, sums, peaks, weights,
+    slots, padded, window, ring, chunks,
+    H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     DP: tl.constexpr,
-):
+):  # fmt: skip
     """One chunk of slots for one head of one row: softmax sum, its peak and its weight, float32.
 
     A chunk past the last token has weight 0 and reads no keys. `ring` is the first slot behind the sinks.

@@ -68,20 +68,10 @@ def _inputs(x, r, k, ROWS: tl.constexpr, K: tl.constexpr, UPCAST: tl.constexpr):
 
 @triton.jit
 def _product(
-    x,
-    w,
-    n,
-    r,
-    N,
-    ROWS: tl.constexpr,
-    K: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    RP: tl.constexpr,
-    STAGES: tl.constexpr,
-    EVEN: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
+    x, w, n, r, N,
+    ROWS: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
     """Outputs n of w x for all rows, float32 [BN, RP]; EVEN: every tile of w [N, K] is whole."""
     total = tl.zeros((BN, RP), tl.float32)
     for k0 in tl.range(0, K, BK, num_stages=STAGES):
@@ -93,28 +83,11 @@ def _product(
 
 @triton.jit
 def _linear_kernel(
-    x,
-    w0,
-    w1,
-    w2,
-    b0,
-    b1,
-    b2,
-    out,
-    ROWS: tl.constexpr,
-    K: tl.constexpr,
-    N0: tl.constexpr,
-    N1: tl.constexpr,
-    N2: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    RP: tl.constexpr,
-    STAGES: tl.constexpr,
-    BIAS: tl.constexpr,
-    GELU: tl.constexpr,
-    ADD: tl.constexpr,
+    x, w0, w1, w2, b0, b1, b2, out,
+    ROWS: tl.constexpr, K: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr,
     UPCAST: tl.constexpr,
-):
+):  # fmt: skip
     """Up to three linear maps of one input side by side, into out [ROWS, N0 + N1 + N2]; a program has a tile of one."""
     tile = tl.program_id(0)
     w, bias, column, size = w0, b0, tile * 0, tile * 0 + N0

@@ -27,21 +27,10 @@ def _replays(flags, r, ROWS: tl.constexpr):
 
 @triton.jit
 def _gate_up_kernel(
-    x,
-    gate,
-    up,
-    out,
-    flags,
-    ROWS: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    RP: tl.constexpr,
-    STAGES: tl.constexpr,
-    REPLAY: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
+    x, gate, up, out, flags,
+    ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr,
+    STAGES: tl.constexpr, REPLAY: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
     """A tile of silu(gate x) * (up x). Returns before any weight is read where every row replays."""
     r = tl.arange(0, RP)
     if REPLAY:
@@ -65,23 +54,11 @@ def _gate_up_kernel(
 
 @triton.jit(do_not_specialize=["frame"])
 def _down_kernel(
-    h,
-    down,
-    x,
-    cache,
-    flags,
-    t,
+    h, down, x, cache, flags, t,
     frame,
-    ROWS: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    RP: tl.constexpr,
-    STAGES: tl.constexpr,
-    REPLAY: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
+    ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr,
+    STAGES: tl.constexpr, REPLAY: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
     """A tile of down h, into the replay cache where the row computes, and added to x for all rows.
 
     Where every row replays no weight is read: the cached output is added and that is all.
