@@ -5,7 +5,7 @@ All statistics of a run are read here, from what the engine counted on tensors, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,11 +124,7 @@ class Run:
             "version": __version__,
             "prompt": self.prompts[video],
             "seed": self.seeds[video],
-            "reading": {
-                "tokens": list(reading.tokens),
-                "drawn": list(reading.drawn),
-                "unknown": list(reading.unknown),
-            },
+            "reading": {key: list(getattr(reading, key)) for key in ("tokens", "drawn", "unknown")},
             "model": {
                 "name": self.model,
                 "parameters": network.parameter_count(),
@@ -143,10 +139,7 @@ class Run:
             "video": {"frames": done // decode.frame, "height": height, "width": width, "fps": self.fps},
             "tokens": {"text": decode.padded, "visual": done, "rows": decode.rows},
             "replay": {
-                "ratio": stats.ratio,
-                "eligible_ratio": stats.eligible_ratio,
-                "by_layer": stats.by_layer,
-                "by_frame": stats.by_frame,
+                **asdict(stats),
                 "score": settings.rule.score,
                 "tas": settings.rule.tas,
                 "gate": "pair" if settings.rule.pairs else "row",

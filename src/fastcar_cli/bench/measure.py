@@ -185,12 +185,8 @@ def measure(plan: Benchmark, told: Callable[[int, int], None] = lambda done, tot
     return {
         "machine": machine.to_dict(),
         "bandwidth_gb_s": bandwidth,
-        "shape": plan.shape,
         "layers": spec.layers,
-        "context": plan.context,
-        "rows": plan.rows,
-        "passes": plan.passes,
-        "turns": plan.turns,
+        **{name: getattr(plan, name) for name in ("shape", "context", "rows", "passes", "turns")},
         "lines": lines,
         "ratios": _ratios(times, lines, next(iter(found))),
     }

@@ -96,9 +96,9 @@ def fpga(
         patterns = [saved.replayed]
     else:
         work = workload_of(spec_of(model), rows=rows, frames=frames, prompt=prompt_tokens, window=seen, sinks=sinks)
-        size = {"layers": work.layers, "rows": rows, "frames": frames, "tokens_per_frame": work.tokens_per_frame}
-        how: dict[str, Any] = {"spread": spread, "pair_correlation": pair_correlation, "profile": profile}
-        patterns = [draw(ratio=ratio, seed=seed, **size, **how) for ratio in _ratios(replay)]
+        how: dict[str, Any] = {"layers": work.layers, "rows": rows, "frames": frames, "seed": seed, "spread": spread}
+        how |= {"tokens_per_frame": work.tokens_per_frame, "pair_correlation": pair_correlation, "profile": profile}
+        patterns = [draw(ratio=ratio, **how) for ratio in _ratios(replay)]
     emulator = Emulator(accelerator, work)
     found = [compare(emulator, p) for p in patterns]
     if report is not None:

@@ -19,6 +19,9 @@ BASE = 400 * 2**20
 """Bytes a process with torch holds before any weights (assumed; measured 250 to 400 MiB)."""
 
 
+_SIZES = ("weights", "kv_cache", "replay_cache", "base")
+
+
 def parameter_bytes(network: Network, itemsize: int, part: str = "") -> int:
     """Bytes of the weights whose name contains `part`; a codebook shared by all depths counts once."""
     return sum(p.numel() for name, p in network.named_parameters() if part in name) * itemsize
@@ -52,7 +55,7 @@ class MemoryPlan:
     @property
     def needed(self) -> int:
         """All of it together."""
-        return self.weights + self.kv_cache + self.replay_cache + self.base
+        return sum(getattr(self, name) for name in _SIZES)
 
     @property
     def fits(self) -> bool:
@@ -61,25 +64,16 @@ class MemoryPlan:
 
     def arithmetic(self) -> str:
         """The sum in words."""
-        parts = (
-            (self.weights, f"weights in {self.dtype}"),
-            (self.kv_cache, "KV cache"),
-            (self.replay_cache, "replay cache"),
-            (self.base, "the process itself"),
-        )
-        return " + ".join(f"{gib(n)} {name}" for n, name in parts if n)
+        said = (f"weights in {self.dtype}", "KV cache", "replay cache", "the process itself")
+        parts = zip(said, (getattr(self, name) for name in _SIZES), strict=True)
+        return " + ".join(f"{gib(size)} {name}" for name, size in parts if size)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "dtype": self.dtype,
             "device": self.device,
-            "weights_bytes": self.weights,
-            "kv_cache_bytes": self.kv_cache,
-            "replay_cache_bytes": self.replay_cache,
-            "base_bytes": self.base,
-            "needed_bytes": self.needed,
-            "available_bytes": self.available,
+            **{f"{name}_bytes": getattr(self, name) for name in (*_SIZES, "needed", "available")},
             "fits": self.fits,
             "mlp_share_of_bytes": self.mlp_share,
             "max_replay_ratio": self.max_replay_ratio,
