@@ -24,7 +24,6 @@ from PIL import Image
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import empty_file, hidden_beside, publish, publish_folder
 from fastcar_cli.signals import uninterrupted
-from fastcar_cli.video_input.frames import frames_of
 
 Image8 = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
@@ -266,5 +265,11 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def read_frames(path: Path) -> Image8:
-    """Every frame of an MP4, GIF or folder of PNGs, uint8 [T, H, W, 3]. Raises as `frames_of` does."""
-    return np.stack([*frames_of(path)])
+    """Every frame of an MP4, GIF or folder of PNGs, uint8 [T, H, W, 3]."""
+    if path.is_dir():
+        return np.stack([np.asarray(Image.open(p).convert("RGB")) for p in sorted(path.glob("*.png"))])
+    import imageio.v3 as iio
+
+    if path.suffix.lower() == ".gif":
+        return np.asarray(iio.imread(path, plugin="pillow", mode="RGB"))
+    return np.asarray(iio.imread(path, plugin="pyav"))
