@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastcar_cli.models.decoder import rotate
 from fastcar_cli.models.registry import load
@@ -23,9 +25,10 @@ from fastcar_cli.world.steps import OutOfTime
 from fastcar_cli.world.table import train_decoder, train_tokenizer
 from fastcar_cli.world.table.clips import Clips, Encoder, around_things, swapped
 from fastcar_cli.world.table.frames import Pool, changed_patches, cut
-from fastcar_cli.world.table.lexicon import SPECIALS, VOCABULARY
+from fastcar_cli.world.table.lexicon import PROMPT_LENGTH, SPECIALS, VOCABULARY
 from fastcar_cli.world.table.recipe import TABLE
 from fastcar_cli.world.table.render import render
+from fastcar_cli.world.table.scene import FRAMES
 from fastcar_cli.world.table.start import heed_words, look_up_nearest, predict_aligned
 from fastcar_cli.world.table.stories import scene_of
 from fastcar_cli.world.table.tokenizer import TableTokenizer
@@ -303,3 +306,26 @@ def test_muon_is_torchs_in_the_precision_that_torch_has(shape: tuple[int, int]) 
             optimizer.step()
     assert torch.allclose(ours, theirs, atol=5e-3)
     assert not torch.allclose(ours, torch.ones(shape), atol=0.1)
+
+
+@given(st.integers(0, 999), st.booleans())
+def test_a_step_draws_about_as_many_tokens_as_another_and_first_frames_whole(step: int, replay: bool) -> None:
+    settings = TableSettings(1000)
+    settings = settings.replay_stage() if replay else settings
+    videos, frames, places = settings.shape_of(step)
+    tokens = videos * (PROMPT_LENGTH + frames * (places or 64))
+    assert 0.75 <= tokens / (16 * (PROMPT_LENGTH + 5 * 28)) <= 1.25
+    assert frames > 1 or places is None
+    assert frames == FRAMES or (not replay and (step < 800 or frames == 1))
+
+
+@pytest.mark.parametrize("places", [None, 28])
+def test_first_frames_count_where_all_their_places_are_drawn(tokenizer: TableTokenizer, places: int | None) -> None:
+    settings = TableSettings(10)
+    batch, _ = Clips(tokenizer).draw(4, 2, random.Random(0), late=0.5, places=places)
+    weights = train_decoder._weights(batch, settings, 64)
+    first, later = weights[:, :64], weights[:, 64:]
+    if places is None:
+        assert torch.equal(first, (batch.begins == 0)[:, None].expand(-1, 64).float()) and bool((later == 1).all())
+    else:
+        assert not first.any() and torch.equal(later, 1 + settings.changed_weight * batch.busy[:, 64:])

@@ -36,10 +36,10 @@ _WORDS = {"color": tuple(COLORS), "shape": SHAPES, "way": ("left", "right"), "pl
 class TableSettings(TrainSettings):
     """How to train: steps of `batch` clips of `clip` frames, of which `places` places are drawn.
 
-    Every other step sees first frames alone. The last `whole` of the steps see whole videos, the second half of them
-    with all places. A share `late` of the clips does not begin with its video. Of the tokens of the ground a share
-    `sampled` goes through the depth transformer, weighted up. One with an object in it weighs `changed_weight` more,
-    but not where all places are drawn: the last steps learn how often there is one.
+    Every other step sees first frames alone, all places. Of the others the last `whole` see whole videos, the second
+    half of them with all places. A share `late` of the clips does not begin with its video. Of the tokens of the ground
+    a share `sampled` goes through the depth transformer, weighted up. One with an object in it weighs `changed_weight`
+    more, but not where all places are drawn, which teach how often there is one; first frames count there alone.
     """
 
     batch: int = 16
@@ -58,8 +58,8 @@ class TableSettings(TrainSettings):
         """(videos, frames of each, places of each frame or None for all) of a step; about as many tokens in each."""
         left = 1 - step / self.steps
         tokens = self.batch * (PROMPT_LENGTH + self.clip * self.places)
-        frames = FRAMES if left <= self.whole else 1 if step % 2 else self.clip
-        places = None if left <= self.whole / 2 or self.replay else self.places
+        frames = 1 if step % 2 and not self.replay else FRAMES if left <= self.whole else self.clip
+        places = None if frames == 1 or left <= self.whole / 2 or self.replay else self.places
         one = PROMPT_LENGTH + frames * (places or math.prod(TABLE_RQVAE.grid))
         return max(1, round(tokens / one)), frames, places
 
@@ -72,10 +72,10 @@ def token_losses(model: VideoModel, codes: Tensor, hidden: Tensor) -> Tensor:
 
 
 def _weights(batch: Batch, settings: TableSettings, n: int) -> Tensor:
-    """Weight [B, T*N] of each token in the loss; none in the first frame of a clip that begins later."""
+    """Weight [B, T*N] of each token in the loss; none in first frames of clips that begin later or lack places."""
     everywhere = batch.kept.shape == batch.busy.shape
     weights = 1.0 + (0.0 if everywhere else settings.changed_weight) * batch.busy.float()
-    weights[:, :n] *= (batch.begins == 0)[:, None]
+    weights[:, :n] *= (batch.begins == 0)[:, None] if everywhere else 0.0
     return weights
 
 
