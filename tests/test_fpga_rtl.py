@@ -354,7 +354,7 @@ def test_it_is_proved_with_the_parameters_of_the_folder(tmp_path: Path) -> None:
     [
         ("turn == CORE_BITS'(CORES - 1) ? '0", "turn == CORE_BITS'(CORES) ? '0"),
         ("hit    <= index[next_row]", "hit    <= index[next_row] || next_row == 5'd1"),
-        ("count <= WAIT_BITS'(DROP - 1)", "count <= WAIT_BITS'(DROP)"),
+        (": WAIT_BITS'(DROP - 1)", ": WAIT_BITS'(DROP)"),
         ("turn      <= '0;\n          count", "turn      <= turn;\n          count"),
         ("out_valid[target] = in_valid && room[target]", "out_valid[target] = in_valid"),
         ("in_ready = !hit || room[target]", "in_ready = 1'b1"),
