@@ -29,7 +29,7 @@ from fastcar_cli.backends.fpga.predicted import POINTS
 from fastcar_cli.backends.fpga.preset import Preset, constants, fpga_presets, load_preset
 from fastcar_cli.backends.fpga.published import TABLE, emulate_table, fit
 from fastcar_cli.backends.fpga.summary import compare, energy_of
-from fastcar_cli.backends.fpga.workload import Workload
+from fastcar_cli.backends.fpga.workload import Workload, check_rows
 from fastcar_cli.config import preset_folder
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayRule
@@ -313,7 +313,7 @@ def test_videos_beyond_the_index_register_come_in_batches(run: Run, tmp_path: Pa
 
 def test_more_rows_than_the_index_register_has_bits() -> None:
     with pytest.raises(RequestError, match="33 rows: the Index Register of DRS has 32 bits"):
-        Drs(4).remap(range(33))
+        check_rows(33)
 
 
 # The published table

@@ -273,6 +273,29 @@ def test_a_wrong_emulator_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert status == 1 and re.search(r"DIFFERENCE: random layer \d+, row \d+, cycle \d+: ", line)
 
 
+def _wider(drs: Drs, cores: int) -> None:
+    drs.cores, drs.index, drs.mapping = cores, 0, [0] * 32
+    drs.mapping_bits = cores.bit_length() + 1
+
+
+@needs_verilator
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("holder", "name", "value", "said"),
+    [
+        (bundle, "INDEX_BITS", 31, "cycle 0: bits of the Index Register 32, expected 31"),
+        (Drs, "__init__", _wider, "cycle 1: bits of a Mapping Register 1, expected 3"),
+    ],
+    ids=["index", "mapping"],
+)
+def test_a_register_of_another_width_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, value: Any, said: str
+) -> None:
+    monkeypatch.setattr(holder, name, value)
+    same, line = build(tmp_path)
+    assert not same and line == f"DIFFERENCE: random layer 0, row 0, {said} (machine of 2 cores)", line
+
+
 @needs_verilator
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", bundle.WEIGHTS)
@@ -287,7 +310,7 @@ def test_verilator_has_nothing_to_say_of_the_sources(tmp_path: Path, weights: st
 @needs_verilator
 @pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 7, 8])
-@pytest.mark.parametrize("weights", ["lockstep", "private"])
+@pytest.mark.parametrize("weights", bundle.WEIGHTS)
 def test_random_layers_on_any_number_of_cores(tmp_path: Path, cores: int, weights: str) -> None:
     fetch, queue = ("skip", 2) if cores % 2 else ("stream", 1)
     same, line = build(tmp_path, cores=cores, hbm__weights=weights, drs__fetch=fetch, drs__queue=queue)

@@ -9,19 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastcar_cli.errors import RequestError
-
 INDEX_BITS = 32
 """Width of the Index Register, and so the most rows of a batch."""
-
-
-def check_rows(rows: int) -> None:
-    """Refuse a batch with more rows than the Index Register has bits. Raises RequestError."""
-    if rows > INDEX_BITS:
-        raise RequestError(
-            f"{rows} rows: the Index Register of DRS has {INDEX_BITS} bits, one a row",
-            hint=f"at most {INDEX_BITS} rows at once; with guidance a video is two rows",
-        )
 
 
 class Drs:
@@ -37,8 +26,7 @@ class Drs:
         self.mapping = [0] * INDEX_BITS
 
     def remap(self, computing: Sequence[int]) -> None:
-        """Load the rows that compute and deal them to the cores. Raises RequestError above 32 rows."""
-        check_rows(max(computing, default=0) + 1)
+        """Load the rows that compute, in order, and deal them to the cores."""
         self.index = 0
         for turn, row in enumerate(computing):
             self.index |= 1 << row

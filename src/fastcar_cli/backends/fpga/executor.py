@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from fastcar_cli.backends.fpga.drs import Drs, check_rows
+from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.formats import QuantisedMLP, check_weights, stored
 from fastcar_cli.backends.fpga.integer import IntegerMLP
 from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.workload import check_rows
 from fastcar_cli.models.decoder import MLP, Decoder
 from fastcar_cli.models.quantised import QuantisedLinear
 

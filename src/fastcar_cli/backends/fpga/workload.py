@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastcar_cli.backends.fpga.drs import check_rows
+from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.network import Spec
+
+
+def check_rows(rows: int) -> None:
+    """Refuse a batch with more rows than the Index Register has bits. Raises RequestError."""
+    if rows > INDEX_BITS:
+        raise RequestError(
+            f"{rows} rows: the Index Register of DRS has {INDEX_BITS} bits, one a row",
+            hint=f"at most {INDEX_BITS} rows at once; with guidance a video is two rows",
+        )
 
 
 @dataclass(frozen=True)

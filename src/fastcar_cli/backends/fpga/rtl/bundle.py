@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastcar_cli.backends.fpga.decisions import Decisions
-from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs, check_rows
+from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
 from fastcar_cli.backends.fpga.isa import compile_mlp
 from fastcar_cli.backends.fpga.machine import Rates
 from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights
@@ -23,6 +23,7 @@ from fastcar_cli.backends.fpga.rtl.stimulus import (
     trace_layers,
 )
 from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
+from fastcar_cli.backends.fpga.workload import check_rows
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import csv_of, sha256_of, write_whole
 from fastcar_cli.models.specs import spec_from_dict
@@ -41,9 +42,9 @@ def check(preset: Preset) -> None:
     drs, hbm = preset.drs, preset.hbm
     problems = [
         (
-            drs.remap.value < INDEX_BITS,
+            drs.remap.value < 32,
             f"drs.remap {drs.remap.value:g}",
-            f"at least {INDEX_BITS}: one register a cycle",
+            "at least 32: one register a cycle",
         ),
         (drs.fetch == "skip" and drs.drop.value < 1, "drs.drop 0", "at least 1: the header of a dropped packet passes"),
         (hbm.latency.value < 1, "hbm.latency 0", "at least 1"),
@@ -63,8 +64,6 @@ def parameters(preset: Preset, packets: Sequence[Packet]) -> dict[str, int]:
 
     return {
         "CORES": preset.cores,
-        "MAPPING_BITS": Drs(preset.cores).mapping_bits,
-        "INDEX_BITS": INDEX_BITS,
         "REMAP": int(preset.drs.remap.value),
         "DROP": max(1, int(preset.drs.drop.value)),
         "STREAM": int(preset.drs.fetch == "stream"),
@@ -152,7 +151,9 @@ def _machine(folder: Path, preset: Preset, packets: Sequence[Packet], layers: Se
     """Write what one machine is built with, runs, and is expected to do; returns its parameters."""
     values = parameters(preset, packets)
     write_whole(folder / "parameters.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
-    write_whole(folder / "parameters.h", "".join(f"#define {k} {v}\n" for k, v in values.items()))
+    # The RTL has widths of its own, which the harness compares with those of drs.py.
+    widths = {"INDEX_BITS": INDEX_BITS, "MAPPING_BITS": Drs(preset.cores).mapping_bits}
+    write_whole(folder / "parameters.h", "".join(f"#define {k} {v}\n" for k, v in {**values, **widths}.items()))
     write_whole(folder / "parameters.json", json.dumps({"preset": preset.name, **values}, indent=1) + "\n")
     for number, packet in enumerate(packets):
         words = words_of(packet.program, packet.rates)

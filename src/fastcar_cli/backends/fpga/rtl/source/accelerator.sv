@@ -4,8 +4,6 @@
 `default_nettype none
 module accelerator #(
     parameter int CORES = 2,
-    parameter int MAPPING_BITS = CORES > 1 ? $clog2(CORES) : 1,
-    parameter int INDEX_BITS = 32,
     parameter int REMAP = 32,
     parameter int DROP = 16,
     parameter int STREAM = 0,
@@ -28,7 +26,9 @@ module accelerator #(
     output wire logic               in_ready,
     input  wire logic [63:0]        in_word,
     output wire logic               skip,
-    // What a watcher sees: a word going to a core, cores told to start, rows finished, a core out of step.
+    // What a watcher sees: widths of the registers, a word going to a core, cores told to start, rows finished, a core
+    // out of step.
+    output wire logic [7:0]         index_bits, mapping_bits,
     output wire logic [CORES-1:0]   sent,
     output wire logic [CORES-1:0]   go,
     output wire logic [CORES-1:0]   finished,
@@ -45,10 +45,9 @@ module accelerator #(
   wire logic [CORES-1:0] load_done;
   wire logic             all_started;
 
-  drs #(.CORES(CORES), .REMAP(REMAP), .DROP(DROP), .STREAM(STREAM), .DISPATCH(DISPATCH), .MAPPING_BITS(MAPPING_BITS),
-        .INDEX_BITS(INDEX_BITS)) scheduler (
+  drs #(.CORES(CORES), .REMAP(REMAP), .DROP(DROP), .STREAM(STREAM), .DISPATCH(DISPATCH)) scheduler (
       .clk, .rst, .start, .index_in(index), .rows_in(rows), .idle, .computing,
-      .in_valid, .in_ready, .in_word, .skip,
+      .index_bits, .mapping_bits, .in_valid, .in_ready, .in_word, .skip,
       .out_valid(sent), .out_head(head), .out_last(last), .out_word(word), .room);
 
   // The rounds are known once all 32 rows are dealt; the barrier needs that before the first packet is whole.

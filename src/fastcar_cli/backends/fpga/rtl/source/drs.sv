@@ -14,9 +14,7 @@ module drs #(
     parameter int REMAP  = 32,
     parameter int DROP   = 16,
     parameter int STREAM = 0,
-    parameter int DISPATCH = 0,
-    parameter int MAPPING_BITS = CORES > 1 ? $clog2(CORES) : 1,
-    parameter int INDEX_BITS = 32
+    parameter int DISPATCH = 0
 ) (
     input  wire logic             clk,
     input  wire logic             rst,
@@ -25,6 +23,7 @@ module drs #(
     input  wire logic [5:0]       rows_in,
     output wire logic             idle,      // every packet of the layer has passed
     output      logic [5:0]       computing, // rows that compute, counted while they are dealt
+    output wire logic [7:0]       index_bits, mapping_bits, // widths of the registers
 
     input  wire logic             in_valid,
     output      logic             in_ready,
@@ -38,12 +37,6 @@ module drs #(
     input  wire logic [CORES-1:0] room       // of each core, for a whole packet
 );
   localparam int CORE_BITS = CORES > 1 ? $clog2(CORES) : 1;
-  if (MAPPING_BITS != CORE_BITS) begin : mapping_width
-    $error("a Mapping Register has another width than drs.py gives it");
-  end
-  if (INDEX_BITS != 32) begin : index_width
-    $error("the Index Register has another width than drs.py gives it");
-  end
   localparam bit SWALLOW = STREAM != 0;
   localparam int LONGEST = REMAP > DROP && REMAP > DISPATCH ? REMAP : DROP > DISPATCH ? DROP : DISPATCH;
   localparam int WAIT_BITS = $clog2(LONGEST + 1);
@@ -68,6 +61,9 @@ module drs #(
   wire logic       none_follow = in_word[15:0] == 16'd0;
   wire logic       paced = DISPATCH > 1 && left == 16'd1 && count != '0;
   logic            advance;
+
+  assign index_bits   = 8'($bits(index));
+  assign mapping_bits = 8'($bits(mapping[0]));
 
   assign idle     = state == IDLE;
   assign out_word = in_word;

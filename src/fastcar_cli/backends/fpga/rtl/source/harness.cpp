@@ -85,6 +85,9 @@ static bool run(Vaccelerator* top, VerilatedContext* context, const Layer& layer
     top->in_valid = at < layer.rows && t >= from;
     top->in_word = word ? words[word] : (words[0] & ~0xff0000ull) | (uint64_t)at << 16;
     top->eval();
+    if (t == 0 && !same(layer, 0, "bits of the Index Register", top->index_bits, INDEX_BITS, 0)) return false;
+    // The first Mapping Register is written in cycle 1.
+    if (t == 1 && !same(layer, 0, "bits of a Mapping Register", top->mapping_bits, MAPPING_BITS, 1)) return false;
     if (top->out_of_step) return difference(layer, std::max(running[0], 0), t, "cores of a round are out of step");
     for (int c = 0; c < CORES; c++) if (t && top->finished >> c & 1) {
       int row = ((const uint8_t*)&top->row)[c];
