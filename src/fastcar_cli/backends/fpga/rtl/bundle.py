@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
 from fastcar_cli.backends.fpga.isa import compile_mlp
 from fastcar_cli.backends.fpga.machine import Rates
 from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights
+from fastcar_cli.backends.fpga.rtl.core import expected, random_rows, requests
+from fastcar_cli.backends.fpga.rtl.core import parameters as core_parameters
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.backends.fpga.rtl.stimulus import (
     Layer,
@@ -22,14 +27,13 @@ from fastcar_cli.backends.fpga.rtl.stimulus import (
     short_packets,
     trace_layers,
 )
+from fastcar_cli.backends.fpga.rtl.units import ARITHMETIC, SOURCE
 from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
 from fastcar_cli.backends.fpga.workload import check_rows
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import csv_of, sha256_of, write_whole
 from fastcar_cli.models.specs import spec_from_dict
 
-SOURCE = Path(__file__).parent / "source"
-ARITHMETIC = Path(__file__).parent / "arithmetic"
 WEIGHTS: tuple[Weights, ...] = ("private", "lockstep", "multicast")
 """By the number that barrier.sv has for each."""
 
@@ -133,11 +137,26 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
     for name, other in machines.items():
         short = _short(other)
         _machine(folder / name, other, short, list(random_layers(RANDOM_LAYERS, len(short), 0, seed=other.cores)))
-    macs = macs_of(preset)
-    write_whole(folder / ARITHMETIC.name / "parameters.f", f"-GMACS={macs}\n")
-    for name, words in zip(("requests.bin", "expected.bin"), vectors(macs), strict=True):
-        write_whole(folder / ARITHMETIC.name / name, words)
+    _arithmetic(folder / ARITHMETIC.name, preset)
     return {"folder": str(folder), "parameters": values, "layers": len(layers), "kept": kept}
+
+
+def _arithmetic(folder: Path, preset: Preset) -> None:
+    """Write what the parts of a core's arithmetic, and the core, are built with, are asked, and should answer."""
+    macs = macs_of(preset)
+    rows = random_rows(macs, int(preset.hbm.latency.value), preset.window)
+    sums = b"".join(_counted(expected(row, macs)) for row in rows)
+    for name, values, (asked, answers) in (
+        ("units", {"MACS": macs}, vectors()),
+        ("core", core_parameters(rows[0], macs, preset.window), (requests(rows, macs), sums)),
+    ):
+        write_whole(folder / f"{name}.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
+        write_whole(folder / f"{name}_requests.bin", asked)
+        write_whole(folder / f"{name}_expected.bin", answers)
+
+
+def _counted(sums: Tensor) -> bytes:
+    return bytes(torch.cat([torch.tensor([len(sums)], dtype=torch.int32), sums.flatten()]).numpy().tobytes())
 
 
 def _short(preset: Preset) -> list[Packet]:

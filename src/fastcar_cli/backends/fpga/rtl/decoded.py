@@ -19,8 +19,11 @@ from torch import Tensor
 from fastcar_cli.backends.fpga import integer
 from fastcar_cli.backends.fpga.executor import FpgaBackend
 from fastcar_cli.backends.fpga.integer import Coded, IntegerMLP, Rows, code_floats
+from fastcar_cli.backends.fpga.isa import compile_mlp
+from fastcar_cli.backends.fpga.machine import Rates
 from fastcar_cli.backends.fpga.preset import Preset, load_preset
-from fastcar_cli.backends.fpga.rtl.units import Units, write_arithmetic
+from fastcar_cli.backends.fpga.rtl.core import CoreRow, expected
+from fastcar_cli.backends.fpga.rtl.units import Core, Units, write_arithmetic
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.models import load
@@ -107,6 +110,18 @@ def compared(units: Units, token: Token) -> Iterator[tuple[str, int]]:
     yield from product("down", mlp.down, coded)
 
 
+def core_row(preset: Preset, token: Token) -> CoreRow:
+    """The row of a token for a core of the preset."""
+    mlp, x = token.mlp, token.x
+    inner, width = mlp.gate.weight.shape
+    hidden = integer.activated(integer.product(mlp.gate, x), integer.product(mlp.up, x))
+    program = compile_mlp(width, inner, 8, preset.tile_bytes, preset.window)
+    matrices = (mlp.gate.weight, mlp.up.weight, mlp.down.weight)
+    program = compile_mlp(width, inner, 8, preset.tile_bytes, preset.window)
+    matrices = (mlp.gate.weight, mlp.up.weight, mlp.down.weight)
+    return CoreRow(program, Rates.of(preset), *matrices, x.q[0], integer.code(hidden).q[0])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, build, compare, print; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -129,7 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not tokens:
             raise RequestError(f"--every {options.every}: the decode has fewer passes", hint="a smaller number")
         counts: dict[str, int] = {}
+        macs = int(preset.core.mac_array.value)
+        core = Core(options.folder, core_row(preset, tokens[0]), macs, preset.window)
         for token in tokens:
+            row = core_row(preset, token)
+            summed = _equal(token, "sum of the core, cycle and value", core.sums(row), expected(row, macs))
+            counts["sums of the core in their cycle"] = counts.get("sums of the core in their cycle", 0) + summed // 2
             for what, count in compared(units, token):
                 counts[what] = counts.get(what, 0) + count
     except (RequestError, RunError) as e:

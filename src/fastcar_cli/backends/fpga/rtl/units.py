@@ -1,14 +1,15 @@
 """The arithmetic of a core in SystemVerilog (folder arithmetic/), built with Verilator and asked for results.
 
 mac_array.sv sums int8 products; requantise.sv, activate.sv and coder.sv are the vector unit of integer.py. units.cpp is
-the harness of all four; what it reads and writes is in its head.
+the harness of all four; core.sv is the array with the sequencer that drives it, core.cpp its harness. What a harness
+reads and writes is in its head.
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +17,24 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.backends.fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows
+from fastcar_cli.backends.fpga.rtl.core import CoreRow, parameters, requests
 from fastcar_cli.backends.fpga.rtl.tools import call, compiler, verilator
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import write_whole
 
 ARITHMETIC = Path(__file__).parent / "arithmetic"
-_GROUPS, _REQUANTISE, _ACTIVATE, _CODE = 1, 2, 3, 4
+SOURCE = Path(__file__).parent / "source"
+_SUMS, _REQUANTISE, _ACTIVATE, _CODE = 1, 2, 3, 4
 """The requests of units.cpp."""
 
 
 def write_arithmetic(folder: Path) -> None:
-    """Write the sources and the table that activate.sv reads. Raises RunError where a file can't be written."""
+    """Write the sources, the table that activate.sv reads, and the sequencer. Raises RunError where a file can't be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RunError(f"the folder {folder} can't be made: {e.strerror}") from None
-    for source in ARITHMETIC.iterdir():
+    for source in [*ARITHMETIC.iterdir(), SOURCE / "sequencer.sv", SOURCE / "instructions.sv"]:
         write_whole(folder / source.name, source.read_bytes())
 
 
@@ -42,6 +45,47 @@ def _made(arguments: Sequence[str], folder: Path) -> str:
     return said
 
 
+def _built(folder: Path, top: str, parameters: Mapping[str, int]) -> Path:
+    """The harness of a module of a folder, or of the one above it, with these parameters, built."""
+    made = f"made_{top}"
+    shutil.rmtree(folder / made, ignore_errors=True)
+    program = verilator()
+    include = Path(_made([program, "--getenv", "VERILATOR_ROOT"], folder).strip()) / "include"
+    values = [f"-G{name}={value}" for name, value in parameters.items()]
+    options = ["--cc", "--top", top, "-y", ".", "-y", "..", "-Mdir", made, "-O3", "-Wno-fatal", *values]
+    _made([program, *options, f"{top}.sv"], folder)
+    sources = [top + ".cpp", *sorted(str(f.relative_to(folder)) for f in (folder / made).glob("*.cpp"))]
+    sources += [str(include / name) for name in ("verilated.cpp", "verilated_threads.cpp")]
+    searched = [f"-I{made}", f"-I{include}", f"-I{include / 'vltstd'}"]
+    flags = ["-std=c++17", "-O1", f"-DMACS={parameters['MACS']}", *searched, "-pthread", "-o", top]
+    _made([compiler(), *flags, *sources], folder)
+    return folder / top
+
+
+def _asked(program: Path, request: bytes) -> Tensor:
+    """What a harness answers: int64 words."""
+    done = subprocess.run([program], cwd=program.parent, input=request, capture_output=True)
+    if done.returncode:
+        raise RunError(f"the arithmetic in {program.parent}: {done.stderr.decode().strip()}")
+    return torch.from_numpy(np.frombuffer(done.stdout, np.int32).astype(np.int64))
+
+
+class Core:
+    """A core as it lies in a folder, simulated; `row` has the shapes of those it will run.
+
+    Raises RequestError where a program is missing or for rows that core.sv can't run, RunError where it is not built.
+    """
+
+    def __init__(self, folder: Path, row: CoreRow, macs: int, window: int) -> None:
+        row.check(macs)
+        self._macs = macs
+        self._program = _built(folder.resolve(), "core", parameters(row, macs, window))
+
+    def sums(self, row: CoreRow) -> Tensor:
+        """What it sums and when, int64 [sums, 2], as `core.expected` has it."""
+        return _asked(self._program, requests([row], self._macs))[1:].view(-1, 2)
+
+
 class Units:
     """The arithmetic as it lies in a folder, with an array of `macs` (a multiple of 8, at least 16), simulated.
 
@@ -49,35 +93,16 @@ class Units:
     """
 
     def __init__(self, folder: Path, macs: int) -> None:
-        folder = folder.resolve()
-        self._macs, self._folder = macs, folder
-        shutil.rmtree(folder / "made", ignore_errors=True)
-        program = verilator()
-        include = Path(_made([program, "--getenv", "VERILATOR_ROOT"], folder).strip()) / "include"
-        sources = sorted(f.name for f in folder.glob("*.sv"))
-        options = ["--cc", "--top", "units", "-Mdir", "made", "-O3", "-Wno-fatal", f"-GMACS={macs}"]
-        _made([program, *options, *sources], folder)
-        made = sorted(str(f.relative_to(folder)) for f in (folder / "made").glob("*.cpp"))
-        runtime = [str(include / name) for name in ("verilated.cpp", "verilated_threads.cpp")]
-        flags = ["-std=c++17", "-O1", f"-DMACS={macs}", "-Imade", f"-I{include}", f"-I{include / 'vltstd'}"]
-        _made([compiler(), *flags, "units.cpp", *made, *runtime, "-pthread", "-o", "units"], folder)
+        self._program = _built(folder.resolve(), "units", {"MACS": macs})
 
     def _ask(self, *words: Tensor | Sequence[int]) -> Tensor:
         request = torch.cat([torch.as_tensor(w, dtype=torch.int64).flatten() for w in words])
-        given = request.numpy().astype(np.int32).tobytes()
-        done = subprocess.run([self._folder / "units"], cwd=self._folder, input=given, capture_output=True)
-        if done.returncode:
-            raise RunError(f"the arithmetic in {self._folder}: {done.stderr.decode().strip()}")
-        return torch.from_numpy(np.frombuffer(done.stdout, np.int32).astype(np.int64))
+        return _asked(self._program, request.numpy().astype(np.int32).tobytes())
 
     def sums(self, q: Tensor, weight: Tensor) -> Tensor:
-        """Sums of an input int8 [in] and weights int8 [out, in], int64 [out]; zeros fill the last `macs` outputs."""
-        outputs, inputs = weight.shape
-        padded = torch.zeros(-(-outputs // self._macs) * self._macs, inputs, dtype=torch.int64)
-        padded[:outputs] = weight
-        groups = padded.split(self._macs)
-        words = [w for group in groups for w in (torch.tensor([inputs]), q, group.T)]
-        return self._ask([_GROUPS, len(groups)], *words)[:outputs]
+        """Sums of an input int8 [in] and weights int8 [out, in], int64 [out]."""
+        words = [w for row in weight for w in (torch.tensor([len(row)]), q, row)]
+        return self._ask([_SUMS, len(weight)], *words)
 
     def requantised(self, found: Tensor, rows: Rows, x: Coded) -> Tensor:
         """`integer.requantised` of sums int64 [n, out]."""

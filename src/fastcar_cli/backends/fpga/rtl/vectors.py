@@ -16,7 +16,7 @@ SUMS, REQUANTISE, ACTIVATE, CODE = 1, 2, 3, 4
 MOST_MACS = 64
 """Of the array that is simulated; a larger one has more of the same."""
 
-TERMS = (1, 2, 3, 37, 256, 1, 1100)
+TERMS = (1, 2, 3, 37, 64, 65, 256, 1, 1100) * 16
 """Of the sums: more than float32 adds without rounding among them."""
 
 
@@ -31,7 +31,7 @@ def _numbers(shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
     return size * (torch.randint(0, 2, shape, generator=draws) * 2 - 1)
 
 
-def vectors(macs: int, seed: int = 0) -> tuple[bytes, bytes]:
+def vectors(seed: int = 0) -> tuple[bytes, bytes]:
     """Requests and their answers, both int32 words."""
     draws = torch.Generator().manual_seed(seed)
     asked: list[Tensor] = []
@@ -40,13 +40,12 @@ def vectors(macs: int, seed: int = 0) -> tuple[bytes, bytes]:
     def request(what: int, count: int, *words: Tensor) -> None:
         asked.extend([torch.tensor([what, count]), *words])
 
-    groups = []
+    outputs = []
     for terms in TERMS:
-        q = torch.randint(-127, 128, (terms,), generator=draws)
-        weight = torch.randint(-127, 128, (macs, terms), generator=draws)
-        groups += [torch.tensor([terms]), q, weight.T]
-        answers.append(weight @ q)
-    request(SUMS, len(TERMS), *groups)
+        q, weight = torch.randint(-127, 128, (2, terms), generator=draws)
+        outputs += [torch.tensor([terms]), q, weight]
+        answers.append((weight @ q)[None])
+    request(SUMS, len(TERMS), *outputs)
 
     found = _numbers((64, 40), draws)
     multiplier = torch.randint(0, 1 << MULTIPLIER_BITS, (40,), generator=draws)

@@ -1,12 +1,13 @@
 // Feeds the parts of units.sv from standard input and writes what they give to standard output, all int32.
 //
 // Input: words; a request is its number, a count n and its arrays, one after another:
-//   1 groups: n groups; each is its terms k, then k inputs, then k x MACS weights       -> n x MACS sums
+//   1 sums: n outputs; each is its terms k, then k inputs, then k weights               -> n sums
 //   2 requantise: n sums, n multipliers, n mantissas, n shifts                          -> n numbers
 //   3 activate: n gates, n ups                                                          -> n numbers
 //   4 code: n numbers                                                                   -> mantissa, drop, n codes
 // Gaps of random length lie between the inputs. What does not come when it should is an error: exit status 1. With a file
 // as argument the results are compared with its words instead; exit status 1 at the first difference.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -68,42 +69,40 @@ static Words through(size_t n, Offer offer, Quiet quiet, Valid valid, Out out) {
     return found;
 }
 
-static Words groups(size_t n) {
+// Sets a port of MACS bytes to those at hand, zeros behind them; with none, to anything.
+template <class Port>
+static void put(Port& port, const int32_t* bytes, size_t count) {
+    for (int w = 0; w < MACS / 4; w++) {
+        uint32_t packed = bytes ? 0 : randomness();
+        for (size_t b = 4 * w; bytes && b < std::min<size_t>(count, 4 * w + 4); b++) packed |= (bytes[b] & 255u) << 8 * (b % 4);
+        port[w] = packed;
+    }
+}
+
+static Words sums(size_t n) {
     Words found;
-    size_t done = 0;
-    auto take = [&] {
-        if (!top.mac_done) return;
-        done++;
-        for (int i = 0; i < MACS; i++) found.push_back(static_cast<int32_t>(top.mac_sums[i]));
-    };
-    for (size_t g = 0; g < n; g++) {
+    auto take = [&] { if (top.mac_done) found.push_back(static_cast<int32_t>(top.mac_sum)); };
+    for (size_t o = 0; o < n; o++) {
         const size_t k = read_words(1)[0];
-        const Words x = read_words(k), weights = read_words(k * MACS);
+        const Words x = read_words(k), weights = read_words(k);
         for (size_t i = 0; i < k;) {
-            top.mac_valid = !gap();
             // What stands at the ports without `valid` must not matter.
-            top.mac_first = top.mac_valid ? i == 0 : randomness() & 1;
-            top.mac_last = top.mac_valid ? i + 1 == k : randomness() & 1;
-            top.mac_x = top.mac_valid ? x[i] : randomness() & 255;
-            for (int w = 0; w < MACS / 4; w++) {
-                uint32_t packed = randomness();
-                if (top.mac_valid) {
-                    packed = 0;
-                    for (int b = 0; b < 4; b++) packed |= (weights[i * MACS + 4 * w + b] & 255u) << 8 * b;
-                }
-                top.mac_weights[w] = packed;
-            }
-            i += top.mac_valid;
+            const bool valid = top.mac_valid = !gap();
+            top.mac_first = valid ? i == 0 : randomness() & 1;
+            top.mac_last = valid ? i + MACS >= k : randomness() & 1;
+            put(top.mac_x, valid ? &x[i] : nullptr, k - i);
+            put(top.mac_weights, valid ? &weights[i] : nullptr, k - i);
+            if (valid) i += MACS;
             tick();
             take();
         }
     }
     top.mac_valid = 0;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 32; i++) {
         tick();
         take();
     }
-    expect(done == n, "as many groups as were begun were expected");
+    expect(found.size() == n, "as many sums as outputs were expected");
     return found;
 }
 
@@ -173,7 +172,7 @@ int main(int argc, char** argv) {
     int32_t request[2];
     while (fread(request, 4, 2, stdin) == 2) {
         const size_t n = request[1];
-        const Words found = request[0] == 1   ? groups(n)
+        const Words found = request[0] == 1   ? sums(n)
                             : request[0] == 2 ? requantise(n)
                             : request[0] == 3 ? activate(n)
                                               : code(n);

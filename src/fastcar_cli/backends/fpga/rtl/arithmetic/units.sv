@@ -8,10 +8,10 @@ module units #(
     input  logic               mac_valid,
     input  logic               mac_first,
     input  logic               mac_last,
-    input  logic signed [7:0]  mac_x,
+    input  logic [8*MACS-1:0]  mac_x,
     input  logic [8*MACS-1:0]  mac_weights,
     output logic               mac_done,
-    output logic [32*MACS-1:0] mac_sums,
+    output logic signed [31:0] mac_sum,
 
     input  logic               requantise_valid,
     input  logic signed [31:0] requantise_sum,
@@ -41,7 +41,7 @@ module units #(
         .MACS(MACS)
     ) mac (
         .clk, .reset, .valid(mac_valid), .first(mac_first), .last(mac_last), .x(mac_x), .weights(mac_weights),
-        .done(mac_done), .sums(mac_sums)
+        .done(mac_done), .sum(mac_sum)
     );
 
     requantise scale (

@@ -44,6 +44,8 @@ module accelerator #(
   logic                  was_dealing, in_layer;
   wire logic [CORES-1:0] load_done;
   wire logic             all_started;
+  wire logic [CORES-1:0] mac_run, mac_activated;
+  wire logic             unused_array = &{1'b0, mac_run, mac_activated};
 
   drs #(.CORES(CORES), .REMAP(REMAP), .DROP(DROP), .STREAM(STREAM), .DISPATCH(DISPATCH)) scheduler (
       .clk, .rst, .start, .index_in(index), .rows_in(rows), .idle, .computing,
@@ -78,7 +80,8 @@ module accelerator #(
         .room(room[c]), .there(there[c]), .idle(core_idle[c]), .go(go[c]), .opens(opens[c]),
         .row(row[8*c+:8]), .through(through[c]), .may_end(may_end[c]), .finished(finished[c]), .empty(empty[c]),
         .load_needs(load_needs[c]), .needs(needs[c]), .has_room(has_room[c]), .may_load(may_load[c]),
-        .load_valid(ask[c]), .load_cycles(cycles[c]), .load_done(load_done[c]));
+        .load_valid(ask[c]), .load_cycles(cycles[c]), .load_done(load_done[c]),
+        .mac_run(mac_run[c]), .mac_activated(mac_activated[c]));
   end
 
   if (WEIGHTS != 0) begin : shared

@@ -32,11 +32,12 @@ for machine in . $others; do
   (cd "$machine" && build/simulate "$@")
 done
 
-if [ $# -eq 0 ] && [ -f arithmetic/expected.bin ]; then
+if [ $# -eq 0 ] && [ -d arithmetic ]; then
   cd arithmetic
-  rm -rf made
-  macs=$(sed -n 's/^-GMACS=//p' parameters.f)
-  translate build.log -O3 --top-module units -f parameters.f --Mdir made ./*.sv
-  compile -O1 "-DMACS=$macs" -Imade -o units units.cpp made/*.cpp
-  ./units expected.bin <requests.bin
+  for top in units core; do
+    rm -rf made_$top
+    translate build_$top.log -O3 --top-module $top -f $top.f -y . -y .. --Mdir made_$top $top.sv
+    compile -O1 "$(sed -n 's/^-GMACS=/-DMACS=/p' $top.f)" -Imade_$top -o $top $top.cpp made_$top/*.cpp
+    ./$top ${top}_expected.bin <${top}_requests.bin
+  done
 fi

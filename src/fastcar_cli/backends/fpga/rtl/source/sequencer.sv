@@ -40,7 +40,9 @@ module sequencer #(
     input  wire logic        may_load,
     output wire logic        load_valid,
     output wire logic [28:0] load_cycles,
-    input  wire logic        load_done     // in the last cycle in which beats of a load pass
+    input  wire logic        load_done,    // in the last cycle in which beats of a load pass
+    output wire logic        mac_run,      // a cycle of a multiply
+    output wire logic        mac_activated // of one that waited for the vector unit
 );
   localparam int QUEUE_BITS = QUEUE > 1 ? $clog2(QUEUE) : 1;
   localparam int HELD_BITS = $clog2(QUEUE + 1);
@@ -101,6 +103,11 @@ module sequencer #(
   assign has_room    = macs_done >= needs;
   assign load_valid  = begin_load;
   assign load_cycles = next_load[28:0];
+
+  logic waited;
+  assign mac_run = begin_mac || mac_busy != '0;
+  assign mac_activated = begin_mac ? next_mac[60:45] != '0 : waited;
+  always_ff @(posedge clk) waited <= mac_activated;
 
   // An instruction of one cycle is done in the cycle it begins.
   wire logic mac_done    = begin_mac ? next_mac[28:0] == 29'd1 : mac_busy == 29'd1;
