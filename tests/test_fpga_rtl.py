@@ -212,8 +212,8 @@ def test_a_trace_of_the_bundled_model_runs_in_the_cycles_that_the_emulator_says(
     assert document["layers"] == bundle.RANDOM_LAYERS + (2 * 64 - 1) * 6
     lines = document["check"]["result"].splitlines()
     assert document["check"]["same"] and all(line.endswith("no difference") for line in lines)
-    # The preset's machine, the two others, the arithmetic.
-    assert [line.split(":")[0] for line in lines] == ["2 cores", "3 cores", "5 cores", "arithmetic"]
+    # The preset's machine, the two others, the parts of the arithmetic, a core.
+    assert [line.split(":")[0] for line in lines] == ["2 cores", "3 cores", "5 cores", "arithmetic", "core"]
 
 
 @needs_verilator
@@ -232,9 +232,15 @@ def test_a_trace_of_the_bundled_model_runs_in_the_cycles_that_the_emulator_says(
             "SEND, PASS: advance = take",
             r"row \d+, cycle \d+: ",
         ),
-        ("arithmetic/mac_array.sv", "first_2 ? 32'sd0 : total", "32'sd0", "arithmetic, mac_array, number"),
+        (
+            "arithmetic/mac_array.sv",
+            "first_at[STAGES-1] ? 32'sd0 : sum",
+            "32'sd0",
+            r"arithmetic, mac_array, number",
+        ),
+        ("arithmetic/core.sv", "whole ? '0 : term", "term", r"core, layer \d+, row 0, cycle \d+: sum \d+"),
     ],
-    ids=["wrap", "lookup", "jump", "word", "sums"],
+    ids=["wrap", "lookup", "jump", "word", "sums", "core"],
 )
 def test_a_source_changed_in_the_folder_is_found(tmp_path: Path, name: str, before: str, after: str, said: str) -> None:
     bundle.write(tmp_path, load_preset("edge-small"), None)

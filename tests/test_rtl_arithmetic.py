@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fastcar_cli.backends.fpga import integer
 from fastcar_cli.backends.fpga.integer import Coded, Rows
+from fastcar_cli.backends.fpga.isa import compile_mlp
+from fastcar_cli.backends.fpga.machine import Rates, spans
 from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.rtl.decoded import compared, decoded
+from fastcar_cli.backends.fpga.rtl.core import expected, random_rows
+from fastcar_cli.backends.fpga.rtl.decoded import compared, core_row, decoded
 from fastcar_cli.backends.fpga.rtl.decoded import main as command
 from fastcar_cli.backends.fpga.rtl.tools import compiler, verilator, yosys
-from fastcar_cli.backends.fpga.rtl.units import Units, write_arithmetic
+from fastcar_cli.backends.fpga.rtl.units import Core, Units, write_arithmetic
 from fastcar_cli.errors import RequestError, RunError
 
 PRESET = load_preset("edge-int8")
@@ -116,7 +121,7 @@ def test_codes_of_any_vectors(units: Units) -> None:
 
 
 FAULTS = {
-    "mac_array": ("first_2 ? 32'sd0 : total", "first_2 && last_2 ? 32'sd0 : total"),
+    "mac_array": ("first_at[STAGES-1] ? 32'sd0 : sum", "first_at[0] ? 32'sd0 : sum"),
     "requantise": ("(by_2 - 6'd1)", "(by_2 - 6'd2)"),
     "activate": ("17'h10000 - low_3", "17'h0ffff - low_3"),
     "coder": ("rest[i-1] >= 40'(divisor)", "rest[i-1] > 40'(divisor)"),
@@ -141,12 +146,68 @@ def test_a_fault_in_each_part_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_core_sums_the_mlps_of_a_real_decode_in_the_cycles_that_the_emulator_says(tmp_path: Path) -> None:
+    needs(verilator, compiler)
+    write_arithmetic(tmp_path)
+    macs = int(PRESET.core.mac_array.value)
+    rows = [core_row(PRESET, token) for token in decoded("mini", PRESET, every=64)]
+    core = Core(tmp_path, rows[0], macs, PRESET.window)
+    for row in rows:
+        sums = torch.cat([matrix.long() @ row.x.long() for matrix in (row.gate, row.up)])
+        found = core.sums(row)
+        # The emulator's sums are those of the matrices, whatever order the tiles come in.
+        assert sorted(found[: len(sums), 1].tolist()) == sorted(sums.tolist())
+        assert torch.equal(found[len(sums) :, 1], row.down.long() @ row.activated.long())
+        assert torch.equal(found, expected(row, macs))
+        # The last sum leaves the array when the emulator has the last multiply done, its pipeline later.
+        done = max(s.end for s in spans(row.program, row.rates) if s.op == "multiply")
+        assert int(found[-1, 0]) == done - 1 + 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("macs_done >= needs", "macs_done + 16'd1 >= needs"),
+        ("loads_done >= next_mac[44:29]", "loads_done + 16'd1 >= next_mac[44:29]"),
+        ("next_mac[60:45] != '0 : waited", "1'b0 : waited"),
+    ],
+    ids=["overwritten", "unloaded", "vector"],
+)
+def test_a_wrong_sequencer_sums_wrongly_or_at_another_time(tmp_path: Path, right: str, wrong: str) -> None:
+    needs(verilator, compiler)
+    write_arithmetic(tmp_path)
+    file = tmp_path / "sequencer.sv"
+    text = file.read_text()
+    assert text.count(right) == 1
+    file.write_text(text.replace(right, wrong))
+    rows = random_rows(16, 20, 2)
+    core = Core(tmp_path, rows[0], 16, 2)
+    assert not all(torch.equal(core.sums(row), expected(row, 16)) for row in rows)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"program": compile_mlp(128, 192, 8, 3000)},
+        {"rates": Rates(64.0, 8.0, 65.0)},
+        {"rates": Rates(32.0, 8.0, 64.0)},
+        {"x": torch.zeros(100)},
+    ],
+    ids=["tiles", "memory", "array", "vector"],
+)
+def test_rows_that_a_core_can_not_run_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="an array of 64 MACs does not run mlp as core.sv has it"):
+        Core(tmp_path, replace(random_rows(64, 20, 2)[0], **changes), 64, 2)
+
+
+@pytest.mark.slow
 def test_lint_says_nothing(tmp_path: Path) -> None:
     needs(verilator, compiler)
     write_arithmetic(tmp_path)
-    for name in FAULTS:
+    for name in (*FAULTS, "core"):
         done = subprocess.run(
-            [verilator(), "--lint-only", "-Wall", "--quiet", "--top", name, f"{name}.sv"],
+            [verilator(), "--lint-only", "-Wall", "--quiet", "-y", ".", "--top", name, f"{name}.sv"],
             cwd=tmp_path, capture_output=True, text=True,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, ""), done.stderr

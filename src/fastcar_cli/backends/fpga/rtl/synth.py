@@ -21,7 +21,7 @@ CARD = {"LUT": 1_303_680, "FF": 2_607_360, "DSP": 9_024, "BRAM36": 2_016, "URAM"
 MACS = 16
 """MACs of the array that is synthesised: a core's has more of the same."""
 
-ARTEFACT = "yosys estimate; accumulators stand in LUTs and FFs, which a vendor's tool packs into the DSPs"
+ARTEFACT = "yosys estimate; the adder tree stands in LUTs and FFs, which a vendor's tool packs into the DSPs in part"
 
 CORE = "a core"
 CORE_CAVEAT = f"{CAVEAT} of the sequencer; a DSP a MAC, weight buffer by bits: preset; no LUT and FF of the MAC array"
