@@ -122,6 +122,29 @@ def core_row(preset: Preset, token: Token) -> CoreRow:
     return CoreRow(program, Rates.of(preset), *matrices, x.q[0], integer.code(hidden).q[0])
 
 
+def summed(core: Core | None, preset: Preset, token: Token) -> Iterator[tuple[str, int]]:
+    """The sums of an MLP through a core, and their cycles; RunError for one that was not equal."""
+    if core is None:
+        return
+    row = core_row(preset, token)
+    found, wanted = core.sums(row), expected(row, int(preset.core.mac_array.value))
+    if len(found) != len(wanted):
+        raise RunError(f"pass {token.step}, layer {token.layer}: the core has {len(found)} sums, needed: {len(wanted)}")
+    _equal(token, "cycle of the core's sum", found[:, 0], wanted[:, 0])
+    yield "sums of a core in their cycles", _equal(token, "the core's sum", found[:, 1], wanted[:, 1])
+
+
+def _core(folder: Path, preset: Preset, token: Token) -> Core | None:
+    """The core that runs tokens like this one; None, and a word why, where core.sv can't."""
+    row, macs = core_row(preset, token), int(preset.core.mac_array.value)
+    try:
+        row.check(macs)
+    except RequestError as e:
+        print(f"not run on a core: {e}; {e.hint}", file=sys.stderr)
+        return None
+    return Core(folder, row, macs, preset.window)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, build, compare, print; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -144,13 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not tokens:
             raise RequestError(f"--every {options.every}: the decode has fewer passes", hint="a smaller number")
         counts: dict[str, int] = {}
-        macs = int(preset.core.mac_array.value)
-        core = Core(options.folder, core_row(preset, tokens[0]), macs, preset.window)
+        core = _core(options.folder, preset, tokens[0])
         for token in tokens:
-            row = core_row(preset, token)
-            summed = _equal(token, "sum of the core, cycle and value", core.sums(row), expected(row, macs))
-            counts["sums of the core in their cycle"] = counts.get("sums of the core in their cycle", 0) + summed // 2
-            for what, count in compared(units, token):
+            for what, count in (*compared(units, token), *summed(core, preset, token)):
                 counts[what] = counts.get(what, 0) + count
     except (RequestError, RunError) as e:
         print(e if e.hint is None else f"{e}; {e.hint}", file=sys.stderr)
