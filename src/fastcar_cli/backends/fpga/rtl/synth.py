@@ -35,14 +35,17 @@ UNITS = {
 """What is synthesised: its name, its module, its parameters, and what to know of its counts."""
 
 
-LUTRAM = {"RAM32M16": 8, "RAM32M": 4, "RAM64M8": 8, "RAM64M": 4, "RAM32X1D": 2, "RAM64X1D": 2, "RAM128X1D": 4}
-"""LUTs of a distributed memory cell (AMD UG974)."""
+LUTRAM = {
+    "RAM32M16": 8, "RAM32M": 4, "RAM64M8": 8, "RAM64M": 4, "RAM32X1D": 2, "RAM64X1D": 2, "RAM128X1D": 4, "SRL16E": 1,
+    "SRLC32E": 1,
+}  # fmt: skip
+"""LUTs of a distributed memory or a shift register (AMD UG974)."""
 
 
 def kind_of(cell: str) -> str | None:
     """What a cell counts for: LUT, FF, DSP, BRAM36, BRAM18, URAM; None for carries, multiplexers, inverters, buffers.
 
-    A memory made of LUTs counts for those it takes. Inverters end up in the LUTs beside them.
+    A memory or shift register made of LUTs counts for those it takes. Inverters end up in the LUTs beside them.
     """
     if cell.startswith("LUT") or cell in LUTRAM:
         return "LUT"

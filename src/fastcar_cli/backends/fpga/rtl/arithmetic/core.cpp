@@ -40,7 +40,7 @@ static void vector(int which, const Words& words) {
         tick();
     }
     top.vector_valid = 0;
-    top.words[which] = words.size() / WORD;
+    (which ? top.activated_words : top.own_words) = words.size() / WORD;
 }
 
 // Runs a row until nothing of it is left; what comes is (cycle, sum).

@@ -25,7 +25,8 @@ module core #(
     input  wire logic [63:0]           in_word,
     output wire logic                  finished,
 
-    input  wire logic [INPUT_BITS:0]   words [2],    // of the row's own vector, of the activated one
+    input  wire logic [INPUT_BITS:0]   own_words,    // of the row's own vector
+    input  wire logic [INPUT_BITS:0]   activated_words,
     input  wire logic                  vector_valid,
     input  wire logic                  vector_of,
     input  wire logic [INPUT_BITS-1:0] vector_at,
@@ -54,11 +55,13 @@ module core #(
       .row, .through, .may_end(1'b1), .finished, .empty, .load_needs(needs), .needs, .has_room, .may_load(has_room),
       .load_valid, .load_cycles, .load_done, .mac_run, .mac_activated);
 
-  logic [8*MACS-1:0]      weights [2**BUFFER_BITS], vectors [2**(INPUT_BITS+1)], weight, x;
+  logic [8*MACS-1:0]      weights [2**BUFFER_BITS];
+  logic [8*MACS-1:0]      vectors [2**(INPUT_BITS+1)];
+  logic [8*MACS-1:0]      weight, x;
   logic [BUFFER_BITS-1:0] write_at, read_at;
   logic [INPUT_BITS-1:0]  term;
   logic                   valid, first, last;
-  wire logic              whole = {1'b0, term} == words[mac_activated] - 1'b1;
+  wire logic              whole = {1'b0, term} == (mac_activated ? activated_words : own_words) - 1'b1;
 
   always_ff @(posedge clk) begin
     if (weight_valid) weights[write_at] <= weight_word;
