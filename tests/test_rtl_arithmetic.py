@@ -218,8 +218,9 @@ def test_yosys_reads_every_part_and_gives_each_product_a_multiplier(tmp_path: Pa
     needs(yosys)
     write_arithmetic(tmp_path)
     read = " ".join(f"{name}.sv" for name in (*FAULTS, "core", "sequencer", "instructions"))
-    script = f"read_verilog -sv {read}; hierarchy -check; chparam -set MACS 16 mac_array; hierarchy -check -top mac_array;"
-    script += "synth_xilinx -family xcup -top mac_array -flatten -run begin:map_luts; select -assert-count 16 t:DSP48E2"
+    script = f"read_verilog -sv {read}; hierarchy -check; chparam -set MACS 16 mac_array; "
+    script += "hierarchy -top mac_array; synth_xilinx -family xcup -top mac_array -flatten -run begin:map_luts; "
+    script += "select -assert-count 16 t:DSP48E2"
     done = subprocess.run([yosys(), "-q", "-p", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
