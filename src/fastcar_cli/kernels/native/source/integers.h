@@ -31,6 +31,20 @@ INLINE Ints pairs(Ints sums, Words a, Words b) {
 #endif
 }
 
+// The first `bytes` bytes from an address on, and zeros behind them.
+template <class V>
+INLINE V load_part(const char* at, long bytes) {
+    long count = bytes < 0 ? 0 : bytes < long(sizeof(V)) ? bytes : long(sizeof(V));
+#if defined(__AVX512BW__)
+    uint64_t mask = count < 64 ? (uint64_t(1) << count) - 1 : ~uint64_t(0);
+    if constexpr (sizeof(V) == 64) return bits<V>(_mm512_maskz_loadu_epi8(mask, at));
+    if constexpr (sizeof(V) == 32) return bits<V>(_mm256_maskz_loadu_epi8(__mmask32(mask), at));
+#endif
+    V v = {};
+    memcpy(&v, at, count);
+    return v;
+}
+
 // How int4 weights are worked on: GROUPS of 32 at once. Their products end in lanes of their own, LANES / GROUPS of each,
 // LANE_STEP apart, from first_lane(g) on. arrange(lines) puts bytes of weights into the order of the codes, where PLACED
 // codes from number k on of half a group lie at place(g, k); spread(scales) has float16 scales in the lanes of their
@@ -38,6 +52,7 @@ INLINE Ints pairs(Ints sums, Words a, Words b) {
 // 0 to 15, x and y are signed.
 #if defined(__AVX512F__)
 constexpr int GROUPS = 16, PLACED = 4;
+typedef uint16_t Scales __attribute__((vector_size(2 * GROUPS)));
 constexpr long LANE_STEP = 1;
 // Group g lies in line g / 4 of a block. With lines and dwords transposed all bytes of a lane are of one group, and its
 // products need not be added up across lanes.
@@ -53,8 +68,8 @@ INLINE void arrange(Octets* lines) {
     lines[2] = bits<Octets>(_mm512_unpacklo_epi64(high[0], high[1]));
     lines[3] = bits<Octets>(_mm512_unpackhi_epi64(high[0], high[1]));
 }
-INLINE Floats spread(const char* at) {
-    Floats f = bits<Floats>(_mm512_cvtph_ps(load_as<__m256i>(at)));
+INLINE Floats spread(Scales scales) {
+    Floats f = bits<Floats>(_mm512_cvtph_ps(bits<__m256i>(scales)));
     return __builtin_shufflevector(f, f, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 }
 INLINE Ints groups_of(Ints sums, const Octets* low, const Octets* high, const char* x, const char* y) {
@@ -77,14 +92,15 @@ INLINE Ints groups_of(Ints sums, const Octets* low, const Octets* high, const ch
 }
 #else
 constexpr int GROUPS = 4, PLACED = 16;
+typedef uint16_t Scales __attribute__((vector_size(2 * GROUPS)));
 inline long place(long g, long) { return 16 * g; }
 INLINE void arrange(Octets*) {}
 // Four numbers of float16, over and over.
-INLINE Floats halves(const char* at) {
+INLINE Floats halves(Scales scales) {
 #if defined(__F16C__)
-    return bits<Floats>(_mm256_cvtph_ps(_mm_set1_epi64x(load_as<int64_t>(at))));
+    return bits<Floats>(_mm256_cvtph_ps(_mm_set1_epi64x(bits<int64_t>(scales))));
 #else
-    Ints word = __builtin_convertvector(load_as<Halves>(at), Ints);
+    Ints word = __builtin_convertvector(bits<Halves>(scales), Ints);
     // The exponent has another bias; numbers below the normal ones come out right, and infinity and NaN as 2^16 and more.
     Floats size = bits<Floats>((word & 0x7FFF) << 13) * 0x1p112f;
     Ints more = (size >= 65536.0f) & 0x7F800000;
@@ -94,8 +110,8 @@ INLINE Floats halves(const char* at) {
 #if defined(__AVX2__)
 constexpr long LANE_STEP = 2;
 inline long first_lane(long g) { return g % 2 * 4 + g / 2; }
-INLINE Floats spread(const char* at) {
-    Floats f = halves(at);
+INLINE Floats spread(Scales scales) {
+    Floats f = halves(scales);
     return __builtin_shufflevector(f, f, 0, 2, 0, 2, 5, 7, 5, 7);
 }
 INLINE Ints groups_of(Ints sums, const Octets* low, const Octets* high, const char* x, const char* y) {
@@ -113,7 +129,7 @@ INLINE Ints groups_of(Ints sums, const Octets* low, const Octets* high, const ch
 #else
 constexpr long LANE_STEP = 1;
 inline long first_lane(long g) { return g; }
-INLINE Floats spread(const char* at) { return halves(at); }
+INLINE Floats spread(Scales scales) { return halves(scales); }
 INLINE Ints groups_of(Ints sums, const Octets* low, const Octets* high, const char* x, const char* y) {
     auto even = [](Octets v) { return bits<Words>(v) << 8 >> 8; };
     auto odd = [](Octets v) { return bits<Words>(v) >> 8; };
@@ -176,15 +192,16 @@ struct Int8 {
         for (int k = 0; k < group; k++) to[k % 2 * (group / 2) + k / 2] = all[k];
     }
 
-    // The next line of R rows with the codes of N inputs.
-    template <int R, int N>
-    static INLINE void line(const char* at, long row, const char*, long, const char* x, const char* scale, long xstep,
-                            Floats (&sums)[R][N]) {
+    // The next block of R rows with the codes of N inputs; of the last one, which is not whole, `rest` numbers.
+    template <bool whole, int R, int N>
+    static INLINE void line(const char* at, long row, const char*, long, long rest, const char* x, const char* scale,
+                            long xstep, Floats (&sums)[R][N]) {
         constexpr int vectors = LINE / sizeof(Words);
         for (int j = 0; j < R; j++) {
             Words even[vectors], odd[vectors];
             for (int v = 0; v < vectors; v++) {
-                Words both = load_as<Words>(at + j * row + v * sizeof(Words));
+                const char* from = at + j * row + v * sizeof(Words);
+                Words both = whole ? load_as<Words>(from) : load_part<Words>(from, rest - v * long(sizeof(Words)));
                 even[v] = both << 8 >> 8;
                 odd[v] = both >> 8;
             }
@@ -232,8 +249,8 @@ struct Int4 {
         memcpy(scale + LANES + first_lane(g), &begin, sizeof begin);
     }
 
-    template <int R, int N>
-    static INLINE void line(const char* at, long row, const char* scale, long scale_row, const char* x,
+    template <bool whole, int R, int N>
+    static INLINE void line(const char* at, long row, const char* scale, long scale_row, long rest, const char* x,
                             const char* given, long xstep, Floats (&sums)[R][N]) {
         // Rows that share the loads of codes; with few inputs their weights' registers are worth more.
         constexpr int vectors = block / (4 * LANES), P = N > 2 && R % 2 == 0 ? 2 : 1;
@@ -241,9 +258,12 @@ struct Int4 {
             Floats own[P];
             Octets low[P][vectors], high[P][vectors];
             for (int p = 0; p < P; p++) {
-                own[p] = spread(scale + (j + p) * scale_row);
+                const char *from = at + (j + p) * row, *scales = scale + (j + p) * scale_row;
+                own[p] = spread(whole ? load_as<Scales>(scales) : load_part<Scales>(scales, scale_bytes(rest)));
                 Octets both[vectors];
-                for (int v = 0; v < vectors; v++) both[v] = load_as<Octets>(at + (j + p) * row + v * sizeof(Octets));
+                for (long v = 0, size = sizeof(Octets); v < vectors; v++)
+                    both[v] = whole ? load_as<Octets>(from + v * size)
+                                    : load_part<Octets>(from + v * size, bytes(rest) - v * size);
                 arrange(both);
                 for (int v = 0; v < vectors; v++) {
                     low[p][v] = both[v] & 15;

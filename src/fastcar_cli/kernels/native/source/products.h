@@ -105,17 +105,13 @@ INLINE void dot_coded(Weights w, long n, Weights next, const char* x, long xstep
     for (long k = 0; k < R * w.scale_row; k += LINE) ask_for(next.scales + k);
     for (long c = 0; c < blocks; c++) {
         ask(c * block, (c + 1) * block);
-        Format::line(w.at + c * block, w.row, w.scales + c * scale_block, w.scale_row, x + c * Format::codes,
-                     scales + c * given, xstep, sums);
+        Format::template line<true>(w.at + c * block, w.row, w.scales + c * scale_block, w.scale_row, 0,
+                                    x + c * Format::codes, scales + c * given, xstep, sums);
     }
     if (rest) {
-        char last[R * block] = {}, own[R * LINE] = {};
         ask(blocks * block, w.row);
-        for (int j = 0; j < R; j++) {
-            memcpy(last + j * block, w.at + j * w.row + blocks * block, Format::bytes(rest));
-            memcpy(own + j * LINE, w.scales + j * w.scale_row + blocks * scale_block, Format::scale_bytes(rest));
-        }
-        Format::line(last, block, own, LINE, x + blocks * Format::codes, scales + blocks * given, xstep, sums);
+        Format::template line<false>(w.at + blocks * block, w.row, w.scales + blocks * scale_block, w.scale_row, rest,
+                                     x + blocks * Format::codes, scales + blocks * given, xstep, sums);
     }
     for (int i = 0; i < N; i++) {
         Four quarters[R];
