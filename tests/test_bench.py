@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import tiny_model, tiny_spec
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 import fastcar_cli.bench.__main__ as bench
 from fastcar_cli.bench.contestants import engine, pattern
-from fastcar_cli.bench.measure import pass_bytes
-from fastcar_cli.bench.plan import PROMPT_TOKENS
+from fastcar_cli.bench.measure import contestants, models, pass_bytes
+from fastcar_cli.bench.plan import PROMPT_TOKENS, Benchmark
+from fastcar_cli.cli.render import columns, print_whole
 
 
 @given(st.floats(0, 1), st.integers(1, 8), st.integers(1, 4), st.integers(1, 40))
@@ -47,6 +50,26 @@ def test_weights_of_forced_mlps_are_not_touched_and_others_are(kernels: str, mon
         assert bool(torch.stack(hidden).isnan().any()) is broken
         for weight, kept in zip(weights, whole, strict=True):
             weight.copy_(kept)
+
+
+def test_a_table_in_a_file_is_not_cut() -> None:
+    table = columns("a title", "", *(f"a column of numbers {n}" for n in range(9)))
+    table.add_row("float32/native/joint 0.5", *("123.456",) * 9)
+    file = io.StringIO()
+    print_whole(Console(file=file, width=80), table)
+    row = next(line for line in file.getvalue().splitlines() if "float32/native/joint 0.5" in line)
+    assert row.count("123.456") == 9 and "a column of numbers 8" in file.getvalue()
+
+
+def test_every_contestant_of_the_large_shape_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    # Widths that groups of int4 divide; code vectors are narrower than the decoder, as there.
+    monkeypatch.setattr("fastcar_cli.bench.measure.full_spec", lambda: tiny_spec(times=4))
+    plan = Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 1, 1, False)
+    made = contestants(plan, models(plan))
+    assert {"bfloat16/native/dense", "int8/native/mlp", "int4/native/alone 0.5"} <= made.keys()
+    for passes in made.values():
+        passes(1)
 
 
 def test_bytes_of_a_pass_are_the_weights_once_and_every_rows_keys_and_values() -> None:

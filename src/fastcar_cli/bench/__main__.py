@@ -58,7 +58,7 @@ def whole_command(count: int) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from fastcar_cli.cli.render import columns, console
+    from fastcar_cli.cli.render import columns, console, print_whole
 
     out, machine = console(stderr=False), result["machine"]
     out.print(
@@ -77,7 +77,7 @@ def _print(result: dict[str, Any]) -> None:
         cells += [f"{line['gb_s']:.1f}", f"{line['of_bandwidth']:.0%}"] if "gb_s" in line else ["", ""]
         cells += [f"{line['speedup']:.2f}", f"{line['of_ceiling']:.1%}"] if "speedup" in line else ["", ""]
         table.add_row(*cells)
-    out.print(table)
+    print_whole(out, table)
     for name, value in result["ratios"].items():
         out.print(f"{name:>34}  {value:.3f}")
 
@@ -93,7 +93,7 @@ def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
 def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_json: bool) -> None:
     """Time it and print what it took."""
     from fastcar_cli.bench.video import whole_video
-    from fastcar_cli.cli.render import columns, console
+    from fastcar_cli.cli.render import columns, console, print_whole
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import TextToVideo
 
@@ -122,7 +122,7 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
     for name, (key, form) in rows.items():
         if all(line[key] is not None for line in lines.values()):
             table.add_row(name, *(form.format(line[key]) for line in lines.values()))
-    out.print(table)
+    print_whole(out, table)
     if result["decoded"] < result["tokens"]:
         out.print(f"decoded {result['decoded']} of {result['tokens']:,} tokens, from the middle; the rest is reckoned")
     out.print(f"replay of {result['ratio']:.0%} of all MLPs: {result['speedup']:.2f} x")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastcar_cli.analysis.profiler import decode_of
 from fastcar_cli.bench.plan import PROMPT_TOKENS
@@ -81,7 +81,9 @@ def engine(
     executor = decode.executor
     assert isinstance(executor, HostExecutor)
     # transformers is given embeddings, so ours need not look up codes either.
-    latent = torch.zeros(decode.videos, model.spec.code_width, device=model.device, dtype=model.dtype)
+    identity = isinstance(model.projector.layers, nn.Identity)
+    inputs = model.spec.decoder.width if identity else model.spec.code_width
+    latent = torch.zeros(decode.videos, inputs, device=model.device, dtype=model.dtype)
     decode.fast_forward(first)
 
     @torch.inference_mode()

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fastcar_cli.cli.render import columns
+from fastcar_cli.cli.render import columns, print_whole
 
 
 def clip_table(out: Console, result: dict[str, Any]) -> None:
@@ -24,4 +24,4 @@ def clip_table(out: Console, result: dict[str, Any]) -> None:
         if "speedup" in line:
             cells += [f"{line['speedup']:.2f} of {line['ceiling']:.2f}", f"{line['of_ceiling']:.0%}"]
         table.add_row(name, *cells)
-    out.print(table)
+    print_whole(out, table)
