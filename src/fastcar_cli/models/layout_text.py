@@ -44,7 +44,7 @@ class LayoutTokenizer(PhraseTokenizer):
         return super().to_dict() | {"things": list(self.things), "looks": looks, "layouts": dict(self.layouts)}
 
     def signature(self, tokens: Sequence[str]) -> str:
-        """What a prompt says but for looks: its deeds and relations, with `thing` for each thing, the first in front."""
+        """What a prompt says but for looks: deeds and relations, `thing` for each thing, the first in front."""
         said = ["thing" if t in self.things else t for t in tokens if t in self.things or t in self._deeds]
         first = said.index("thing") if "thing" in said else 0
         return " ".join(said[first:] + said[:first])
