@@ -77,6 +77,12 @@ def test_a_prompt_keeps_its_words_and_the_seed_decides_the_rest(seed: int) -> No
     assert happens(Scene((left, right), "grey", "day", "hit"))
 
 
+def test_daylight_goes_without_saying() -> None:
+    drawn = {seed: WORDS.complete(WORDS.read("a red ball"), seed).drawn for seed in range(12)}
+    assert all("day" in tokens and "dusk" not in tokens for tokens in drawn.values())
+    assert "day" not in WORDS.complete(WORDS.read("a red ball at dusk"), 0).tokens
+
+
 def test_another_seed_begins_elsewhere() -> None:
     places = {_things(WORDS.complete(WORDS.read(SENTENCE), seed).tokens)[0].x for seed in range(12)}
     assert len(places) > 2

@@ -18,7 +18,7 @@ class LayoutTokenizer(PhraseTokenizer):
     """Closed vocabulary of things, each of which has looks, and places that no word stands for.
 
     `things` are the tokens that name a thing, `looks` what is told before each of them, `groups` what is told of the
-    whole; of a group a value listed often is drawn often. `layouts` are kept for each signature, see `signature`.
+    whole, of which `usual` values go without saying. `layouts` are kept for each signature, see `signature`.
     """
 
     def __init__(
@@ -30,10 +30,11 @@ class LayoutTokenizer(PhraseTokenizer):
         groups: Mapping[str, Sequence[str]],
         things: Sequence[str],
         looks: Mapping[str, Sequence[str]],
+        usual: Mapping[str, str],
         layouts: Layouts,
     ) -> None:
         super().__init__(vocabulary, phrases, fillers, length, groups)
-        self.things, self.layouts = tuple(things), layouts
+        self.things, self.layouts, self.usual = tuple(things), layouts, dict(usual)
         self.looks = {name: tuple(values) for name, values in looks.items()}
         silent = {*self.things, *(v for values in (*self.looks.values(), *self.groups.values()) for v in values)}
         self._deeds = frozenset(self._drawable) - silent
@@ -41,7 +42,8 @@ class LayoutTokenizer(PhraseTokenizer):
     def to_dict(self) -> dict[str, Any]:
         """What it is made of, as plain data: its own arguments."""
         looks = {name: list(values) for name, values in self.looks.items()}
-        return super().to_dict() | {"things": list(self.things), "looks": looks, "layouts": dict(self.layouts)}
+        own = {"things": list(self.things), "looks": looks, "usual": self.usual, "layouts": dict(self.layouts)}
+        return super().to_dict() | own
 
     def signature(self, tokens: Sequence[str]) -> str:
         """What a prompt says but for looks: deeds and relations, `thing` for each thing, the first in front."""
@@ -86,7 +88,7 @@ class LayoutTokenizer(PhraseTokenizer):
         rng = random.Random(seed)
         count = sum(t in self.things for t in reading.tokens)
         looks = [{name: rng.choice(values) for name, values in self.looks.items()} for _ in range(count)]
-        around = {name: rng.choice(values) for name, values in self.groups.items()}
+        around = {name: rng.choice(values) for name, values in self.groups.items()} | self.usual
         rows = self.layouts.get(self.signature(reading.tokens))
         layout = [[self.vocabulary[i] for i in ids] for ids in rng.choice(rows)] if rows else ()
         tokens = self.completed(reading.tokens, looks, around, layout)

@@ -7,7 +7,7 @@ frame, not by chance at each of its tokens.
 
 from __future__ import annotations
 
-from fastcar_cli.world.table.scene import COLORS, GROUNDS, MATERIALS, SIZES, STEP, Scene, Thing
+from fastcar_cli.world.table.scene import COLORS, GROUNDS, LIGHTS, MATERIALS, SIZES, STEP, Scene, Thing
 
 _CELL = 16
 """Places are told in cells of so many pixels, and where in the cell."""
@@ -31,8 +31,10 @@ TOKENS: tuple[str, ...] = (
 
 LOOKS = {"size": SIZES, "color": tuple(COLORS), "material": MATERIALS}
 """What is drawn for a thing of which it is not said."""
-AROUND = {"ground": GROUNDS, "light": (*["day"] * 7, *["dusk"] * 3)}
-"""What is drawn for a scene of which it is not said, as often as it is listed."""
+AROUND = {"ground": GROUNDS, "light": tuple(LIGHTS)}
+"""What is told of a scene."""
+USUAL = {"light": "day"}
+"""What goes without saying: captions always name the other light."""
 
 
 def of_thing(thing: Thing) -> tuple[str, ...]:

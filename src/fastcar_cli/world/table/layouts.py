@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fastcar_cli.models.layout_text import LayoutTokenizer
 from fastcar_cli.world.table.captions import caption
-from fastcar_cli.world.table.layout import AROUND, LOOKS, of_scene
-from fastcar_cli.world.table.lexicon import FILLERS, PHRASES, PROMPT_LENGTH, VOCABULARY
-from fastcar_cli.world.table.scene import SHAPES, SIZES, Scene
+from fastcar_cli.world.table.layout import of_scene
+from fastcar_cli.world.table.lexicon import VOCABULARY, tokenizer_with
+from fastcar_cli.world.table.scene import SIZES, Scene
 from fastcar_cli.world.table.stories import draw_scene, happens
 
 ROWS = 6
@@ -46,7 +45,7 @@ def _ways_to_say(tokens: Sequence[str], scene: Scene) -> list[list[str]]:
 def draw_layouts(scenes: int, seed: int = 0) -> dict[str, list[list[list[int]]]]:
     """Token ids of layouts by signature, of so many random scenes."""
     rng = random.Random(seed)
-    words = LayoutTokenizer(VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH, AROUND, SHAPES, LOOKS, {})
+    words = tokenizer_with({})
     ids = {token: i for i, token in enumerate(VOCABULARY)}
     found: dict[str, list[list[list[int]]]] = {}
     for _ in range(scenes):

@@ -8,7 +8,7 @@ from importlib import resources
 from typing import cast
 
 from fastcar_cli.models.layout_text import Layouts, LayoutTokenizer
-from fastcar_cli.world.table.layout import AROUND, LOOKS, TOKENS
+from fastcar_cli.world.table.layout import AROUND, LOOKS, TOKENS, USUAL
 from fastcar_cli.world.table.scene import SHAPES
 
 PROMPT_LENGTH = 40
@@ -125,8 +125,11 @@ def _layouts() -> Layouts:
     return cast(Layouts, json.loads(file.read_text(encoding="utf-8")))
 
 
+def tokenizer_with(layouts: Layouts) -> LayoutTokenizer:
+    """The text tokenizer of the model `table` with these layouts."""
+    return LayoutTokenizer(VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH, AROUND, SHAPES, LOOKS, USUAL, layouts)
+
+
 def table_tokenizer() -> LayoutTokenizer:
     """The text tokenizer of the model `table`."""
-    return LayoutTokenizer(
-        VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH, AROUND, things=SHAPES, looks=LOOKS, layouts=_layouts()
-    )
+    return tokenizer_with(_layouts())
