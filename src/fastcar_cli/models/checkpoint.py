@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.config_file import ConfigFile
+from fastcar_cli.models.layout_text import phrase_tokenizer
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.text import PhraseTokenizer, PromptReader
@@ -130,7 +131,7 @@ def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseToke
     """What config.json says. Raises RequestError naming file and key."""
     config = read_config(folder)
     try:
-        tokenizer = PhraseTokenizer(**config["text"])
+        tokenizer = phrase_tokenizer(config["text"])
         return ModelSpec.from_dict(config["spec"]), GenerationDefaults(**config["generation"]), tokenizer
     except (KeyError, TypeError, ValueError) as e:
         raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None

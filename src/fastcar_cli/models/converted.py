@@ -29,11 +29,12 @@ from fastcar_cli.models.checkpoint import (
 )
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT
+from fastcar_cli.models.layout_text import phrase_tokenizer
 from fastcar_cli.models.llama_text import LlamaTokenizer
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import GROUP, KINDS, WeightFormat
 from fastcar_cli.models.specs import spec_from_dict
-from fastcar_cli.models.text import PhraseTokenizer, PromptReader
+from fastcar_cli.models.text import PromptReader
 
 FORMAT = "fastcar-converted"
 VERSION = 1
@@ -153,8 +154,8 @@ def tokenizer_of(folder: Path, found: Converted) -> PromptReader:
         decoder = found.spec.decoder
         return LlamaTokenizer(folder, decoder.vocab, decoder.max_positions - found.spec.tokens_per_frame)
     try:
-        return PhraseTokenizer(**found.text)
-    except (KeyError, TypeError) as e:
+        return phrase_tokenizer(found.text)
+    except (KeyError, TypeError, ValueError) as e:
         raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
 
 

@@ -135,6 +135,10 @@ class PhraseTokenizer:
         """Ids of the prompt that says nothing (the unconditional row)."""
         return self._ids([])
 
+    def ids_of(self, tokens: Sequence[str]) -> tuple[int, ...]:
+        """Ids of a prompt of these tokens. Raises ValueError for one that is not of the vocabulary."""
+        return self._ids([self.vocabulary.index(t) for t in tokens])
+
     def _ids(self, tokens: Sequence[int]) -> tuple[int, ...]:
         return (self._bos, *[self._pad] * (self.length - 2 - len(tokens)), *tokens, self._start)
 

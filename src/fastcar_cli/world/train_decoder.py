@@ -65,13 +65,27 @@ class TrainSettings:
         return torch.autocast(self.device, torch.bfloat16, enabled=self.bfloat16)
 
 
+_SHORT = 512
+"""Sequences up to which bfloat16 attention on a CPU is written out: the fused backward takes three times as long."""
+
+
 def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """X plus causal attention, and the rotated q and k [B, heads, S, d]."""
     attention = block.self_attn
     q, k, v = attention.project(block.input_layernorm(x))
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return x + attention.merge(out), q, k
+    return x + attention.merge(_causal(q, k, v)), q, k
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of q, k, v [B, heads, S, d]; of short sequences written out."""
+    heads, size = q.shape[1:3]
+    if size > _SHORT or q.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    later = torch.full((size, size), -math.inf).triu(1)
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    scores = torch.baddbmm(later, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
+    return torch.bmm(scores.softmax(-1), v).unflatten(0, (-1, heads))
 
 
 def hidden_states(
@@ -81,6 +95,7 @@ def hidden_states(
     taus: Tensor | None = None,
     begins: Tensor | None = None,
     kept: Tensor | None = None,
+    noise: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Hidden states [B, T*N, width] that draw the visual tokens; with taus [B] also TAS and replay share.
 
@@ -88,7 +103,8 @@ def hidden_states(
     TAS. TAS comes back a block as [B, T*N - 1 - N], decisions as the mean of the eligible ones.
     `begins` [B] is the frame of the video with which its codes begin, where that is not the first. `kept` [B, K]
     are the tokens to draw, rising and with 0 among them, where not all are; the rest is as if it were not there, and
-    the hidden states are [B, K, width]. It goes with no taus.
+    the hidden states are [B, K, width]. It goes with no taus. `noise` [B, K - 1, code_width] is added to the code
+    vectors that are fed back.
     """
     spec = model.spec
     n = spec.tokens_per_frame
@@ -98,6 +114,8 @@ def hidden_states(
     index = kept[:, 1:] - 1
     before = codes.gather(1, index.expand(len(codes), -1)[..., None].expand(-1, -1, codes.shape[-1]))
     vectors = model.rqvae.quantizer.vectors(before).sum(-2)
+    if noise is not None:
+        vectors = vectors + noise
     x = torch.cat([model.llm.embed_tokens(text), model.feedback_latent(vectors, index)], 1)
     places = index + start if begins is None else index + start + n * begins[:, None]
     words = torch.arange(start, device=x.device)[None]

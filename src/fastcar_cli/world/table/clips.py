@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastcar_cli.models.text import PhraseTokenizer
 from fastcar_cli.world.patches import quantize, to_patches
 from fastcar_cli.world.table.captions import caption
 from fastcar_cli.world.table.ground import PERIOD, ground
+from fastcar_cli.world.table.layout import looks_of, of_scene
 from fastcar_cli.world.table.lexicon import table_tokenizer
 from fastcar_cli.world.table.render import render
 from fastcar_cli.world.table.scene import FRAMES, LIGHTS, Scene
@@ -99,15 +99,18 @@ def busy_patches(scene: Scene, video: NDArray[np.uint8], frames: range) -> NDArr
 class Clips:
     """Draws batches; what a batch holds follows from the random numbers it is given."""
 
-    def __init__(self, tokenizer: TableTokenizer, *, drop_attribute: float = 0.08, drop_caption: float = 0.05) -> None:
+    def __init__(self, tokenizer: TableTokenizer, *, drop_layout: float = 0.06, drop_caption: float = 0.05) -> None:
         self.encode, self.grid = Encoder(tokenizer), tokenizer.spec.grid
-        self.words: PhraseTokenizer = table_tokenizer()
-        self.drop_attribute, self.drop_caption = drop_attribute, drop_caption
+        self.words = table_tokenizer()
+        self.drop_layout, self.drop_caption = drop_layout, drop_caption
 
     def _ids(self, scene: Scene, rng: random.Random) -> tuple[int, ...]:
         if rng.random() < self.drop_caption:
             return self.words.blank()
-        return self.words.read(caption(scene, rng, drop=self.drop_attribute)).ids
+        tokens = self.words.read(caption(scene, rng)).tokens
+        layout = () if rng.random() < self.drop_layout else of_scene(scene)
+        around = {"ground": scene.ground, "light": scene.light}
+        return self.words.ids_of(self.words.completed(tokens, [looks_of(t) for t in scene.things], around, layout))
 
     def draw(
         self,

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from fastcar_cli.models.text import PhraseTokenizer
+import json
+from functools import cache
+from importlib import resources
+from typing import cast
 
-PROMPT_LENGTH = 32
+from fastcar_cli.models.layout_text import Layouts, LayoutTokenizer
+from fastcar_cli.world.table.layout import AROUND, LOOKS, TOKENS, USUAL
+from fastcar_cli.world.table.scene import SHAPES
+
+PROMPT_LENGTH = 40
 """Tokens of every prompt, padding included."""
 
 # Longest phrases win, so "to the left of" is a place and "to the left" a direction.
@@ -107,10 +114,22 @@ FILLERS = frozenset(
 """Known words that say nothing the model can draw; they get no token."""
 
 SPECIALS = ("<pad>", "<bos>", "<vi_start>")
-VOCABULARY: tuple[str, ...] = (*SPECIALS, *PHRASES)
-"""Token strings by id: specials first, then one token for every entry of `PHRASES`."""
+VOCABULARY: tuple[str, ...] = (*SPECIALS, *PHRASES, *TOKENS)
+"""Token strings by id: specials first, then one token for every entry of `PHRASES`, then those of layouts."""
 
 
-def table_tokenizer() -> PhraseTokenizer:
+@cache
+def _layouts() -> Layouts:
+    """What `layouts.py` wrote."""
+    file = resources.files("fastcar_cli.world.table") / "layouts.json"
+    return cast(Layouts, json.loads(file.read_text(encoding="utf-8")))
+
+
+def tokenizer_with(layouts: Layouts) -> LayoutTokenizer:
+    """The text tokenizer of the model `table` with these layouts."""
+    return LayoutTokenizer(VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH, AROUND, SHAPES, LOOKS, USUAL, layouts)
+
+
+def table_tokenizer() -> LayoutTokenizer:
     """The text tokenizer of the model `table`."""
-    return PhraseTokenizer(VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH, {})
+    return tokenizer_with(_layouts())

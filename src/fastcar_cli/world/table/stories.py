@@ -192,6 +192,11 @@ def _free(scene: Scene) -> bool:
     return True
 
 
+def happens(scene: Scene) -> bool:
+    """Whether a scene shows its story: everything in sight as it wants, and nothing met that it does not want."""
+    return _seen(scene) and _free(scene)
+
+
 def draw_scene(rng: random.Random, story: str | None = None) -> Scene:
     """A random scene of this story, or of any."""
     name = story or rng.choices(list(STORIES), [share for share, _ in STORIES.values()])[0]
@@ -203,7 +208,7 @@ def draw_scene(rng: random.Random, story: str | None = None) -> Scene:
     offset = _even(rng, 0, 30) if pans else 0
     for _ in range(_TRIES):
         scene = Scene(make(rng), ground, light, name, pan, offset)
-        if _seen(scene) and _free(scene):
+        if happens(scene):
             return scene
     raise RuntimeError(f"no scene of story {name!r} found in {_TRIES} tries")
 

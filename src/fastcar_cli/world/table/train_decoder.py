@@ -32,6 +32,10 @@ _WORDS = {"color": tuple(COLORS), "shape": SHAPES, "way": ("left", "right"), "pl
 """Words of a caption that are swapped to see whether the model heeds them."""
 
 
+_DEPTHS = (0.4, 0.28, 0.2, 0.12)
+"""Weight of each code of a token: the first holds 90 % of what is seen, the last 1 %."""
+
+
 @dataclass(frozen=True)
 class TableSettings(TrainSettings):
     """How to train: steps of `batch` clips of `clip` frames, of which `places` places are drawn.
@@ -39,7 +43,7 @@ class TableSettings(TrainSettings):
     Every other step sees first frames alone, all places. Of the others the last `whole` see whole videos, the second
     half of them with all places. A share `late` of the clips does not begin with its video. Of the tokens of the ground
     a share `sampled` goes through the depth transformer, weighted up. One with an object in it weighs `changed_weight`
-    more, but not where all places are drawn, which teach how often there is one; first frames count there alone.
+    more. Code vectors that are fed back have noise of up to `noise` a number, as drawn ones are not quite right.
     """
 
     batch: int = 16
@@ -48,6 +52,8 @@ class TableSettings(TrainSettings):
     whole: float = 0.2
     late: float = 0.6
     sampled: float = 0.15
+    noise: float = 0.3
+    drop_layout: float = 0.06
     evaluate_every: int = 250
 
     def replay_stage(self) -> TableSettings:
@@ -72,11 +78,16 @@ def token_losses(model: VideoModel, codes: Tensor, hidden: Tensor) -> Tensor:
 
 
 def _weights(batch: Batch, settings: TableSettings, n: int) -> Tensor:
-    """Weight [B, T*N] of each token in the loss; none in first frames of clips that begin later or lack places."""
-    everywhere = batch.kept.shape == batch.busy.shape
-    weights = 1.0 + (0.0 if everywhere else settings.changed_weight) * batch.busy.float()
-    weights[:, :n] *= (batch.begins == 0)[:, None] if everywhere else 0.0
+    """Weight [B, T*N] of each token in the loss; none in first frames of clips that begin later."""
+    weights = 1.0 + settings.changed_weight * batch.busy.float()
+    weights[:, :n] *= (batch.begins == 0)[:, None]
     return weights
+
+
+def _noise(batch: Batch, settings: TableSettings, width: int) -> Tensor:
+    """Noise [B, K - 1, width] for the code vectors that are fed back, of another size in each video."""
+    sizes = torch.rand(len(batch.text), 1, 1) * settings.noise
+    return (torch.randn(*batch.kept[:, 1:].shape, width) * sizes).to(batch.codes.device)
 
 
 def loss_of(
@@ -88,16 +99,17 @@ def loss_of(
 ) -> tuple[Tensor, dict[str, float]]:
     """The training loss of a batch, and numbers for the log; `run` is `hidden_states`, perhaps compiled."""
     n = model.spec.tokens_per_frame
-    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept)
+    noise = _noise(batch, settings, model.spec.rqvae.code_width)
+    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept, noise)
     weights, busy = _weights(batch, settings, n).gather(1, batch.kept), batch.busy.gather(1, batch.kept)
     sampled = torch.rand(busy.shape, device=weights.device) < settings.sampled
     chosen = (busy | sampled) & (weights > 0)
     scaled = torch.where(busy, weights, weights / settings.sampled)[chosen]
     codes = batch.codes.gather(1, batch.kept[..., None].expand(-1, -1, batch.codes.shape[-1]))
-    each = token_losses(model, codes[chosen], hidden[chosen]).mean(-1)
-    loss = (each * scaled).sum() / scaled.sum()
-    busy = busy[chosen]
-    values = {"train": float(loss.detach()), "busy": float(each.detach()[busy].mean())}
+    each = token_losses(model, codes[chosen], hidden[chosen])
+    loss = (each @ each.new_tensor(_DEPTHS) * scaled).sum() / scaled.sum()
+    of_busy = each.detach()[busy[chosen]].mean(0)
+    values = {"train": float(loss.detach()), "busy": float(of_busy.mean()), "busy_code_0": float(of_busy[0])}
     if scores:
         target = tas_target(batch.codes, model.spec.rqvae.grid)
         aligned = torch.stack([F.smooth_l1_loss(s, target) for s in scores]).mean()
@@ -156,7 +168,7 @@ def train(
     """Train one stage of `table` in folder `out`, see `run_stage`."""
     tokenizer = TableTokenizer.load(tokenizer_path)
     model = new_model(spec, tokenizer.rqvae, settings.seed, sharpness=50.0).to(settings.device)
-    clips = Clips(tokenizer, drop_attribute=settings.drop_attribute, drop_caption=settings.drop_caption)
+    clips = Clips(tokenizer, drop_layout=settings.drop_layout, drop_caption=settings.drop_caption)
     if start is None:
         look_up_nearest(model.depth, tokenizer.codebooks())
         heed_words(model, range(len(SPECIALS), len(VOCABULARY)))

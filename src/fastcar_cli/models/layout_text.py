@@ -1,0 +1,111 @@
+"""Prompts of several things to token ids: what a prompt leaves open of each is drawn from the seed, its place too."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastcar_cli.models.clip import Prompt, text_of
+from fastcar_cli.models.text import PhraseTokenizer, Reading
+
+Layouts = Mapping[str, Sequence[Sequence[Sequence[int]]]]
+"""Layouts by signature: of each the ids of the tokens behind every thing, and last of those behind all."""
+
+
+class LayoutTokenizer(PhraseTokenizer):
+    """Closed vocabulary of things, each of which has looks, and places that no word stands for.
+
+    `things` are the tokens that name a thing, `looks` what is told before each of them, `groups` what is told of the
+    whole, of which `usual` values go without saying. `layouts` are kept for each signature, see `signature`.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        phrases: Mapping[str, Sequence[str]],
+        fillers: Sequence[str],
+        length: int,
+        groups: Mapping[str, Sequence[str]],
+        things: Sequence[str],
+        looks: Mapping[str, Sequence[str]],
+        usual: Mapping[str, str],
+        layouts: Layouts,
+    ) -> None:
+        super().__init__(vocabulary, phrases, fillers, length, groups)
+        self.things, self.layouts, self.usual = tuple(things), layouts, dict(usual)
+        self.looks = {name: tuple(values) for name, values in looks.items()}
+        silent = {*self.things, *(v for values in (*self.looks.values(), *self.groups.values()) for v in values)}
+        self._deeds = frozenset(self._drawable) - silent
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it is made of, as plain data: its own arguments."""
+        looks = {name: list(values) for name, values in self.looks.items()}
+        own = {"things": list(self.things), "looks": looks, "usual": self.usual, "layouts": dict(self.layouts)}
+        return super().to_dict() | own
+
+    def signature(self, tokens: Sequence[str]) -> str:
+        """What a prompt says but for looks: deeds and relations, `thing` for each thing, the first in front."""
+        said = ["thing" if t in self.things else t for t in tokens if t in self.things or t in self._deeds]
+        first = said.index("thing") if "thing" in said else 0
+        return " ".join(said[first:] + said[:first])
+
+    def completed(
+        self,
+        tokens: Sequence[str],
+        looks: Sequence[Mapping[str, str]],
+        around: Mapping[str, str],
+        layout: Sequence[Sequence[str]],
+    ) -> list[str]:
+        """The tokens with `looks` of each thing and what is `around` where they don't say it, and with a layout.
+
+        Looks stand before their thing in one order, places behind it, the camera's tokens last.
+        An empty layout is none.
+        """
+        out: list[str] = []
+        said: list[str] = []
+        known, places = iter(looks), iter(layout)
+        for token in tokens:
+            if any(token in values for values in self.looks.values()):
+                said.append(token)
+            elif token in self.things:
+                look = next(known)
+                out += [next((t for t in said if t in values), look[name]) for name, values in self.looks.items()]
+                out += [token, *next(places, ())]
+                said = []
+            else:
+                out.append(token)
+        out += [around[name] for name, values in self.groups.items() if not any(t in values for t in tokens)]
+        return [*out, *next(places, ())]
+
+    def complete(self, reading: Reading, seed: int) -> Reading:
+        """The reading with looks, surroundings and a layout drawn from the seed where the prompt leaves them open.
+
+        A prompt of which no layout is kept has none: then the model places what it draws. One without any token, or
+        with too many, stays as it is.
+        """
+        rng = random.Random(seed)
+        count = sum(t in self.things for t in reading.tokens)
+        looks = [{name: rng.choice(values) for name, values in self.looks.items()} for _ in range(count)]
+        around = {name: rng.choice(values) for name, values in self.groups.items()} | self.usual
+        rows = self.layouts.get(self.signature(reading.tokens))
+        layout = [[self.vocabulary[i] for i in ids] for ids in rng.choice(rows)] if rows else ()
+        tokens = self.completed(reading.tokens, looks, around, layout)
+        if not reading.tokens or len(tokens) > self.length - 2:
+            return reading
+        drawn = Counter(tokens) - Counter(reading.tokens)
+        return Reading(self.ids_of(tokens), tuple(tokens), reading.unknown, tuple(drawn.elements()))
+
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
+        """Words the model does not know, and whether it has to place things by itself. Raises as its base does."""
+        found = super().notices(prompt, model)
+        tokens = self.read(text_of(prompt, f"the model {model!r}")).tokens
+        if self.layouts and self.signature(tokens) not in self.layouts:
+            found.append(f"the model {model!r} knows no places for what the prompt says and draws it where it likes")
+        return found
+
+
+def phrase_tokenizer(text: Mapping[str, Any]) -> PhraseTokenizer:
+    """The tokenizer that `to_dict` told. Raises KeyError, TypeError or ValueError for what is none."""
+    return LayoutTokenizer(**text) if "layouts" in text else PhraseTokenizer(**text)
