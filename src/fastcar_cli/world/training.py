@@ -18,7 +18,7 @@ from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world import recipe, train_decoder, train_tokenizer
 from fastcar_cli.world.actions import train_tokenizer as actions_tokenizer
 from fastcar_cli.world.actions import train_transformer
-from fastcar_cli.world.actions.export import export
+from fastcar_cli.world.actions.export import SHARPER, export
 from fastcar_cli.world.actions.recipe import MINI_ACTIONS
 from fastcar_cli.world.actions.train_tokenizer import ActionsTokenizer
 from fastcar_cli.world.table import recipe as table
@@ -39,7 +39,7 @@ class World:
     `tokenizer(output, steps, seed, deadline, log)` trains the tokenizer, a `kind`, in a folder, of which the decoder's
     stages read the file `codes`; `stage` is a stage of the decoder, taking `settings` (see
     `train_decoder.train`). The model has the specification `spec`; `export(spec, folder, checkpoint, tokenizer)`
-    writes its folder, weights as float16.
+    writes its folder, weights as float16, those of logits `sharper` times as large.
     """
 
     codes: str
@@ -49,6 +49,7 @@ class World:
     stage: Callable[..., object]
     spec: ModelSpec | IVideoGPTSpec
     export: Callable[..., None]
+    sharper: float = 1.0
 
 
 def _exports(
@@ -112,6 +113,7 @@ WORLDS = {
         train_transformer.train,
         MINI_ACTIONS,
         export,
+        SHARPER,
     ),
 }
 
@@ -140,7 +142,10 @@ def _begin_with(world: World, model: str, output: Path) -> Path:
     if replace(network.spec, name=world.spec.name) != world.spec:
         raise RequestError(f"{what}: made of other parts than this world's model")
     made = output / ".start.pt"
-    torch.save({"model": network.state_dict()}, made)
+    weights = network.state_dict()
+    if world.sharper != 1.0:
+        weights["lm_head.weight"] = weights["lm_head.weight"] / world.sharper
+    torch.save({"model": weights}, made)
     _put(output / "start.pt", made, what)
     return output / "start.pt"
 

@@ -1,7 +1,7 @@
 """Measure `mini-actions`: does the object go where the pushes say, and what replay does to that.
 
-`python -m fastcar_cli.world.actions.evaluate --clips 100 --tau "off;-2;-8"` prints one JSON document. Where the object
-is in a frame is found by the world's analyser, which knows nothing of the model.
+`python -m fastcar_cli.world.actions.evaluate --clips 100 --tau "off;-2" --ratio "0.2;0.4"` prints one JSON document.
+Where the object is in a frame is found by the world's analyser, which knows nothing of the model.
 """
 
 from __future__ import annotations
@@ -78,19 +78,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clips", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tau", default="off", help="several with a semicolon between; the first is the reference")
+    parser.add_argument("--ratio", default="", help="replay ratios to keep, the same way")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     options = parser.parse_args(arguments)
     stories = held_out(options.clips, options.seed)
     truth = np.stack([frames_of(story) for story in stories])
     rows: list[dict[str, Any]] = []
+    asked: list[tuple[str, Any]]
     reference: NDArray[np.uint8] | None = None
-    for tau in options.tau.split(";"):
-        config = load_config(None, options.overrides, {"model": options.model, "replay.tau": tau.strip()})
+    asked = [("tau", tau.strip()) for tau in options.tau.split(";")]
+    asked += [("ratio", float(ratio)) for ratio in options.ratio.split(";") if ratio]
+    for key, value in asked:
+        config = load_config(None, options.overrides, {"model": options.model, f"replay.{key}": value})
         videos, ratios = generate(TextToVideo.from_config(config), stories, options.seed)
         reference = videos if reference is None else reference
         same = float((videos == reference).all((1, 2, 3, 4)).mean())
         quality = {"psnr_truth": psnr(videos, truth), "psnr_reference": psnr(videos, reference), "same": same}
-        rows.append({"tau": tau.strip(), **obedience(videos, stories), **quality, **ratios})
+        rows.append({f"asked_{key}": value, **obedience(videos, stories), **quality, **ratios})
     print(
         json.dumps(
             {
@@ -99,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "seed": options.seed,
                 "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
                 "commit": commit() or "unknown",
-                "tau": rows,
+                "replay": rows,
             },
             indent=1,
         )

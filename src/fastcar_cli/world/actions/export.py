@@ -14,6 +14,9 @@ from fastcar_cli.models.ivideogpt_checkpoint import WEIGHTS, names_of
 from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
 from fastcar_cli.world.actions.train_tokenizer import ActionsTokenizer
 
+SHARPER = 4.0
+"""Factor on logits: the released code draws at temperature 1, where a small model would often take an unlikely code."""
+
 
 def _transformer(spec: IVideoGPTSpec) -> dict[str, Any]:
     decoder = spec.decoder
@@ -62,10 +65,11 @@ def _tokenizer(spec: TokenizerSpec, frames: int) -> dict[str, Any]:
 
 
 def export(spec: IVideoGPTSpec, folder: Path, checkpoint: Path, tokenizer: Path) -> None:
-    """Write `tokenizer/` and `transformer/` with their config.json, weights as float16."""
+    """Write `tokenizer/` and `transformer/` with their config.json, weights as float16, logits `SHARPER`."""
     network = IVideoGPT(spec)
     network.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["model"])
     network.tokenizer.load_state_dict(ActionsTokenizer.load(tokenizer).state_dict())
+    network.lm_head.weight.data.mul_(SHARPER)
     configs = {"tokenizer": _tokenizer(spec.tokenizer, spec.frames), "transformer": _transformer(spec)}
     tensors = network.state_dict()
     for part, names in names_of(network).items():

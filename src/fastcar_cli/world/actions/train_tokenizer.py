@@ -30,7 +30,7 @@ from fastcar_cli.world.muon import Muon
 from fastcar_cli.world.scene import BACKGROUNDS
 from fastcar_cli.world.steps import remaining_steps, rng_of
 
-VIDEOS, LATER = 6, 2
+VIDEOS, LATER = 3, 2
 """Videos a step, and later frames of each."""
 MUON_LR, LR = 1e-2, 2e-3
 NOISE = 0.02
@@ -166,7 +166,7 @@ def decoder_loss(model: Tokenizer, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: Tokenizer, videos: int = 32, seed: int = 1) -> dict[str, float]:
+def evaluate(model: Tokenizer, videos: int = 16, seed: int = 1) -> dict[str, float]:
     """On held-out looks: shares of right codes (of parts with an object `found`), PSNR of frames drawn from true codes.
 
     `psnr_given` and `psnr_later` are over all pixels of both kinds of frames, `psnr_busy` where an object is or was.
@@ -229,7 +229,7 @@ def train(
             nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
             for opt in opts:
                 opt.step()
-            if (step + 1) % 100 == 0 or step + 1 == steps:
+            if (step + 1) % 200 == 0 or step + 1 == steps:
                 log(" ".join(f"{k} {v:.4g}" for k, v in {"tokenizer step": step + 1, **evaluate(model)}.items()))
     model.save(out)
     return model

@@ -1,8 +1,9 @@
 """Training of `mini-actions`' transformer on codes of videos that are drawn as it goes.
 
-Teacher forcing on later frames; given frames are read, not learned. Muon, more weight where something happens, and in
-the replay stage the replay rule in the pass, with a term that makes TAS follow redundancy: as for `mini`
-(world/train_decoder.py).
+Teacher forcing on later frames; given frames are read, not learned. Every other step sees first predicted frames alone,
+each behind a given frame of its own: finding the object there is the hardest part. Muon, more weight where something
+happens, and in the replay stage the replay rule in the pass, with a term that makes TAS follow redundancy: as for
+`mini` (world/train_decoder.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fastcar_cli.models.decoder import Attention, rotate
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.world.actions.codes import GRID, dictionary
 from fastcar_cli.world.actions.recipe import MINI_ACTIONS, TOKENIZER, initialise
-from fastcar_cli.world.actions.scene import Look, Story, draw_story, looks
+from fastcar_cli.world.actions.scene import FRAMES, Look, Story, draw_story, looks
 from fastcar_cli.world.actions.train_tokenizer import ActionsTokenizer
 from fastcar_cli.world.train_decoder import TrainSettings, draw_taus, run_stage
 
@@ -51,11 +52,18 @@ class Batch:
         return self.ids[:, TOKENIZER.prompt_tokens :].unflatten(1, (-1, N))[..., 1:]
 
 
-def draw(videos: int, choice: list[Look], rng: random.Random, device: str = "cpu", futures: int = 1) -> Batch:
+def draw(
+    videos: int,
+    choice: list[Look],
+    rng: random.Random,
+    device: str = "cpu",
+    futures: int = 1,
+    frames: int = FRAMES,
+) -> Batch:
     """A batch of random videos of these looks, every `futures` in a row from the same first frame on."""
     stories: list[Story] = []
     for i in range(videos):
-        story = draw_story(choice, rng)
+        story = draw_story(choice, rng, frames)
         stories.append(replace(story, look=stories[-1].look, start=stories[-1].start) if i % futures else story)
     ids, actions = [], []
     for story in stories:
@@ -89,7 +97,7 @@ def hidden_states(
     assert added is not None
     x = x + added.transpose(0, 1)
     cos, sin = model.llm.rotary(torch.arange(lead + x.shape[1], device=x.device), torch.float32)
-    free = torch.arange(x.shape[1] - N, device=x.device) % N != 0
+    free = torch.arange(max(0, x.shape[1] - N), device=x.device) % N != 0
     scores: list[Tensor] = []
     shares: list[Tensor] = []
     for number, block in enumerate(model.llm.blocks):
@@ -152,8 +160,7 @@ def loss_of(
     busy[:, 1:] |= batch.codes[:, 1:] != batch.codes[:, :-1]
     weights = 1.0 + settings.changed_weight * busy.float()
     loss = (each * weights).sum() / weights.sum()
-    first = float(each.detach()[:, 0].mean())
-    values = {"train": float(each.detach().mean()), "first": first, "busy": float(each.detach()[busy].mean())}
+    values = {"train": float(each.detach().mean()), "busy": float(each.detach()[busy].mean())}
     if scores:
         free = torch.arange(scores[0].shape[1]) % N != 0
         wanted = target(batch)[:, free]
@@ -207,6 +214,10 @@ def train(
     choice = looks()[0]
 
     def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, float], int]:
+        if step % 2:
+            batch = draw(settings.batch, choice, rng, settings.device, frames=2)
+            loss, _ = loss_of(model, batch, settings, None)
+            return loss, {"first": float(loss.detach())}, settings.batch
         batch = draw(settings.batch, choice, rng, settings.device, settings.futures)
         return *loss_of(model, batch, settings, draw_taus(settings, rng, settings.batch)), settings.batch
 
