@@ -13,7 +13,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.locks import locked
 
 STAGES = ("tokenizer", "base", "replay", "export")
-WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (7000, 4000, 800, 16)}
+WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (7000, 4000, 800, 16), "mini-actions": (1400, 1000, 250, 16)}
 """The bundled models: steps of tokenizer, base and replay stage, and videos a step."""
 
 
@@ -23,7 +23,7 @@ def train(
         list[str] | None,
         typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order."),
     ] = None,
-    world: Annotated[str, typer.Option(help="Which model: mini or table.")] = "mini",
+    world: Annotated[str, typer.Option(help="Which model: mini, table or mini-actions.")] = "mini",
     tokenizer: Annotated[
         Path | None, typer.Option(help="A trained tokenizer.safetensors, in place of the stage that makes it.")
     ] = None,
@@ -32,20 +32,21 @@ def train(
         typer.Option(help="A model to go on from, bundled or a folder: its tokenizer and weights come first."),
     ] = None,
     tokenizer_steps: Annotated[
-        int | None, typer.Option(help="Steps of the tokenizer; default 12000, for table 7000 of each half.", min=1)
+        int | None,
+        typer.Option(help="Steps of the tokenizer; 12000, table 7000 of each half, mini-actions 1400.", min=1),
     ] = None,
     base_steps: Annotated[
-        int | None, typer.Option(help="Steps of the base stage; default 6000, for table 4000.", min=1)
+        int | None, typer.Option(help="Steps of the base stage; 6000, table 4000, mini-actions 1000.", min=1)
     ] = None,
     replay_steps: Annotated[
-        int | None, typer.Option(help="Steps of the replay stage; default 8500, for table 800.", min=1)
+        int | None, typer.Option(help="Steps of the replay stage; 8500, table 800, mini-actions 250.", min=1)
     ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="Stop after this wall time with a checkpoint; the same command goes on.", min=0.0),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Videos a step; default 4, for table 16 clips of 5 frames.", min=1)
+        int | None, typer.Option(help="Videos a step; 4, table 16 clips of 5 frames, mini-actions 16.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",

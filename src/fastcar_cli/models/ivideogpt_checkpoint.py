@@ -29,7 +29,9 @@ DEFAULTS = GenerationDefaults(cfg=1.0, temperature=1.0, top_k=100, top_p=1.0, ta
 PATTERNS = ("tokenizer/*.json", "tokenizer/*.safetensors", "transformer/*.json", "transformer/*.safetensors")
 """Files of a repository on the hub that a model needs."""
 
-_STEMS = {"tokenizer": ("diffusion_pytorch_model",), "transformer": ("model",)}
+WEIGHTS = {"tokenizer": "diffusion_pytorch_model", "transformer": "model"}
+"""Folders of a checkpoint, and what their files of weights are called before the suffix."""
+
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
@@ -45,7 +47,7 @@ def loading_format(name: str) -> WeightFormat:
 
 def weights_of(folder: Path) -> list[Path]:
     """The files of weights of a checkpoint; they need not exist. Raises RequestError where there are none."""
-    return [file for part in _STEMS for file in _files(folder, part)]
+    return [file for part in WEIGHTS for file in _files(folder, part)]
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
@@ -55,7 +57,7 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 
 def _files(folder: Path, part: str) -> list[Path]:
     hint = "only safetensors are read: other files of weights may run code when they are opened"
-    return weight_files(folder / part, _STEMS[part], (".safetensors",), hint=hint)
+    return weight_files(folder / part, (WEIGHTS[part],), (".safetensors",), hint=hint)
 
 
 def _tokenizer(config: ConfigFile) -> TokenizerSpec:
@@ -97,9 +99,11 @@ def _tokenizer(config: ConfigFile) -> TokenizerSpec:
 def read_spec(folder: Path) -> IVideoGPTSpec:
     """The specification of an official checkpoint. Raises RequestError naming file and key.
 
-    The width of actions is in no config: it is that of a tensor, and 0 where the weights are not there.
+    The width of actions is in no config: it is that of a tensor, and 0 where the weights are not there. How long the
+    clips were that a model learned is in the configs of our own models only, as `segment_length`.
     """
-    tokenizer = _tokenizer(ConfigFile(folder / "tokenizer" / "config.json", of="iVideoGPT"))
+    told = ConfigFile(folder / "tokenizer" / "config.json", of="iVideoGPT")
+    tokenizer = _tokenizer(told)
     llama = ConfigFile(folder / "transformer" / "config.json", of="iVideoGPT")
     decoder = read_decoder(llama)
     if decoder.vocab != tokenizer.vocabulary:
@@ -109,7 +113,7 @@ def read_spec(folder: Path) -> IVideoGPTSpec:
         raise llama.wrong("mlp_bias", True, "false")
     return IVideoGPTSpec(
         name=folder.resolve().name or "ivideogpt",
-        frames=published_frames(folder) or FRAMES,
+        frames=told.integer("segment_length", published_frames(folder) or FRAMES),
         fps=FPS,
         decoder=decoder,
         tokenizer=tokenizer,
@@ -132,21 +136,26 @@ def _actions(folder: Path) -> int:
     return 0 if shape is None else shape[1]
 
 
-def components(folder: Path, network: Network) -> list[Component]:
-    """Which keys of which folder are which parameters of the network."""
-    assert isinstance(network, IVideoGPT)
+def names_of(network: IVideoGPT) -> dict[str, dict[str, str]]:
+    """By folder of a checkpoint, the network's parameters by the names that they have there."""
     prefix = "llm." if network.spec.actions else ""
-    tokenizer: dict[str, str] = {}
-    transformer: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {part: {} for part in WEIGHTS}
     for name in network.state_dict():
         part, _, rest = name.partition(".")
         if part == "tokenizer":
-            tokenizer[rest] = name
+            found["tokenizer"][rest] = name
         elif part == "llm":
-            transformer[f"{prefix}model.{rest}"] = name
+            found["transformer"][f"{prefix}model.{rest}"] = name
         else:
-            transformer[name if part == "action_linear" else prefix + name] = name
-    files = {part: tuple(_files(folder, part)) for part in _STEMS}
+            found["transformer"][name if part == "action_linear" else prefix + name] = name
+    return found
+
+
+def components(folder: Path, network: Network) -> list[Component]:
+    """Which keys of which folder are which parameters of the network."""
+    assert isinstance(network, IVideoGPT)
+    tokenizer, transformer = names_of(network).values()
+    files = {part: tuple(_files(folder, part)) for part in WEIGHTS}
     for file in files["tokenizer"]:
         if file.is_file():
             tokenizer = _with_old_names(tokenizer, list(stored_shapes(file)))

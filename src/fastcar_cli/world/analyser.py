@@ -136,6 +136,30 @@ def _fits(frame: Array, empty: Array, region: NDArray[np.bool_]) -> dict[tuple[s
     return best
 
 
+@dataclass(frozen=True)
+class Sighting:
+    """The object of one frame: what it looks like, and its centre in px."""
+
+    shape: str
+    color: str
+    x: int
+    y: int
+
+
+def follow(video: NDArray[Any]) -> list[Sighting | None]:
+    """The object of each frame by itself; None where there is not exactly one that a template explains."""
+    frames = as_float(video)
+    where, off = _find_background(frames)
+    found: list[Sighting | None] = []
+    for frame in frames if off <= _BACKGROUND_ERROR else ():
+        regions = _regions(np.abs(frame - background(where)).max(-1) > _FOREGROUND)
+        fits = _fits(frame, background(where), regions[0]) if len(regions) == 1 else {}
+        key = min(fits, key=lambda k: fits[k].error, default=None)
+        known = key is not None and fits[key].error <= _MISFIT
+        found.append(Sighting(*key, fits[key].x, fits[key].y) if key is not None and known else None)
+    return found or [None] * len(frames)
+
+
 def _path(fits: list[_Fit]) -> tuple[str, str, float]:
     """(motion, size, mean deviation in px) of the renderer's path that lies nearest to fitted poses."""
     seen = np.array([(f.x, f.y, f.half) for f in fits], np.float32)

@@ -28,7 +28,10 @@ def orthogonal(matrix: Tensor, dtype: torch.dtype, rounds: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised, scaled by sqrt(max(1, rows / columns)); for matrices only."""
+    """Nesterov momentum, orthogonalised, scaled by sqrt(max(1, rows / columns)).
+
+    For matrices, and convolutions as the matrices that they are on a patch of their input.
+    """
 
     def __init__(
         self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, dtype: torch.dtype = torch.float32
@@ -47,6 +50,6 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
                 moving = state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                direction = orthogonal(p.grad.lerp(moving, group["momentum"]), self.dtype)
-                scale = max(1.0, p.shape[0] / p.shape[1]) ** 0.5
-                p.add_(direction.to(p.dtype), alpha=-group["lr"] * scale)
+                direction = orthogonal(p.grad.lerp(moving, group["momentum"]).flatten(1), self.dtype)
+                scale = max(1.0, direction.shape[0] / direction.shape[1]) ** 0.5
+                p.add_(direction.view_as(p).to(p.dtype), alpha=-group["lr"] * scale)

@@ -247,7 +247,7 @@ def validate(
     return result
 
 
-def optimizers(model: VideoModel, settings: TrainSettings) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks, AdamW for everything else."""
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
@@ -269,7 +269,7 @@ def factor(done: float, warmup: float) -> float:
 
 def run_stage(
     out: Path,
-    model: VideoModel,
+    model: nn.Module,
     settings: TrainSettings,
     loss_at: Callable[[int, random.Random], tuple[Tensor, dict[str, float], int]],
     judge: Callable[[], dict[str, float]],

@@ -11,10 +11,16 @@ from safetensors import SafetensorError
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.ivideogpt import IVideoGPTSpec
 from fastcar_cli.models.registry import load
 from fastcar_cli.models.text import PhraseTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world import recipe, train_decoder, train_tokenizer
+from fastcar_cli.world.actions import train_tokenizer as actions_tokenizer
+from fastcar_cli.world.actions import train_transformer
+from fastcar_cli.world.actions.export import SHARPER, export
+from fastcar_cli.world.actions.recipe import MINI_ACTIONS
+from fastcar_cli.world.actions.train_tokenizer import ActionsTokenizer
 from fastcar_cli.world.table import recipe as table
 from fastcar_cli.world.table import train_decoder as table_decoder
 from fastcar_cli.world.table import train_tokenizer as table_tokenizer
@@ -32,32 +38,45 @@ class World:
 
     `tokenizer(output, steps, seed, deadline, log)` trains the tokenizer, a `kind`, in a folder, of which the decoder's
     stages read the file `codes`; `stage` is a stage of the decoder, taking `settings` (see
-    `train_decoder.train`). The model has the specification `spec`, the text tokenizer `words` and `defaults`.
+    `train_decoder.train`). The model has the specification `spec`; `export(spec, folder, checkpoint, tokenizer)`
+    writes its folder, weights as float16, those of logits `sharper` times as large.
     """
 
     codes: str
     tokenizer: Callable[[Path, int, int, float | None, Log], None]
-    kind: type[WorldTokenizer]
+    kind: type[WorldTokenizer] | type[ActionsTokenizer]
     settings: type[TrainSettings]
     stage: Callable[..., object]
-    spec: ModelSpec
-    words: Callable[[], PhraseTokenizer]
-    defaults: GenerationDefaults
+    spec: ModelSpec | IVideoGPTSpec
+    export: Callable[..., None]
+    sharper: float = 1.0
 
-    def export(self, folder: Path, checkpoint: Path, tokenizer: Path) -> None:
-        """Write the model folder: config.json, model.safetensors and encoder.safetensors, as float16."""
-        made, network = self.kind.load(tokenizer), VideoModel(replace(self.spec, name=folder.name))
+
+def _exports(
+    kind: type[WorldTokenizer], words: Callable[[], PhraseTokenizer], defaults: GenerationDefaults
+) -> Callable[..., None]:
+    """`World.export` of a model that draws videos from texts: config.json, model and encoder.safetensors."""
+
+    def export(spec: ModelSpec, folder: Path, checkpoint: Path, tokenizer: Path) -> None:
+        made, network = kind.load(tokenizer), VideoModel(replace(spec, name=folder.name))
         network.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["model"])
         # What draws the codes may have been trained further than when the checkpoint began.
         network.rqvae.load_state_dict(made.rqvae.state_dict())
-        save(folder, network, self.words().to_dict(), self.defaults, torch.float16)
+        save(folder, network, words().to_dict(), defaults, torch.float16)
         made.save_encoder(folder)
 
+    return export
 
-def _mini_tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
-    file = output / "tokenizer.safetensors"
-    if not file.exists():
-        train_tokenizer.train(file, steps=steps, seed=seed, deadline=deadline, log=log)
+
+def _one_file(train: Callable[..., object]) -> Callable[[Path, int, int, float | None, Log], None]:
+    """`World.tokenizer` of one that is trained into one file."""
+
+    def tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
+        file = output / "tokenizer.safetensors"
+        if not file.exists():
+            train(file, steps=steps, seed=seed, deadline=deadline, log=log)
+
+    return tokenizer
 
 
 def _table_tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
@@ -69,13 +88,12 @@ def _table_tokenizer(output: Path, steps: int, seed: int, deadline: float | None
 WORLDS = {
     "mini": World(
         "tokenizer.safetensors",
-        _mini_tokenizer,
+        _one_file(train_tokenizer.train),
         train_tokenizer.Tokenizer,
         TrainSettings,
         train_decoder.train,
         recipe.MINI,
-        recipe.mini_tokenizer,
-        recipe.MINI_DEFAULTS,
+        _exports(train_tokenizer.Tokenizer, recipe.mini_tokenizer, recipe.MINI_DEFAULTS),
     ),
     # The decoder reads codes only, and those are final before the tokenizer has learned to draw them well.
     "table": World(
@@ -85,8 +103,17 @@ WORLDS = {
         table_decoder.TableSettings,
         table_decoder.train,
         table.TABLE,
-        table_words,
-        table.TABLE_DEFAULTS,
+        _exports(TableTokenizer, table_words, table.TABLE_DEFAULTS),
+    ),
+    "mini-actions": World(
+        "tokenizer.safetensors",
+        _one_file(actions_tokenizer.train),
+        ActionsTokenizer,
+        train_transformer.ActionSettings,
+        train_transformer.train,
+        MINI_ACTIONS,
+        export,
+        SHARPER,
     ),
 }
 
@@ -99,7 +126,7 @@ def _put(file: Path, made: Path, what: str) -> None:
     made.replace(file)
 
 
-def _take(world: World, tokenizer: WorldTokenizer, output: Path, what: str) -> None:
+def _take(world: World, tokenizer: WorldTokenizer | ActionsTokenizer, output: Path, what: str) -> None:
     """Save a trained tokenizer to where the other stages look for it."""
     for name in dict.fromkeys((world.codes, "tokenizer.safetensors")):
         made = output / f".{name}"
@@ -112,10 +139,13 @@ def _begin_with(world: World, model: str, output: Path) -> Path:
     what = f"`model` {model}"
     _take(world, world.kind.of_model(model), output, what)
     network = load(model).network
-    if not isinstance(network, VideoModel) or replace(network.spec, name=world.spec.name) != world.spec:
+    if replace(network.spec, name=world.spec.name) != world.spec:
         raise RequestError(f"{what}: made of other parts than this world's model")
     made = output / ".start.pt"
-    torch.save({"model": network.state_dict()}, made)
+    weights = network.state_dict()
+    if world.sharper != 1.0:
+        weights["lm_head.weight"] = weights["lm_head.weight"] / world.sharper
+    torch.save({"model": weights}, made)
     _put(output / "start.pt", made, what)
     return output / "start.pt"
 
@@ -167,5 +197,5 @@ def run(
     if not trained or not file.exists():
         raise RequestError(f"`stage` export finds no checkpoint in {output}", hint="run the stages before it first")
     for folder, checkpoint in trained.items():
-        world.export(output / folder, checkpoint, file)
+        world.export(world.spec, output / folder, checkpoint, file)
     return output / folder
