@@ -274,7 +274,7 @@ def test_a_trained_folder_loads_and_has_no_place_tables(
     settings = TableSettings(2, batch=2, clip=2, whole=0.0, bfloat16=False)
     monkeypatch.setattr(train_decoder, "validate", lambda *_: {})
     train_decoder.train(tmp_path / "base", file, settings, spec=small.spec, log=lambda _: None)
-    small.export(tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
+    small.export(small.spec, tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
     model = load(str(tmp_path / "table"))
     assert model.network.spec == small.spec and model.network.places is None
     codes = torch.randint(0, 512, (1, 64, 4))
