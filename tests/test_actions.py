@@ -141,6 +141,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "CHECKPOINT_EVERY", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("stage", ["base", "replay"])
 def test_stopped_and_killed_training_goes_on_as_if_it_had_not_been(

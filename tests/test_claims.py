@@ -211,6 +211,7 @@ def test_started_again_nothing_is_decoded_and_the_page_is_the_same(folder: Path)
     assert _document(folder)["claims"] == [c for c in before if c["number"] in (2, 3)]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fastcar_cli.analysis.claims", "--model", str(folder / "tiny"), "--claim", "2"]
     command += ["--prompts-file", str(folder / "p.txt"), "--seeds", "2", "-o", str(tmp_path / "out")]

@@ -136,6 +136,7 @@ def test_train_export_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (tmp_path / "a.mp4").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_training_goes_on_from_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
