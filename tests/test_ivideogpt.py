@@ -164,7 +164,7 @@ def test_a_whole_sequence_at_once(name: str) -> None:
     x = net.llm.embed_tokens(ids)
     tokens = ids.shape[1] - data["first_delimiter"]
     given = actions(name)
-    if (added := net.added(tokens, None if given is None else given[:1])) is not None:
+    if (added := net.added(tokens, ids, None if given is None else given[:1])) is not None:
         x[:, data["first_delimiter"] :] += added.transpose(0, 1)
     at = data["forced_positions"]
     close(x[0, at], recorded(name, "forced/embeds"), 1e-3)

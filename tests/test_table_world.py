@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcar_cli.analysis.sweep.fidelity import judge_table
+from fastcar_cli.models.paths import STEP, contact_distance
 from fastcar_cli.world.table.analyser import analyse, judge
 from fastcar_cli.world.table.analyser.looks import Look, cover, template
 from fastcar_cli.world.table.captions import caption
 from fastcar_cli.world.table.lexicon import FILLERS, PHRASES, PROMPT_LENGTH, table_tokenizer
-from fastcar_cli.world.table.motion import contact_distance, simulate
 from fastcar_cli.world.table.render import render
 from fastcar_cli.world.table.said import Said, SaidThing, said_in, said_of
-from fastcar_cli.world.table.scene import COLORS, SHAPES, SIDE, STEP, Scene, Thing
+from fastcar_cli.world.table.scene import COLORS, SHAPES, SIDE, Scene, Thing
 from fastcar_cli.world.table.stories import STORIES, draw_scene, held_out, scene_of
 
 RED = Thing("ball", "red", "metal", "large", 26, 60, vx=6)
@@ -42,7 +42,7 @@ def test_held_out_scenes_are_never_drawn_for_training() -> None:
 def test_everything_lies_on_the_grid_and_meets_as_its_story_says(story: str) -> None:
     for seed in range(8):
         scene = draw_scene(random.Random(seed), story)
-        paths, contacts = simulate(scene)
+        paths, contacts = scene.paths()
         assert all(p.x % STEP == 0 and p.y % STEP == 0 and p.z % STEP == 0 for path in paths for p in path)
         wanted = {"hit": 1, "hit+": 1, "chain": 2}.get(story, 0)
         assert len(contacts) == wanted
@@ -53,7 +53,7 @@ _SOLO = ("alone", "enter", "leave")
 
 
 def test_momentum_is_handed_on_at_the_contact_and_not_before() -> None:
-    paths, contacts = simulate(HIT)
+    paths, contacts = HIT.paths()
     (contact,) = contacts
     gap = [abs(p.x - q.x) for p, q in zip(*paths, strict=True)]
     assert gap[contact.frame] <= contact_distance(RED, BLUE, False) < gap[contact.frame - 1]
@@ -65,13 +65,13 @@ def test_momentum_is_handed_on_at_the_contact_and_not_before() -> None:
 @pytest.mark.parametrize(("first", "second", "after"), [("large", "small", (2, 8)), ("small", "large", (-2, 4))])
 def test_unequal_masses_share_momentum(first: str, second: str, after: tuple[int, int]) -> None:
     scene = replace(HIT, things=(replace(RED, size=first), replace(BLUE, size=second)))
-    paths, _ = simulate(scene)
+    paths, _ = scene.paths()
     assert tuple(path[-1].x - path[-2].x for path in paths) == after
 
 
 def test_a_bounce_is_a_parabola_that_touches_the_ground() -> None:
     ball = replace(RED, vx=0, hop=14)
-    heights = [p.z for p in simulate(replace(HIT, things=(ball,), story="alone"))[0][0]]
+    heights = [p.z for p in replace(HIT, things=(ball,), story="alone").paths()[0][0]]
     assert heights[:9] == [0, 14, 24, 30, 32, 30, 24, 14, 0]
 
 

@@ -179,7 +179,7 @@ class Batch:
         if conditions is not None:
             conditions = conditions.to(device)
         self.conditions = conditions
-        if (added := model.added(self.aligned + self.tokens, conditions)) is not None:
+        if (added := model.added(self.aligned + self.tokens, self.ids[: self.videos], conditions)) is not None:
             self.prompt_added, self.added = added.split([self.aligned, self.tokens])
 
     def positions(self) -> Tensor:

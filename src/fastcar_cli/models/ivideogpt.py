@@ -127,7 +127,7 @@ class IVideoGPT(Network):
         """See `Network`: ids are embedded by the decoder's own table."""
         return [self.llm.embed_tokens]
 
-    def added(self, tokens: int, conditions: Tensor | None) -> Tensor | None:
+    def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
         """See `Network`: to the delimiter of later frame i, what the model makes of action C - 1 + i.
 
         `conditions` are actions float32 [P, S, A], one a frame of the video.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -175,10 +175,12 @@ class Spec(ABC):
 
         Raises KeyError or TypeError for anything else.
         """
-        parts: dict[str, Any] = {name: kind for name, kind in get_type_hints(cls).items() if is_dataclass(kind)}
+        kinds = {name: (kind, *get_args(kind)) for name, kind in get_type_hints(cls).items()}
+        parts: dict[str, Any] = {name: next(filter(is_dataclass, kind), None) for name, kind in kinds.items()}
         read = {
             name: kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()})
             for name, kind in parts.items()
+            if kind is not None and data.get(name, {}) is not None
         }
         return cls(**{**data, **read})
 
@@ -234,10 +236,10 @@ class Network(nn.Module, ABC):
         """Decoder input [..., width] from summed code vectors [..., code_width]."""
         return self.projector(latent)
 
-    def added(self, tokens: int, conditions: Tensor | None) -> Tensor | None:
+    def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
         """What the inputs of so many tokens have added to them, [tokens, 1 or P, width]; None: nothing.
 
-        `conditions` are what a video is given beside its prompt.
+        `prompts` are ids [P, L], `conditions` what a video is given beside its prompt.
         """
         return None
 

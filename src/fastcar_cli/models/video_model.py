@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder, table
 from fastcar_cli.models.depth import DepthSpec, DepthTransformer
+from fastcar_cli.models.layout_map import LayoutMap, MapSpec
 from fastcar_cli.models.network import Drawing, Layout, Network, Painter, Picture, Projector, Spec
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 
@@ -23,13 +24,15 @@ class ModelSpec(Spec):
     """Everything that fixes the shapes of a model.
 
     `place_tables` adds learned vectors for the frame and for the position within the frame to the embedding of a
-    visual token (VILA-U has none); `projector_layers` counts the linear maps from code width to decoder width.
+    visual token (VILA-U has none); `projector_layers` counts the linear maps from code width to decoder width. `map`
+    says how layouts in prompts are told to visual tokens, see `layout_map.py`; None: they are not.
     """
 
     depth: DepthSpec
     rqvae: RQVAESpec
     projector_layers: int = 1
     place_tables: bool = False
+    map: MapSpec | None = None
 
     @property
     def layout(self) -> Layout:
@@ -112,6 +115,10 @@ class VideoModel(Network):
         self.llm = Decoder(spec.decoder)
         self.projector = Projector(spec.rqvae.code_width, spec.decoder.width, spec.projector_layers)
         self.places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width) if spec.place_tables else None
+        self.map: LayoutMap | None = None
+        if spec.map is not None:
+            patch = spec.rqvae.frame_size[0] // spec.rqvae.grid[0]
+            self.map = LayoutMap(spec.map, spec.rqvae.grid, patch, spec.decoder.width)
         self.depth = DepthTransformer(spec.depth)
         self.lm_head = None
         self.rqvae = RQVAE(spec.rqvae)
@@ -126,9 +133,14 @@ class VideoModel(Network):
         x = self.projector(latent)
         return x if self.places is None or index is None else x + self.places(index)
 
-    def added(self, tokens: int, conditions: Tensor | None) -> Tensor | None:
-        """See `Network`: learned vectors for places, where the model has them."""
-        return None if self.places is None else self.places(torch.arange(tokens, device=self.device))[:, None]
+    def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
+        """See `Network`: learned vectors for places and layouts, where the model has them."""
+        index = torch.arange(tokens, device=self.device)
+        places = None if self.places is None else self.places(index)[:, None]
+        if self.map is None:
+            return places
+        told = self.map(prompts, index[None] + 1).transpose(0, 1)
+        return told if places is None else told + places
 
     def shared(self) -> dict[str, str]:
         """See `Network`: a codebook that all depths share has the name of each."""

@@ -77,9 +77,7 @@ def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpnes
     torch.manual_seed(seed)
     spec = model.spec.decoder
     for name, p in model.named_parameters():
-        if name.startswith("rqvae."):
-            continue
-        if p.dim() < 2:
+        if name.startswith(("rqvae.", "map.")) or p.dim() < 2:
             continue
         std = 0.02 if "embed_tokens" in name or "places" in name or "pos_emb" in name else p.shape[-1] ** -0.5
         if "o_proj" in name or "down_proj" in name or name.endswith(("attn.proj.weight", "mlp.2.weight")):

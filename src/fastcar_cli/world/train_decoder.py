@@ -116,8 +116,12 @@ def hidden_states(
     vectors = model.rqvae.quantizer.vectors(before).sum(-2)
     if noise is not None:
         vectors = vectors + noise
-    x = torch.cat([model.llm.embed_tokens(text), model.feedback_latent(vectors, index)], 1)
-    places = index + start if begins is None else index + start + n * begins[:, None]
+    visual = model.feedback_latent(vectors, index)
+    at = index if begins is None else index + n * begins[:, None]
+    if model.map is not None:
+        visual = visual + model.map(text, at + 1)
+    x = torch.cat([model.llm.embed_tokens(text), visual], 1)
+    places = at + start
     words = torch.arange(start, device=x.device)[None]
     positions = torch.cat([words.expand(len(places), -1), places], 1)
     cos, sin = (a[:, None] for a in model.llm.rotary(positions, torch.float32))

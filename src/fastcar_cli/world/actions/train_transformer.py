@@ -93,7 +93,7 @@ def hidden_states(
     lead = TOKENIZER.prompt_tokens
     given = model.llm.embed_tokens(batch.ids[:: batch.futures, :lead])
     x = model.llm.embed_tokens(batch.ids[:, lead:-1])
-    added = model.added(x.shape[1], batch.actions)
+    added = model.added(x.shape[1], batch.ids, batch.actions)
     assert added is not None
     x = x + added.transpose(0, 1)
     cos, sin = model.llm.rotary(torch.arange(lead + x.shape[1], device=x.device), torch.float32)

@@ -7,11 +7,12 @@ frame, not by chance at each of its tokens.
 
 from __future__ import annotations
 
-from fastcar_cli.world.table.scene import COLORS, GROUNDS, LIGHTS, MATERIALS, SIZES, STEP, Scene, Thing
+from fastcar_cli.models.paths import STEP
+from fastcar_cli.world.table.scene import COLORS, GROUNDS, LIGHTS, MATERIALS, SIZES, Scene, Thing
 
-_CELL = 16
+CELL = 16
 """Places are told in cells of so many pixels, and where in the cell."""
-_INSIDE = range(_CELL // STEP)
+_INSIDE = range(CELL // STEP)
 _SPEEDS = (-6, -4, -2, 2, 4, 6)
 
 TOKENS: tuple[str, ...] = (
@@ -25,7 +26,7 @@ TOKENS: tuple[str, ...] = (
     *(f"spin {v}" for v in (-1, 1)),
     "turned",
     *(f"pan {v}" for v in (-4, -2, 2, 4)),
-    *(f"ground {i}" for i in range(_CELL)),
+    *(f"ground {i}" for i in range(CELL)),
 )
 """Tokens that no word stands for."""
 
@@ -39,7 +40,7 @@ USUAL = {"light": "day"}
 
 def of_thing(thing: Thing) -> tuple[str, ...]:
     """Where a thing begins and how it moves."""
-    (column, right), (row, down) = divmod(thing.x, _CELL), divmod(thing.y, _CELL)
+    (column, right), (row, down) = divmod(thing.x, CELL), divmod(thing.y, CELL)
     tokens = [f"column {column}", f"right by {right // STEP}", f"row {row}", f"down by {down // STEP}"]
     told = {"across": thing.vx, "along": thing.vy, "hop": thing.hop, "spin": thing.spin}
     tokens += [f"{name} {value}" for name, value in told.items() if value]

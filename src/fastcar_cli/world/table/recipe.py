@@ -5,10 +5,39 @@ from __future__ import annotations
 from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.layout_map import MapSpec
 from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.world.table.ground import PERIOD
+from fastcar_cli.world.table.layout import CELL, TOKENS
 from fastcar_cli.world.table.lexicon import PROMPT_LENGTH, VOCABULARY
-from fastcar_cli.world.table.scene import FRAMES
+from fastcar_cli.world.table.scene import COLORS, FRAMES, GROUNDS, LIGHTS, MASS, MATERIALS, SHAPES, SIZES, TURNED, Thing
+from fastcar_cli.world.table.sprites import SHADOW_SHIFT
 from fastcar_cli.world.table.tokenizer import TABLE_RQVAE
+
+
+def _meanings() -> tuple[str, ...]:
+    """What each token of the vocabulary says to the map of a layout, see `MapSpec`."""
+    kinds = {"shape": SHAPES, "color": tuple(COLORS), "material": MATERIALS, "size": SIZES}
+    around = {"floor": GROUNDS, "light": tuple(LIGHTS)}
+    named = {value: f"{kind} {i}" for kind, values in (kinds | around).items() for i, value in enumerate(values)}
+    steps = {"right by": "right", "down by": "down", "ground": "shift"}
+    said: dict[str, str] = {"turned": f"turned {TURNED}"}
+    for token in TOKENS:
+        kind, _, number = token.rpartition(" ")
+        if kind:
+            said[token] = f"{steps.get(kind, kind)} {number}"
+    return tuple({**named, **said}.get(token, "") for token in VOCABULARY)
+
+
+TABLE_MAP = MapSpec(
+    meanings=_meanings(),
+    reach=tuple(Thing(shape, "", "", size, 0, 0).reach for shape in SHAPES for size in SIZES),
+    mass=tuple(MASS[size] for size in SIZES),
+    shadow=SHADOW_SHIFT,
+    cell=CELL,
+    period=PERIOD,
+    hidden=384,
+)
 
 LONGEST = 128
 """Frames a video may have."""
@@ -43,6 +72,7 @@ TABLE = ModelSpec(
         hidden=256,
     ),
     rqvae=TABLE_RQVAE,
+    map=TABLE_MAP,
 )
 
 TABLE_DEFAULTS = GenerationDefaults(

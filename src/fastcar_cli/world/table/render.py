@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcar_cli.models.paths import Pose
 from fastcar_cli.world.table.ground import PERIOD, ground
-from fastcar_cli.world.table.motion import Pose, simulate
 from fastcar_cli.world.table.scene import COLORS, FRAMES, LIGHTS, SIDE, Scene, Thing
 from fastcar_cli.world.table.solids import Array
 from fastcar_cli.world.table.sprites import HALF, SHADOW_SHIFT, Sprite, sprite
@@ -59,7 +59,7 @@ def draw(things: tuple[Thing, ...], poses: list[Pose], empty: Array) -> Array:
 
 def render(scene: Scene, frames: int = FRAMES) -> NDArray[np.uint8]:
     """The video of a scene, uint8 [frames, 128, 128, 3]."""
-    paths, _ = simulate(scene, frames)
+    paths, _ = scene.paths(frames)
     light = np.asarray(LIGHTS[scene.light], np.float32) * 255
     video = np.empty((frames, SIDE, SIDE, 3), np.uint8)
     for t in range(frames):

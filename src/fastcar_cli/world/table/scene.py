@@ -2,27 +2,25 @@
 
 Places are pixels of the frame: `x` grows to the right, `y` towards the viewer, both at the point of
 the ground under an object's middle; `z` is the height above the ground as it is seen. Everything
-lies on a grid of 2 px, starts anywhere on it, and moves by an even number of pixels a frame.
+lies on a grid of 2 px, starts anywhere on it, and moves by an even number of pixels a frame
+(`models/paths.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fastcar_cli.models.paths import Contact, Pose, simulate
+
 SIDE = 128
 """Height and width of a frame in pixels."""
 FRAMES = 16
 """Frames of a training video."""
-STEP = 2
-"""Grid of positions in pixels."""
-
-SLANT, RISE = 0.6, 0.8
-"""Sine and cosine of the camera's elevation: how long depth and height appear (orthographic)."""
-
 SHAPES = ("ball", "cube", "cylinder", "pyramid", "ring")
 TURNING = ("cube", "pyramid")
-"""Shapes whose turning can be seen; they look the same after `TURNS` steps of 15 degrees."""
-TURNS = 6
+"""Shapes whose turning can be seen."""
+TURNED = 2
+"""The turn, in steps of 15 degrees, of what stands edgewise."""
 COLORS: dict[str, tuple[float, float, float]] = {
     "red": (0.80, 0.10, 0.10),
     "orange": (0.96, 0.46, 0.05),
@@ -94,3 +92,7 @@ class Scene:
     story: str
     pan: int = 0
     offset: int = 0
+
+    def paths(self, frames: int = FRAMES) -> tuple[list[list[Pose]], list[Contact]]:
+        """Poses [objects][frames] in px of the frame, and the contacts in order of time."""
+        return simulate(self.things, self.pan, frames)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcar_cli.world.table.scene import RADIUS, RISE, SLANT
+from fastcar_cli.models.paths import RISE, SLANT
+from fastcar_cli.world.table.scene import RADIUS
 from fastcar_cli.world.table.solids import FAR, Array, intersect
 
 HALF = 28

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from fastcar_cli.world.table.motion import contact_distance, simulate
+from fastcar_cli.models.paths import STEP, contact_distance
 from fastcar_cli.world.table.scene import (
     COLORS,
     FRAMES,
@@ -16,7 +16,7 @@ from fastcar_cli.world.table.scene import (
     SHAPES,
     SIDE,
     SIZES,
-    STEP,
+    TURNED,
     TURNING,
     Scene,
     Thing,
@@ -39,7 +39,7 @@ def _even(rng: random.Random, low: int, high: int) -> int:
 def _thing(rng: random.Random, shapes: tuple[str, ...] = SHAPES) -> Thing:
     """Something that stands anywhere."""
     shape = rng.choice(shapes)
-    turn = rng.choice((0, 2)) if shape in TURNING else 0
+    turn = rng.choice((0, TURNED)) if shape in TURNING else 0
     x, y = _even(rng, _LEFT, _RIGHT), _even(rng, _TOP, _BOTTOM)
     return Thing(shape, rng.choice(list(COLORS)), rng.choice(MATERIALS), rng.choice(SIZES), x, y, turn=turn)
 
@@ -153,7 +153,7 @@ STORIES: dict[str, tuple[float, Callable[[random.Random], tuple[Thing, ...]]]] =
 
 def _seen(scene: Scene) -> bool:
     """Whether everything is whole in the frame for as long as the story says."""
-    paths, _ = simulate(scene)
+    paths, _ = scene.paths()
     for i, path in enumerate(paths):
         inside = [_LEFT - 4 <= p.x <= _RIGHT + 4 and _TOP - 4 <= p.y <= _BOTTOM for p in path]
         heads = [p.y - p.z >= 26 for p in path]
@@ -171,7 +171,7 @@ def _seen(scene: Scene) -> bool:
 
 def _free(scene: Scene) -> bool:
     """Whether nothing meets but what the story wants to meet."""
-    paths, contacts = simulate(scene)
+    paths, contacts = scene.paths()
     met = {(c.first, c.second) for c in contacts}
     base = scene.story.rstrip("+")
     wanted = {"hit": {(0, 1)}, "chain": {(0, 1), (1, 2)}}.get(base, set())

@@ -48,12 +48,13 @@ class TableSettings(TrainSettings):
 
     batch: int = 16
     clip: int = 5
-    places: int = 28
+    places: int = 24
     whole: float = 0.2
     late: float = 0.6
     sampled: float = 0.15
     noise: float = 0.3
-    drop_layout: float = 0.06
+    drop_layout: float = 0.02
+    drop_caption: float = 0.02
     evaluate_every: int = 250
 
     def replay_stage(self) -> TableSettings:

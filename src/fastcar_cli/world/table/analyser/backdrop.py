@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastcar_cli.models.paths import STEP
 from fastcar_cli.world.table.ground import PERIOD, ground
-from fastcar_cli.world.table.scene import GROUNDS, LIGHTS, STEP
+from fastcar_cli.world.table.scene import GROUNDS, LIGHTS
 from fastcar_cli.world.table.solids import Array
 
 PANS = (0, -4, -2, 2, 4)

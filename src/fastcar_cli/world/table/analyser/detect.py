@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from fastcar_cli.models.paths import STEP
 from fastcar_cli.world.table.analyser.looks import (
     CAP,
     Look,
@@ -19,7 +20,7 @@ from fastcar_cli.world.table.analyser.looks import (
     thin,
     tints,
 )
-from fastcar_cli.world.table.scene import COLORS, LIGHTS, SIDE, STEP
+from fastcar_cli.world.table.scene import COLORS, LIGHTS, SIDE
 from fastcar_cli.world.table.solids import Array
 
 STRANGE = 0.085

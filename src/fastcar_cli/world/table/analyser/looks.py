@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.world.table.scene import COLORS, LIGHTS, MATERIALS, SHAPES, SIDE, SIZES, TURNING, TURNS
+from fastcar_cli.models.paths import TURNS
+from fastcar_cli.world.table.scene import COLORS, LIGHTS, MATERIALS, SHAPES, SIDE, SIZES, TURNING
 from fastcar_cli.world.table.solids import Array
 from fastcar_cli.world.table.sprites import HALF, sprite
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from fastcar_cli.models.paths import TURNS
 from fastcar_cli.world.table.analyser.backdrop import Backdrop, strangeness
 from fastcar_cli.world.table.analyser.detect import Found, find, places, regions
 from fastcar_cli.world.table.analyser.looks import (
@@ -21,7 +22,7 @@ from fastcar_cli.world.table.analyser.looks import (
     tints,
     with_tint,
 )
-from fastcar_cli.world.table.scene import SIDE, TURNS
+from fastcar_cli.world.table.scene import SIDE
 from fastcar_cli.world.table.solids import Array
 
 _LOST = 0.13

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcar_cli.models.paths import SLANT, height
 from fastcar_cli.world.table.analyser.backdrop import find_backdrop
 from fastcar_cli.world.table.analyser.track import Track, follow
-from fastcar_cli.world.table.motion import height
-from fastcar_cli.world.table.scene import MASS, RADIUS, SIDE, SLANT, TURNING, Thing
+from fastcar_cli.world.table.scene import MASS, RADIUS, SIDE, TURNING, Thing
 from fastcar_cli.world.table.stories import HOPS
 
 _CONTRADICTS = 0.025

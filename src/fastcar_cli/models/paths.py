@@ -1,13 +1,50 @@
-"""Where every object is in every frame: straight paths, bounces under gravity, and elastic collisions."""
+"""Where things are in every frame: straight paths, bounces under gravity, and elastic collisions, on a grid of pixels.
+
+The world of `table` is drawn by it, and its model plans by it what a prompt's layout says (`layout_map.py`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from fastcar_cli.world.table.scene import FRAMES, SLANT, STEP, TURNS, Scene, Thing
-
+STEP = 2
+"""Grid of positions in pixels."""
+SLANT, RISE = 0.6, 0.8
+"""Sine and cosine of the camera's elevation: how long depth and height appear (orthographic)."""
+TURNS = 6
+"""Steps of 15 degrees after which what turns looks the same again."""
 GRAVITY = 4
 """Pixels a frame squared, as seen."""
+
+
+class Body(Protocol):
+    """What decides a thing's path.
+
+    `x`, `y` in px at frame 0, of the ground under its middle, right and towards the viewer; `vx`, `vy` px a frame;
+    `turn` in steps of 15 degrees, `spin` in steps a frame; `hop` the speed in px a frame with which it leaves the
+    ground; `reach` px from its middle to what touches it; `mass` its weight.
+    """
+
+    @property
+    def x(self) -> int: ...  # noqa: D102
+    @property
+    def y(self) -> int: ...  # noqa: D102
+    @property
+    def vx(self) -> int: ...  # noqa: D102
+    @property
+    def vy(self) -> int: ...  # noqa: D102
+    @property
+    def turn(self) -> int: ...  # noqa: D102
+    @property
+    def spin(self) -> int: ...  # noqa: D102
+    @property
+    def hop(self) -> int: ...  # noqa: D102
+    @property
+    def reach(self) -> int: ...  # noqa: D102
+    @property
+    def mass(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -29,7 +66,7 @@ class Contact:
     second: int
 
 
-def contact_distance(a: Thing, b: Thing, along_y: bool) -> int:
+def contact_distance(a: Body, b: Body, along_y: bool) -> int:
     """Distance in px between the middles of two objects that touch side by side, or one behind the other."""
     reach = a.reach + b.reach
     return STEP * round(reach * SLANT / STEP) if along_y else reach
@@ -50,7 +87,7 @@ def _even(value: float) -> int:
     return STEP * round(value / STEP)
 
 
-def _collide(a: Thing, b: Thing, va: int, vb: int) -> tuple[int, int]:
+def _collide(a: Body, b: Body, va: int, vb: int) -> tuple[int, int]:
     """Speeds after an elastic collision along one line, on the grid."""
     total = a.mass + b.mass
     after_a = ((a.mass - b.mass) * va + 2 * b.mass * vb) / total
@@ -58,9 +95,11 @@ def _collide(a: Thing, b: Thing, va: int, vb: int) -> tuple[int, int]:
     return _even(after_a), _even(after_b)
 
 
-def simulate(scene: Scene, frames: int = FRAMES) -> tuple[list[list[Pose]], list[Contact]]:
-    """Poses [objects][frames] in px of the frame, and the contacts in order of time."""
-    things = scene.things
+def simulate(things: Sequence[Body], pan: int, frames: int) -> tuple[list[list[Pose]], list[Contact]]:
+    """Poses [things][frames] in px of the frame, and the contacts in order of time.
+
+    `pan` is how many px a frame the camera moves to the right.
+    """
     x = [thing.x for thing in things]
     y = [thing.y for thing in things]
     v = [[thing.vx, thing.vy] for thing in things]
@@ -69,7 +108,7 @@ def simulate(scene: Scene, frames: int = FRAMES) -> tuple[list[list[Pose]], list
     for t in range(frames):
         for i, thing in enumerate(things):
             turn = (thing.turn + thing.spin * t) % TURNS
-            paths[i].append(Pose(x[i] - scene.pan * t, y[i], height(thing.hop, t), turn))
+            paths[i].append(Pose(x[i] - pan * t, y[i], height(thing.hop, t), turn))
         for i, a in enumerate(things):
             for j in range(i + 1, len(things)):
                 b = things[j]

@@ -1,0 +1,182 @@
+"""What each visual token is told of the layout that its prompt holds: what is near it, and where, in its frame.
+
+A prompt's layout says where each thing begins and how it moves; `paths.py` says where it is in every frame. A token
+is told of the patch that it draws: the ground under it, and of each thing near it the looks and the place relative to
+the patch. What a patch looks like, the decoder draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcar_cli.models.paths import STEP, TURNS, simulate
+
+_LOOKS: Final = ("shape", "color", "material", "size")
+_FAR = 19
+"""Steps of the grid from a patch's middle beyond which something is not in the patch."""
+_AXES = 4
+"""Numbers that tell a place: of what is seen right and down, of its shadow right and down."""
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """What layouts are made of.
+
+    Attributes:
+        meanings: what each id of the vocabulary says, as "shape 2" or "across -4"; "" where it says nothing of a
+            layout. Kinds are shape, color, material, size; column and row (cells), right and down (steps in the cell),
+            across and along (px a frame), hop, spin, turned (steps of 15 degrees); floor, light, pan (px a frame) and
+            shift (steps).
+        reach: px from a thing's middle to what touches it beside it, by shape and then size.
+        mass: its weight, by size.
+        shadow: px (right, down) that a shadow moves for each px of height.
+        cell: px of a cell.
+        period: px after which grounds repeat, both ways.
+        hidden: units that join what is told of one thing.
+
+    """
+
+    meanings: tuple[str, ...]
+    reach: tuple[int, ...]
+    mass: tuple[int, ...]
+    shadow: tuple[float, float]
+    cell: int
+    period: int
+    hidden: int
+
+    def count(self, kind: str) -> int:
+        """Values of a kind that are told apart."""
+        return 1 + max(int(m.split()[1]) for m in self.meanings if m.split()[:1] == [kind])
+
+
+@dataclass
+class _Thing:
+    """What is told of a thing, see `paths.Body` and `MapSpec`."""
+
+    shape: int
+    color: int
+    material: int
+    size: int
+    reach: int
+    mass: int
+    x: int = 0
+    y: int = 0
+    vx: int = 0
+    vy: int = 0
+    turn: int = 0
+    spin: int = 0
+    hop: int = 0
+    placed: bool = False
+
+
+@dataclass
+class Scenery:
+    """What a prompt's layout says; no things where it has none."""
+
+    things: list[_Thing] = field(default_factory=list)
+    floor: int = 0
+    light: int = 0
+    pan: int = 0
+    shift: int = 0
+
+
+def read_scenery(ids: Sequence[int], spec: MapSpec) -> Scenery:
+    """What the ids of a prompt say: looks stand before their thing, places behind it."""
+    found = Scenery()
+    looks = dict.fromkeys(_LOOKS, 0)
+    moves = {"across": "vx", "along": "vy", "hop": "hop", "spin": "spin", "turned": "turn"}
+    for meaning in (spec.meanings[i] for i in ids):
+        if not meaning:
+            continue
+        kind, number = meaning.split()
+        value = int(number)
+        if kind in looks:
+            looks[kind] = value
+            if kind == "shape":
+                sizes = len(spec.mass)
+                reach, mass = spec.reach[value * sizes + looks["size"]], spec.mass[looks["size"]]
+                found.things.append(
+                    _Thing(looks["shape"], looks["color"], looks["material"], looks["size"], reach, mass)
+                )
+        elif kind in ("floor", "light", "pan", "shift"):
+            setattr(found, kind, value)
+        elif found.things:
+            thing = found.things[-1]
+            if kind == "column":
+                thing.x, thing.placed = thing.x + value * spec.cell, True
+            elif kind == "row":
+                thing.y += value * spec.cell
+            elif kind == "right":
+                thing.x += value * STEP
+            elif kind == "down":
+                thing.y += value * STEP
+            else:
+                setattr(thing, moves[kind], value)
+    if not all(thing.placed for thing in found.things):
+        found.things = []
+    return found
+
+
+class LayoutMap(nn.Module):
+    """Vectors [..., width] that tell visual tokens what is where; zeros where a prompt has no layout."""
+
+    def __init__(self, spec: MapSpec, grid: tuple[int, int], patch: int, width: int) -> None:
+        super().__init__()
+        self.spec, self.grid, self.patch = spec, grid, patch
+        self._phases, self._cells = spec.period // STEP, spec.period // patch
+        self._lights, self._sizes = spec.count("light"), spec.count("size")
+        self.ground = nn.Embedding(spec.count("floor") * self._lights * self._cells * self._phases, width)
+        self.place = nn.Embedding(_AXES * (2 * _FAR + 1), spec.hidden)
+        self.pose = nn.Embedding(spec.count("shape") * self._sizes * TURNS, spec.hidden)
+        self.color = nn.Embedding(spec.count("color"), spec.hidden)
+        self.material = nn.Embedding(spec.count("material"), spec.hidden)
+        self.light = nn.Embedding(self._lights, spec.hidden)
+        self.thing = nn.Linear(spec.hidden, width, bias=False)
+        # At first nothing is told; eight numbers of about 1 in all join in a unit.
+        for weight in (self.ground.weight, self.thing.weight):
+            nn.init.zeros_(weight)
+        for table in (self.place, self.pose, self.color, self.material, self.light):
+            nn.init.normal_(table.weight, 0.0, 8**-0.5)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, ids: Tensor, drawn: Tensor) -> Tensor:
+        """Vectors [P, K, width] for prompts ids [P, L] and the tokens that are `drawn`, [P or 1, K], counted from 0."""
+        drawn = drawn.expand(len(ids), -1)
+        told = [read_scenery(row, self.spec) for row in ids.tolist()]
+        result = self.ground.weight.new_zeros(*drawn.shape, self.ground.embedding_dim)
+        for i, scenery in enumerate(told):
+            if scenery.things:
+                result[i] = self._of(scenery, drawn[i])
+        return result
+
+    def _of(self, scenery: Scenery, drawn: Tensor) -> Tensor:
+        """Vectors [K, width] of one video's tokens."""
+        spec, (rows, columns), patch = self.spec, self.grid, self.patch
+        frame, place = drawn // (rows * columns), drawn % (rows * columns)
+        row, column = place // columns, place % columns
+        paths, _ = simulate(scenery.things, scenery.pan, int(frame.max()) + 1)
+        phase = (column * (patch // STEP) + scenery.shift + frame * (scenery.pan // STEP)) % self._phases
+        known = (scenery.floor * self._lights + scenery.light) * self._cells + row % self._cells
+        result = self.ground(known * self._phases + phase)
+        right, down = spec.shadow
+        middle = torch.stack([column, row, column, row], -1) * patch + patch // 2
+        axes = torch.arange(_AXES, device=drawn.device) * (2 * _FAR + 1) + _FAR
+        for thing, path in zip(scenery.things, paths, strict=True):
+            at = [(p.x, p.y - p.z, p.x + right * p.z, p.y + down * p.z) for p in path]
+            steps = ((torch.tensor(at, device=drawn.device)[frame] - middle) / STEP).round().long()
+            near = steps.abs() < _FAR
+            chosen = ((near[:, 0] & near[:, 1]) | (near[:, 2] & near[:, 3])).nonzero()[:, 0]
+            if len(chosen):
+                turns = torch.tensor([p.turn for p in path], device=drawn.device)[frame[chosen]]
+                joined = self.place(steps[chosen].clamp(-_FAR, _FAR) + axes).sum(1)
+                joined = joined + self.pose((thing.shape * self._sizes + thing.size) * TURNS + turns)
+                joined = joined + self.color.weight[thing.color] + self.material.weight[thing.material]
+                joined = joined + self.light.weight[scenery.light]
+                result = result.index_add(0, chosen, self.thing(F.gelu(joined)))
+        return result
