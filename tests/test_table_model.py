@@ -314,7 +314,7 @@ def test_a_step_draws_about_as_many_tokens_as_another_and_first_frames_whole(ste
     settings = settings.replay_stage() if replay else settings
     videos, frames, places = settings.shape_of(step)
     tokens = videos * (PROMPT_LENGTH + frames * (places or 64))
-    assert 0.75 <= tokens / (16 * (PROMPT_LENGTH + 5 * 28)) <= 1.25
+    assert 0.75 <= tokens / (settings.batch * (PROMPT_LENGTH + settings.clip * settings.places)) <= 1.25
     assert frames > 1 or places is None
     assert frames == FRAMES or (not replay and (step < 800 or frames == 1))
 

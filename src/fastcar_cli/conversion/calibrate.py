@@ -32,7 +32,7 @@ from fastcar_cli.models.depth import Classifier, DepthBlock
 from fastcar_cli.models.network import Projector
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.text import PromptReader
-from fastcar_cli.models.video_model import ModelSpec, PlaceTables
+from fastcar_cli.models.video_model import ModelSpec, PlaceTables, layout_map
 
 MOST_PROMPTS = 32
 """More would take memory for their tokens, and no model was seen to need them."""
@@ -167,6 +167,10 @@ class Walk:
             places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width)
             added = self._loaded(places, "places.")(torch.arange(fed))
             visual = [x + added for x in visual]
+        if (told := layout_map(spec)) is not None:
+            prompts = torch.tensor(self._rows[: len(visual)])
+            vectors = self._loaded(told, "map.")(prompts, torch.arange(1, fed + 1)[None])
+            visual = [x + added for x, added in zip(visual, vectors, strict=True)]
         table = self._read("llm.embed_tokens.weight")
         texts = [table[torch.tensor(row)].float() for row in self._rows]
         self._states = [torch.cat([text, visual[r % len(visual)]]) for r, text in enumerate(texts)]

@@ -127,6 +127,7 @@ def trace(
     kv_int8: bool = False,
     backend: Callable[[Decoder, int], MLPBackend] | None = None,
     eligible: str = "codes",
+    seeds: Sequence[int] | None = None,
 ) -> Trace:
     """Decode with the given codes instead of sampled ones and keep what the engine computed.
 
@@ -148,6 +149,7 @@ def trace(
         kv_int8: whether keys and values are kept in int8.
         backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
         eligible: tokens that may replay: `codes` of a frame, or `all`, those that part frames too.
+        seeds: one a prompt, by which what it leaves open is drawn as `generate --seed` draws it; None: stays open.
 
     Raises:
         RequestError: a prompt the model can't take, codes, thresholds or indices that do not fit.
@@ -158,6 +160,10 @@ def trace(
     given_prompts = _prompts(prompts, inputs, actions)
     videos = len(given_prompts)
     readings = [model.tokenizer.read(prompt) for prompt in given_prompts]
+    if seeds is not None:
+        if len(seeds) != videos:
+            raise RequestError(f"seeds has {len(seeds)} numbers for {videos} prompts")
+        readings = [model.tokenizer.complete(r, s) for r, s in zip(readings, seeds, strict=True)]
     codes = _checked(model, videos, _codes_of(model, given_prompts) if codes is None else codes)
     tokens = codes.shape[1]
     frames = tokens // spec.tokens_per_frame

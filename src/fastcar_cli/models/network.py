@@ -175,14 +175,14 @@ class Spec(ABC):
 
         Raises KeyError or TypeError for anything else.
         """
-        kinds = {name: (kind, *get_args(kind)) for name, kind in get_type_hints(cls).items()}
-        parts: dict[str, Any] = {name: next(filter(is_dataclass, kind), None) for name, kind in kinds.items()}
-        read = {
-            name: kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()})
-            for name, kind in parts.items()
-            if kind is not None and data.get(name, {}) is not None
-        }
-        return cls(**{**data, **read})
+        read = dict(data)
+        for name, kind in get_type_hints(cls).items():
+            made = next(filter(is_dataclass, (kind, *get_args(kind))), None)
+            # What a model may lack is None, or not named by folders that were written before it was thought of.
+            if made is not None and (is_dataclass(kind) or data.get(name) is not None):
+                fields = {k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()}
+                read[name] = cast(Any, made)(**fields)
+        return cls(**read)
 
 
 class Projector(nn.Module):

@@ -88,6 +88,14 @@ class PlaceTables(nn.Module):
         return self.frame(t) + self.place(index % n)
 
 
+def layout_map(spec: ModelSpec) -> LayoutMap | None:
+    """What tells layouts to visual tokens, where the model has it."""
+    if spec.map is None:
+        return None
+    patch = spec.rqvae.frame_size[0] // spec.rqvae.grid[0]
+    return LayoutMap(spec.map, spec.rqvae.grid, patch, spec.decoder.width)
+
+
 class RQPainter:
     """Frames of an RQ-VAE, each from its own codes alone."""
 
@@ -115,10 +123,7 @@ class VideoModel(Network):
         self.llm = Decoder(spec.decoder)
         self.projector = Projector(spec.rqvae.code_width, spec.decoder.width, spec.projector_layers)
         self.places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width) if spec.place_tables else None
-        self.map: LayoutMap | None = None
-        if spec.map is not None:
-            patch = spec.rqvae.frame_size[0] // spec.rqvae.grid[0]
-            self.map = LayoutMap(spec.map, spec.rqvae.grid, patch, spec.decoder.width)
+        self.map = layout_map(spec)
         self.depth = DepthTransformer(spec.depth)
         self.lm_head = None
         self.rqvae = RQVAE(spec.rqvae)

@@ -1,0 +1,148 @@
+"""What visual tokens are told of a layout: read from a prompt's ids, by the paths that the world is drawn by."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcar_cli.decoding import trace
+from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel
+from fastcar_cli.models.layout_map import LayoutMap, read_scenery
+from fastcar_cli.models.paths import simulate
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.world.table.captions import caption
+from fastcar_cli.world.table.layout import looks_of, of_scene
+from fastcar_cli.world.table.lexicon import table_tokenizer
+from fastcar_cli.world.table.recipe import TABLE, TABLE_MAP
+from fastcar_cli.world.table.scene import Scene, Thing
+from fastcar_cli.world.table.stories import draw_scene
+from fastcar_cli.world.train_decoder import hidden_states
+
+WORDS = table_tokenizer()
+BALL = Thing("ball", "red", "metal", "small", 44, 70, vx=4)
+SCENE = Scene((BALL, Thing("cube", "blue", "rubber", "large", 92, 70, turn=2)), "grass", "dusk", "hit")
+
+
+def ids_of(scene: Scene, *, layout: bool = True) -> tuple[int, ...]:
+    """A prompt that says all of a scene, with its layout."""
+    tokens = WORDS.read(caption(scene, random.Random(0))).tokens
+    looks, around = [looks_of(t) for t in scene.things], {"ground": scene.ground, "light": scene.light}
+    return WORDS.ids_of(WORDS.completed(tokens, looks, around, of_scene(scene) if layout else ()))
+
+
+@pytest.fixture(scope="module")
+def told() -> LayoutMap:
+    """A map that tells something of everything."""
+    torch.manual_seed(0)
+    layout_map = LayoutMap(TABLE_MAP, (8, 8), 16, 32)
+    torch.nn.init.normal_(layout_map.ground.weight)
+    torch.nn.init.normal_(layout_map.thing.weight)
+    return layout_map.requires_grad_(False)
+
+
+def at(layout_map: LayoutMap, scene: Scene, frames: int = 1) -> torch.Tensor:
+    """Vectors [frames, rows, columns, width] of all tokens."""
+    drawn = torch.arange(64 * frames)[None]
+    return layout_map(torch.tensor([ids_of(scene)]), drawn)[0].view(frames, 8, 8, -1)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=60)
+def test_the_paths_of_a_prompt_are_those_of_its_scene(number: int) -> None:
+    scene = draw_scene(random.Random(number))
+    found = read_scenery(ids_of(scene), TABLE_MAP)
+    assert simulate(found.things, found.pan, 64) == scene.paths(64)
+    assert (found.floor, found.light, 2 * found.shift) == (
+        ("grey", "wood", "grass", "checker").index(scene.ground),
+        ("day", "dusk").index(scene.light),
+        scene.offset,
+    )
+
+
+def test_without_a_layout_nothing_is_told(told: LayoutMap) -> None:
+    ids = torch.tensor([ids_of(SCENE, layout=False), WORDS.blank()])
+    assert not told(ids, torch.arange(128)[None]).any()
+
+
+@given(right=st.integers(-2, 1), down=st.integers(-2, 2))
+@settings(max_examples=12)
+def test_a_patch_is_told_where_things_are_from_its_middle(told: LayoutMap, right: int, down: int) -> None:
+    """A thing and its patch moved by two patches tell the same; so does the ground, which repeats after two."""
+    one = replace(SCENE, things=(replace(BALL, x=56, y=64, vx=0),), story="alone")
+    other = replace(one, things=(replace(one.things[0], x=56 + 16 * right, y=64 + 16 * down),))
+    a, b = at(told, one)[0], at(told, other)[0]
+    if right % 2 == 0 and down % 2 == 0:
+        assert torch.allclose(a[3:5, 2:5], b[3 + down : 5 + down, 2 + right : 5 + right], atol=1e-5)
+    else:
+        ground = at(told, replace(one, things=(replace(BALL, x=148, y=64, vx=0),)))[0]
+        here, there = a - ground, b - ground
+        assert torch.allclose(here[3:5, 2:5], there[3 + down : 5 + down, 2 + right : 5 + right], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"color": "green"},
+        {"shape": "cube"},
+        {"material": "rubber"},
+        {"size": "large"},
+        {"x": 46},
+        {"y": 72},
+        {"hop": 14},
+    ],
+    ids=str,
+)
+def test_every_word_of_a_thing_counts_near_it_and_only_there(told: LayoutMap, change: dict[str, object]) -> None:
+    alone = replace(SCENE, things=(replace(BALL, vx=0),), story="alone")
+    other = replace(alone, things=(replace(alone.things[0], **change),))
+    differs = (at(told, alone, 2) != at(told, other, 2)).any(-1)
+    assert differs[1, 3:5, 2:4].any()
+    assert not differs[:, :, 6:].any() and not differs[:, :1, :2].any()
+
+
+def test_a_thing_that_was_hit_is_told_where_it_goes(told: LayoutMap) -> None:
+    stays = at(told, replace(SCENE, things=(replace(BALL, vx=0), SCENE.things[1])), 16)
+    moved = at(told, SCENE, 16)
+    paths, contacts = SCENE.paths()
+    first = contacts[0].frame
+    row, column = paths[1][0].y // 16, paths[1][0].x // 16
+    assert torch.equal(stays[first - 4, row, column], stays[0, row, column])
+    assert not torch.equal(moved[first + 2, row, column], stays[first + 2, row, column])
+
+
+@pytest.fixture(scope="module")
+def small() -> VideoModel:
+    """A model of `table` with two narrow blocks, and a map with weights."""
+    torch.manual_seed(0)
+    decoder = replace(TABLE.decoder, layers=2, mlp_width=32)
+    model = VideoModel(replace(TABLE, decoder=decoder)).eval().requires_grad_(False)
+    assert model.map is not None
+    torch.nn.init.normal_(model.map.ground.weight, 0, 0.3)
+    torch.nn.init.normal_(model.map.thing.weight, 0, 0.1)
+    return model
+
+
+def test_a_decode_is_told_what_training_is(small: VideoModel) -> None:
+    """Hidden states of a teacher-forced decode are those of the training pass, told of the same patches."""
+    codes = torch.randint(0, 2048, (1, 128, 4), generator=torch.Generator().manual_seed(1))
+    model = LoadedModel("small", small, WORDS, GenerationDefaults(cfg=1.0))
+    prompt = "a red metal ball rolls to the right and hits a blue cube"
+    found = trace(model, [prompt], codes=codes, tau=None, cfg=1.0, seeds=[3], steps=range(128))
+    reading = WORDS.complete(WORDS.read(prompt), 3)
+    hidden, _, _ = hidden_states(small, torch.tensor([reading.ids]), codes)
+    assert read_scenery(reading.ids, TABLE_MAP).things
+    assert torch.allclose(found.hidden[:, 0], hidden[0], atol=2e-4)
+    without, _, _ = hidden_states(small, torch.tensor([WORDS.read(prompt).ids]), codes)
+    assert not torch.allclose(found.hidden[:, 0], without[0], atol=1e-2)
+
+
+def test_a_specification_keeps_its_map_in_json() -> None:
+
+    assert ModelSpec.from_dict(json.loads(json.dumps(TABLE.to_dict()))) == TABLE
+    assert ModelSpec.from_dict({k: v for k, v in TABLE.to_dict().items() if k != "map"}).map is None
