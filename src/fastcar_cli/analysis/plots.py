@@ -24,7 +24,10 @@ COLORS = {
 }
 
 
-def _save(folder: Path, name: str, draw: Callable[[Any], None], size: tuple[float, float] = (7.5, 4.2)) -> list[Path]:
+def save_figure(
+    folder: Path, name: str, draw: Callable[[Any], None], size: tuple[float, float] = (7.5, 4.2)
+) -> list[Path]:
+    """Draw a figure of so many inches and write it as PNG and SVG; the files. Raises RequestError without matplotlib."""
     plt = pyplot("a plot")
     figure = plt.figure(figsize=size, layout="constrained")
     draw(figure)
@@ -41,14 +44,16 @@ def write_plots(
     """Write what there is to plot; returns the files. Raises RunError where they can't be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = _save(folder, "time-by-length", lambda f: _time(f, lengths, unit)) if lengths else []
+        files = save_figure(folder, "time-by-length", lambda f: _time(f, lengths, unit)) if lengths else []
         if decode is not None:
-            files += _save(folder, "replay-by-layer", lambda f: _by_layer(f, decode))
-            files += _save(folder, "tas-by-layer", lambda f: _tas(f, decode))
-            files += _save(folder, "similarity-by-layer", lambda f: _similarity(f, decode))
+            files += save_figure(folder, "replay-by-layer", lambda f: _by_layer(f, decode))
+            files += save_figure(folder, "tas-by-layer", lambda f: _tas(f, decode))
+            files += save_figure(folder, "similarity-by-layer", lambda f: _similarity(f, decode))
             columns = min(4, len(decode.images))
             rows = -(-len(decode.images) // columns)
-            files += _save(folder, "replay-map", lambda f: _map(f, decode, columns, rows), (2.4 * columns, 2.6 * rows))
+            files += save_figure(
+                folder, "replay-map", lambda f: _map(f, decode, columns, rows), (2.4 * columns, 2.6 * rows)
+            )
         return files
     except OSError as e:
         raise RunError(f"{e.filename or folder} could not be written: {e.strerror}") from None

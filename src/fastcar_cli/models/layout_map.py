@@ -20,6 +20,8 @@ from fastcar_cli.models.paths import STEP, TURNS, simulate
 _LOOKS: Final = ("shape", "color", "material", "size")
 _FAR = 19
 """Steps of the grid from a patch's middle beyond which something is not in the patch."""
+_GAIN = 4.0
+"""What is told is so many times what the weights give, so that weights of the usual size and steps make it heard."""
 _AXES = 4
 """Numbers that tell a place: of what is seen right and down, of its shadow right and down."""
 
@@ -138,11 +140,11 @@ class LayoutMap(nn.Module):
         self.material = nn.Embedding(spec.count("material"), spec.hidden)
         self.light = nn.Embedding(self._lights, spec.hidden)
         self.thing = nn.Linear(spec.hidden, width, bias=False)
-        # At first nothing is told; eight numbers of about 1 in all join in a unit.
-        for weight in (self.ground.weight, self.thing.weight):
-            nn.init.zeros_(weight)
+        # Eight numbers of about 1 in all join in a unit; what is told is half as large as a visual token's own vector.
         for table in (self.place, self.pose, self.color, self.material, self.light):
             nn.init.normal_(table.weight, 0.0, 8**-0.5)
+        nn.init.normal_(self.ground.weight, 0.0, 1.2 / _GAIN)
+        nn.init.normal_(self.thing.weight, 0.0, 3.2 / _GAIN / spec.hidden**0.5)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, ids: Tensor, drawn: Tensor) -> Tensor:
@@ -179,4 +181,4 @@ class LayoutMap(nn.Module):
                 joined = joined + self.color.weight[thing.color] + self.material.weight[thing.material]
                 joined = joined + self.light.weight[scenery.light]
                 result = result.index_add(0, chosen, self.thing(F.gelu(joined)))
-        return result
+        return _GAIN * result
