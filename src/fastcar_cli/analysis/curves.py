@@ -17,6 +17,7 @@ from fastcar_cli.analysis.claims.stats import Estimate, estimate
 from fastcar_cli.analysis.plots import save_figure
 from fastcar_cli.analysis.sweep.results import SETTING, dense_line
 from fastcar_cli.cli.flags import Command
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, write_whole
 
@@ -60,7 +61,7 @@ def lines_of(results: dict[str, Any]) -> list[dict[str, Any]]:
     """One line a setting of a sweep: model, setting, videos, and an estimate of every number that was measured."""
     settings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for cell in results["cells"]:
-        settings.setdefault(tuple(cell[k] for k in SETTING), []).append(cell)
+        settings.setdefault(tuple(cell.get(k) for k in SETTING), []).append(cell)
     lines = []
     for setting, cells in settings.items():
         line: dict[str, Any] = {"model": results["model"]["name"], **dict(zip(SETTING, setting, strict=True))}
@@ -89,7 +90,7 @@ def _name(line: dict[str, Any]) -> str:
 def _setting(line: dict[str, Any]) -> str:
     if dense_line(line):
         return "off"
-    return f"{line['tau']}" if line["ratio"] is None else f"ratio {line['ratio']}"
+    return str(Tau.read(line["tau"])) if line["ratio"] is None else f"ratio {line['ratio']:g}"
 
 
 def markdown(lines: Sequence[dict[str, Any]]) -> str:

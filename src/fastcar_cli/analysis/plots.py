@@ -27,7 +27,7 @@ COLORS = {
 def save_figure(
     folder: Path, name: str, draw: Callable[[Any], None], size: tuple[float, float] = (7.5, 4.2)
 ) -> list[Path]:
-    """Draw a figure of so many inches and write it as PNG and SVG; the files. Raises RequestError without matplotlib."""
+    """Draw a figure, `size` in inches, as PNG and SVG; the files. Raises RequestError without matplotlib."""
     plt = pyplot("a plot")
     figure = plt.figure(figsize=size, layout="constrained")
     draw(figure)
