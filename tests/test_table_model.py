@@ -271,7 +271,7 @@ def test_a_trained_folder_loads_and_has_no_place_tables(
     small = replace(WORLDS["table"], spec=replace(_small(), name="table"))
     file = tmp_path / "tokenizer.safetensors"
     tokenizer.save(file)
-    settings = TableSettings(2, batch=2, clip=2, whole=0.0, bfloat16=False)
+    settings = TableSettings(2, batch=2, clip=2, whole=0.0, map_steps=2, bfloat16=False)
     monkeypatch.setattr(train_decoder, "validate", lambda *_: {})
     train_decoder.train(tmp_path / "base", file, settings, spec=small.spec, log=lambda _: None)
     small.export(small.spec, tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)

@@ -149,36 +149,55 @@ class LayoutMap(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, ids: Tensor, drawn: Tensor) -> Tensor:
         """Vectors [P, K, width] for prompts ids [P, L] and the tokens that are `drawn`, [P or 1, K], counted from 0."""
-        drawn = drawn.expand(len(ids), -1)
-        told = [read_scenery(row, self.spec) for row in ids.tolist()]
-        result = self.ground.weight.new_zeros(*drawn.shape, self.ground.embedding_dim)
-        for i, scenery in enumerate(told):
+        tokens = drawn.expand(len(ids), -1).cpu()
+        grounds: list[list[Tensor]] = []
+        things: list[list[Tensor]] = []
+        for video, row in enumerate(ids.tolist()):
+            scenery = read_scenery(row, self.spec)
             if scenery.things:
-                result[i] = self._of(scenery, drawn[i])
-        return result
+                first = video * tokens.shape[1]
+                grounds.append([torch.arange(first, first + tokens.shape[1]), self._ground_of(scenery, tokens[video])])
+                things += [[first + part[0], *part[1:]] for part in self._near(scenery, tokens[video])]
+        weight = self.ground.weight
+        result = weight.new_zeros(tokens.numel(), weight.shape[1])
+        if grounds:
+            at, known = (torch.cat(part).to(weight.device) for part in zip(*grounds, strict=True))
+            result = result.index_add(0, at, self.ground(known))
+        if things:
+            at, place, pose, look = (torch.cat(part).to(weight.device) for part in zip(*things, strict=True))
+            color, material, light = look.unbind(1)
+            joined = self.place(place).sum(1) + self.pose(pose) + self.light(light)
+            joined = joined + self.color(color) + self.material(material)
+            result = result.index_add(0, at, self.thing(F.gelu(joined)))
+        return _GAIN * result.view(*tokens.shape, -1)
 
-    def _of(self, scenery: Scenery, drawn: Tensor) -> Tensor:
-        """Vectors [K, width] of one video's tokens."""
-        spec, (rows, columns), patch = self.spec, self.grid, self.patch
-        frame, place = drawn // (rows * columns), drawn % (rows * columns)
-        row, column = place // columns, place % columns
-        paths, _ = simulate(scenery.things, scenery.pan, int(frame.max()) + 1)
-        phase = (column * (patch // STEP) + scenery.shift + frame * (scenery.pan // STEP)) % self._phases
+    def _ground_of(self, scenery: Scenery, drawn: Tensor) -> Tensor:
+        """Which ground lies under each of a video's tokens [K], as a row of the table."""
+        rows, columns = self.grid
+        frame, row, column = drawn // (rows * columns), drawn // columns % rows, drawn % columns
+        phase = column * (self.patch // STEP) + scenery.shift + frame * (scenery.pan // STEP)
         known = (scenery.floor * self._lights + scenery.light) * self._cells + row % self._cells
-        result = self.ground(known * self._phases + phase)
-        right, down = spec.shadow
-        middle = torch.stack([column, row, column, row], -1) * patch + patch // 2
-        axes = torch.arange(_AXES, device=drawn.device) * (2 * _FAR + 1) + _FAR
+        return known * self._phases + phase % self._phases
+
+    def _near(self, scenery: Scenery, drawn: Tensor) -> list[list[Tensor]]:
+        """What is near a video's tokens [K], for each thing that is.
+
+        Which tokens [n]; rows of the tables of places [n, 4] and poses [n]; color, material and light [n, 3].
+        """
+        rows, columns = self.grid
+        frame, row, column = drawn // (rows * columns), drawn // columns % rows, drawn % columns
+        paths, _ = simulate(scenery.things, scenery.pan, int(frame.max()) + 1)
+        right, down = self.spec.shadow
+        middle = torch.stack([column, row, column, row], -1) * self.patch + self.patch // 2
+        axes = torch.arange(_AXES) * (2 * _FAR + 1) + _FAR
+        found = []
         for thing, path in zip(scenery.things, paths, strict=True):
-            at = [(p.x, p.y - p.z, p.x + right * p.z, p.y + down * p.z) for p in path]
-            steps = ((torch.tensor(at, device=drawn.device)[frame] - middle) / STEP).round().long()
+            at = torch.tensor([(p.x, p.y - p.z, p.x + right * p.z, p.y + down * p.z) for p in path])
+            steps = ((at[frame] - middle) / STEP).round().long()
             near = steps.abs() < _FAR
             chosen = ((near[:, 0] & near[:, 1]) | (near[:, 2] & near[:, 3])).nonzero()[:, 0]
-            if len(chosen):
-                turns = torch.tensor([p.turn for p in path], device=drawn.device)[frame[chosen]]
-                joined = self.place(steps[chosen].clamp(-_FAR, _FAR) + axes).sum(1)
-                joined = joined + self.pose((thing.shape * self._sizes + thing.size) * TURNS + turns)
-                joined = joined + self.color.weight[thing.color] + self.material.weight[thing.material]
-                joined = joined + self.light.weight[scenery.light]
-                result = result.index_add(0, chosen, self.thing(F.gelu(joined)))
-        return _GAIN * result
+            turns = torch.tensor([p.turn for p in path])[frame[chosen]]
+            pose = (thing.shape * self._sizes + thing.size) * TURNS + turns
+            look = torch.tensor([thing.color, thing.material, scenery.light]).expand(len(chosen), -1)
+            found.append([chosen, steps[chosen].clamp(-_FAR, _FAR) + axes, pose, look])
+        return found

@@ -260,10 +260,11 @@ def optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Op
             continue
         inside = p.dim() == 2 and ("llm.layers" in name or "head_transformer" in name)
         (matrices if inside else rest).append(p)
-    return [
-        Muon(matrices, lr=settings.muon_lr, dtype=torch.bfloat16 if settings.bfloat16 else torch.float32),
-        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0),
-    ]
+    found: list[torch.optim.Optimizer] = []
+    if matrices:
+        dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
+        found.append(Muon(matrices, lr=settings.muon_lr, dtype=dtype))
+    return [*found, torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0)]
 
 
 def factor(done: float, warmup: float) -> float:
@@ -299,7 +300,8 @@ def run_stage(
     for step in remaining_steps(
         out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
     ):
-        for opt, lr in zip(opts, (settings.muon_lr, settings.lr), strict=True):
+        for opt in opts:
+            lr = settings.muon_lr if isinstance(opt, Muon) else settings.lr
             opt.param_groups[0]["lr"] = lr * factor(step / settings.steps, settings.warmup)
         loss, values, videos = loss_at(step, rng_of(settings.seed, step))
         for opt in opts:

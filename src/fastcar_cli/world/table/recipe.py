@@ -36,7 +36,7 @@ TABLE_MAP = MapSpec(
     shadow=SHADOW_SHIFT,
     cell=CELL,
     period=PERIOD,
-    hidden=384,
+    hidden=768,
 )
 
 LONGEST = 128

@@ -36,7 +36,7 @@ def _even(rng: random.Random, low: int, high: int) -> int:
     return rng.randrange(-(-low // STEP), high // STEP + 1) * STEP
 
 
-def _thing(rng: random.Random, shapes: tuple[str, ...] = SHAPES) -> Thing:
+def standing(rng: random.Random, shapes: tuple[str, ...] = SHAPES) -> Thing:
     """Something that stands anywhere."""
     shape = rng.choice(shapes)
     turn = rng.choice((0, TURNED)) if shape in TURNING else 0
@@ -46,7 +46,7 @@ def _thing(rng: random.Random, shapes: tuple[str, ...] = SHAPES) -> Thing:
 
 def _busy(rng: random.Random, *, still: float = 0.25) -> Thing:
     """Something that stands, moves, turns or bounces by itself."""
-    thing = _thing(rng)
+    thing = standing(rng)
     if rng.random() < still:
         return thing
     if thing.shape in TURNING and rng.random() < 0.4:
@@ -71,19 +71,19 @@ def _alone(rng: random.Random) -> tuple[Thing, ...]:
 
 def _enter(rng: random.Random) -> tuple[Thing, ...]:
     side, speed = rng.choice((-1, 1)), rng.choice((4, 6))
-    return (replace(_thing(rng), x=-_OUT if side > 0 else SIDE + _OUT, vx=side * speed),)
+    return (replace(standing(rng), x=-_OUT if side > 0 else SIDE + _OUT, vx=side * speed),)
 
 
 def _leave(rng: random.Random) -> tuple[Thing, ...]:
     side, speed = rng.choice((-1, 1)), rng.choice((4, 6))
     frames = rng.randrange(9, FRAMES)
     x = (SIDE + _OUT if side > 0 else -_OUT) - side * speed * frames
-    return (replace(_thing(rng), x=x, vx=side * speed),)
+    return (replace(standing(rng), x=x, vx=side * speed),)
 
 
 def _hit(rng: random.Random) -> tuple[Thing, ...]:
     """The first moves along a row or a column and touches the second in frame 3 to 9."""
-    a, b = _thing(rng), _thing(rng)
+    a, b = standing(rng), standing(rng)
     along_y = rng.random() < 0.25
     speed = rng.choice((2, 4, 6)) if a.mass == b.mass else 6
     speed = min(speed, 4) if along_y and a.mass == b.mass else speed
@@ -98,7 +98,7 @@ def _hit(rng: random.Random) -> tuple[Thing, ...]:
 
 def _pass(rng: random.Random, way: int) -> tuple[Thing, ...]:
     """The first passes the second along a row, in front of it (way 1) or behind it (-1)."""
-    a, b = _thing(rng), _thing(rng)
+    a, b = standing(rng), standing(rng)
     y = b.y + way * (contact_distance(a, b, True) + _even(rng, 2, 8))
     side, speed = rng.choice((-1, 1)), rng.choice((4, 4, 6))
     start = b.x - side * (a.reach + b.reach + _even(rng, 2, 16))
@@ -119,7 +119,7 @@ def _apart(rng: random.Random) -> tuple[Thing, ...]:
 
 def _chain(rng: random.Random) -> tuple[Thing, ...]:
     """The first hits the second, and that the third behind it in the same row."""
-    a, b, c = (replace(_thing(rng), turn=0) for _ in range(3))
+    a, b, c = (replace(standing(rng), turn=0) for _ in range(3))
     way = rng.choice((-1, 1))
     b, c = replace(b, size=a.size), replace(c, size=a.size)
     speed = rng.choice((4, 6))
@@ -131,7 +131,7 @@ def _chain(rng: random.Random) -> tuple[Thing, ...]:
 def _with_bystander(
     story: Callable[[random.Random], tuple[Thing, ...]],
 ) -> Callable[[random.Random], tuple[Thing, ...]]:
-    return lambda rng: (*story(rng), _thing(rng))
+    return lambda rng: (*story(rng), standing(rng))
 
 
 STORIES: dict[str, tuple[float, Callable[[random.Random], tuple[Thing, ...]]]] = {

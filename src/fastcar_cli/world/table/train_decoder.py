@@ -20,6 +20,7 @@ from torch import Tensor
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world.recipe import new_model
 from fastcar_cli.world.steps import rng_of
+from fastcar_cli.world.table import train_map
 from fastcar_cli.world.table.clips import Batch, Clips, swapped
 from fastcar_cli.world.table.lexicon import PROMPT_LENGTH, SPECIALS, VOCABULARY
 from fastcar_cli.world.table.recipe import TABLE
@@ -43,7 +44,8 @@ class TableSettings(TrainSettings):
     Every other step sees first frames alone, all places. Of the others the last `whole` see whole videos, the second
     half of them with all places. A share `late` of the clips does not begin with its video. Of the tokens of the ground
     a share `sampled` goes through the depth transformer, weighted up. One with an object in it weighs `changed_weight`
-    more. Code vectors that are fed back have noise of up to `noise` a number, as drawn ones are not quite right.
+    more. Code vectors that are fed back have noise of up to `noise` a number, as drawn ones are not quite right. Before
+    a base stage that begins with nothing the layout map alone has `map_steps` steps, see `train_map.py`.
     """
 
     batch: int = 16
@@ -53,6 +55,7 @@ class TableSettings(TrainSettings):
     late: float = 0.6
     sampled: float = 0.15
     noise: float = 0.3
+    map_steps: int = 1200
     drop_layout: float = 0.02
     drop_caption: float = 0.02
     evaluate_every: int = 250
@@ -174,6 +177,8 @@ def train(
         look_up_nearest(model.depth, tokenizer.codebooks())
         heed_words(model, range(len(SPECIALS), len(VOCABULARY)))
         predict_aligned(model, clips.draw(8, settings.clip, rng_of(settings.seed, 0))[0].to(settings.device))
+        steps, place = settings.map_steps, out.parent / "map"
+        train_map.train(place, model, tokenizer, settings, steps=steps, deadline=deadline, log=log)
     run = torch.compile(hidden_states) if settings.compile else hidden_states
 
     def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, float], int]:
