@@ -163,7 +163,9 @@ def save(
         "generation": asdict(defaults),
         "text": dict(text),
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    # A part a line: layouts are many small numbers.
+    lines = (f"{json.dumps(key)}: {json.dumps(part)}" for key, part in config.items())
+    (folder / "config.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     weights = {k: v.detach().to("cpu", dtype).contiguous() for k, v in network.state_dict().items()}
     save_file(weights, str(folder / "model.safetensors"))
     (folder / "model.safetensors").chmod(0o644)

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcar_cli.analysis.claims.prompts import prompts_for
+from fastcar_cli.analysis.sweep.fidelity import judge_of, world_of
 from fastcar_cli.config import load_config
 from fastcar_cli.extras import pyplot
 from fastcar_cli.pipeline import TextToVideo
-from fastcar_cli.world.analyser import analyse, judge, wanted_of
-from fastcar_cli.world.evaluate import generate_videos, held_out_captions
+from fastcar_cli.world.evaluate import generate_videos
 
 
 def draw_sheet(
@@ -55,10 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=77)
     options = parser.parse_args(arguments)
     pipe = TextToVideo.from_config(load_config(None, [], {"model": options.model, "replay.tau": options.tau}))
-    chosen = held_out_captions(options.count, options.seed)
-    texts = [caption for _, caption in chosen]
-    videos, _ = generate_videos(pipe, texts, [options.seed * 1000 + i for i in range(len(texts))])
-    wrong = [not judge(analyse(v), wanted_of(s))["all"] for v, (s, _) in zip(videos, chosen, strict=True)]
+    texts = prompts_for(pipe, options.count, options.seed)
+    seeds = [options.seed * 1000 + i for i in range(len(texts))]
+    videos, _ = generate_videos(pipe, texts, seeds, batch=12)
+    judge, words = judge_of(world_of(pipe) or ""), pipe.model.tokenizer
+    said = [words.complete(words.read(text), seed).tokens for text, seed in zip(texts, seeds, strict=True)]
+    wrong = [not judge(video, tokens)["all_right"] for video, tokens in zip(videos, said, strict=True)]
     draw_sheet(options.output, videos, texts, wrong)
     print(f"{options.output}: {len(texts)} videos, {sum(wrong)} of them wrong")
 
