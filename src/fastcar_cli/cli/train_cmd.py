@@ -53,6 +53,9 @@ def train(
     dtype: Annotated[
         str, typer.Option(help="bfloat16, or float32, which is faster on processors without bfloat16 units.")
     ] = "bfloat16",
+    rate: Annotated[
+        float, typer.Option(help="Share of the learning rates; about 0.3 goes on from --model gently.", min=0.001)
+    ] = 1.0,
     compile_: Annotated[
         bool, typer.Option("--compile", help="Fuse the training pass with torch.compile; needs a C++ compiler.")
     ] = False,
@@ -91,7 +94,7 @@ def train(
         typer.echo(line, err=True)
 
     base = training.WORLDS[world].settings(
-        first, batch=videos, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_
+        first, batch=videos, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_, rate=rate
     )
     busy = RequestError(f"-o {output}: another run trains there", hint="wait for it, or choose another folder")
     try:

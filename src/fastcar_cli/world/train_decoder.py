@@ -36,7 +36,8 @@ class TrainSettings:
     """How to train: `steps` of `batch` videos each, on which the schedule runs, evaluated 20 times.
 
     `dense_share` and `all_share` of the videos of the replay stage are dense and replay everything, the
-    rest have a threshold between. `compile` fuses the pass with torch.compile (a C++ compiler is needed).
+    rest have a threshold between. `compile` fuses the pass with torch.compile (a C++ compiler is needed). `rate` is what
+    share of the learning rates is taken; a model that has learned already wants less of them.
     """
 
     steps: int
@@ -55,6 +56,7 @@ class TrainSettings:
     warmup: float = 0.02
     bfloat16: bool = True
     compile: bool = False
+    rate: float = 1.0
 
     def replay_stage(self) -> TrainSettings:
         """The same for the replay stage: gentler, with the replay rule, other random numbers."""
@@ -301,7 +303,7 @@ def run_stage(
         out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
     ):
         for opt in opts:
-            lr = settings.muon_lr if isinstance(opt, Muon) else settings.lr
+            lr = settings.rate * (settings.muon_lr if isinstance(opt, Muon) else settings.lr)
             opt.param_groups[0]["lr"] = lr * factor(step / settings.steps, settings.warmup)
         loss, values, videos = loss_at(step, rng_of(settings.seed, step))
         for opt in opts:
