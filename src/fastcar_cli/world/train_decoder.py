@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.decoding.replay import replay_known, replays, temporal_attention_score
 from fastcar_cli.models.decoder import Block, rotate
+from fastcar_cli.models.layout_map import LayoutMap
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world.captions import caption
 from fastcar_cli.world.muon import Muon
@@ -36,8 +37,8 @@ class TrainSettings:
     """How to train: `steps` of `batch` videos each, on which the schedule runs, evaluated 20 times.
 
     `dense_share` and `all_share` of the videos of the replay stage are dense and replay everything, the
-    rest have a threshold between. `compile` fuses the pass with torch.compile (a C++ compiler is needed). `rate` is what
-    share of the learning rates is taken; a model that has learned already wants less of them.
+    rest have a threshold between. `compile` fuses the pass with torch.compile (a C++ compiler is needed).
+    `rate` is the share of the learning rates that is taken: a model that has learned already wants less of them.
     """
 
     steps: int
@@ -98,6 +99,7 @@ def hidden_states(
     begins: Tensor | None = None,
     kept: Tensor | None = None,
     noise: Tensor | None = None,
+    told: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Hidden states [B, T*N, width] that draw the visual tokens; with taus [B] also TAS and replay share.
 
@@ -106,7 +108,7 @@ def hidden_states(
     `begins` [B] is the frame of the video with which its codes begin, where that is not the first. `kept` [B, K]
     are the tokens to draw, rising and with 0 among them, where not all are; the rest is as if it were not there, and
     the hidden states are [B, K, width]. It goes with no taus. `noise` [B, K - 1, code_width] is added to the code
-    vectors that are fed back.
+    vectors that are fed back. `told` [B, P] are prompts whose layouts tokens are told of, where not those of `text`.
     """
     spec = model.spec
     n = spec.tokens_per_frame
@@ -121,7 +123,7 @@ def hidden_states(
     visual = model.feedback_latent(vectors, index)
     at = index if begins is None else index + n * begins[:, None]
     if model.map is not None:
-        visual = visual + model.map(text, at + 1)
+        visual = visual + model.map(text if told is None else told, at + 1)
     x = torch.cat([model.llm.embed_tokens(text), visual], 1)
     places = at + start
     words = torch.arange(start, device=x.device)[None]
@@ -253,20 +255,28 @@ def validate(
     return result
 
 
+TABLES = 6.0
+"""By how much a layout map learns faster than what else is no matrix: a row of its tables is met in few tokens."""
+
+
 def optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for everything else."""
+    """Muon for the matrices of the blocks, AdamW for everything else; each group has its full rate as `full`."""
     matrices: list[nn.Parameter] = []
+    tables: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         inside = p.dim() == 2 and ("llm.layers" in name or "head_transformer" in name)
-        (matrices if inside else rest).append(p)
+        told = name.startswith("map.") or isinstance(model, LayoutMap)
+        (matrices if inside else tables if told else rest).append(p)
     found: list[torch.optim.Optimizer] = []
     if matrices:
         dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
         found.append(Muon(matrices, lr=settings.muon_lr, dtype=dtype))
-    return [*found, torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0)]
+        found[0].param_groups[0]["full"] = settings.muon_lr
+    groups = [{"params": p, "full": lr} for p, lr in ((rest, settings.lr), (tables, TABLES * settings.lr)) if p]
+    return [*found, torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0)]
 
 
 def factor(done: float, warmup: float) -> float:
@@ -302,9 +312,8 @@ def run_stage(
     for step in remaining_steps(
         out / "checkpoint.pt", settings.steps, model, opts, settings=fixed, state=state, deadline=deadline, log=log
     ):
-        for opt in opts:
-            lr = settings.rate * (settings.muon_lr if isinstance(opt, Muon) else settings.lr)
-            opt.param_groups[0]["lr"] = lr * factor(step / settings.steps, settings.warmup)
+        for group in (group for opt in opts for group in opt.param_groups):
+            group["lr"] = settings.rate * group["full"] * factor(step / settings.steps, settings.warmup)
         loss, values, videos = loss_at(step, rng_of(settings.seed, step))
         for opt in opts:
             opt.zero_grad(set_to_none=True)

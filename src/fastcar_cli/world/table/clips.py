@@ -27,11 +27,13 @@ from fastcar_cli.world.table.tokenizer import PATCH, TableTokenizer
 class Batch:
     """Clips of a batch of videos.
 
-    text [B, P] token ids; codes [B, T*N, depth]; begins [B] the frame of the video each clip begins
-    with; busy [B, T*N] where objects or shadows are, or were a frame before; kept [B, K] the tokens to draw.
+    text [B, P] token ids; told [B, P] those whose layouts tokens are told of; codes [B, T*N, depth]; begins [B] the
+    frame of the video each clip begins with; busy [B, T*N] where objects or shadows are, or were a frame before; kept
+    [B, K] the tokens to draw.
     """
 
     text: Tensor
+    told: Tensor
     codes: Tensor
     begins: Tensor
     busy: Tensor
@@ -39,7 +41,7 @@ class Batch:
 
     def to(self, device: str) -> Batch:
         """The same on a device."""
-        return Batch(*(x.to(device) for x in (self.text, self.codes, self.begins, self.busy, self.kept)))
+        return Batch(*(x.to(device) for x in (self.text, self.told, self.codes, self.begins, self.busy, self.kept)))
 
 
 def around_things(busy: Tensor, count: int, grid: tuple[int, int], rng: random.Random) -> Tensor:
@@ -99,10 +101,17 @@ def busy_patches(scene: Scene, video: NDArray[np.uint8], frames: range) -> NDArr
 class Clips:
     """Draws batches; what a batch holds follows from the random numbers it is given."""
 
-    def __init__(self, tokenizer: TableTokenizer, *, drop_layout: float = 0.06, drop_caption: float = 0.05) -> None:
+    def __init__(
+        self,
+        tokenizer: TableTokenizer,
+        *,
+        drop_layout: float = 0.02,
+        drop_caption: float = 0.02,
+        drop_words: float = 0.0,
+    ) -> None:
         self.encode, self.grid = Encoder(tokenizer), tokenizer.spec.grid
         self.words = table_tokenizer()
-        self.drop_layout, self.drop_caption = drop_layout, drop_caption
+        self.drop_layout, self.drop_caption, self.drop_words = drop_layout, drop_caption, drop_words
 
     def _ids(self, scene: Scene, rng: random.Random) -> tuple[int, ...]:
         if rng.random() < self.drop_caption:
@@ -126,7 +135,7 @@ class Clips:
 
         Of each frame the tokens of `places` places are to be drawn, see `around_things`; None is all.
         """
-        texts, codes, begins, busy, kept = [], [], [], [], []
+        texts, told, codes, begins, busy, kept = [], [], [], [], [], []
         scenes: list[Scene] = []
         while len(scenes) < count:
             scene = draw_scene(rng)
@@ -135,7 +144,8 @@ class Clips:
             begin = rng.randint(1, FRAMES - frames) if frames < FRAMES and rng.random() < late else 0
             chosen = range(begin, begin + frames)
             video = render(scene, chosen.stop)
-            texts.append(self._ids(scene, rng))
+            told.append(self._ids(scene, rng))
+            texts.append(self.words.blank() if rng.random() < self.drop_words else told[-1])
             codes.append(self.encode(video[begin:]).flatten(0, 1))
             begins.append(begin)
             busy.append(torch.from_numpy(busy_patches(scene, video, chosen)))
@@ -143,7 +153,7 @@ class Clips:
             kept.append(around_things(busy[-1], count_of, self.grid, rng))
             scenes.append(scene)
         stacked = (torch.stack(codes), torch.tensor(begins), torch.stack(busy), torch.stack(kept))
-        return Batch(torch.tensor(texts), *stacked), scenes
+        return Batch(torch.tensor(texts), torch.tensor(told), *stacked), scenes
 
 
 def swapped(text: Tensor, values: tuple[str, ...], vocabulary: tuple[str, ...], rng: random.Random) -> Tensor:

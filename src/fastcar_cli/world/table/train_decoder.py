@@ -45,7 +45,8 @@ class TableSettings(TrainSettings):
     half of them with all places. A share `late` of the clips does not begin with its video. Of the tokens of the ground
     a share `sampled` goes through the depth transformer, weighted up. One with an object in it weighs `changed_weight`
     more. Code vectors that are fed back have noise of up to `noise` a number, as drawn ones are not quite right. Before
-    a base stage that begins with nothing the layout map alone has `map_steps` steps, see `train_map.py`.
+    a base stage that begins with nothing the layout map alone has `map_steps` steps, see `train_map.py`. In a share
+    `drop_words` of the clips no words are seen, only what tokens are told, so that it is heeded.
     """
 
     batch: int = 16
@@ -56,6 +57,7 @@ class TableSettings(TrainSettings):
     sampled: float = 0.15
     noise: float = 0.3
     map_steps: int = 1200
+    drop_words: float = 0.4
     drop_layout: float = 0.02
     drop_caption: float = 0.02
     evaluate_every: int = 250
@@ -104,7 +106,7 @@ def loss_of(
     """The training loss of a batch, and numbers for the log; `run` is `hidden_states`, perhaps compiled."""
     n = model.spec.tokens_per_frame
     noise = _noise(batch, settings, model.spec.rqvae.code_width)
-    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept, noise)
+    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept, noise, batch.told)
     weights, busy = _weights(batch, settings, n).gather(1, batch.kept), batch.busy.gather(1, batch.kept)
     sampled = torch.rand(busy.shape, device=weights.device) < settings.sampled
     chosen = (busy | sampled) & (weights > 0)
@@ -141,7 +143,7 @@ def validate(
             each = token_losses(model, batch.codes.flatten(0, 1), hidden.flatten(0, 1))
         return each.mean(-1).view(batch.busy.shape)
 
-    each = losses(batch.text)
+    each = losses(batch.told)
     first = torch.arange(batch.busy.shape[1], device=each.device) < n
     result = {
         "held_out": float(each.mean()),
@@ -151,8 +153,8 @@ def validate(
     }
     rng = random.Random(seed)
     for name, values in _WORDS.items():
-        text = swapped(batch.text.cpu(), values, VOCABULARY, rng).to(settings.device)
-        differs = (text != batch.text).any(1)
+        text = swapped(batch.told.cpu(), values, VOCABULARY, rng).to(settings.device)
+        differs = (text != batch.told).any(1)
         if bool(differs.any()):
             mask = batch.busy & differs[:, None]
             result[f"gap_{name}"] = float((losses(text) - each)[mask].mean())
@@ -172,7 +174,8 @@ def train(
     """Train one stage of `table` in folder `out`, see `run_stage`."""
     tokenizer = TableTokenizer.load(tokenizer_path)
     model = new_model(spec, tokenizer.rqvae, settings.seed, sharpness=50.0).to(settings.device)
-    clips = Clips(tokenizer, drop_layout=settings.drop_layout, drop_caption=settings.drop_caption)
+    drops = {"layout": settings.drop_layout, "caption": settings.drop_caption, "words": settings.drop_words}
+    clips = Clips(tokenizer, **{f"drop_{name}": share for name, share in drops.items()})
     if start is None:
         look_up_nearest(model.depth, tokenizer.codebooks())
         heed_words(model, range(len(SPECIALS), len(VOCABULARY)))

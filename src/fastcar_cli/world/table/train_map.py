@@ -29,8 +29,6 @@ from fastcar_cli.world.train_decoder import TrainSettings, run_stage
 
 _SCENES, _FRAMES = 10, 6
 """Of a step: scenes, and frames of each."""
-_LR = 2e-2
-"""Tables want larger steps than matrices: a row is met once in many tokens."""
 _LOUD = 3.0
 """A latent's numbers, about 1, are told so many times as large."""
 _APART = 36
@@ -134,7 +132,7 @@ def train(
     run_stage(
         out,
         layout_map,
-        replace(settings, steps=steps, lr=_LR),
+        replace(settings, steps=steps),
         loss_at,
         judge,
         every=max(1, steps // 10),
