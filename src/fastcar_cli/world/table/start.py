@@ -114,10 +114,14 @@ def predict_aligned(model: VideoModel, batch: Batch) -> None:
     read = torch.linalg.qr(drawn - inside @ (inside.T @ drawn))[0].T
     model.depth.in_mlp_2.weight[left] = read
     writers = [p for b in model.llm.blocks for p in (b.self_attn.o_proj.weight, b.mlp.down_proj.weight)]
+    tables = [model.llm.embed_tokens.weight]
+    if model.map is not None:
+        writers.append(model.map.thing.weight)
+        tables.append(model.map.ground.weight)
     for weight in writers:
         weight -= read.T @ (read @ weight)
-    words = model.llm.embed_tokens.weight
-    words -= words @ read.T @ read
+    for rows in tables:
+        rows -= rows @ read.T @ read
     book = model.rqvae.quantizer.books[0].weight[: spec.rqvae.codes]
     halves = components(book)[: 2 * size].view(2, size, c)
     bring = torch.linalg.pinv(known)[:c]

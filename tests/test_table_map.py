@@ -1,0 +1,84 @@
+"""Training of the layout map of `table`, alone and with the decoder."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastcar_cli.models.layout_map import read_scenery
+from fastcar_cli.models.paths import simulate
+from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.world.patches import to_patches
+from fastcar_cli.world.table import train_map
+from fastcar_cli.world.table.clips import Clips
+from fastcar_cli.world.table.lexicon import table_tokenizer
+from fastcar_cli.world.table.recipe import TABLE, TABLE_MAP
+from fastcar_cli.world.table.render import render
+from fastcar_cli.world.table.scene import Scene, Thing
+from fastcar_cli.world.table.tokenizer import TableTokenizer
+from fastcar_cli.world.table.train_decoder import TableSettings
+from fastcar_cli.world.train_decoder import TABLES, hidden_states, optimizers
+
+SCENE = Scene((Thing("ring", "cyan", "metal", "large", 60, 70, vx=4, vy=-2),), "wood", "dusk", "alone", 2, 6)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TableTokenizer:
+    torch.manual_seed(0)
+    return TableTokenizer().eval()
+
+
+def small() -> VideoModel:
+    torch.manual_seed(0)
+    return VideoModel(replace(TABLE, decoder=replace(TABLE.decoder, layers=1, mlp_width=32)))
+
+
+def test_latents_are_those_of_the_frames_that_are_told(
+    tokenizer: TableTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_map, "_scene", lambda _: SCENE)
+    ids, tokens, latents, busy = train_map.Looks(tokenizer).draw(2, random.Random(0))
+    scenery = read_scenery(ids[0].tolist(), TABLE_MAP)
+    assert simulate(scenery.things, scenery.pan, 16) == SCENE.paths()
+    patches = to_patches(torch.from_numpy(render(SCENE)), 16).flatten(0, 1).float() / 255
+    with torch.no_grad():
+        wanted = tokenizer.encoder(patches)
+    known = ~latents.isnan().any(-1)
+    assert bool((known | ~busy).all()) and 0 < float(busy.float().mean()) < 0.5
+    assert torch.allclose(latents[known], wanted[tokens[known]], atol=1e-4)
+
+
+def test_the_map_learns_looks_and_nothing_else_changes(tokenizer: TableTokenizer, tmp_path: Path) -> None:
+    model = small()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    said: list[str] = []
+    settings = TableSettings(5, bfloat16=False)
+    train_map.train(tmp_path, model, tokenizer, settings, steps=20, deadline=None, log=said.append)
+    errors = [float(line.split("held_out_things ")[1].split()[0]) for line in said]
+    assert errors[-1] < 0.8 * errors[0]
+    changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
+    assert changed == {k for k in before if k.startswith("map.")}
+
+
+def test_a_map_has_a_rate_of_its_own() -> None:
+    model = small()
+    groups = [g for o in optimizers(model, TableSettings(5, bfloat16=False)) for g in o.param_groups]
+    rate = {id(p): g["full"] for g in groups for p in g["params"]}
+    assert model.map is not None
+    assert {rate[id(p)] for p in model.map.parameters()} == {TABLES * TableSettings(5).lr}
+    assert rate[id(model.projector.layers.weight)] == TableSettings(5).lr
+    assert len(rate) == sum(1 for _ in model.parameters())
+
+
+def test_a_clip_without_words_is_told_its_layout_all_the_same(tokenizer: TableTokenizer) -> None:
+    batch, _ = Clips(tokenizer, drop_words=1.0, drop_layout=0.0, drop_caption=0.0).draw(2, 1, random.Random(0))
+    blank = torch.tensor(table_tokenizer().blank())
+    assert (batch.text == blank).all() and not (batch.told == blank).all(1).any()
+    model = small().requires_grad_(False)
+    told, _, _ = hidden_states(model, batch.text, batch.codes, told=batch.told)
+    blind, _, _ = hidden_states(model, batch.text, batch.codes)
+    assert not torch.allclose(told, blind)
