@@ -34,7 +34,10 @@ def tokenizer() -> TableTokenizer:
 
 def small() -> VideoModel:
     torch.manual_seed(0)
-    return VideoModel(replace(TABLE, decoder=replace(TABLE.decoder, layers=1, mlp_width=32)))
+    model = VideoModel(replace(TABLE, decoder=replace(TABLE.decoder, layers=1, mlp_width=32)))
+    for book in model.books:
+        torch.nn.init.normal_(book.weight, 0, 0.3)
+    return model
 
 
 def test_latents_are_those_of_the_frames_that_are_told(
