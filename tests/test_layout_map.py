@@ -70,6 +70,14 @@ def test_without_a_layout_nothing_is_told(told: LayoutMap) -> None:
     assert not told(ids, torch.arange(128)[None]).any()
 
 
+def test_training_in_bfloat16_is_told_the_same(told: LayoutMap) -> None:
+    ids, tokens = torch.tensor([ids_of(SCENE)]), torch.arange(128)[None]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = told(ids, tokens)
+    exact = told(ids, tokens)
+    assert float((found - exact).norm() / exact.norm()) < 0.01
+
+
 @given(right=st.integers(-2, 1), down=st.integers(-2, 2))
 @settings(max_examples=12)
 def test_a_patch_is_told_where_things_are_from_its_middle(told: LayoutMap, right: int, down: int) -> None:

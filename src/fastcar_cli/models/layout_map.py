@@ -168,7 +168,8 @@ class LayoutMap(nn.Module):
             color, material, light = look.unbind(1)
             joined = self.place(place).sum(1) + self.pose(pose) + self.light(light)
             joined = joined + self.color(color) + self.material(material)
-            result = result.index_add(0, at, self.thing(F.gelu(joined)))
+            # Under autocast the layer answers in bfloat16.
+            result = result.index_add(0, at, self.thing(F.gelu(joined)).to(result.dtype))
         return _GAIN * result.view(*tokens.shape, -1)
 
     def _ground_of(self, scenery: Scenery, drawn: Tensor) -> Tensor:
