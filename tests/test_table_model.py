@@ -26,7 +26,7 @@ from fastcar_cli.world.table import train_decoder, train_tokenizer
 from fastcar_cli.world.table.clips import Clips, Encoder, around_things, swapped
 from fastcar_cli.world.table.frames import Pool, changed_patches, cut
 from fastcar_cli.world.table.lexicon import PROMPT_LENGTH, SPECIALS, VOCABULARY
-from fastcar_cli.world.table.recipe import TABLE
+from fastcar_cli.world.table.recipe import TABLE, TABLE_MAP
 from fastcar_cli.world.table.render import render
 from fastcar_cli.world.table.scene import FRAMES
 from fastcar_cli.world.table.start import heed_words, look_up_nearest, predict_aligned
@@ -121,6 +121,15 @@ def test_clips_hold_the_codes_of_their_frames(tokenizer: TableTokenizer) -> None
         video = torch.from_numpy(render(scene)[begin : begin + 3])
         assert (tokenizer.encode(video).flatten(0, 1) == batch.codes[i]).float().mean() > 0.99
     assert 0 < float(batch.busy.float().mean()) < 0.8
+
+
+def test_a_scene_that_says_too_much_is_told_without_its_layout(tokenizer: TableTokenizer) -> None:
+    clips = Clips(tokenizer, drop_caption=0.0, drop_layout=0.0)
+    clips.words.length = 22
+    batch, scenes = clips.draw(12, 1, random.Random(3))
+    layouts = ["column" in " ".join(TABLE_MAP.meanings[i] for i in row) for row in batch.told.tolist()]
+    assert batch.told.shape == (12, 22) and {len(s.things) for s in scenes} >= {1, 2}
+    assert any(layouts) and not all(layouts)
 
 
 def test_a_word_is_swapped_for_another_of_its_kind() -> None:

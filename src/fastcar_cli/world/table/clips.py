@@ -118,8 +118,11 @@ class Clips:
             return self.words.blank()
         tokens = self.words.read(caption(scene, rng)).tokens
         layout = () if rng.random() < self.drop_layout else of_scene(scene)
-        around = {"ground": scene.ground, "light": scene.light}
-        return self.words.ids_of(self.words.completed(tokens, [looks_of(t) for t in scene.things], around, layout))
+        looks, around = [looks_of(t) for t in scene.things], {"ground": scene.ground, "light": scene.light}
+        said = self.words.completed(tokens, looks, around, layout)
+        if len(said) > self.words.length - 2:  # one in some 40,000 says too much to be told its layout as well
+            said = self.words.completed(tokens, looks, around, ())
+        return self.words.ids_of(said)
 
     def draw(
         self,

@@ -63,8 +63,12 @@ class TableSettings(TrainSettings):
     evaluate_every: int = 250
 
     def replay_stage(self) -> TableSettings:
-        """The same for the replay stage: gentler, whole videos, with the replay rule, other random numbers."""
-        return replace(self, replay=True, whole=1.0, muon_lr=1e-2, lr=2e-3, seed=self.seed + 1)
+        """The same for the replay stage: gentler, whole videos, with the replay rule, other random numbers.
+
+        Fewer videos replay everything than for `mini`: what moves here cannot be drawn without an MLP.
+        """
+        gentler = replace(self, replay=True, whole=1.0, muon_lr=1e-2, lr=2e-3, seed=self.seed + 1)
+        return replace(gentler, dense_share=0.3, all_share=0.15)
 
     def shape_of(self, step: int) -> tuple[int, int, int | None]:
         """(videos, frames of each, places of each frame or None for all) of a step; about as many tokens in each."""
