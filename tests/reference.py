@@ -30,8 +30,8 @@ def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def _rounded(x: Tensor) -> Tensor:
-    scale = x.abs().amax(-1, keepdim=True) / 127
+def _rounded(x: Tensor, bits: int) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
     return (x / scale).round() * scale
 
 
@@ -57,17 +57,17 @@ def decode(
     sinks: int = 0,
     forced: Tensor | None = None,
     target: Target | None = None,
-    kv_int8: bool = False,
+    kv_bits: int | None = None,
     code: Callable[[Tensor], Tensor] = lambda x: x,
     code_latent: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Reference:
     """Float64 decode of forced codes [P, tokens, depth]; rows as in the engine.
 
     taus: a threshold a layer, infinity where it never replays. forced: decisions bool [layers, rows, tokens - 1] in
-    their place. kv_int8: visual tokens attend to keys and values rounded to 127ths of the largest of their head and
-    token; TAS reads them unrounded. code, code_latent: what products of the blocks and the projector's keep
-    of their inputs. target: a ratio, kept by the project's controller (which test_controller.py holds)
-    on these scores.
+    their place. kv_bits: visual tokens attend to keys and values rounded to 127ths (8 bits) or 2047ths (12) of the
+    largest of their head and token; TAS reads them unrounded. code, code_latent: what products of the blocks and the
+    projector's keep of their inputs. target: a ratio, kept by the project's controller (which test_controller.py
+    holds) on these scores.
     """
     model = model.double()
 
@@ -124,8 +124,8 @@ def decode(
                 if window is not None:
                     allowed &= (query - key < window) | (key < min(sinks, p))
                 heads = score.masked_fill(~allowed, float("-inf")).softmax(-1) @ v
-                if kv_int8:
-                    stored_k, stored_v = _rounded(kr), _rounded(v)
+                if kv_bits is not None:
+                    stored_k, stored_v = _rounded(kr, kv_bits), _rounded(v, kv_bits)
                     score = (qr @ stored_k.transpose(1, 2) / math.sqrt(d)).masked_fill(~allowed, float("-inf"))
                     heads = torch.cat([heads[:, :p], (score.softmax(-1) @ stored_v)[:, p:]], 1)
                 attended.append(x + code(heads.transpose(0, 1).reshape(s, -1)) @ block.self_attn.o_proj.weight.T)

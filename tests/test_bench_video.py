@@ -38,14 +38,17 @@ def test_a_stretch_is_reckoned_up_to_the_whole_video() -> None:
         assert part["variants"][variant]["bytes"] == pytest.approx(whole["variants"][variant]["bytes"], rel=0.02)
 
 
-def test_keys_and_values_of_8_bits_are_read_as_such() -> None:
+@pytest.mark.parametrize(("kv_dtype", "bits"), [("int8", 8), ("int12", 12)])
+def test_keys_and_values_of_few_bits_are_read_as_such(kv_dtype: str, bits: int) -> None:
     model = load("mini")
-    dense, packed = (whole_video(model, WholeVideo("mini", frames=2, ratio=0.4, kv_dtype=d)) for d in ("auto", "int8"))
-    assert packed["kv_dtype"] == "int8"
+    dense, packed = (
+        whole_video(model, WholeVideo("mini", frames=2, ratio=0.4, kv_dtype=d)) for d in ("auto", kv_dtype)
+    )
+    assert packed["kv_dtype"] == kv_dtype
     saved = dense["variants"]["dense"]["bytes"] - packed["variants"]["dense"]["bytes"]
     spec = model.network.spec.decoder
-    # Numbers of one byte in place of four, and a scale of four a head.
-    token = 2 * spec.layers * spec.kv_heads * (3 * spec.head_dim - 4)
+    # Numbers of so many bits in place of 32, and a scale of 32 a head.
+    token = 2 * spec.layers * spec.kv_heads * (spec.head_dim * (32 - bits) - 32) // 8
     prompt = 12
     assert saved == token * sum(prompt + index for index in range(1, 128))
 

@@ -188,7 +188,9 @@ def bench(
     save: Annotated[
         Path | None, typer.Option(help="File for the frames of --video; the same command goes on behind the last one.")
     ] = None,
-    kv_dtype: Annotated[str, typer.Option(help="Keys and values of --video: auto (as the model), or int8.")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Keys and values of --video: auto (as the model), int8 or int12.")
+    ] = "auto",
     generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
@@ -203,7 +205,7 @@ def bench(
 
     one_of("--shape", shape, ("mini", "vila-u-7b"))
     one_of("--clip", clip, ("small", "medium"))
-    one_of("--kv-dtype", kv_dtype, ("auto", "int8"))
+    one_of("--kv-dtype", kv_dtype, ("auto", "int8", "int12"))
     if video is not None:
         from fastcar_cli.bench.video import WholeVideo
 

@@ -14,6 +14,7 @@ import torch
 from fastcar_cli.analysis.machine import Stream, processor
 from fastcar_cli.bench.contestants import pattern
 from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.kv_cache import KV_BITS
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.decoding.state import DecodeSettings
@@ -38,7 +39,7 @@ class WholeVideo:
     """What to decode: frames of one video; `ratio` of all MLPs are replayed, jointly, in the second variant.
 
     With `tokens` only so many are decoded, from the middle of the video, and the rest is reckoned from them.
-    `kv_dtype` is that of keys and values: auto (as the model) or int8.
+    `kv_dtype` is that of keys and values: auto (as the model), int8 or int12.
     """
 
     model: str
@@ -76,7 +77,7 @@ def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
         frames=plan.frames,
         sampling=SamplingSettings(own.cfg, own.temperature, own.top_k, own.top_p, own.first_frame_top_p),
         rule=ReplayRule(OFF if variant == "dense" else Tau((float("-inf"),))),
-        kv_int8=plan.kv_dtype == "int8",
+        kv_bits=KV_BITS[plan.kv_dtype],
     )
     decode = Decode(network, rows, settings, uniforms(0, plan.frames * n, spec.code_depth)[None])
     if decode.replay is not None:

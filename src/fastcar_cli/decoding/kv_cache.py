@@ -6,7 +6,9 @@ one, StreamingLLM's pattern is kept: the first `sinks` tokens of each row's own 
 first slots, the last `window` tokens in a ring behind them, and one more ring keeps the keys of a
 frame for TAS, so that memory does not grow with the video. Keys are stored after rotation.
 
-In int8 keys and values have one scale a head and token, their largest size over 127. The keys that
+In few bits keys and values are whole numbers with one scale a head and token, their largest size over
+127 (8 bits) or 2047 (12). Those of 12 bits lie as d bytes that hold the upper 8 of each, then d / 2 that
+hold the lower 4, of number k in the lower half of byte k, of d / 2 + k in its upper one. The keys that
 TAS reads are kept as they are, in that ring, as a decision may hang on their last digits.
 """
 
@@ -34,19 +36,40 @@ def prompt_mask(lengths: Tensor, padded: int, window: int | None, sinks: int) ->
     return (allowed | (query == key))[:, None]
 
 
-def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers [..., d] as int8 and their scales float32 [...]; NaN and infinity are in the scale."""
-    scale = x.float().abs().amax(-1) / 127
-    return (x / scale.clamp_min(1e-30)[..., None]).round().to(torch.int8), scale
+KV_BITS: dict[str, int | None] = {"auto": None, "int8": 8, "int12": 12}
+"""Bits of a number of keys and values by the name that a run asks for; None: they are as the model."""
+
+
+def packed(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Floats [..., d] in 8 (int8 [..., d]) or 12 bits (uint8 [..., 3 d / 2]) and their scales float32 [...].
+
+    NaN and infinity are in the scale.
+    """
+    scale = x.float().abs().amax(-1) / (2 ** (bits - 1) - 1)
+    numbers = (x / scale.clamp_min(1e-30)[..., None]).round()
+    if bits == 8:
+        return numbers.to(torch.int8), scale
+    whole = numbers.to(torch.int16)
+    first, second = (whole & 15).to(torch.uint8).chunk(2, -1)
+    return torch.cat([(whole >> 4).to(torch.int8).view(torch.uint8), first | second << 4], -1), scale
+
+
+def unpacked(stored: Tensor) -> Tensor:
+    """The whole numbers [..., d] of `packed`, int8 or int16."""
+    if stored.dtype == torch.int8:
+        return stored
+    half = stored.shape[-1] // 3
+    upper, lower = stored.split([2 * half, half], -1)
+    return (upper.view(torch.int8).to(torch.int16) << 4) | torch.cat([lower & 15, lower >> 4], -1)
 
 
 class KVCache:
     """Keys and values of a batch.
 
     Attributes:
-        k, v: [layers, rows, kv_heads, slots, head_dim].
-        k_scale, v_scale: of int8 keys and values, float32 [layers, rows, kv_heads, slots]; else None.
-        aligned: where keys of aligned tokens are read: k, or with a window or int8 the ring [layers, rows,
+        k, v: [layers, rows, kv_heads, slots, head_dim], in few bits as `packed` lays out the last.
+        k_scale, v_scale: of keys and values in few bits, float32 [layers, rows, kv_heads, slots]; else None.
+        aligned: where keys of aligned tokens are read: k, or with a window or in few bits the ring [layers, rows,
             kv_heads, N + 1, head_dim], in which index i lies in slot i % (N + 1).
         pad: padding before each prompt, int64 [rows].
         sinks: sinks of each row, int64 [rows]: as asked for, at most the tokens of its own prompt.
@@ -64,21 +87,24 @@ class KVCache:
         dtype: torch.dtype,
         window: int | None = None,
         sinks: int = 0,
-        int8: bool = False,
+        bits: int | None = None,
     ) -> None:
         rows, device = len(lengths), lengths.device
-        self.window, self.frame, self.padded = window, frame, padded
+        self.window, self.frame, self.padded, self._bits = window, frame, padded, bits
         self.pad = padded - lengths
         self.sinks = lengths.clamp(max=sinks if window else 0)
         self.first_ring_slot = int(self.sinks.max())
         slots = padded + tokens if window is None else self.first_ring_slot + window
         shape = (2, spec.layers, rows, spec.kv_heads, slots)
-        kept = torch.int8 if int8 else dtype
-        self.k, self.v = torch.zeros(*shape, spec.head_dim, dtype=kept, device=device)
-        self.k_scale: Tensor | None = torch.zeros(shape[1:], device=device) if int8 else None
-        self.v_scale: Tensor | None = torch.zeros(shape[1:], device=device) if int8 else None
+        kept, width = dtype, spec.head_dim
+        self.k_scale: Tensor | None = None
+        self.v_scale: Tensor | None = None
+        if bits is not None:
+            kept, width = torch.int8 if bits == 8 else torch.uint8, spec.head_dim * bits // 8
+            self.k_scale, self.v_scale = torch.zeros(shape, device=device)
+        self.k, self.v = torch.zeros(*shape, width, dtype=kept, device=device)
         self.aligned = self.k
-        if window is not None or int8:
+        if window is not None or bits is not None:
             ring = (spec.layers, rows, spec.kv_heads, frame + 1, spec.head_dim)
             self.aligned = torch.zeros(ring, dtype=dtype, device=device)
         self.index = padded
@@ -91,15 +117,15 @@ class KVCache:
     def _put(self, layer: int, slots: int | slice | Tensor, k: Tensor, v: Tensor) -> None:
         """Store keys and values, [rows, kv_heads, slots if there are several, head_dim]."""
         for cache, scales, new in ((self.k, self.k_scale, k), (self.v, self.v_scale, v)):
-            if scales is None:
+            if scales is None or self._bits is None:
                 cache[layer][:, :, slots] = new
             else:
-                cache[layer][:, :, slots], scales[layer][:, :, slots] = rounded(new)
+                cache[layer][:, :, slots], scales[layer][:, :, slots] = packed(new, self._bits)
 
     def _get(self, cache: Tensor, scales: Tensor | None, layer: int, end: int) -> Tensor:
         """What is stored before `end`, [rows, kv_heads, end, head_dim], as floats."""
         found = cache[layer, :, :, :end]
-        return found if scales is None else (found * scales[layer, :, :, :end, None]).to(self.aligned.dtype)
+        return found if scales is None else (unpacked(found) * scales[layer, :, :, :end, None]).to(self.aligned.dtype)
 
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Take the prompt's keys and values, [rows, kv_heads, padded, head_dim]."""
@@ -153,12 +179,14 @@ class KVCache:
             for layer in cache:
                 if cache.dtype == torch.int8:
                     layer.random_(-127, 128, generator=generator)
+                elif cache.dtype == torch.uint8:
+                    layer.random_(256, generator=generator)
                 else:
                     layer.normal_(generator=generator)
         for scales in (self.k_scale, self.v_scale):
             if scales is not None:
-                # The numbers above have a standard deviation of 73.
-                scales.fill_(1 / 73)
+                # The numbers above have a standard deviation of 73, those of 12 bits 1182.
+                scales.fill_(1 / 73 if self._bits == 8 else 1 / 1182)
         self.index += tokens
 
     def rewind(self, tokens: int) -> None:

@@ -27,8 +27,9 @@ class DecodeSettings:
     """How to decode.
 
     `rule` says what replays; `keep_tas` computes and keeps the scores of every layer. A `window` attends to the last
-    tokens and each prompt's first `sinks` only. `kv_int8` keeps keys and values in int8. `kernels` is one of KERNELS;
-    `threads` those of the native kernels (None: as many as torch has), which change nobody else's.
+    tokens and each prompt's first `sinks` only. `kv_bits`, 8 or 12, are those of a number of keys and values; None:
+    they are as the model. `kernels` is one of KERNELS; `threads` those of the native kernels (None: as many as torch
+    has), which change nobody else's.
     """
 
     frames: int
@@ -36,7 +37,7 @@ class DecodeSettings:
     rule: ReplayRule = field(default_factory=ReplayRule)
     window: int | None = None
     sinks: int = 4
-    kv_int8: bool = False
+    kv_bits: int | None = None
     keep_tas: bool = False
     kernels: str = "auto"
     threads: int | None = None
@@ -142,7 +143,7 @@ class Batch:
         self.ids, self.lengths = ids.to(device), lengths.to(device)
         self.padded = ids.shape[1]
         self.aligned = layout.aligned(self.padded)
-        kept = settings.window, settings.sinks, settings.kv_int8
+        kept = settings.window, settings.sinks, settings.kv_bits
         self.cache = KVCache(spec.decoder, self.lengths, self.padded, self.tokens - 1, self.frame, model.dtype, *kept)
         self.replay: Replay | None = None
         if settings.keep_tas or not settings.rule.off:

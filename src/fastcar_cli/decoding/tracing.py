@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastcar_cli.backends import MLPBackend
 from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.kv_cache import KV_BITS
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
@@ -124,7 +125,7 @@ def trace(
     mlp_tokens: Sequence[int] = (),
     gate: str = "row",
     kernels: str = "torch",
-    kv_int8: bool = False,
+    kv_dtype: str = "auto",
     backend: Callable[[Decoder, int], MLPBackend] | None = None,
     eligible: str = "codes",
     seeds: Sequence[int] | None = None,
@@ -146,7 +147,7 @@ def trace(
         mlp_tokens: input tokens for which MLP outputs are kept.
         gate: who decides on a replay, `row` or `pair`.
         kernels: `torch`, or `native`, which keeps neither MLP nor block outputs.
-        kv_int8: whether keys and values are kept in int8.
+        kv_dtype: what keys and values are kept in: `auto` (as the model), `int8` or `int12`.
         backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
         eligible: tokens that may replay: `codes` of a frame, or `all`, those that part frames too.
         seeds: one a prompt, by which what it leaves open is drawn as `generate --seed` draws it; None: stays open.
@@ -178,6 +179,8 @@ def trace(
         raise RequestError(f"kernels is {kernels!r}, allowed: 'torch', 'native'")
     if kernels == "native" and mlp_tokens:
         raise RequestError("mlp_tokens: native kernels keep no MLP outputs", hint="allowed: kernels='torch'")
+    if kv_dtype not in KV_BITS:
+        raise RequestError(f"kv_dtype is {kv_dtype!r}, allowed: {', '.join(map(repr, KV_BITS))}")
     layers = spec.decoder.layers
     given = list(tau) if isinstance(tau, Sequence) else [tau] * layers
     try:
@@ -199,7 +202,7 @@ def trace(
         rule=rule,
         keep_tas=True,
         kernels=kernels,
-        kv_int8=kv_int8,
+        kv_bits=KV_BITS[kv_dtype],
     )
     conditions = model.tokenizer.conditions(given_prompts, spec.layout.context + frames)
     mlps = None if backend is None else backend(network.llm, len(rows))

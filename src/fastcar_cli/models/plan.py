@@ -120,11 +120,12 @@ class Demand:
     prompt_tokens: int
     window: int | None = None
     sinks: int = 4
-    kv_int8: bool = False
+    kv_bits: int | None = None
 
     def slot_bytes(self, spec: Spec, itemsize: int) -> int:
-        """Bytes of the keys of one head and token; the scale of int8 is float32."""
-        return spec.decoder.head_dim + 4 if self.kv_int8 else spec.decoder.head_dim * itemsize
+        """Bytes of the keys of one head and token; in few bits with their float32 scale."""
+        width = spec.decoder.head_dim
+        return width * itemsize if self.kv_bits is None else width * self.kv_bits // 8 + 4
 
 
 def cache_bytes(spec: Spec, itemsize: int, asked: Demand, *, replays: bool) -> tuple[int, int]:
@@ -132,8 +133,8 @@ def cache_bytes(spec: Spec, itemsize: int, asked: Demand, *, replays: bool) -> t
     decoder, n, window = spec.decoder, spec.tokens_per_frame, asked.window
     heads = decoder.layers * asked.rows * decoder.kv_heads
     slots = asked.prompt_tokens + asked.frames * n - 1 if window is None else window + asked.sinks
-    # The keys that TAS reads have a ring of their own with a window or int8.
-    ring = n + 1 if window is not None or asked.kv_int8 else 0
+    # The keys that TAS reads have a ring of their own with a window or in few bits.
+    ring = n + 1 if window is not None or asked.kv_bits is not None else 0
     keys_and_values = heads * (2 * slots * asked.slot_bytes(spec, itemsize) + ring * decoder.head_dim * itemsize)
     return keys_and_values, decoder.layers * asked.rows * n * decoder.width * itemsize if replays else 0
 

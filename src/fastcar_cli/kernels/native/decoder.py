@@ -22,6 +22,7 @@ from fastcar_cli.kernels.native.structs import FORMATS, STRUCTS, Linear, expect,
 
 MOST_ROWS = 1024
 _FLOATS = (torch.float32, torch.bfloat16)
+_WHOLE = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ class DecoderPass:
     """All blocks and the last norm on one token of every row; weights and caches are used in place, not copied.
 
     norm: weight of the last norm, float32 [width]; eps: of all norms. keys, values, aligned: [layers, rows, kv_heads,
-    slots, head width] float32, bfloat16, or int8 with key_scales and value_scales float32 [layers, rows, kv_heads,
-    slots]; aligned may have other slots, or be the same tensor as keys, and has floats beside int8.
+    slots, head width] float32, bfloat16, or with key_scales and value_scales float32 [layers, rows, kv_heads, slots]
+    int8, or whole numbers of 12 bits, uint8 and 3/2 as wide: their upper bytes, then their lower halves, of numbers k
+    and head width / 2 + k in a byte. aligned may have other slots, or be the same tensor as keys; it holds floats.
     outputs: the replay cache, [layers, rows, N, width] float32 or bfloat16; None: nothing is stored or replayed.
     start: int64 [rows], slots before it are padding; it must not change. released: TAS takes the query before it
     is rotated, as the released code does. pairs: row r and row r + rows / 2 decide together, by the mean of their
@@ -125,16 +127,17 @@ class DecoderPass:
             raise ValueError(f"heads are {d} wide, expected an even number")
         if not 1 <= rows <= MOST_ROWS or (pairs and rows % 2):
             raise ValueError(f"{rows} rows: expected 1 to {MOST_ROWS}, an even number in pairs")
-        int8 = keys.dtype is torch.int8
-        if int8 == (key_scales is None or value_scales is None):
-            raise ValueError("key_scales, value_scales: int8 keys and values have them, others none")
+        whole = keys.dtype in _WHOLE
+        if whole == (key_scales is None or value_scales is None):
+            raise ValueError("key_scales, value_scales: keys and values of whole numbers have them, others none")
         slots, ring = keys.shape[3], aligned.shape[3]
         positions = 0 if outputs is None else outputs.shape[2]
-        as_aligned = aligned.dtype if int8 and aligned.dtype in _FLOATS else keys.dtype
+        as_aligned = aligned.dtype if whole and aligned.dtype in _FLOATS else keys.dtype
         cells = (len(blocks), rows, kv_heads, slots)
+        kept = (*cells, d + d // 2 if keys.dtype is torch.uint8 else d)
         memory: dict[str, tuple[Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = {
-            "keys": (keys, (*cells, d), (*_FLOATS, torch.int8)),
-            "values": (values, (*cells, d), (keys.dtype,)),
+            "keys": (keys, kept, (*_FLOATS, *_WHOLE)),
+            "values": (values, kept, (keys.dtype,)),
             "aligned": (aligned, (*cells[:3], ring, d), (as_aligned,)),
             "key_scales": (key_scales, cells, (torch.float32,)),
             "value_scales": (value_scales, cells, (torch.float32,)),

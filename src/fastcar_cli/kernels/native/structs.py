@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-"""Numbers of the formats in `source/formats.h`, by the dtype of weights; caches have the first two."""
+"""Numbers of the formats in `source/formats.h`, by the dtype of weights; of caches uint8 is 12 bits."""
 GROUP = 32
 """Inputs that share a scale in int4."""
 

@@ -46,17 +46,24 @@ inline void put(Format, const float* x, long n, void* rows, float*, long row) {
     for (long k = 0; k < n; k++) Format::write(at + k * Format::size, x[k]);
 }
 
-// In int8 the scale is the largest size over 127; NaN and infinity are in it.
-inline void put(Cached8, const float* x, long n, void* rows, float* scales, long row) {
+// Of whole numbers NaN and infinity are in the scale.
+template <class Format>
+inline void put_whole(const float* x, long n, void* rows, float* scales, long row) {
     float most = 0;
     for (long k = 0; k < n; k++) {
         float size = __builtin_fabsf(x[k]);
         most = size <= most ? most : size;
         if (size != size) break;
     }
-    float scale = scales[row] = most / 127, factor = scale > 1e-30f && most < __builtin_inff() ? 1 / scale : 0;
-    auto at = static_cast<int8_t*>(rows) + row * n;
-    for (long k = 0; k < n; k++) at[k] = int8_t(__builtin_rintf(x[k] * factor));
+    float scale = scales[row] = most / Format::largest, factor = scale > 1e-30f && most < __builtin_inff() ? 1 / scale : 0;
+    char* at = static_cast<char*>(rows) + row * Format::bytes(n);
+    for (long k = 0; k < n; k++) Format::write(at, n, k, int(__builtin_rintf(x[k] * factor)));
+}
+inline void put(Cached8, const float* x, long n, void* rows, float* scales, long row) {
+    put_whole<Cached8>(x, n, rows, scales, row);
+}
+inline void put(Cached12, const float* x, long n, void* rows, float* scales, long row) {
+    put_whole<Cached12>(x, n, rows, scales, row);
 }
 
 // Attention of the heads of row r that share kv head g: their queries and the new key are rotated, key and value go into
@@ -64,7 +71,7 @@ inline void put(Cached8, const float* x, long n, void* rows, float* scales, long
 template <class Format, class Aligned>
 void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, bool scored) {
     long n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = r * d.heads + first;
-    long cache = r * d.kv_heads + g, slots = step.length - d.start[r], bytes = n * Format::size;
+    long cache = r * d.kv_heads + g, slots = step.length - d.start[r], bytes = Format::bytes(n);
     const float *cos = step.cos + (step.angles == 1 ? 0 : r * n), *sin = step.sin + (step.angles == 1 ? 0 : r * n);
     float* key = w.query[item];
     rotate(w.k[r] + g * n, cos, sin, n, key);

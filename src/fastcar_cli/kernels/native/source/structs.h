@@ -10,8 +10,8 @@ struct Matrix {
     int64_t outputs, inputs, format;
 };
 
-// A decoder block with its memory. keys, values [rows, kv heads, slots, head width], with int8 a scale a slot each, else
-// null; aligned likewise with `ring` slots, outputs [rows, positions, width] or null.
+// A decoder block with its memory. keys, values [rows, kv heads, slots, head width], whole numbers (formats 2 and 3, the
+// latter of 12 bits) with a scale a slot each, else null; aligned likewise with `ring` slots, outputs [rows, positions, width] or null.
 struct Block {
     const float* norm1;
     Matrix q, k, v, o;
