@@ -74,7 +74,10 @@ def generate(
     max_replay_age: Annotated[int | None, typer.Option(help="Times in a row one value may be replayed.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="mini, a name of the hub (vila-u-7b, ivideogpt-...; NAME@REVISION), or a model folder."),
+        typer.Option(
+            help="mini, table-dense, mini-actions, a name of the hub (vila-u-7b, ivideogpt-...; "
+            "NAME@REVISION), or a model folder."
+        ),
     ] = None,
     frames: Annotated[int | None, typer.Option(help="Frames of the video, those of an input included.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; drawn and printed where none is given.")] = None,
