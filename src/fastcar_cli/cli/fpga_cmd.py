@@ -24,7 +24,8 @@ def fpga(
     trace: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Decisions that generate has saved.")] = None,
     preset: Annotated[str, typer.Option(help="Accelerator: a preset or a YAML file.")] = "paper-u280",
     model: Annotated[
-        str, typer.Option(help="Shapes for drawn decisions: mini, table-dense, vila-u-7b (no download), or a model folder.")
+        str,
+        typer.Option(help="Shapes for drawn decisions: mini, table-dense, vila-u-7b (no download), or a model folder."),
     ] = "vila-u-7b",
     rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1, max=32)] = 16,
     frames: Annotated[int, typer.Option(help="Frames of the video.", min=1, max=4096)] = 8,
