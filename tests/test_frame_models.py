@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,8 @@ LATE = "transformer/model.safetensors"
         (lambda f: (f / LATE).write_bytes((f / LATE).read_bytes()[:-99]), "model.safetensors is damaged"),
         (lambda f: (f / LATE).rename((f / LATE).with_suffix(".bin")), "model.safetensors is missing"),
         (lambda f: (f / "tokenizer" / "config.json").write_text("{"), "config.json can't be read"),
+        (lambda f: (f / "tokenizer" / "config.json").unlink(), "tokenizer/config.json is missing"),
+        (lambda f: shutil.rmtree(f / "transformer"), "transformer/config.json is missing"),
     ],
 )
 def test_a_wrong_checkpoint_is_refused(tmp_path: Path, spoil: Callable[[Path], Any], said: str) -> None:

@@ -186,7 +186,7 @@ WRONG = {
     "a red ball": "the prompt 'a red ball': the model * takes no text, it goes on from 2 frames",
     "": "no input given: the model * goes on from 2 frames",
     "--input gone.mp4": "--input gone.mp4: there is no such file or folder",
-    "--input short --frames 16": "has 3 frames, needed: 16 for 16; or the 2 of the context alone",
+    "--input short --frames 16": "has 3 frames, needed: 16, or just the 2 that the model goes on from",
     "--input long --actions moves.csv": "takes no actions",
     "--input text.mp4": "is neither a video nor a picture",
     "--input long --frames 1": "--frames 1: 2 of them are given",

@@ -36,8 +36,8 @@ _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder looks like an official checkpoint."""
-    return (folder / "tokenizer" / "config.json").is_file() and (folder / "transformer" / "config.json").is_file()
+    """Whether a folder looks like an official checkpoint, or half of one."""
+    return any((folder / part / "config.json").is_file() for part in WEIGHTS)
 
 
 def loading_format(name: str) -> WeightFormat:

@@ -131,10 +131,9 @@ def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
 
 def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
     start, step, frames = wanted.start, wanted.step, wanted.frames
-    need = f"{wanted.indices[-1] + 1} for {frames}"
-    need += f" from number {start} on" if start else ""
-    need += f", each {step} after the one before" if step > 1 else ""
-    need += "" if wanted.whole else f"; or the {wanted.context} of the context alone"
+    how = ([f"begin with number {start}"] if start else []) + ([f"are {step} apart"] if step > 1 else [])
+    need = f"{wanted.indices[-1] + 1}" + (f" for {frames} that {' and '.join(how)}" if how else "")
+    need += "" if wanted.whole else f", or just the {wanted.context} that the model goes on from"
     here = len(range(start, count, step))
     hint = f"a longer clip, or `frames` {here}" if here > wanted.context else "a longer clip"
-    return RequestError(f"`input` {path}: has {count} frames, needed: {need}", hint=hint)
+    return RequestError(f"`input` {path}: has {count} frame{'s' * (count != 1)}, needed: {need}", hint=hint)

@@ -140,10 +140,10 @@ def _video(path: Path) -> Iterator[Image8]:
                 for index, frame in enumerate(container.decode(video=0)):  # noqa: B007 (told below)
                     yield np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
             except av.FFmpegError as e:
-                raise RequestError(
-                    f"`input` {path}: is a damaged video (after frame {index}: {e.strerror})",
-                    hint="fewer `frames` may do without the rest",
-                ) from None
+                where, hint = "at its first frame", None
+                if index >= 0:
+                    where, hint = f"after frame {index}", "fewer `frames` may do without the rest"
+                raise RequestError(f"`input` {path}: is a damaged video ({where}: {e.strerror})", hint=hint) from None
 
 
 class _Stream:

@@ -1,7 +1,8 @@
 """Measure `mini-actions`: does the object go where the pushes say, and what replay does to that.
 
 `python -m fastcar_cli.world.actions.evaluate --clips 100 --tau "off;-2" --ratio "0.2;0.4"` prints one JSON document.
-Where the object is in a frame is found by the world's analyser, which knows nothing of the model.
+Where the object is in a frame is found by the world's analyser, which knows nothing of the model. `true_codes` is the
+same of videos whose later frames are drawn from the codes that are right: what the tokenizer alone gets wrong.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from numpy.typing import NDArray
 
 from fastcar_cli.analysis.machine import commit
 from fastcar_cli.config import load_config
+from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.actions.clips import clip_of, frames_of, held_out
+from fastcar_cli.world.actions.codes import dictionary
 from fastcar_cli.world.actions.scene import Story, centre
+from fastcar_cli.world.actions.train_tokenizer import ActionsTokenizer
 from fastcar_cli.world.analyser import follow
 
 LIMITS = (2, 4)
@@ -39,6 +43,20 @@ def generate(
             videos[at + frame.video, frame.index] = frame.image
         ratios += [pipe.report(i)["replay"] for i in range(len(clips))]
     return videos, {key: float(np.mean([r[key] for r in ratios])) for key in ("ratio", "eligible_ratio")}
+
+
+@torch.no_grad()
+def drawn_from_true_codes(tokenizer: Tokenizer, stories: Sequence[Story]) -> NDArray[np.uint8]:
+    """Videos as `generate` gives them by a transformer without fault: first frames read, later ones as enumerated."""
+    spec, videos = tokenizer.spec, []
+    for story in stories:
+        first = torch.from_numpy(frames_of(story)[:1]).permute(0, 3, 1, 2)[None] / 255.0
+        codes = dictionary().of(story)[1].astype(np.int64) + spec.codes
+        later = np.pad(codes, ((0, 0), (1, 0)), constant_values=spec.delimiter).reshape(1, -1)
+        given, memories = tokenizer.decode_context(tokenizer.tokenize(first)[:, : spec.prompt_tokens])
+        pixels = torch.cat([given, tokenizer.decode_later(torch.from_numpy(later), memories)], 1)[0]
+        videos.append((pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy())
+    return np.stack(videos)
 
 
 def obedience(videos: NDArray[np.uint8], stories: Sequence[Story]) -> dict[str, float]:
@@ -86,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     asked: list[tuple[str, Any]]
     reference: NDArray[np.uint8] | None = None
+    exact = drawn_from_true_codes(ActionsTokenizer.of_model(options.model), stories)
     asked = [("tau", tau.strip()) for tau in options.tau.split(";")]
     asked += [("ratio", float(ratio)) for ratio in options.ratio.split(";") if ratio]
     for key, value in asked:
@@ -103,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "seed": options.seed,
                 "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
                 "commit": commit() or "unknown",
+                "true_codes": {**obedience(exact, stories), "psnr_truth": psnr(exact, truth)},
                 "replay": rows,
             },
             indent=1,
