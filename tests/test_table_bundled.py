@@ -1,4 +1,4 @@
-"""The bundled model of the world `table`."""
+"""The bundled models of the world `table`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastcar_cli.world.table.evaluate import held_out_captions
 from fastcar_cli.world.table.recipe import TABLE, TABLE_MAP
 from fastcar_cli.world.table.said import said_of
 
-MODELS = ("table-dense",)
+MODELS = ("table", "table-dense")
 HIT = "a red metal ball rolls to the right and hits a blue cube"
 
 
@@ -31,9 +31,14 @@ def test_a_model_is_of_the_recipe_and_small(name: str) -> None:
     assert sum(f.stat().st_size for f in folder_of(name).iterdir()) <= 25_000_000
 
 
+def test_both_have_one_tokenizer() -> None:
+    one, other = (load(name).network.rqvae.state_dict() for name in MODELS)
+    assert all(np.array_equal(value.numpy(), other[key].numpy()) for key, value in one.items())
+
+
 def test_a_prompt_becomes_a_video(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "hit.mp4"
-    done = run("generate", HIT, "--model", "table-dense", "--tau", "-2", "--seed", "1", "--json", "-o", str(file))
+    done = run("generate", HIT, "--model", "table", "--tau", "-2", "--seed", "1", "--json", "-o", str(file))
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["video"] | {"path": ""} == {"path": "", "frames": 16, "height": 128, "width": 128, "fps": 8}
@@ -47,14 +52,16 @@ def test_a_prompt_becomes_a_video(run: Run, tmp_path: Path) -> None:
 
 def test_what_nothing_is_planned_for_is_told(run: Run, tmp_path: Path) -> None:
     prompt = "a cylinder enters from the left and hits a ball"
-    done = run("generate", prompt, "--model", "table-dense", "--frames", "1", "-o", str(tmp_path / "a"))
-    words = load("table-dense").tokenizer
+    done = run("generate", prompt, "--model", "table", "--frames", "1", "-o", str(tmp_path / "a"))
+    words = load("table").tokenizer
     assert not read_scenery(words.complete(words.read(prompt), 0).ids, TABLE_MAP).things
     assert done.returncode == 0 and "knows no places" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "tau", "least"), [("table-dense", "off", 0.45)])
+@pytest.mark.parametrize(
+    ("name", "tau", "least"), [("table-dense", "off", 0.45), ("table", "off", 0.4), ("table", "-2", 0.4)]
+)
 def test_captions_with_one_object_are_shown_right(name: str, tau: str, least: float) -> None:
     """24 captions that were never trained on; what was measured on 300 stands in docs/table.md."""
     chosen = [(s, c) for s, c in held_out_captions(60, 77) if len(s.things) == 1][:24]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="mini, table-dense, vila-u-7b[@REVISION], or a model folder.")],
+    model: Annotated[str, typer.Argument(help="mini, table, vila-u-7b[@REVISION], or a model folder.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to make; there must be none of this name.")],
     dtype: Annotated[str, typer.Option(help="int4, int8 or bfloat16.")] = "int4",
     depth_dtype: Annotated[

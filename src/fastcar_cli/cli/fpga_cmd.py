@@ -25,7 +25,7 @@ def fpga(
     preset: Annotated[str, typer.Option(help="Accelerator: a preset or a YAML file.")] = "paper-u280",
     model: Annotated[
         str,
-        typer.Option(help="Shapes for drawn decisions: mini, table-dense, vila-u-7b (no download), or a model folder."),
+        typer.Option(help="Shapes for drawn decisions: mini, table, vila-u-7b (no download), or a model folder."),
     ] = "vila-u-7b",
     rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1, max=32)] = 16,
     frames: Annotated[int, typer.Option(help="Frames of the video.", min=1, max=4096)] = 8,

@@ -75,7 +75,7 @@ def generate(
     model: Annotated[
         str | None,
         typer.Option(
-            help="mini, table-dense, mini-actions, a name of the hub (vila-u-7b, ivideogpt-...; "
+            help="mini, table, table-dense, mini-actions, a name of the hub (vila-u-7b, ivideogpt-...; "
             "NAME@REVISION), or a model folder."
         ),
     ] = None,

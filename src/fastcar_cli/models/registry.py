@@ -32,7 +32,7 @@ from fastcar_cli.models.network import Spec
 from fastcar_cli.models.published import published_spec
 from fastcar_cli.models.quantised import WeightFormat
 
-BUNDLED = ("mini", "table-dense", "mini-actions")
+BUNDLED = ("mini", "table", "table-dense", "mini-actions")
 """Names of the models that come with the package."""
 
 _IDENTIFYING = (".safetensors", ".bin", ".json", ".model")
