@@ -13,7 +13,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.locks import locked
 
 STAGES = ("tokenizer", "base", "replay", "export")
-WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (7000, 4000, 800, 16), "mini-actions": (1400, 1100, 1000, 16)}
+WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (7000, 10600, 2600, 16), "mini-actions": (1400, 1100, 1000, 16)}
 """The bundled models: steps of tokenizer, base and replay stage, and videos a step."""
 
 
@@ -36,10 +36,10 @@ def train(
         typer.Option(help="Steps of the tokenizer; 12000, table 7000 of each half, mini-actions 1400.", min=1),
     ] = None,
     base_steps: Annotated[
-        int | None, typer.Option(help="Steps of the base stage; 6000, table 4000, mini-actions 1100.", min=1)
+        int | None, typer.Option(help="Steps of the base stage; 6000, table 10600, mini-actions 1100.", min=1)
     ] = None,
     replay_steps: Annotated[
-        int | None, typer.Option(help="Steps of the replay stage; 8500, table 800, mini-actions 1000.", min=1)
+        int | None, typer.Option(help="Steps of the replay stage; 8500, table 2600, mini-actions 1000.", min=1)
     ] = None,
     minutes: Annotated[
         float | None,

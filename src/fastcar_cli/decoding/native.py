@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -82,6 +84,19 @@ def code_draw(batch: Batch, threads: int) -> native.CodeDraw:
     )
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Inside, torch computes with this thread alone: its helpers, which look for work for a while after each of its
+    operations, would take the cores from those of the products in between.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class NativeExecutor(HostExecutor):
     """Hands the tensors of a batch to the native kernels. The thresholds of a pass are its whole replay rule."""
 
@@ -125,17 +140,22 @@ class NativeExecutor(HostExecutor):
 
     def prefill(self) -> Tensor:
         """See `HostExecutor.prefill`; packed weights are multiplied as they are, by each token once."""
-        if self._batch.aligned and self._batch.added is not None:
-            # What is added to equal ids may differ.
+        packed = any(isinstance(m, QuantisedLinear) for block in self._batch.blocks for m in block.modules())
+        # What is added to equal ids may differ.
+        if not packed or (self._batch.aligned and self._batch.added is not None):
             return super().prefill()
-        wanted, back = distinct_tokens(self._batch.ids, self._batch.lengths)
+        ids = self._batch.ids
+        wanted, back = distinct_tokens(ids, self._batch.lengths)
+        repeats = len(wanted) < ids.numel()
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:
-            flat, weight = x.flatten(0, -2)[wanted].float(), _linear(module)
+            flat, weight = x.flatten(0, -2), _linear(module)
+            flat = (flat[wanted] if repeats else flat).float()
             parts = [native.linear(part, weight, self._threads) for part in flat.split(native.MOST_ROWS)]
-            return torch.cat(parts)[back].view(*x.shape[:-1], -1).to(x.dtype)
+            found = torch.cat(parts) if len(parts) > 1 else parts[0]
+            return (found[back] if repeats else found).view(*x.shape[:-1], -1).to(x.dtype)
 
-        with multiplied_by(product):
+        with multiplied_by(product), _alone():
             return super().prefill()
 
     @torch.inference_mode()
