@@ -100,9 +100,9 @@ class LayoutTokenizer(PhraseTokenizer):
     def notices(self, prompt: Prompt, model: str) -> list[str]:
         """Words the model does not know, and whether it has to place things by itself. Raises as its base does."""
         found = super().notices(prompt, model)
-        tokens = self.read(text_of(prompt, f"the model {model!r}")).tokens
-        if self.layouts and self.signature(tokens) not in self.layouts:
-            found.append(f"the model {model!r} knows no places for what the prompt says and draws it where it likes")
+        text = text_of(prompt, f"the model {model!r}")
+        if self.layouts and self.signature(self.read(text).tokens) not in self.layouts:
+            found.append(f"the model {model!r} knows no places for what {text!r} says and draws it where it likes")
         return found
 
 
