@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 from sweep_folder import write_folder
+from typer.testing import CliRunner
+
+from fastcar_cli.analysis.curves import app
+from fastcar_cli.errors import RequestError
 
 PROMPTS = ("a red ball", "a blue boat", "a green star")
 
@@ -50,10 +54,15 @@ def test_a_line_a_setting_with_the_means_of_its_videos(sweeps: tuple[Path, Path]
     assert told == result.stdout.removesuffix("\n") and "**other** (6 videos of 3 prompts)" in told
 
 
-@pytest.mark.parametrize("content", [None, "{}", "[", '{"cells": []}'])
-def test_what_is_no_sweep_is_refused_in_a_sentence(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "results.json").write_text(content)
+def test_an_empty_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
     result = run(tmp_path, "-o", tmp_path / "out")
     assert result.returncode == 2 and "Traceback" not in result.stderr
     assert "results" in result.stderr and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", "[", '{"cells": []}'])
+def test_what_is_no_sweep_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results.json").write_text(content)
+    result = CliRunner().invoke(app, [str(tmp_path), "-o", str(tmp_path / "out")])
+    assert isinstance(result.exception, RequestError) and "results" in str(result.exception)
+    assert not (tmp_path / "out").exists()
