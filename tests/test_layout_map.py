@@ -131,7 +131,8 @@ def small() -> VideoModel:
     decoder = replace(TABLE.decoder, layers=2, mlp_width=32)
     model = VideoModel(replace(TABLE, decoder=decoder)).eval().requires_grad_(False)
     assert model.map is not None
-    torch.nn.init.normal_(model.map.ground.weight, 0, 0.3)
+    for table in (model.llm.embed_tokens, *model.books, model.map.ground):
+        torch.nn.init.normal_(table.weight, 0, 0.3)
     torch.nn.init.normal_(model.map.thing.weight, 0, 0.1)
     return model
 
