@@ -196,6 +196,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 @linux
 def test_two_processes_share_the_pages_of_the_weights(run: Run) -> None:
     converted(run, "mini", "out", "--dtype", "int8")
@@ -230,6 +231,7 @@ for arguments in (sys.argv[1:3], sys.argv[3:]):
 """
 
 
+@pytest.mark.slow
 @linux
 def test_conversion_holds_a_layer_not_the_model(make: Callable[..., Path], tmp_path: Path) -> None:
     wide = {"llm__hidden_size": 512, "llm__intermediate_size": 2048, "llm__num_hidden_layers": 40,
@@ -311,6 +313,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit of file sizes there")
 def test_a_write_that_fails_leaves_nothing_under_the_name(make: Callable[..., Path], run: Run) -> None:
     source = make()

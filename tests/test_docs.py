@@ -23,7 +23,7 @@ def _commands(page: Path) -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.startswith("fastcar ")]
 
 
-LONG = ("README.md", "profile.md", "speed.md", "sweep.md")
+LONG = ("README.md", "fpga.md", "profile.md", "speed.md", "sweep.md", "vila-u.md")
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,11 @@ SNIPPETS = [
 ]
 
 
-@pytest.mark.parametrize(("page", "number", "code"), SNIPPETS, ids=[f"{p}-{i}" for p, i, _ in SNIPPETS])
-def test_python_in_the_docs_runs(tmp_path: Path, page: str, number: int, code: str) -> None:
+@pytest.mark.parametrize(
+    "code",
+    [pytest.param(code, id=f"{p}-{i}", marks=pytest.mark.slow if p in LONG else ()) for p, i, code in SNIPPETS],
+)
+def test_python_in_the_docs_runs(tmp_path: Path, code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

@@ -142,7 +142,7 @@ def test_profile_of_a_run(run: Run, tmp_path: Path) -> None:
 
 
 def test_an_inert_threshold_is_said(run: Run) -> None:
-    done = run("profile", "--decode", "a red ball", "--tau", "1000", "--json")
+    done = run("profile", "--seq", "128", "--repeats", "1", "--decode", "a red ball", "--tau", "1000", "--json")
     assert "inert: nothing replays" in json.loads(done.stdout)["decode"]["warning"]
 
 

@@ -61,7 +61,7 @@ def _stopped(folder: Path, frames: int, number: signal.Signals, *arguments: str)
     return process.returncode, stdout, stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_keeps_finished_frames_under_json(tmp_path: Path, number: signal.Signals) -> None:
     arguments = ["generate", PROMPT, "--samples", "3", "--seed", "1", "-o", "out", "--json"]
     status, stdout, stderr = _stopped(tmp_path, 2, number, *arguments)

@@ -60,9 +60,10 @@ def test_results_keep_the_contract(whole: Path) -> None:
     assert data["config"]["sampling"]["cfg"] == 2.5 and data["metrics"] == ["psnr_db", "temporal"]
     assert len(data["cells"]) == 20 == len({c["id"] for c in data["cells"]})
     by_id = {c["id"]: c for c in data["cells"]}
-    for cell in data["cells"]:
+    for cell in data["cells"][::6]:
         assert read_frames(whole / cell["video"]).shape[0] == 4
         assert read_recipe(whole / cell["video"])["prompt"] == cell["prompt"]
+    for cell in data["cells"]:
         assert cell["speed"]["decode_s"]["runs"] and cell["speed"]["tokens_per_s"] > 0
         if cell["tau"] is None:
             assert cell["reference"] is None and cell["metrics"] is None and cell["speed"]["speedup"] == 1
@@ -92,6 +93,7 @@ def test_tables_have_a_row_a_cell(whole: Path) -> None:
         assert row["dense"] is (cell["tau"] is None)
 
 
+@pytest.mark.slow
 def test_killed_twice_and_resumed_equals_undisturbed(ask: list[object], whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     before: dict[str, tuple[int, int]] = {}
@@ -234,6 +236,7 @@ def test_a_shard_without_work_says_so(ask: list[object], tmp_path: Path) -> None
     assert results(tmp_path / "d")["cells"] == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_whole_cells_only(ask: list[object], whole: Path, tmp_path: Path) -> None:
     """A limit on file sizes stands for the disk: the largest file of the sweep's cells is too long for it."""
     folder = tmp_path / "full"

@@ -253,7 +253,7 @@ def test_periods_must_be_one_for_each_pair() -> None:
         )
 
 
-@pytest.mark.parametrize("stage", ["codes", "pixels"])
+@pytest.mark.parametrize("stage", [pytest.param("codes", marks=pytest.mark.slow), "pixels"])
 def test_stopped_tokenizer_training_goes_on_to_the_same_weights(
     stage: str, tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

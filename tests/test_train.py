@@ -72,7 +72,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("stage", ["base", "replay"])
+@pytest.mark.parametrize("stage", [pytest.param("base", marks=pytest.mark.slow), "replay"])
 def test_stopped_and_killed_training_goes_on_as_if_it_had_not_been(
     tokenizer: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:

@@ -308,7 +308,12 @@ print(peak / sum(p.nbytes for p in model.network.parameters()))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read the Linux way")
 @pytest.mark.parametrize(
-    ("suffix", "dtype"), [(".safetensors", "float32"), (".safetensors", "bfloat16"), (".bin", "float32")]
+    ("suffix", "dtype"),
+    [
+        (".safetensors", "bfloat16"),
+        pytest.param(".safetensors", "float32", marks=pytest.mark.slow),
+        pytest.param(".bin", "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_loading_holds_no_second_copy(make: Callable[..., Path], suffix: str, dtype: str) -> None:
     wide = {"llm__hidden_size": 1024, "llm__intermediate_size": 4096, "llm__num_hidden_layers": 5,
