@@ -41,6 +41,7 @@ def told() -> LayoutMap:
     """A map that tells something of everything."""
     torch.manual_seed(0)
     layout_map = LayoutMap(TABLE_MAP, (8, 8), 16, 32)
+    layout_map.initialise()
     torch.nn.init.normal_(layout_map.ground.weight)
     torch.nn.init.normal_(layout_map.thing.weight)
     return layout_map.requires_grad_(False)
@@ -131,6 +132,7 @@ def small() -> VideoModel:
     decoder = replace(TABLE.decoder, layers=2, mlp_width=32)
     model = VideoModel(replace(TABLE, decoder=decoder)).eval().requires_grad_(False)
     assert model.map is not None
+    model.map.initialise()
     for table in (model.llm.embed_tokens, *model.books, model.map.ground):
         torch.nn.init.normal_(table.weight, 0, 0.3)
     torch.nn.init.normal_(model.map.thing.weight, 0, 0.1)

@@ -35,6 +35,8 @@ def tokenizer() -> TableTokenizer:
 def small() -> VideoModel:
     torch.manual_seed(0)
     model = VideoModel(replace(TABLE, decoder=replace(TABLE.decoder, layers=1, mlp_width=32)))
+    assert model.map is not None
+    model.map.initialise()
     for table in (model.llm.embed_tokens, *model.books):
         torch.nn.init.normal_(table.weight, 0, 0.3)
     return model

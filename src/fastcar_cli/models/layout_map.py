@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcar_cli.models.decoder import table
 from fastcar_cli.models.paths import STEP, TURNS, simulate
 
 _LOOKS: Final = ("shape", "color", "material", "size")
@@ -133,20 +134,23 @@ class LayoutMap(nn.Module):
         self.spec, self.grid, self.patch = spec, grid, patch
         self._phases, self._cells = spec.period // STEP, spec.period // patch
         self._lights, self._sizes = spec.count("light"), spec.count("size")
-        self.ground = nn.Embedding(spec.count("floor") * self._lights * self._cells * self._phases, width)
-        self.place = nn.Embedding(_AXES * (2 * _FAR + 1), spec.hidden)
-        self.pose = nn.Embedding(spec.count("shape") * self._sizes * TURNS, spec.hidden)
-        self.color = nn.Embedding(spec.count("color"), spec.hidden)
-        self.material = nn.Embedding(spec.count("material"), spec.hidden)
-        self.light = nn.Embedding(self._lights, spec.hidden)
+        self.ground = table(spec.count("floor") * self._lights * self._cells * self._phases, width)
+        self.place = table(_AXES * (2 * _FAR + 1), spec.hidden)
+        self.pose = table(spec.count("shape") * self._sizes * TURNS, spec.hidden)
+        self.color = table(spec.count("color"), spec.hidden)
+        self.material = table(spec.count("material"), spec.hidden)
+        self.light = table(self._lights, spec.hidden)
         self.thing = nn.Linear(spec.hidden, width, bias=False)
-        # Eight numbers of about 1 in all join in a unit; what is told is half as large as a visual token's own vector.
-        for table in (self.place, self.pose, self.color, self.material, self.light):
-            nn.init.normal_(table.weight, 0.0, 8**-0.5)
-        nn.init.normal_(self.ground.weight, 0.0, 1.2 / _GAIN)
-        nn.init.normal_(self.thing.weight, 0.0, 3.2 / _GAIN / spec.hidden**0.5)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Fresh weights in place, as training begins with."""
+        # Eight numbers of about 1 in all join in a unit; what is told is half as large as a visual token's own vector.
+        for part in (self.place, self.pose, self.color, self.material, self.light):
+            part.weight.normal_(0.0, 8**-0.5)
+        self.ground.weight.normal_(0.0, 1.2 / _GAIN)
+        self.thing.weight.normal_(0.0, 3.2 / _GAIN / self.spec.hidden**0.5)
+
     def forward(self, ids: Tensor, drawn: Tensor) -> Tensor:
         """Vectors [P, K, width] for prompts ids [P, L] and the tokens that are `drawn`, [P or 1, K], counted from 0."""
         tokens = drawn.expand(len(ids), -1).cpu()

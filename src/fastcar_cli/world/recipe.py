@@ -84,6 +84,8 @@ def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpnes
             std /= math.sqrt(2 * spec.layers)
         p.normal_(0.0, std)
     model.llm.embed_tokens.weight.normal_(0.0, 1.0)
+    if model.map is not None:
+        model.map.initialise()
     common = torch.randn(spec.width)
     common /= common.norm()
     scale = math.sqrt(spec.width)

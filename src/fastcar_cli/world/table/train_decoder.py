@@ -190,6 +190,9 @@ def train(
         steps, place = settings.map_steps, out.parent / "map"
         train_map.train(place, model, tokenizer, settings, steps=steps, deadline=deadline, log=log)
     run = torch.compile(hidden_states) if settings.compile else hidden_states
+    if settings.compile and model.map is not None:
+        # It goes through prompts in Python. As a decorator this would import the compiler for every user of a model.
+        model.map.forward = torch.compiler.disable(model.map.forward)  # type: ignore[method-assign]
 
     def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, float], int]:
         count, frames, places = settings.shape_of(step)
