@@ -186,6 +186,7 @@ def _train(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_train_export_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -159,13 +159,14 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "kept"),
     [
-        pytest.param(".plain.partial/.model-00003", 0, marks=pytest.mark.slow),
-        pytest.param(".states-model-00001", 0, marks=pytest.mark.slow),
+        (".plain.partial/.model-00003", 0),
+        (".states-model-00001", 0),
         (".states-model-00003", 2),
-        pytest.param("/.model-00003", 2, marks=pytest.mark.slow),
+        ("/.model-00003", 2),
     ],
 )
 def test_after_kill_9_it_goes_on_and_makes_the_same(make, prompts: Path, run: Run, part: str, kept: int) -> None:  # type: ignore[no-untyped-def]  # noqa: F811

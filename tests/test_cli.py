@@ -200,6 +200,7 @@ def test_a_folder_that_can_not_be_written(run: Run, tmp_path: Path) -> None:
     assert "not writable" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk(run: Run, tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")

@@ -142,6 +142,7 @@ def test_what_stays_floats_is_as_the_source(make: Callable[..., Path], run: Run,
     assert kept == {torch.float32 if stored == torch.float32 else torch.bfloat16}
 
 
+@pytest.mark.slow
 def test_the_bundled_model_in_int4_is_near_itself(run: Run) -> None:
     done = run("convert", "mini", "-o", "mini-int4", "--dtype", "int4", "--json")
     told = json.loads(done.stdout)

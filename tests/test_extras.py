@@ -62,6 +62,7 @@ def test_options_that_need_an_extra_are_refused(arguments: tuple[str, ...], extr
     assert f"fastcar[{extra}]" in str(done.exception)
 
 
+@pytest.mark.slow
 def test_commands_work_and_a_sweep_tells_of_its_parquet_file(tmp_path: Path) -> None:
     model = tiny_folder(tmp_path / "model")
     assert _fastcar("generate", BALL, "--model", model, "--tau", "0", "-o", "a.mp4").exit_code == 0

@@ -120,6 +120,7 @@ def test_fast_forward_stands_where_decoding_would(window: int | None) -> None:
     assert all(s.hidden.isfinite().all() for s in steps)
 
 
+@pytest.mark.slow
 def test_profile_of_a_run(run: Run, tmp_path: Path) -> None:
     prompt = "a red ball rolling to the right on the grass"
     done = run(

@@ -115,6 +115,7 @@ def test_killed_twice_and_resumed_equals_undisturbed(ask: list[object], whole: P
     assert (folder / "results.csv").read_bytes().count(b"\n") == 21
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(ask: list[object], whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     process = held(*ask, "-o", folder, at=9)

@@ -57,6 +57,7 @@ def test_latents_are_those_of_the_frames_that_are_told(
     assert torch.allclose(latents[known], wanted[tokens[known]], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_map_learns_looks_and_nothing_else_changes(tokenizer: TableTokenizer, tmp_path: Path) -> None:
     model = small()
     before = {k: v.clone() for k, v in model.state_dict().items()}

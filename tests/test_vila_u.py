@@ -252,6 +252,7 @@ def test_generate_and_dry_run(run: Run, make: Callable[..., Path], tmp_path: Pat
     assert (tmp_path / "a.mp4").exists()
 
 
+@pytest.mark.slow
 def test_no_network_is_one_sentence(process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -307,13 +308,9 @@ print(peak / sum(p.nbytes for p in model.network.parameters()))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read the Linux way")
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("suffix", "dtype"),
-    [
-        (".safetensors", "bfloat16"),
-        pytest.param(".safetensors", "float32", marks=pytest.mark.slow),
-        pytest.param(".bin", "float32", marks=pytest.mark.slow),
-    ],
+    ("suffix", "dtype"), [(".safetensors", "float32"), (".safetensors", "bfloat16"), (".bin", "float32")]
 )
 def test_loading_holds_no_second_copy(make: Callable[..., Path], suffix: str, dtype: str) -> None:
     wide = {"llm__hidden_size": 1024, "llm__intermediate_size": 4096, "llm__num_hidden_layers": 5,
