@@ -27,8 +27,9 @@ from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.replay import ReplayRule, temporal_attention_score
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.decoding.self_check import difference
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.state import Batch, DecodeSettings
 from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.errors import RunError
 from fastcar_cli.models.decoder import DecoderSpec, rotate
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
@@ -295,6 +296,19 @@ def test_a_verdict_is_asked_for_once_and_told(monkeypatch: pytest.MonkeyPatch, t
     first, second = self_check.unproven(batch), self_check.unproven(batch)
     assert len(asked) == 1 and first == second
     assert "all tokens differ" in str(first) and str(self_check.verdict_file()) in str(first)
+
+
+def test_a_full_device_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
+    def full(batch: Batch) -> str | None:
+        raise RunError("a step can't be captured as a CUDA graph") from torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(self_check, "_key", lambda batch: "a device")
+    monkeypatch.setattr(self_check, "difference", full)
+    batch = Decode(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
+    assert "out of memory" in str(self_check.unproven(batch))
+    monkeypatch.setattr(self_check, "difference", lambda batch: None)
+    assert self_check.unproven(batch) is None
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CUDA graph needs a GPU")

@@ -22,6 +22,7 @@ from fastcar_cli.analysis.profiler import (
     replay_table,
     traffic,
 )
+from fastcar_cli.cli.profile_cmd import _read
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
@@ -153,6 +154,18 @@ def test_emulated_profile(run: Run) -> None:
     for length in lengths:
         assert sum(m["cycles"] for m in length["modules"].values()) == pytest.approx(length["step_cycles"])
     assert lengths[1]["modules"]["attention"]["cycles"] > lengths[0]["modules"]["attention"]["cycles"]
+
+
+@pytest.mark.parametrize(
+    "saved",
+    ["[]", "{", '{"lengths": "abc"}', '{"lengths": [{"seq": 64}]}', '{"lengths": [3]}',
+     '{"lengths": [{"seq": 64, "step_ms": 0, "modules": {}}]}',
+     '{"lengths": [{"seq": 64, "step_ms": 1, "modules": {"mlp": {}}}]}'],
+)  # fmt: skip
+def test_what_is_no_profile_is_not_compared_with(saved: str, tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(saved)
+    with pytest.raises(RequestError, match="is no saved profile"):
+        _read(tmp_path / "s.json")
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,14 @@ def test_an_unreachable_target_fails_and_says_so(tmp_path: Path) -> None:
     assert results(tmp_path / "d")["find"]["reached"] is False and not (tmp_path / "d" / "found.yaml").exists()
 
 
+def test_a_configuration_found_names_the_score_of_the_search(tmp_path: Path) -> None:
+    model = tiny_folder(tmp_path / "model")
+    ask = [BALL, "--model", model, "--metrics", TINY_METRICS, "--seeds", "0-3", "-o", tmp_path / "d"]
+    sweep(*ask, "--score", "query", "--find", "eligible=0.4")
+    found = load_config(str(tmp_path / "d" / "found.yaml")).replay
+    assert found.score == "query" and found.tau == Tau.read(results(tmp_path / "d")["find"]["best"]["tau"])
+
+
 def test_a_search_goes_on_where_it_stopped_and_its_configuration_is_taken(run: Run, tmp_path: Path) -> None:
     model = tiny_folder(tmp_path / "model")
     ask = [BALL, STAR, "--model", model, "--metrics", TINY_METRICS, "--seeds", "0-3", "-o", tmp_path / "d"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import write_whole
@@ -42,6 +43,40 @@ def test_scale(tmp_path: Path) -> None:
     with open_writer(tmp_path / "a.mp4", fps=8, scale=4, recipe=RECIPE) as writer:
         writer.add(_frames(1)[0])
     assert read_frames(tmp_path / "a.mp4").shape == (1, 256, 256, 3)
+
+
+@pytest.mark.parametrize(("name", "height", "width"), [("a.mp4", 4, 8), ("a.gif", 5, 9), ("a", 5, 9)])
+def test_a_writer_knows_the_size_of_what_it_wrote(tmp_path: Path, name: str, height: int, width: int) -> None:
+    with open_writer(tmp_path / name, fps=8, recipe=RECIPE) as writer:
+        writer.add(np.zeros((5, 9, 3), np.uint8))
+    assert (writer.height, writer.width) == (height, width) == read_frames(writer.path).shape[1:3]
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.gif", "a"])
+def test_frames_that_are_equal_stay_apart(tmp_path: Path, name: str) -> None:
+    frames = _frames(2)[[0, 0, 1, 1, 1, 0]]
+    with open_writer(tmp_path / name, fps=8, recipe=RECIPE) as writer:
+        for f in frames:
+            writer.add(f)
+    back = read_frames(tmp_path / name)
+    assert back.shape == frames.shape and np.abs(back.astype(float) - frames).mean() <= 3
+
+
+@pytest.mark.parametrize("fps", [1, 7, 8, 24, 30, 50])
+def test_a_gif_takes_as_long_as_its_frames(tmp_path: Path, fps: int) -> None:
+    frames = np.random.default_rng(0).integers(0, 255, (fps, 8, 8, 3), np.uint8)
+    with open_writer(tmp_path / "a.gif", fps=fps, recipe=RECIPE) as writer:
+        for f in frames:
+            writer.add(f)
+    with Image.open(tmp_path / "a.gif") as image:
+        delays = [image.seek(i) or image.info["duration"] for i in range(image.n_frames)]
+    assert len(delays) == fps and sum(delays) == 1000 and max(delays) - min(delays) <= 10
+
+
+def test_a_gif_faster_than_viewers_show_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="60 frames a second"):
+        open_writer(tmp_path / "a.gif", fps=60, recipe=RECIPE)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

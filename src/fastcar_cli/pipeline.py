@@ -65,7 +65,6 @@ class TextToVideo:
     def __init__(self, model: LoadedModel, config: RunConfig, *, load_seconds: float = 0.0) -> None:
         """Resolve what `config` leaves open. Raises RequestError for what this model can't do."""
         self.model, self._load_seconds = model, load_seconds
-        self._began = time.perf_counter() - load_seconds
         spec = model.network.spec
         self.name, self.layers = model.name, spec.decoder.layers
         self.tokens_per_frame, self.grid = spec.tokens_per_frame, spec.grid
@@ -236,7 +235,7 @@ class TextToVideo:
             now = time.perf_counter()
             run.vision += now - began
             if run.first_frame is None:
-                run.first_frame = now - self._began
+                run.first_frame = now - started + self._load_seconds
             run.total = now - started + self._load_seconds
             for video, frames in enumerate(images):
                 for index, image in enumerate(frames, first):

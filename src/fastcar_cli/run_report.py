@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Run:
     """What was decoded, for whom, and how long its parts took.
 
-    `load_seconds`, `vision` (pixels), `first_frame` (since the loading began) and `total` are wall seconds;
+    `load_seconds`, `vision` (pixels), `first_frame` and `total` (both with the loading) are wall seconds;
     `preset` is the accelerator of fpga-sim.
     """
 
@@ -41,15 +41,14 @@ class Run:
     vision: float = 0.0
     first_frame: float | None = None
     total: float = 0.0
-    _emulated: Comparison | None = field(default=None, init=False)
+    _emulated: tuple[int, Comparison] | None = field(default=None, init=False)
 
     def replay_stats(self, video: int) -> ReplayStats:
         """What was replayed in one video."""
         decode = self.decode
         if decode.replay is None:
-            passes = decode.tokens - 1
             layers = decode.model.spec.decoder.layers
-            return ReplayStats(0.0, 0.0, [0.0] * layers, [0.0] * -(-passes // decode.frame))
+            return ReplayStats(0.0, 0.0, [0.0] * layers, [0.0] * -(-decode.passes // decode.frame))
         return decode.replay.stats(decode.passes, decode.rows_of(video))
 
     def decisions(self) -> Decisions:
@@ -86,7 +85,7 @@ class Run:
         decode = self.decode
         if self.preset is None or decode.passes + 1 < decode.frame:
             return None
-        if self._emulated is None:
+        if self._emulated is None or self._emulated[0] != decode.passes:
             from fastcar_cli.backends.fpga.emulator import Emulator
             from fastcar_cli.backends.fpga.summary import compare
             from fastcar_cli.backends.fpga.workload import workload_of
@@ -100,8 +99,8 @@ class Run:
                 window=found.window,
                 sinks=found.sinks,
             )
-            self._emulated = compare(Emulator(self.preset, work), found.replayed)
-        return self._emulated
+            self._emulated = decode.passes, compare(Emulator(self.preset, work), found.replayed)
+        return self._emulated[1]
 
     def _controlled(self, video: int) -> dict[str, Any]:
         """Report keys of the controller; all None where tau is given."""

@@ -15,11 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.GifImagePlugin import getdata, getheader
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import empty_file, hidden_beside, publish, publish_folder
@@ -28,14 +29,20 @@ from fastcar_cli.signals import uninterrupted
 Image8 = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
 """Suffixes of files; a name without suffix is a folder of PNGs."""
+MOST_GIF_FPS = 50
+"""A GIF counts in hundredths of a second, and viewers show frames of one hundredth far slower."""
 
 
-def check_target(path: Path) -> None:
-    """Refuse a name that can't be written, before any work is done. Raises RequestError."""
+def check_target(path: Path, fps: int | None = None) -> None:
+    """Refuse a name that can't be written (at so many frames a second), before any work. Raises RequestError."""
     if path.suffix and path.suffix.lower() not in SUFFIXES:
         raise RequestError(
             f"{path}: unknown suffix {path.suffix!r}",
             hint="allowed: .mp4, .gif, or a name without suffix for a folder of PNGs",
+        )
+    if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
+        raise RequestError(
+            f"{path}: a GIF can't have {fps} frames a second", hint=f"allowed: 1 to {MOST_GIF_FPS}, or .mp4"
         )
     parent = path.parent
     if not parent.is_dir():
@@ -65,7 +72,7 @@ class Writer(ABC):
     """Takes frames one by one and closes to a whole file, or to nothing.
 
     Used as a context manager it closes at the end and aborts on an exception. `path` is the name asked for, and
-    after `close` the one that the file got.
+    after `close` the one that the file got; `width` and `height` are those of the frames in the file, in pixels.
     """
 
     path: Path
@@ -74,7 +81,11 @@ class Writer(ABC):
     recipe: dict[str, Any]
     new: bool
     frames: int = field(default=0, init=False)
+    width: int = field(default=0, init=False)
+    height: int = field(default=0, init=False)
     _done: bool = field(default=False, init=False)
+    _divisor: ClassVar[int] = 1
+    """What the sides of a frame must be multiples of; what is over is cut off."""
 
     def __post_init__(self) -> None:
         with self._guard():
@@ -87,6 +98,8 @@ class Writer(ABC):
             image = np.asarray(
                 Image.fromarray(image).resize((w * self.scale, h * self.scale), Image.Resampling.BICUBIC)
             )
+        self.height, self.width = (side - side % self._divisor for side in image.shape[:2])
+        image = np.ascontiguousarray(image[: self.height, : self.width])
         with uninterrupted():
             with self._guard():
                 self._write(image)
@@ -142,6 +155,8 @@ class Writer(ABC):
 
 
 class _Mp4Writer(Writer):
+    _divisor = 2  # of H.264 in yuv420p
+
     def _open(self) -> None:
         import av
 
@@ -155,17 +170,14 @@ class _Mp4Writer(Writer):
         import av
 
         if self._stream is None:
-            h, w = image.shape[:2]
             # x264's fast paths read scratch memory and so code the same frames differently from run to run;
             # the processor-independent ones do not, and give the same file on every machine.
             options = {"crf": "16", "preset": "medium", "x264-params": "cpu-independent=1"}
             self._stream = self._container.add_stream("libx264", rate=self.fps, options=options)
-            # H.264 in yuv420p needs even sides.
-            self._stream.width, self._stream.height = w - w % 2, h - h % 2
+            self._stream.width, self._stream.height = self.width, self.height
             self._stream.pix_fmt = "yuv420p"
             # With more threads the same frames may be coded differently from run to run.
             self._stream.codec_context.thread_count = 1
-        image = np.ascontiguousarray(image[: self._stream.height, : self._stream.width])
         for packet in self._stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")):
             self._container.mux(packet)
 
@@ -198,19 +210,30 @@ class _GifWriter(Writer):
             strip.paste(image, (0, i * size[1]))
         palette = strip.quantize(256, dither=Image.Dither.NONE)
         frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._images]
-        frames[0].save(
-            self._file,
-            format="GIF",
-            save_all=True,
-            append_images=frames[1:],
-            duration=round(1000 / self.fps),
-            loop=0,
-            comment=json.dumps(self.recipe).encode(),
-        )
+        # `Image.save` would join frames that are equal into one.
+        header, _ = getheader(frames[0], info={"loop": 0, "comment": json.dumps(self.recipe).encode()})
+        with self._file.open("wb") as file:
+            file.writelines(header)
+            before = None
+            for i, image in enumerate(frames):
+                box = (0, 0, *size) if before is None else _changed(before, image)
+                # In hundredths of a second, so that the video ends when it should.
+                delay = round(100 * (i + 1) / self.fps) - round(100 * i / self.fps)
+                file.writelines(getdata(image.crop(box), box[:2], duration=10 * delay))
+                before = image
+            file.write(b";")
         self.path = publish(self._file, self.path, new=self.new)
 
     def _discard(self) -> None:
         self._file.unlink(missing_ok=True)
+
+
+def _changed(before: Image.Image, image: Image.Image) -> tuple[int, int, int, int]:
+    """The box that holds all pixels in which two images differ; of equal ones the first pixel."""
+    rows, columns = np.nonzero(np.asarray(before) != np.asarray(image))
+    if not len(rows):
+        return 0, 0, 1, 1
+    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
 
 
 class _PngWriter(Writer):
@@ -233,7 +256,7 @@ def open_writer(path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any],
 
     A folder of PNGs is always new. Raises RequestError for a name that can't be written.
     """
-    check_target(path)
+    check_target(path, fps)
     kinds: dict[str, type[Writer]] = {".mp4": _Mp4Writer, ".gif": _GifWriter, "": _PngWriter}
     return kinds[path.suffix.lower()](path, fps, scale, recipe, new)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     """Print files, sizes, memory and the replay ceiling; raises RequestError as the run would."""
     from fastcar_cli.models import hub
-    from fastcar_cli.models.plan import choose_dtype
+    from fastcar_cli.models.plan import choose_dtype, default_dtype
     from fastcar_cli.models.registry import BUNDLED, folder_of, published_shapes, shapes_of
     from fastcar_cli.pipeline import TextToVideo
 
@@ -33,10 +33,10 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
     shapes = published_shapes(run.model) if folder is None else shapes_of(folder)
     plans = TextToVideo.plans(run, videos=videos, shapes=shapes)
-    asked = run.runtime.dtype
+    asked: str = run.runtime.dtype
     any_plan = next(iter(plans.values()))
     if run.model in BUNDLED and asked == "auto":
-        asked = "float32" if any_plan.device == "cpu" else "bfloat16"
+        asked = default_dtype(any_plan.device)
     try:
         plan, refusal = plans[choose_dtype(asked, any_plan.device, plans)], None
     except RequestError as e:

@@ -201,15 +201,15 @@ def generate(
     else:
         paths = [Path(output)]
     for path in paths:
-        check_target(path)
+        check_target(path, pipe.fps)
     written, stop = writing.write(pipe, run, jobs, paths, new=many or output is None, truth=truth, terminal=terminal)
     reports = []
     for i, video in written.items():
         writer, job = video.writer, jobs[i]
         report = pipe.report(i) | told(job, pipe.context) | writing.compared(video, job, pipe.context)
         # A stop may fall between the videos of a frame that is decoded.
-        report["video"] |= {"path": str(writer.path), "frames": writer.frames}
-        report["video"]["width"] *= 2 if truth else 1
+        size = {"width": writer.width, "height": writer.height}
+        report["video"] |= {"path": str(writer.path), "frames": writer.frames, **size}
         reports.append(report)
         if many:
             write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")

@@ -214,10 +214,13 @@ def _read(file: Path) -> dict[str, Any]:
     text = read_text(file, f"--compare {file}")
     try:
         data = json.loads(text)
-        data["lengths"][0:]
+        for length in data["lengths"]:
+            seq, step, modules = int(length["seq"]), float(length["step_ms"]), length["modules"].values()
+            if seq < 1 or step <= 0 or min((float(m["ms"]) for m in modules), default=0) < 0:
+                raise ValueError(f"times of seq {seq} are no times")
         return data
-    except (ValueError, KeyError, TypeError) as e:
-        raise RequestError(f"--compare {file} is no saved profile: {e}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise RequestError(f"--compare {file} is no saved profile: {type(e).__name__} {e}") from None
 
 
 def _ratios(now: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:

@@ -120,5 +120,7 @@ class GraphExecutor:
                 torch.cuda.synchronize(device)
         except Exception as e:  # whatever triton's compiler, the driver or the capture raise
             reason = (str(e).strip() or type(e).__name__).splitlines()[0]
-            raise RunError(f"a step can't be captured as a CUDA graph: {reason}", hint="allowed: kernels torch") from e
+            raise RunError(
+                f"a step can't be captured as a CUDA graph: {reason}", hint="allowed: `kernels` torch"
+            ) from e
         return graph.replay

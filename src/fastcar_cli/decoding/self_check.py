@@ -25,6 +25,7 @@ from fastcar_cli.decoding.state import Batch
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import write_whole
+from fastcar_cli.models.plan import out_of_memory
 
 TOKENS = 12
 """Positions that are decoded both ways, for each of the settings tried."""
@@ -77,7 +78,10 @@ def unproven(batch: Batch) -> str | None:
     if key not in verdicts:
         try:
             why = difference(batch)
-        except RunError as e:
+        except (RunError, torch.OutOfMemoryError) as e:
+            if out_of_memory(e.__cause__ or e):
+                # It may be another program's doing, so the next run asks again.
+                return f"the self-check of the CUDA graph ran out of memory: {e}"
             why = str(e)
         verdicts = _read(file) | {key: why}
         _write(file, verdicts)

@@ -182,7 +182,8 @@ def trace(
     if kv_dtype not in KV_BITS:
         raise RequestError(f"kv_dtype is {kv_dtype!r}, allowed: {', '.join(map(repr, KV_BITS))}")
     layers = spec.decoder.layers
-    given = list(tau) if isinstance(tau, Sequence) else [tau] * layers
+    given = list(tau) if isinstance(tau, Sequence) else [tau]
+    given *= layers if len(given) == 1 else 1
     try:
         rule = ReplayRule(Tau.read(given), tas, pairs=gate == "pair" and cfg != 1.0, delimiters=eligible == "all")
         rule.tau.by_layer(layers)

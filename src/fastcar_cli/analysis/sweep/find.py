@@ -226,7 +226,8 @@ def cliffs(lines: dict[float, dict[str, Any]], target: Target, spread: float) ->
 def write_config(session: Session, folder: Path, tau: float) -> Path:
     """DIR/found.yaml: the configuration of the search with the threshold found, for `generate --config`."""
     cell = next(session.plan.cells())
-    keys = {"replay.tau": tau, "replay.gate": session.plan.gates[0]}
+    plan = session.plan
+    keys = {"replay.tau": tau, "replay.gate": plan.gates[0], "replay.score": plan.scores[0]}
     keys |= {"attention.window": cell.window, "backend.name": cell.backend}
     file = folder / "found.yaml"
     write_whole(file, session.worker.config.changed(keys).to_yaml())
