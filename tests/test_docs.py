@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Run
+from sweeping import tiny_folder
 
 from fastcar_cli.config import allowed_keys, presets
 
@@ -52,6 +56,32 @@ SNIPPETS = [
 def test_python_in_the_docs_runs(tmp_path: Path, code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def _keys(document: dict[str, Any], documented: set[str], before: str = "") -> set[str]:
+    """Dotted keys of a document, down to those that the page names."""
+    found = set()
+    for key, value in document.items():
+        name = before + key
+        deeper = isinstance(value, dict) and name not in documented
+        found |= _keys(value, documented, f"{name}.") if deeper else {name}
+    return found
+
+
+def test_the_page_on_json_names_the_keys_of_a_report(run: Run, tmp_path: Path) -> None:
+    cells = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "json.md").read_text(encoding="utf-8"), re.M)
+    documented = {key for cell in cells for key in re.findall(r"`([\w.]+)`", cell)}
+    model, frames = tiny_folder(tmp_path / "model"), np.zeros((8, 64, 64, 3), np.uint8)
+    np.savez(tmp_path / "clip.npz", image=frames, action=np.zeros((8, 2), np.float32))
+    found = set()
+    for arguments in (
+        ("a red ball", "--model", str(model), "--backend", "fpga-sim"),
+        ("--model", "mini-actions", "--input", "clip.npz", "--truth"),
+    ):
+        done = run("generate", *arguments, "--json", "-o", f"{len(found)}.gif")
+        assert done.returncode == 0, done.stderr
+        found |= _keys(json.loads(done.stdout), documented)
+    assert found == documented
 
 
 def test_quickstart_and_readme_have_commands() -> None:

@@ -19,7 +19,8 @@ from fastcar_cli.backends.fpga.workload import workload_of
 from fastcar_cli.models.dummy import full_spec
 
 ROWS = 9
-"""Rows of the batch that explain the published latencies best on a power of two of cores."""
+"""Rows of the batch that explain the published latencies best, of those on a power of two of cores whose remaining
+time is not negative."""
 
 PROMPT = 100
 FRAMES = 8
