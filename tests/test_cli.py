@@ -186,6 +186,13 @@ def test_bad_prompts(run: Run, tmp_path: Path, prompt: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_report_beside_a_video_replaces_no_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a-red-ball-s1.json").write_text("mine")
+    done = run("generate", "a red ball", "a blue car", "--seed", "1", "--frames", "1", "-q")
+    assert done.returncode == 0 and (tmp_path / "a-red-ball-s1.json").read_text() == "mine"
+    assert json.loads((tmp_path / "a-red-ball-s1-2.json").read_text())["prompt"] == "a red ball"
+
+
 def test_no_prompt(run: Run) -> None:
     assert run("generate").returncode == 2
 

@@ -362,6 +362,7 @@ def test_published_decode_speeds_are_predicted_from_their_own_figures(run: Run, 
         (lambda d: d["core"]["mac_array"].update(unit="GOPS"), "core.mac_array.unit is 'GOPS'"),
         (lambda d: d["clock"].pop("source"), "key 'clock.source'"),
         (lambda d: d["hbm"]["efficiency"].update(value=1.5), "hbm.efficiency.value is 1.5"),
+        (lambda d: d["core"]["mac_array"].update(value=float("inf")), "finite number"),
         (lambda d: d["rest"].update(mode="constant"), "mode 'constant' needs seconds_per_step"),
         (lambda d: [d["hbm"][k].update(kind="fitted") for k in ("capacity", "channels", "efficiency")], "3 fitted"),
         (lambda d: d.update(cores=0), "key 'cores'"),
@@ -446,7 +447,8 @@ def test_saved_decisions_come_back(
 ) -> None:
     file = tmp_path_factory.mktemp("d") / "run.npz"
     bits = np.random.default_rng(seed).random(shape) < 0.5
-    before = Decisions(bits, {"name": "x"}, 3, 2, window, 4, {"tau": -2})
+    spec = json.loads(json.dumps(tiny_spec().to_dict()))
+    before = Decisions(bits, spec, 3, 2, window, 4, {"tau": -2})
     save(file, before)
     after = read(file)
     assert np.array_equal(after.replayed, bits)

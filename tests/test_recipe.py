@@ -80,7 +80,9 @@ def test_a_recipe_holds_no_path_and_nothing_of_the_machine(tmp_path: Path) -> No
     assert done.exit_code == 0 and "clip.gif was made with other weights" in done.stderr, done.exception
 
 
-@pytest.mark.parametrize("model", ["/tmp/model", "model", "../mini", "C:\\model", "", 7, None])
+@pytest.mark.parametrize(
+    "model", ["/tmp/model", "model", "../mini", "C:\\model", "", 7, None, "vila-u-7b@refs/pr/1", "vila-u-7b@../x"]
+)
 def test_a_stranger_names_no_model_on_this_machine(tmp_path: Path, model: object) -> None:
     tiny_folder(tmp_path / "model")
     done = _generate("--from", _video(tmp_path, _recipe(model=model)), "-o", "out.gif")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -183,3 +184,45 @@ def test_only_errors_of_memory_are_out_of_memory() -> None:
         ValueError("x"),
     ):
         assert not out_of_memory(other)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generate", "x", "--model", "`seed`"], ["generate", "x", "-o", "`tau`.xyz"], ["fpga", "`model`.npz"]]
+)
+def test_backticks_of_a_user_are_no_parameter(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2 and arguments[-1] in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["fpga", ""], ["convert", "", "-o", "c"], ["sweep", "vbench-score", ""]])
+def test_an_empty_argument_is_not_the_current_folder(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2 and "is empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["convert", "mini", "-o", "c", "--threads"], ["profile", "--threads"], ["profile", "--repeats"],
+     ["train", "-o", "t", "--threads"], ["train", "-o", "t", "--seed"], ["fpga", "--seed"]],
+)  # fmt: skip
+def test_a_number_of_many_digits_on_the_command_line_is_refused(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    done = run(*arguments, "9" * 400)
+    assert done.returncode == 2 and arguments[-1] in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate", "x", "-o", "."], ["generate", "x", "-o", ".mp4"], ["generate", "x", "--trace", "taken.npz"],
+     ["generate", "x", "--backend", "fpga-sim", "--report", "taken.txt"], ["profile", "--save", "taken.npz"],
+     ["profile", "--plots", "taken.txt"], ["fpga", "--report", "taken.txt"]],
+)  # fmt: skip
+def test_a_target_of_the_wrong_kind_is_refused_before_the_work(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "taken.npz").mkdir()
+    (tmp_path / "taken.txt").touch()
+    assert run(*arguments).returncode == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["taken.npz", "taken.txt"]
+
+
+def test_control_characters_do_not_reach_a_terminal(run: Run) -> None:
+    done = run("generate", "x", "--model", "ball\x1b]0;pwned\x07\x1b[31m")
+    assert done.returncode == 2 and "pwned" in done.stderr and not {"\x1b", "\x07"} & set(done.stderr)

@@ -23,11 +23,14 @@ class FastcarError(Exception):
         super().__init__(message)
         self.hint = hint
 
-    def told(self, flag: Callable[[str], str | None]) -> tuple[str, str | None]:
-        """Message and hint with `flag(parameter)` for each parameter in backticks; None leaves it as it is."""
+    def told(self, flag: Callable[[str], str | None], given: str = "") -> tuple[str, str | None]:
+        """Message and hint with `flag(parameter)` for each parameter in backticks; None leaves it as it is.
+
+        Backticks that stand in what the user has `given` are the user's own, and stay.
+        """
 
         def swap(found: re.Match[str]) -> str:
-            return flag(found[1]) or found[0]
+            return found[0] if found[0] in given else flag(found[1]) or found[0]
 
         return _PARAMETER.sub(swap, str(self)), None if self.hint is None else _PARAMETER.sub(swap, self.hint)
 

@@ -90,14 +90,17 @@ def publish_folder(temporary: Path, path: Path) -> Path:
     raise AssertionError("names do not end")
 
 
-def write_whole(path: Path, data: bytes | str) -> None:
-    """Write a file under a hidden name beside it and rename it. Raises RunError, leaving what was there."""
+def write_whole(path: Path, data: bytes | str, *, new: bool = False) -> None:
+    """Write a file under a hidden name beside it and rename it. Raises RunError, leaving what was there.
+
+    With `new` an existing file stays, and the name gets a number.
+    """
     temporary: Path | None = None
     with uninterrupted():
         try:
             temporary = hidden_beside(path, empty_file)
             temporary.write_bytes(data.encode() if isinstance(data, str) else data)
-            publish(temporary, path, new=False)
+            publish(temporary, path, new=new)
         except OSError as e:
             raise RunError(f"{path} could not be written: {e.strerror or e}", hint="what is finished is kept") from None
         finally:

@@ -6,6 +6,7 @@ taken than what makes the same tokens (and the look of the file); what it leaves
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +73,12 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     found = flat(recipe["settings"])
     taken = {k: v for k, v in found.items() if k.startswith(_TAKEN) and k not in given}
     model, preset = found.get("model"), found.get("backend.preset")
-    if "model" not in given and not (isinstance(model, str) and public_name(model)):
+    # Anybody can put files under another revision of a public repository, as a pull request.
+    known = isinstance(model, str) and public_name(model) and re.fullmatch(r"[^@]+(@[0-9a-f]{40})?", model)
+    if "model" not in given and not known:
         raise RequestError(
-            f"{source} was made with a model of its owner, {_name(recipe, model)!r}", hint="give its folder: `model`"
+            f"{source} was made with a model of its owner, {_name(recipe, model)!r}",
+            hint="give its folder: `model`",
         )
     if preset not in fpga_presets():
         taken.pop("backend.preset", None)

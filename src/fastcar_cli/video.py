@@ -24,6 +24,7 @@ from PIL.GifImagePlugin import getdata, getheader
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import empty_file, hidden_beside, publish, publish_folder
+from fastcar_cli.models.plain_data import parse_json
 from fastcar_cli.signals import uninterrupted
 
 Image8 = NDArray[np.uint8]
@@ -35,6 +36,8 @@ MOST_GIF_FPS = 50
 
 def check_target(path: Path, fps: int | None = None) -> None:
     """Refuse a name that can't be written (at so many frames a second), before any work. Raises RequestError."""
+    if not path.name or path.name.lower() in SUFFIXES:
+        raise RequestError(f"{path}: has no name of a file", hint="such as video.mp4, or frames for a folder of PNGs")
     if path.suffix and path.suffix.lower() not in SUFFIXES:
         raise RequestError(
             f"{path}: unknown suffix {path.suffix!r}",
@@ -276,10 +279,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
             with av.open(str(path)) as container:
                 text = container.metadata.get("comment")
-        recipe = json.loads(text or "")
+        recipe = parse_json(text or "")
     except FileNotFoundError:
         raise RequestError(f"{path}: there is no such video") from None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         raise RequestError(f"{path} carries no recipe of fastcar") from None
     kinds = {"prompt": str, "seed": int, "settings": dict}
     if not isinstance(recipe, dict) or not all(isinstance(recipe.get(k), kind) for k, kind in kinds.items()):

@@ -5,7 +5,6 @@ Writes `curves.csv` and `curves.md`, a line a setting with 95 % intervals, and a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +19,7 @@ from fastcar_cli.cli.flags import Command
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, write_whole
+from fastcar_cli.models.plain_data import parse_json
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 FORMS = {"replayed": ".3f", "psnr_db": ".1f", "temporal": ".2f", "right": ".2f"}
@@ -47,7 +47,7 @@ def _results(folder: Path) -> dict[str, Any]:
     """results.json of a sweep. Raises RequestError where there is none."""
     file = folder / "results.json"
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = parse_json(file.read_text(encoding="utf-8"))
         if {"cells", "model"} <= set(document):
             return document
     except OSError as e:

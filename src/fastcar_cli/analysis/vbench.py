@@ -8,13 +8,13 @@ the total weighs them 4 : 1. Unlike that script, a missing dimension is never co
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.plain_data import parse_json
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _mean(found: dict[str, dict[str, Any]], part: str) -> float | None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise RequestError(f"{file} is damaged: {e}", hint="evaluate its dimensions again") from None
     if not isinstance(data, dict):

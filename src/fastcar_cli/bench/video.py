@@ -23,6 +23,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
 from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.dummy import full_spec
+from fastcar_cli.models.plain_data import parse_json
 from fastcar_cli.models.plan import peak_bytes
 from fastcar_cli.models.registry import identity
 
@@ -138,7 +139,7 @@ def _kept(file: Path, plan: WholeVideo) -> dict[str, Any]:
     if not file.exists():
         return record
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        found: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
         same = all(found[key] == record[key] for key in ("plan", "weights", "threads"))
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise RequestError(f"`save` {file}: not a record of a whole video ({type(e).__name__})") from None

@@ -96,9 +96,9 @@ def _panel(message: str, hint: str | None) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
-    from fastcar_cli.cli.render import console
+    from fastcar_cli.cli.render import console, plain
 
-    text = Text(message)
+    text = Text(plain(message))
     if hint:
-        text.append(f"\n{hint}", style="dim")
+        text.append(f"\n{plain(hint)}", style="dim")
     console().print(Panel(text, title="Error", title_align="left", border_style="red"))

@@ -26,7 +26,7 @@ def convert(
     calibrate: Annotated[
         Path | None, typer.Option(metavar="PROMPTS", help="Round for what these prompts make: a file, one a line.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default all.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default all.", min=1, max=1024)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,

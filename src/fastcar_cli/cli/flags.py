@@ -24,6 +24,9 @@ FLAGS = {
 }
 """Flags that are not called like the last part of their parameter; the first one that a command has is meant."""
 
+_GIVEN = "fastcar_cli.given"
+"""Key of a context's `meta`: the words of the command line."""
+
 
 def flag_of(parameter: str, flags: Collection[str]) -> str | None:
     """The flag of a command with these flags for a parameter of the library; `--set KEY` where it has none."""
@@ -52,6 +55,20 @@ def one_of(option: str, value: str | None, allowed: Collection[str]) -> None:
         raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
 
 
+def check_file(option: str, file: Path | None) -> None:
+    """Refuse the name of a file that can't be written: raises RequestError."""
+    if file is not None and not file.parent.is_dir():
+        raise RequestError(f"{option} {file}: the folder {file.parent} does not exist")
+    if file is not None and file.is_dir():
+        raise RequestError(f"{option} {file}: is a folder, needed: a file")
+
+
+def check_made(option: str, folder: Path | None) -> None:
+    """Refuse the name of a folder to make where a file has it: raises RequestError."""
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise RequestError(f"{option} {folder}: is a file, needed: a folder")
+
+
 def prompts_of(file: Path, option: str) -> list[str]:
     """The prompts of a file, one a line. Raises RequestError that names the option."""
     lines = read_text(file, f"{option} {file}").splitlines()
@@ -71,6 +88,9 @@ class Command(TyperCommand):
             name, equals, rest = value.partition("=")
             if (value == "" and before in valued) or (name in valued and equals and rest == ""):
                 raise RequestError(f"{before or name}: is empty", hint="give a value, or leave the option out")
+        ctx.meta[_GIVEN] = "\0".join(args)
+        if "" in args:
+            raise RequestError("an argument is empty", hint="give a value, or leave it out")
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -79,7 +99,7 @@ class Command(TyperCommand):
             return super().invoke(ctx)
         except FastcarError as e:
             flags = {opt for p in self.params for opt in p.opts}
-            message, e.hint = e.told(lambda parameter: flag_of(parameter, flags))
+            message, e.hint = e.told(lambda parameter: flag_of(parameter, flags), ctx.meta.get(_GIVEN, ""))
             e.args = (message,)
             raise
         except KeyboardInterrupt as e:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import Command, Group, one_of, refuse, refuse_all_but
+from fastcar_cli.cli.flags import Command, Group, check_made, one_of, refuse, refuse_all_but
 from fastcar_cli.cli.fpga_rtl_cmd import rtl
 from fastcar_cli.errors import RequestError
 
@@ -42,7 +42,7 @@ def fpga(
         float, typer.Option(help="Chance that the rows of a pair share a drawn decision.", min=0, max=1)
     ] = 0.0,
     profile: Annotated[str, typer.Option(help="Drawn ratio by layer: flat or valley (middle layers least).")] = "flat",
-    seed: Annotated[int, typer.Option(help="Seed of drawn decisions.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of drawn decisions.", min=0, max=2**63 - 1)] = 0,
     table: Annotated[
         bool, typer.Option("--table", help="Emulate the published latencies, or the decode speed of the preset's work.")
     ] = False,
@@ -76,6 +76,7 @@ def fpga(
         refuse(ctx, ("sinks",), "where everything is attended to", "it needs --window with a number of tokens")
     if pair_correlation and rows % 2:
         raise RequestError(f"--pair-correlation with --rows {rows}: rows have no pairs", hint="an even number of rows")
+    check_made("--report", report)
     one_of("--spread", spread, ("eligible", "all"))
     one_of("--profile", profile, ("flat", "valley"))
     accelerator = load_preset(preset)

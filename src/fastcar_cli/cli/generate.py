@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import configured, given, refuse
+from fastcar_cli.cli.flags import check_made, configured, given, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import write_whole
@@ -154,8 +154,9 @@ def generate(
         refuse(ctx, ("fpga", "report_to"), f"with the backend {run.backend.name}", "it needs --backend fpga-sim")
     notes += _without_effect(ctx, run)
     if report_to is not None:
+        check_made("--report", report_to)
         pyplot("--report")
-    if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir()):
+    if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir() or trace_to.is_dir()):
         raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
     if run.generation.seed is not None and run.generation.seed + run.generation.samples > 2**63:
         raise RequestError(f"--seed {run.generation.seed} with {run.generation.samples} samples", hint="a smaller seed")
@@ -212,7 +213,7 @@ def generate(
         report["video"] |= {"path": str(writer.path), "frames": writer.frames, **size}
         reports.append(report)
         if many:
-            write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
+            write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n", new=True)
     if reports and trace_to is not None:
         from fastcar_cli.backends.fpga.decisions import save
 
@@ -238,6 +239,7 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
     dense = run.replay.tau.off and run.replay.ratio is None
     idle = {
         "nothing replays: it takes --tau or --replay-ratio": (dense, ("score", "tas", "gate", "max_replay_age")),
+        "--cfg 1 makes no pairs": (not dense and run.sampling.cfg == 1, ("gate",)),
         f"the score is {run.replay.score}": (not dense and run.replay.score != "tas", ("tas",)),
         "everything is attended to: it takes --window": (run.attention.window is None, ("sinks",)),
         "temperature 0 takes the likeliest code": (run.sampling.temperature == 0, ("top_k", "top_p")),

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import one_of, refuse
+from fastcar_cli.cli.flags import check_file, check_made, one_of, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import read_text, write_whole
+from fastcar_cli.models.plain_data import parse_json
 
 if TYPE_CHECKING:
     from fastcar_cli.analysis.profiler import Shape
@@ -31,8 +32,8 @@ def profile(
     rows: Annotated[int | None, typer.Option(help="Rows of the batch; a guided video is two.", min=1, max=256)] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default all.", min=1)] = None,
-    repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1)] = 5,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default all.", min=1, max=1024)] = None,
+    repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1, max=10**6)] = 5,
     backend: Annotated[str, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")] = "torch",
     fpga: Annotated[str, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = "paper-u280",
     decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
@@ -67,9 +68,9 @@ def profile(
     if plots is not None:
         pyplot("--plots")
     earlier = _read(compare) if compare is not None else None
-    for name, file in (("--save", save), ("--timeline", timeline)):
-        if file is not None and not file.parent.is_dir():
-            raise RequestError(f"{name} {file}: the folder {file.parent} does not exist")
+    check_file("--save", save)
+    check_file("--timeline", timeline)
+    check_made("--plots", plots)
     if decode is not None and published_spec(model) is not None:
         raise RequestError(
             f"--decode needs weights; --model {model} stands for shapes here", hint="--model mini or a folder"
@@ -213,7 +214,7 @@ def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: s
 def _read(file: Path) -> dict[str, Any]:
     text = read_text(file, f"--compare {file}")
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         for length in data["lengths"]:
             seq, step, modules = int(length["seq"]), float(length["step_ms"]), length["modules"].values()
             if seq < 1 or step <= 0 or min((float(m["ms"]) for m in modules), default=0) < 0:

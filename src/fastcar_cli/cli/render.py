@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -35,9 +36,16 @@ def console(quiet: bool = False, *, stderr: bool = True) -> Console:
     return Console(stderr=stderr, quiet=quiet, markup=False, emoji=False)
 
 
+def plain(text: str) -> str:
+    """A text that users or files gave, for a terminal: without control characters, which it would obey."""
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text
+    )
+
+
 def note(target: Console, text: str, label: str = "note") -> None:
     """Tell the user something, after a yellow label."""
-    target.print(Text.assemble((f"{label}:", "yellow"), f" {text}"), soft_wrap=True)
+    target.print(Text.assemble((f"{label}:", "yellow"), f" {plain(text)}"), soft_wrap=True)
 
 
 class _Bar(Progress):
@@ -106,7 +114,7 @@ def print_whole(target: Console, table: Table) -> None:
 
 def facts(title: str) -> Table:
     """A table of names and what belongs to them."""
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title=plain(title), title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
     return table
@@ -117,10 +125,10 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     replay, timing = report["replay"], report["timing"]
     table = facts(report["prompt"])
     video = report["video"]
-    table.add_row("file", video["path"])
+    table.add_row("file", plain(video["path"]))
     table.add_row("video", f"{video['frames']} frames, {video['width']} x {video['height']}, {video['fps']} fps")
     if "input" in report:
-        table.add_row("input", _input(report["input"]))
+        table.add_row("input", plain(_input(report["input"])))
     if "truth" in report:
         _truth(table, report["truth"])
     table.add_row("seed", str(report["seed"]))

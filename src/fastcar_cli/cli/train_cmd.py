@@ -48,7 +48,7 @@ def train(
     batch: Annotated[
         int | None, typer.Option(help="Videos a step; 4, table 16 clips of 5 frames, mini-actions 16.", min=1)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0, max=2**63 - 1)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[
         str, typer.Option(help="bfloat16, or float32, which is faster on processors without bfloat16 units.")
@@ -59,7 +59,7 @@ def train(
     compile_: Annotated[
         bool, typer.Option("--compile", help="Fuse the training pass with torch.compile; needs a C++ compiler.")
     ] = False,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1, max=1024)] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Train a bundled model from nothing; started again, it goes on from its last checkpoint."""

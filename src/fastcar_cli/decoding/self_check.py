@@ -25,6 +25,7 @@ from fastcar_cli.decoding.state import Batch
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import write_whole
+from fastcar_cli.models.plain_data import parse_json
 from fastcar_cli.models.plan import out_of_memory
 
 TOKENS = 12
@@ -55,7 +56,7 @@ def _key(batch: Batch) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -16,6 +16,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.config_file import ConfigFile
 from fastcar_cli.models.layout_text import phrase_tokenizer
 from fastcar_cli.models.network import Network, Spec
+from fastcar_cli.models.plain_data import check_values
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.text import PhraseTokenizer, PromptReader
 from fastcar_cli.models.video_model import ModelSpec
@@ -64,6 +65,13 @@ class GenerationDefaults:
     first_frame_top_p: float | None = None
     tas: str = "attention"
     gate: str = "row"
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> GenerationDefaults:
+        """From a config.json. Raises TypeError or ValueError that names the key."""
+        found = cls(**data)
+        check_values(found)
+        return found
 
 
 @dataclass(frozen=True)
@@ -132,15 +140,19 @@ def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseToke
     config = read_config(folder)
     try:
         tokenizer = phrase_tokenizer(config["text"])
-        return ModelSpec.from_dict(config["spec"]), GenerationDefaults(**config["generation"]), tokenizer
-    except (KeyError, TypeError, ValueError) as e:
+        return ModelSpec.from_dict(config["spec"]), GenerationDefaults.read(config["generation"]), tokenizer
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as e:
         raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
 
 
 def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     """Load a folder of this layout in a weight format. Raises RequestError naming file and key."""
     spec, defaults, tokenizer = read_folder(folder)
-    network, form, file = empty_network(spec), loading_format(dtype), folder / "model.safetensors"
+    form, file = loading_format(dtype), folder / "model.safetensors"
+    try:
+        network = empty_network(spec)
+    except (ValueError, TypeError, IndexError, ArithmeticError, RuntimeError) as e:
+        raise RequestError(f"{folder / 'config.json'}: no network has these sizes: {e}") from None
 
     def finite(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
         if not bool(torch.isfinite(tensor).all()):

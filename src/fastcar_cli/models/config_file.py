@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.plain_data import parse_json
 
 
 class ConfigFile:
@@ -17,7 +17,7 @@ class ConfigFile:
         self.file, self.path = file, path
         if data is None:
             try:
-                data = json.loads(file.read_text(encoding="utf-8"))
+                data = parse_json(file.read_text(encoding="utf-8"))
             except FileNotFoundError:
                 raise RequestError(f"{file} is missing", hint=f"the folder is no {of} checkpoint") from None
             except (OSError, ValueError) as e:

@@ -7,7 +7,6 @@ needs nothing of the model it was made from.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.models.layout_text import phrase_tokenizer
 from fastcar_cli.models.llama_text import LlamaTokenizer
 from fastcar_cli.models.network import Network, Spec
+from fastcar_cli.models.plain_data import parse_json
 from fastcar_cli.models.quantised import GROUP, KINDS, WeightFormat
 from fastcar_cli.models.specs import spec_from_dict
 from fastcar_cli.models.text import PromptReader
@@ -92,7 +92,7 @@ def working_folder(folder: Path) -> Path:
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
@@ -126,13 +126,13 @@ def describe(folder: Path) -> Converted:
         return Converted(
             form=form,
             spec=spec_from_dict(data["spec"]),
-            defaults=GenerationDefaults(**data["generation"]),
+            defaults=GenerationDefaults.read(data["generation"]),
             text=data["text"],
             source=data["source"],
             rounding=data["rounding"],
             shards=tuple(str(Path(name).name) for name in data["shards"]),
         )
-    except (KeyError, TypeError, ValueError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
 
 

@@ -22,7 +22,7 @@ class DecoderSpec:
     """Sizes of the decoder. `rope_factor` divides positions (linear rope scaling).
 
     `rope_periods`, where given, is the period in positions of each rotated pair of a head, instead of
-    the powers of `rope_theta`.
+    the powers of `rope_theta`. Raises ValueError where heads do not divide the width, or keys' heads the others.
     """
 
     width: int
@@ -37,6 +37,17 @@ class DecoderSpec:
     max_positions: int = 4096
     attention_bias: bool = False
     rope_periods: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (
+            min(self.heads, self.kv_heads) < 1
+            or self.width % self.heads
+            or self.head_dim % 2
+            or self.heads % self.kv_heads
+        ):
+            raise ValueError(f"width {self.width}, heads {self.heads} and kv_heads {self.kv_heads} do not fit")
+        if self.rope_periods and len(self.rope_periods) != self.head_dim // 2:
+            raise ValueError(f"rope_periods has {len(self.rope_periods)} numbers, needed: {self.head_dim // 2}")
 
     @property
     def head_dim(self) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.clip import Prompt, text_of
+from fastcar_cli.models.plain_data import parse_json
 from fastcar_cli.models.text import Reading
 
 SYSTEM = (
@@ -104,7 +104,7 @@ def _added(folder: Path, vocab: int) -> int:
     if not file.is_file():
         return expected
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["<vi_start>"]
+        found = parse_json(file.read_text(encoding="utf-8"))["<vi_start>"]
     except (OSError, ValueError) as e:
         raise RequestError(f"{file} can't be read: {e}") from None
     except (KeyError, TypeError):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
+from fastcar_cli.models.plain_data import check_values
 from fastcar_cli.models.quantised import QuantisedLinear
 
 if TYPE_CHECKING:
@@ -173,16 +174,20 @@ class Spec(ABC):
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """From what `to_dict` gave, after a round trip through JSON, which makes lists of tuples.
 
-        Raises KeyError or TypeError for anything else.
+        Raises KeyError, TypeError or ValueError for anything else.
         """
         read = dict(data)
         for name, kind in get_type_hints(cls).items():
             made = next(filter(is_dataclass, (kind, *get_args(kind))), None)
             # What a model may lack is None, or not named by folders that were written before it was thought of.
             if made is not None and (is_dataclass(kind) or data.get(name) is not None):
+                if not isinstance(data[name], dict):
+                    raise TypeError(f"{name} is {data[name]!r}, needed: a mapping")
                 fields = {k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()}
                 read[name] = cast(Any, made)(**fields)
-        return cls(**read)
+        spec = cls(**read)
+        check_values(spec)
+        return spec
 
 
 class Projector(nn.Module):

@@ -25,7 +25,8 @@ class RQVAESpec:
     `latent_size`, where given, is what the latents are resized to before decoding; `norm_groups` the
     groups of every GroupNorm (32 in VILA-U; with few channels more than one must share a group, or
     the absolute colour is normalised away). Where `widths` are given, the decoder is the small one of
-    `patch_decoder.py` with hidden layers of these widths, and of `ch_mult` only its length counts.
+    `patch_decoder.py` with hidden layers of these widths, and of `ch_mult` only its length counts. Raises ValueError
+    where that is empty, or where groups do not divide channels.
     """
 
     grid: tuple[int, int]
@@ -43,6 +44,12 @@ class RQVAESpec:
     latent_size: tuple[int, int] | None = None
     norm_groups: int = 32
     widths: tuple[int, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not self.ch_mult:
+            raise ValueError("ch_mult is empty")
+        if self.norm_groups < 1 or any(self.ch * times % self.norm_groups for times in self.ch_mult):
+            raise ValueError(f"norm_groups {self.norm_groups} does not divide ch {self.ch} times {self.ch_mult}")
 
     @property
     def scale(self) -> int:

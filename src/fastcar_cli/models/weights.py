@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.plain_data import parse_json
 
 PIECE = 64 * 2**20
 """Bytes of a file that are mapped before the mapping is dropped and made anew."""
@@ -117,9 +118,9 @@ def weight_files(
             index = folder / f"{stem}{suffix}.index.json"
             if index.is_file():
                 try:
-                    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+                    names = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
                     files = sorted({str(n) for n in names})
-                except (OSError, ValueError, KeyError, AttributeError) as e:
+                except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
                     raise RequestError(f"{index} can't be read: {type(e).__name__} {e}") from None
                 for name in files:
                     if Path(name).name != name:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.plain_data import parse_json
 from fastcar_cli.video_input.arrays import SUFFIXES as ARRAYS
 from fastcar_cli.video_input.arrays import Array, arrays_of
 
@@ -115,8 +115,8 @@ def _number(text: str) -> float | None:
 def _json(path: Path) -> list[Any]:
     """A list with a list of numbers a frame, bare or under the key `action`."""
     try:
-        data = json.loads(_text(path))
-    except (ValueError, RecursionError):
+        data = parse_json(_text(path))
+    except ValueError:
         raise RequestError(f"`actions` {path}: is no JSON file") from None
     if isinstance(data, dict):
         data = next((data[k] for k in KEYS if k in data), None)

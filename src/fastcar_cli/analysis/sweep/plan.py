@@ -16,6 +16,7 @@ from fastcar_cli.decoding.scores import DEFAULT, SCORES
 from fastcar_cli.decoding.tau import ALLOWED, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import read_text
+from fastcar_cli.models.plain_data import parse_json
 
 GATES = ("row", "pair")
 BACKENDS = ("torch", "fpga-sim")
@@ -287,7 +288,7 @@ def read_prompts(file: Path) -> tuple[list[str], list[str]]:
             first[line] = number
         return list(first), []
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError as e:
         raise RequestError(f"`prompts` {file} is not valid JSON: {e}") from None
     if not isinstance(data, list):

@@ -27,6 +27,7 @@ from fastcar_cli.analysis.sweep.lock import master
 from fastcar_cli.analysis.sweep.plan import Cell, Plan
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import sha256_of, write_whole
+from fastcar_cli.models.plain_data import parse_json
 from fastcar_cli.video import open_writer
 
 FORMAT = "fastcar-sweep-1"
@@ -104,7 +105,7 @@ class Store:
         """Fingerprint and axes of the folder. Raises RequestError where it holds another configuration."""
         file = self.folder / "sweep.json"
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = parse_json(file.read_text(encoding="utf-8"))
             if data["format"] != FORMAT:
                 raise ValueError(f"key 'format' is {data['format']!r}, allowed: {FORMAT!r}")
             before, old = dict(data["fingerprint"]), dict(data["plan"])
@@ -143,7 +144,7 @@ class Store:
 
     def _load(self, name: str) -> dict[str, Any]:
         text = (self.cells_folder / f"{name}.json").read_text(encoding="utf-8")
-        document = json.loads(text)
+        document = parse_json(text)
         if document["id"] != name or Cell.from_dict(document).id != name:
             raise ValueError("belongs to another cell")
         if not document["runs"]:

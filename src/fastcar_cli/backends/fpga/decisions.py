@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
+from fastcar_cli.models.plain_data import parse_json
+from fastcar_cli.models.specs import spec_from_dict
 
 VERSION = 1
 """Version of the file format."""
@@ -50,7 +52,7 @@ def read(file: Path) -> Decisions:
             if not zipfile.is_zipfile(opened):
                 raise RequestError(f"{file} is no file of replay decisions", hint="`generate --trace` writes them")
         with np.load(file, allow_pickle=False) as data:
-            meta = json.loads(str(data["meta"]))
+            meta = parse_json(str(data["meta"]))
             if meta["format"] != "fastcar-decisions":
                 raise RequestError(f"{file} is no file of replay decisions")
             if meta["version"] != VERSION:
@@ -60,19 +62,28 @@ def read(file: Path) -> Decisions:
             bits = np.unpackbits(data["bits"])[:count]
             if len(bits) != count or len(shape) != 3:
                 raise ValueError("the decisions are cut short")
+            spec_from_dict(meta["spec"])
+            window = meta["window"]
             return Decisions(
                 bits.astype(bool).reshape(shape),
                 dict(meta["spec"]),
-                int(meta["prompt"]),
-                int(meta["frames"]),
-                meta["window"],
-                int(meta["sinks"]),
+                _whole(meta, "prompt", 1),
+                _whole(meta, "frames", 1),
+                None if window is None else _whole(meta, "window", 1),
+                _whole(meta, "sinks", 0),
                 dict(meta["note"]),
             )
     except FileNotFoundError:
         raise RequestError(f"{file}: there is no such file") from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as e:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, zipfile.BadZipFile) as e:
         raise RequestError(f"{file} is no file of replay decisions, or damaged: {e}") from None
+
+
+def _whole(meta: dict[str, Any], key: str, least: int) -> int:
+    """An integer of a file. Raises ValueError for anything else."""
+    if type(meta[key]) is not int or meta[key] < least:
+        raise ValueError(f"{key} is {meta[key]!r}, needed: an integer from {least} up")
+    return meta[key]
 
 
 def draw(

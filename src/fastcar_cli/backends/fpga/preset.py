@@ -24,7 +24,7 @@ class _Part(BaseModel):
 class Constant(_Part):
     """A number with its unit, where it comes from, and what kind of knowledge that is."""
 
-    value: float = Field(ge=0)
+    value: float = Field(ge=0, allow_inf_nan=False)
     unit: str
     source: str = Field(min_length=3)
     kind: Literal["datasheet", "measured", "assumption", "fitted"]

@@ -30,8 +30,9 @@ from fastcar_cli.backends.fpga.rtl.stimulus import (
 from fastcar_cli.backends.fpga.rtl.units import ARITHMETIC, SOURCE
 from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
 from fastcar_cli.backends.fpga.workload import check_rows
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, sha256_of, write_whole
+from fastcar_cli.models.plain_data import parse_json
 from fastcar_cli.models.specs import spec_from_dict
 
 WEIGHTS: tuple[Weights, ...] = ("private", "lockstep", "multicast")
@@ -131,7 +132,7 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
         try:
             made.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise RunError(f"-o {folder}: the folder {made} can't be made: {e.strerror}") from None
+            raise RequestError(f"`output` {folder}: the folder {made} can't be made: {e.strerror}") from None
     kept = _sources(folder)
     values = _machine(folder, preset, packets, layers)
     for name, other in machines.items():
@@ -196,7 +197,7 @@ def _sources(folder: Path) -> list[str]:
     written: dict[str, str] = {}
     # Without that list, or with a damaged one, whatever differs counts as changed.
     with contextlib.suppress(OSError, ValueError):
-        written = json.loads(written_file.read_text(encoding="utf-8"))
+        written = parse_json(written_file.read_text(encoding="utf-8"))
     kept = []
     for file in [*sorted(SOURCE.iterdir()), *sorted(ARITHMETIC.iterdir())]:
         name = f"{ARITHMETIC.name}/{file.name}" if file.parent == ARITHMETIC else file.name
