@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import Run, tiny_model
+from conftest import Run, tiny_model, tiny_spec
 from fpga_machine import run as stepped
 from hypothesis import given, settings
 from hypothesis import strategies as st
