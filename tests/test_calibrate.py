@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_convert import converted, make  # noqa: F401
 
-from fastcar_cli.conversion import measure
+from fastcar_cli.cli.flags import prompts_of
+from fastcar_cli.conversion import Calibration, Conversion, measure, open_source
 from fastcar_cli.conversion.rounding import calibrated, output_error, widened
+from fastcar_cli.conversion.source import target_format
 from fastcar_cli.models import load
 from fastcar_cli.models.quantised import QUANTISERS, unpack_int4
 
@@ -194,6 +196,24 @@ def other_prompts(file: Path) -> Path:
     return other
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs a list of mapped files")
+def test_what_was_rounded_plainly_is_gone_when_rounding_begins(make, prompts: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    source, seen = open_source(str(make())), []
+
+    def look(what: str, done: int, total: int) -> None:
+        if what == "converting":
+            seen.append("/.plain/" in Path("/proc/self/maps").read_text())
+
+    form = target_format(source, source.spec, "int8", None)
+    Conversion(source, Path("made").resolve(), form, source.spec, Calibration(PROMPTS[:1])).run(look)
+    assert seen and not any(seen)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("a red ball\n", encoding="utf-8-sig")
+    assert prompts_of(tmp_path / "p.txt", "--calibrate") == ["a red ball"]
+
+
 def test_lost_states_are_told(make, prompts: Path, run: Run) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     command = [str(make()), "-o", "out", "--calibrate", str(prompts)]
     subprocess.run([sys.executable, "-c", DYING, ".states-model-00003", *command], capture_output=True)
@@ -211,6 +231,7 @@ def test_lost_states_are_told(make, prompts: Path, run: Run) -> None:  # type: i
         ("\n  \n", (), "--calibrate prompts: holds no prompt"),
         (b"\xff\xfe\xff", (), "--calibrate prompts can't be read"),
         ("a red ball\n" * 33, (), "--calibrate: 33 prompts"),
+        ("a red ball\nzzz qqq\n", (), "--calibrate: the model knows no word of the prompt 'zzz qqq'"),
         ("a red ball", ("--dtype", "bfloat16"), "--calibrate has no effect with --dtype bfloat16"),
     ],
 )

@@ -29,7 +29,7 @@ from fastcar_cli.files import write_whole
 from fastcar_cli.models import converted
 from fastcar_cli.models.decoder import Block, RMSNorm, Rotary, rotate
 from fastcar_cli.models.depth import Classifier, DepthBlock
-from fastcar_cli.models.network import Projector
+from fastcar_cli.models.network import Projector, Spec
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.text import PromptReader
 from fastcar_cli.models.video_model import ModelSpec, PlaceTables, layout_map
@@ -68,18 +68,32 @@ class Calibration:
 
     def rows(self, tokenizer: PromptReader, guided: bool) -> list[list[int]]:
         """Token ids of the prompts, and guided as many blank ones. Raises RequestError for a prompt it can't take."""
-        read = [list(tokenizer.complete(tokenizer.read(p), s).ids) for s, p in enumerate(self.prompts)]
+        readings = [tokenizer.read(prompt) for prompt in self.prompts]
+        for prompt, reading in zip(self.prompts, readings, strict=True):
+            if reading.unknown and not reading.tokens:
+                raise RequestError(f"`calibrate`: the model knows no word of the prompt {prompt!r}")
+        read = [list(tokenizer.complete(reading, seed).ids) for seed, reading in enumerate(readings)]
         return read + [list(tokenizer.blank()) for _ in self.prompts if guided]
+
+    def bytes_of_states(self, spec: Spec, rows: Sequence[Sequence[int]]) -> int:
+        """Bytes on disk of what the tokens have come to: those behind a shard and those behind the one before it."""
+        tokens = sum(len(row) + _frames(spec) * spec.tokens_per_frame - 1 for row in rows)
+        return 2 * 4 * spec.decoder.width * tokens
 
     def draw(self, folder: Path, spec: ModelSpec, tell: Callable[[int, int], None]) -> Tensor:
         """Codes int64 [P, T*N, depth] that the model converted into `folder` draws; told are videos done and all."""
         model = converted.load(folder, "auto", torch.device("cpu"))
-        frames, found = -(-_TOKENS // spec.tokens_per_frame), []
+        frames, found = _frames(spec), []
         for seed, prompt in enumerate(self.prompts):
             tell(seed, len(self.prompts))
             found.append(drawn_codes(model, [prompt], [seed], frames))
         tell(len(self.prompts), len(self.prompts))
         return torch.cat(found)
+
+
+def _frames(spec: Spec) -> int:
+    """Frames that are drawn of a prompt."""
+    return -(-_TOKENS // spec.tokens_per_frame)
 
 
 class Walk:

@@ -8,6 +8,7 @@ there what it drew, and what its tokens have come to behind the last finished sh
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import re
 import shutil
@@ -72,6 +73,7 @@ class Conversion:
         self._calibration = calibration
         self._network = empty_network(spec)
         self._shapes = self._network.state_dict()
+        self._given = empty_network(source.spec).state_dict()
         parts: dict[str, list[str]] = {}
         for name in names_of(self._network):
             layer = re.match(r"llm\.layers\.\d+\.|depth\.|rqvae\.|tokenizer\.", name)
@@ -104,7 +106,7 @@ class Conversion:
         return sum(self._form.bytes_of(name, self._shapes[name].shape) for name in names)
 
     def _bytes_before(self, names: list[str]) -> int:
-        return sum(self._shapes[name].numel() for name in names) * self._source.stored.itemsize
+        return sum(self._given[name].numel() for name in names) * self._source.stored.itemsize
 
     def run(self, on_progress: Progress = lambda what, done, total: None) -> Result:
         """Convert, and tell `on_progress` of it.
@@ -168,6 +170,8 @@ class Conversion:
             return calibration.draw(plain, spec, partial(on_progress, "drawing videos"))
 
         codes = drawn_once(working / _CODES, draw)
+        # The model that drew has cycles of references; while it lives, its mapped files take room on the disk.
+        gc.collect()
         shutil.rmtree(plain, ignore_errors=True)
         walk = Walk(self._form, spec, self._read, self._rows, codes)
         if done:
@@ -187,12 +191,14 @@ class Conversion:
                     hint="give the same ones, or delete it",
                 )
         except OSError as e:
-            raise _failed(working, e) from None
+            raise _failed(working, e, hint=None) from None
         if begun is None:
             write_whole(working / UNFINISHED, self._document)
 
     def _check_room(self, left: list[str]) -> None:
         needed, free = self.bytes_after(left) + _MARGIN, shutil.disk_usage(self._folder.parent).free
+        if self._calibration is not None:
+            needed += self._calibration.bytes_of_states(self._spec, self._rows)
         if needed > free:
             raise RunError(
                 f"{self._folder} needs {gib(needed)} more, {gib(free)} are free on its disk",
@@ -235,8 +241,7 @@ def check_folder(folder: Path) -> None:
         raise RequestError(f"`output` {folder}: there is no folder {folder.parent}")
 
 
-def _failed(path: Path, error: OSError) -> RunError:
-    return RunError(
-        f"{path} could not be written: {error.strerror or error}",
-        hint="what is done is kept; the same command goes on",
-    )
+def _failed(
+    path: Path, error: OSError, hint: str | None = "what is done is kept; the same command goes on"
+) -> RunError:
+    return RunError(f"{path} could not be written: {error.strerror or error}", hint=hint)

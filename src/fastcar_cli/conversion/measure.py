@@ -1,8 +1,9 @@
 """What a format costs in exactness: `python -m fastcar_cli.conversion.measure MODEL FOLDER... --fpga PRESET...`.
 
 MODEL decodes a few prompts in float32; then it, every converted FOLDER, and MODEL in float32 with its MLPs in the
-numbers of every accelerator PRESET, are run on these codes, step by step, and hidden states, guided logits and replay
-scores are compared. No code that was drawn differently hides an error.
+numbers of every accelerator PRESET, are run on these codes, step by step, by the kernels that `generate` would take.
+Hidden states, guided logits and replay scores are compared with those of plain torch. No code that was drawn
+differently hides an error.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from fastcar_cli.backends.fpga.executor import FpgaBackend
 from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.conversion.draws import drawn_codes
 from fastcar_cli.decoding import Trace, trace
+from fastcar_cli.decoding.native import obstacle
 from fastcar_cli.models import load
 from fastcar_cli.models.decoder import Decoder
+from fastcar_cli.models.network import Network
 
 PROMPTS = ("a small blue car drives left across the grass", "a big yellow star bouncing at night")
 
@@ -52,6 +55,11 @@ def _executor(preset: Preset) -> Callable[[Decoder, int], FpgaBackend]:
     return lambda decoder, rows: FpgaBackend(decoder, preset, rows)
 
 
+def _kernels(network: Network) -> str:
+    """The executor that `generate` would take: native kernels round inputs too where weights have few bits."""
+    return "torch" if obstacle(network) else "native"
+
+
 def compare(
     model: str, folders: Sequence[str], prompts: Sequence[str], frames: int, accelerators: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
@@ -68,14 +76,16 @@ def compare(
     lines = []
     for name, other in [("bfloat16", (model, "bfloat16")), *((folder, (folder, "auto")) for folder in folders)]:
         loaded = load(*other)
-        found = errors(trace(loaded, prompts, codes, **options), wanted)
-        lines.append({"model": name, "bytes": loaded.network.weights_bytes(), **found})
+        kernels = _kernels(loaded.network)
+        found = errors(trace(loaded, prompts, codes, kernels=kernels, **options), wanted)
+        lines.append({"model": name, "kernels": kernels, "bytes": loaded.network.weights_bytes(), **found})
     for preset in presets:
         found = errors(trace(reference, prompts, codes, **options, backend=_executor(preset)), wanted)
         lines.append({"model": model, "fpga": preset.name, "format": preset.format.kind, **found})
+    kernels, size = _kernels(reference.network), reference.network.weights_bytes()
     for name in ("int8", "int12"):
-        found = errors(trace(reference, prompts, codes, kv_dtype=name, **options), wanted)
-        lines.append({"model": f"{name} keys and values", "bytes": reference.network.weights_bytes(), **found})
+        found = errors(trace(reference, prompts, codes, kv_dtype=name, kernels=kernels, **options), wanted)
+        lines.append({"model": f"{name} keys and values", "kernels": kernels, "bytes": size, **found})
     return lines
 
 
