@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,8 +37,18 @@ class LayoutTokenizer(PhraseTokenizer):
         super().__init__(vocabulary, phrases, fillers, length, groups)
         self.things, self.layouts, self.usual = tuple(things), layouts, dict(usual)
         self.looks = {name: tuple(values) for name, values in looks.items()}
+        thing, look = (
+            "|".join(sorted((p for token in tokens for p in self.phrases[token]), key=len, reverse=True))
+            for tokens in (self.things, [t for values in self.looks.values() for t in values])
+        )
+        behind = rf"\b({thing}) (?:(?:that|which) )?(?:is|are) ((?:{look})(?: (?:and )?(?:{look}))*)\b"
+        self._said_behind = re.compile(behind)
         silent = {*self.things, *(v for values in (*self.looks.values(), *self.groups.values()) for v in values)}
         self._deeds = frozenset(self._drawable) - silent
+
+    def _arranged(self, words: list[str]) -> list[str]:
+        """Looks said behind a thing before it: "a ball that is red and small" as "a red and small ball"."""
+        return self._said_behind.sub(r"\2 \1", " ".join(words)).split(" ")
 
     def to_dict(self) -> dict[str, Any]:
         """What it is made of, as plain data: its own arguments."""

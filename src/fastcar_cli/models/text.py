@@ -14,6 +14,7 @@ from torch import Tensor
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.clip import Prompt, text_of
 
+_BEHIND_IN = ("from", "and", "then", "while")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 
 
@@ -88,14 +89,14 @@ class PhraseTokenizer:
 
     def read(self, prompt: Prompt) -> Reading:
         """Token ids of a prompt; unknown words are listed, not guessed. Raises RequestError if too long."""
-        words = _words(text_of(prompt))
+        words = self._arranged(_words(text_of(prompt)))
         found: list[int] = []
         unknown: list[str] = []
         i = 0
         while i < len(words):
             for n in range(min(self._longest, len(words) - i), 0, -1):
                 token = self._phrases.get(tuple(words[i : i + n]))
-                if token is not None:
+                if token is not None and self._ends(words, i + n):
                     found.append(token)
                     i += n
                     break
@@ -107,9 +108,25 @@ class PhraseTokenizer:
         if len(found) > room:
             raise RequestError(
                 f"the prompt is too long: it has {len(found)} words that the model reads, its context holds {room}",
-                hint="shorten the prompt to one object, its motion and its background",
+                hint="shorten the prompt",
             )
         return Reading(self._ids(found), tuple(self.vocabulary[t] for t in found), tuple(unknown))
+
+    def _arranged(self, words: list[str]) -> list[str]:
+        """The words of a prompt in the order in which they are read."""
+        return words
+
+    def _ends(self, words: Sequence[str], end: int) -> bool:
+        """Whether a phrase may end before `words[end]`.
+
+        One that ends with "in" may not where that belongs to what follows: "rolls in slowly" holds one, "rolls in front
+        of" and "rolls in the evening" do not.
+        """
+        if words[end - 1] != "in" or end == len(words) or words[end] in _BEHIND_IN:
+            return True
+        around = {token for tokens in self.groups.values() for token in tokens}
+        nexts = (self._phrases.get(tuple(words[end : end + n])) for n in range(1, self._longest + 1))
+        return any(token is not None and self.vocabulary[token] not in around for token in nexts)
 
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with a value drawn from the seed for each attribute that the prompt leaves open.

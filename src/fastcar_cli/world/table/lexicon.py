@@ -41,6 +41,7 @@ PHRASES: dict[str, tuple[str, ...]] = {
     "moves": (
         "moves", "moving", "rolls", "rolling", "slides", "sliding", "goes", "going", "glides", "gliding", "travels",
         "runs", "drifts", "heads", "heading", "move", "roll", "slide", "passes", "passing", "pass", "go", "crosses",
+        "comes", "coming", "come",
     ),
     "left": ("left", "to the left", "leftwards", "leftward", "from right to left", "towards the left"),
     "right": ("right", "to the right", "rightwards", "rightward", "from left to right", "towards the right"),
@@ -104,10 +105,10 @@ PHRASES: dict[str, tuple[str, ...]] = {
 
 FILLERS = frozenset(
     """
-    a an and are as at by during camera clip color colored colour coloured floor footage for frame from ground in into
+    a an and are as at during camera clip color colored colour coloured floor footage for frame from ground in into
     is it its of on one onto out over picture piece place scene screen seen shape shaped shot show showing shows side
     size sized some surface table
-    that the then there there's this to toward towards two video view viewer where which while
+    that the then there there's this to toward towards video view viewer where which while
     who with across along another object thing light under made
     """.split()
 )
