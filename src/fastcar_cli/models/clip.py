@@ -16,7 +16,7 @@ class Clip:
     """Frames of a video from its first on, and an action a frame.
 
     Attributes:
-        frames: uint8 [S, H, W, 3]; those behind a model's context frames are not looked at.
+        frames: uint8 [S, H, W, 3], or float32 in 0 .. 1; those behind a model's context frames are not looked at.
         actions: float32 [S, A] or one row less, row t leads from frame t to frame t + 1; None without.
         name: what to call it, such as its file.
 
@@ -25,15 +25,17 @@ class Clip:
 
     """
 
-    frames: NDArray[np.uint8]
+    frames: NDArray[np.uint8] | NDArray[np.float32]
     actions: NDArray[np.float32] | None = None
     name: str = "input"
 
     def __post_init__(self) -> None:
-        if self.frames.ndim != 4 or self.frames.shape[-1] != 3 or self.frames.dtype != np.uint8:
-            raise RequestError(
-                f"{self.name}: frames are {self.frames.dtype} {list(self.frames.shape)}, needed: uint8 [S, H, W, 3]"
-            )
+        floats = self.frames.dtype == np.float32
+        if self.frames.ndim != 4 or self.frames.shape[-1] != 3 or not (floats or self.frames.dtype == np.uint8):
+            given = f"{self.frames.dtype} {list(self.frames.shape)}"
+            raise RequestError(f"{self.name}: frames are {given}, needed: uint8 [S, H, W, 3], or float32 in 0 .. 1")
+        if floats and not ((self.frames >= 0) & (self.frames <= 1)).all():
+            raise RequestError(f"{self.name}: frames are float32 beyond 0 .. 1", hint="255 is 1, or give uint8")
         _check_actions(self.name, self.actions)
 
     def __str__(self) -> str:
@@ -86,7 +88,7 @@ def text_of(prompt: Prompt, model: str = "the model") -> str:
 
 
 def clips_of(inputs: Any, actions: Any = None) -> list[Clip]:
-    """Clips from arrays or tensors, frames uint8 [rows, S, H, W, 3] and actions [rows, S, A].
+    """Clips from arrays or tensors, frames [rows, S, H, W, 3] as those of a `Clip` and actions [rows, S, A].
 
     Raises RequestError for other shapes.
     """

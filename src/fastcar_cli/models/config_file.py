@@ -72,11 +72,24 @@ class ConfigFile:
         return tuple(value)
 
 
-def _rope_factor(llm: ConfigFile) -> float:
-    scaling = llm.data.get("rope_scaling")
-    if scaling is None:
+def _rope(llm: ConfigFile) -> tuple[float, float]:
+    """Base of the periods, and what positions are divided by; transformers 5 writes both as `rope_parameters`."""
+    theta = llm.number("rope_theta", 10000.0)
+    factor = _rope_factor(llm, "rope_scaling")
+    if llm.data.get("rope_parameters") is None:
+        return theta, factor
+    section = llm.section("rope_parameters")
+    found = section.number("rope_theta", theta), _rope_factor(llm, "rope_parameters")
+    for key, old, new in (("rope_theta", theta, found[0]), ("rope_scaling", factor, found[1])):
+        if llm.data.get(key) is not None and old != new:
+            raise llm.wrong(key, llm.data[key], f"what rope_parameters says, {new:g}")
+    return found
+
+
+def _rope_factor(llm: ConfigFile, key: str) -> float:
+    if llm.data.get(key) is None:
         return 1.0
-    section = llm.section("rope_scaling")
+    section = llm.section(key)
     kind = section.data.get("type", section.data.get("rope_type"))
     if kind == "default":
         return 1.0
@@ -99,7 +112,7 @@ def read_decoder(llm: ConfigFile) -> DecoderSpec:
         raise llm.wrong("head_dim", llm.data["head_dim"], f"hidden_size / num_attention_heads, {width // heads}")
     if heads % kv_heads:
         raise llm.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads {heads}")
-    factor = _rope_factor(llm)
+    theta, factor = _rope(llm)
     return DecoderSpec(
         width=width,
         layers=llm.integer("num_hidden_layers"),
@@ -108,7 +121,7 @@ def read_decoder(llm: ConfigFile) -> DecoderSpec:
         mlp_width=llm.integer("intermediate_size"),
         vocab=llm.integer("vocab_size"),
         rms_eps=llm.number("rms_norm_eps", 1e-6),
-        rope_theta=llm.number("rope_theta", 10000.0),
+        rope_theta=theta,
         rope_factor=factor,
         max_positions=int(llm.integer("max_position_embeddings", 4096) * factor),
         attention_bias=llm.flag("attention_bias"),

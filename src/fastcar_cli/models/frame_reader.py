@@ -66,7 +66,8 @@ class FrameReader:
     def pixels(self, clip: Clip, frames: int) -> Tensor:
         """The first frames as the tokenizer takes them, float32 [1, frames, 3, H, W] in 0..1."""
         found = torch.from_numpy(np.ascontiguousarray(clip.frames[:frames])).to(self._network.device)
-        return found.float().div(255.0).permute(0, 3, 1, 2)[None]
+        found = found if found.is_floating_point() else found.float().div(255.0)
+        return found.permute(0, 3, 1, 2)[None]
 
     @torch.inference_mode()
     def read(self, prompt: Prompt) -> Reading:

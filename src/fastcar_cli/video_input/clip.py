@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.clip import Clip
 from fastcar_cli.video_input.actions import Rows, actions_in, has_actions, read_actions
 from fastcar_cli.video_input.frames import Image8, frames_of
+
+Pixels = NDArray[np.float32]
+"""Of a frame, float32 [H, W, 3] in 0 .. 1."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Excerpt:
 
     Attributes:
         name: of the file or folder, without where it is.
-        frames: uint8 [S, H, W, 3], or [C, H, W, 3] where the input holds the context alone.
+        pixels: float32 [S, H, W, 3] in 0 .. 1, or [C, H, W, 3] where the input holds the context alone.
         indices: which frames of the input these are, counted from 0.
         source_size: height and width before resizing, in pixels.
         actions: float32 [S, A]; None for a model without actions. Row t belongs to frame t, the last is never used.
@@ -58,7 +62,7 @@ class Excerpt:
     """
 
     name: str
-    frames: Image8
+    pixels: NDArray[np.float32]
     indices: tuple[int, ...]
     source_size: tuple[int, int]
     actions: Rows | None
@@ -66,7 +70,12 @@ class Excerpt:
     @property
     def clip(self) -> Clip:
         """What it is to a model."""
-        return Clip(self.frames, self.actions, self.name)
+        return Clip(self.pixels, self.actions, self.name)
+
+    @cached_property
+    def frames(self) -> Image8:
+        """The same rounded to uint8, to be shown and compared with."""
+        return np.rint(255 * self.pixels).astype(np.uint8)
 
 
 def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str | None = None) -> Excerpt:
@@ -85,22 +94,21 @@ def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str 
     indices = list(wanted.indices[: len(chosen)])
     return Excerpt(
         name=path.absolute().name,
-        frames=np.stack(chosen[turn:] + chosen[:turn]),
+        pixels=np.stack(chosen[turn:] + chosen[:turn]),
         indices=tuple(indices[turn:] + indices[:turn]),
         source_size=size,
         actions=_actions(path, wanted, actions) if wanted.actions else None,
     )
 
 
-def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[Image8], tuple[int, int], int]:
+def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[Pixels], tuple[int, int], int]:
     """The frames wanted, as many as there are, resized; their size before, and how many frames were counted."""
-    chosen: list[Image8] = []
+    chosen: list[Pixels] = []
     size, count = (0, 0), 0
     for index, image in enumerate(frames_of(path, key)):
         count, size = index + 1, (image.shape[0], image.shape[1])
         if index == wanted.indices[len(chosen)]:
-            pixels = resized(image[None], wanted.height, wanted.width)[0]
-            chosen.append(np.rint(255 * pixels).astype(np.uint8))
+            chosen.append(resized(image[None], wanted.height, wanted.width)[0])
             if len(chosen) == wanted.frames:
                 break
     return chosen, size, count

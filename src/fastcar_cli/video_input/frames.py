@@ -19,6 +19,8 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.video_input.arrays import SUFFIXES, Array, arrays_of
 
 Image8 = NDArray[np.uint8]
+Image8OrFloat = Image8 | NDArray[np.float32]
+"""Of arrays of floats the numbers as they are, 0 .. 255."""
 
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
 """Suffixes of what is taken out of a folder; the rest of it is left alone."""
@@ -32,14 +34,14 @@ _KEY = "image"
 _SIDE = 2**14
 
 
-def frames_of(path: Path, key: str | None = None) -> Iterator[Image8]:
-    """The frames of an input in order, uint8 [H, W, 3], all of one size.
+def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
+    """The frames of an input in order, [H, W, 3] of 0 .. 255, all of one size: uint8, of an array of floats float32.
 
     key: of the array in an .npz file; by default the only one with the shape of frames, or `image` of several.
     Raises RequestError, at the frame where it shows, for what can't be read, and for frames of different sizes.
     """
     if path.is_dir():
-        found = _folder(path)
+        found: Iterator[Image8OrFloat] = _folder(path)
     elif not path.is_file():
         raise RequestError(f"`input` {path}: there is no such file or folder")
     elif path.suffix.lower() in SUFFIXES:
@@ -153,7 +155,7 @@ class _Stream:
         self.read, self.seek, self.tell = stream.read, stream.seek, stream.tell
 
 
-def _array(path: Path, key: str | None) -> Iterator[Image8]:
+def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
     """The frames of an array [T, H, W, 3] of numbers 0 .. 255, of any dtype of numbers."""
     array = _chosen(path, arrays_of(path, "input"), key)
     what = f"`input` {path}" + (f", array {array.key!r}" if array.key else "")
@@ -165,12 +167,12 @@ def _array(path: Path, key: str | None) -> Iterator[Image8]:
         low, high = row.min(), row.max()
         if not (low >= 0 and high <= 255):
             raise RequestError(f"{what}: frame {index} has values from {low:g} to {high:g}, needed: 0 .. 255")
-        if array.dtype.kind == "f" and 0 < high <= 1:
+        if array.dtype.kind == "f" and 0 < high <= 1 and (row != np.rint(row)).any():
             raise RequestError(
                 f"{what}: frame {index} has fractions from {low:g} to {high:g}, needed: 0 .. 255",
                 hint="values 0 .. 1 are to be multiplied by 255",
             )
-        yield np.rint(row).astype(np.uint8)
+        yield row.astype(np.float32) if array.dtype.kind == "f" else row.astype(np.uint8)
 
 
 def _like_frames(array: Array) -> bool:

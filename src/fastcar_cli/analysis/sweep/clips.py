@@ -20,7 +20,7 @@ def named_clips(inputs: Inputs, pipe: TextToVideo) -> dict[str, Clip]:
         raise RequestError(f"`input`: the model {pipe.name!r} takes a text, no frames", hint="give it prompts")
     found: dict[str, Clip] = {}
     for excerpt in inputs.read(spec, pipe.name, pipe.frames):
-        digest = hashlib.sha256(excerpt.frames[: spec.layout.context].tobytes())
+        digest = hashlib.sha256(excerpt.pixels[: spec.layout.context].tobytes())
         digest.update(b"" if excerpt.actions is None else excerpt.actions.tobytes())
         name = f"{excerpt.name} {digest.hexdigest()[:8]}"
         if name in found:
