@@ -1,4 +1,4 @@
-"""Number formats of the emulated accelerator: exact sums, int4 as `--dtype int4` has it, int8 in whole numbers."""
+"""Number formats of the emulated accelerator: exact sums, int4 as `--dtype int4` has it, int8 in integers."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class NativeExecutor(HostExecutor):
     def prefill(self) -> Tensor:
         """See `HostExecutor.prefill`; packed weights are multiplied as they are, by each token once."""
         packed = any(isinstance(m, QuantisedLinear) for block in self._batch.blocks for m in block.modules())
-        # What is added to equal ids may differ.
+        # Equal ids can have different additive inputs (actions), so they are not deduplicated.
         if not packed or (self._batch.aligned and self._batch.added is not None):
             return super().prefill()
         ids = self._batch.ids

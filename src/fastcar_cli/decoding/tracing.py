@@ -87,7 +87,7 @@ def _checked(model: LoadedModel, videos: int, codes: Tensor) -> Tensor:
     if not fits or not shape[1] or shape[1] % n:
         raise RequestError(f"codes have shape {shape}, needed: [{videos}, T * {n}, {depth}]")
     if codes.is_floating_point() or bool((codes < 0).any()) or bool((codes >= size).any()):
-        raise RequestError(f"codes must be whole numbers from 0 to {size - 1}")
+        raise RequestError(f"codes must be integers from 0 to {size - 1}")
     return codes.to(model.network.device, torch.int64)
 
 
