@@ -161,13 +161,13 @@ def sweep(
     with session.opened(output) as store:
         for text in store.damaged:
             note(terminal, text, "damaged cell, made again where the plan has it")
-        results, told = _work(session, store, target, terminal)
+        results, written = _work(session, store, target, terminal)
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
     else:
         from fastcar_cli.cli.sweep_render import show
 
-        show(terminal, results, output, told)
+        show(terminal, results, output, written)
     if target is not None:
         target.verdict(results["find"])
 

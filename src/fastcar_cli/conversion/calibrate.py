@@ -71,14 +71,17 @@ class Calibration:
         read = [list(tokenizer.complete(tokenizer.read(p), s).ids) for s, p in enumerate(self.prompts)]
         return read + [list(tokenizer.blank()) for _ in self.prompts if guided]
 
-    def draw(self, folder: Path, spec: ModelSpec, tell: Callable[[int, int], None]) -> Tensor:
-        """Codes int64 [P, T*N, depth] that the model converted into `folder` draws; told are videos done and all."""
+    def draw(self, folder: Path, spec: ModelSpec, on_progress: Callable[[int, int], None]) -> Tensor:
+        """Codes int64 [P, T*N, depth] that the model converted into `folder` draws.
+
+        `on_progress(done, total)` counts videos.
+        """
         model = converted.load(folder, "auto", torch.device("cpu"))
         frames, found = -(-_TOKENS // spec.tokens_per_frame), []
         for seed, prompt in enumerate(self.prompts):
-            tell(seed, len(self.prompts))
+            on_progress(seed, len(self.prompts))
             found.append(drawn_codes(model, [prompt], [seed], frames))
-        tell(len(self.prompts), len(self.prompts))
+        on_progress(len(self.prompts), len(self.prompts))
         return torch.cat(found)
 
 
@@ -167,9 +170,9 @@ class Walk:
             places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width)
             added = self._loaded(places, "places.")(torch.arange(fed))
             visual = [x + added for x in visual]
-        if (told := layout_map(spec)) is not None:
+        if (layout := layout_map(spec)) is not None:
             prompts = torch.tensor(self._rows[: len(visual)])
-            vectors = self._loaded(told, "map.")(prompts, torch.arange(1, fed + 1)[None])
+            vectors = self._loaded(layout, "map.")(prompts, torch.arange(1, fed + 1)[None])
             visual = [x + added for x, added in zip(visual, vectors, strict=True)]
         table = self._read("llm.embed_tokens.weight")
         texts = [table[torch.tensor(row)].float() for row in self._rows]

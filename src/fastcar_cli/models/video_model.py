@@ -25,7 +25,7 @@ class ModelSpec(Spec):
 
     `place_tables` adds learned vectors for the frame and for the position within the frame to the embedding of a
     visual token (VILA-U has none); `projector_layers` counts the linear maps from code width to decoder width. `map`
-    says how layouts in prompts are told to visual tokens, see `layout_map.py`; None: they are not.
+    says how layouts in prompts are embedded into visual tokens, see `layout_map.py`; None: they are not.
     """
 
     depth: DepthSpec
@@ -144,8 +144,8 @@ class VideoModel(Network):
         places = None if self.places is None else self.places(index)[:, None]
         if self.map is None:
             return places
-        told = self.map(prompts, index[None] + 1).transpose(0, 1)
-        return told if places is None else told + places
+        embedding = self.map(prompts, index[None] + 1).transpose(0, 1)
+        return embedding if places is None else embedding + places
 
     def shared(self) -> dict[str, str]:
         """See `Network`: a codebook that all depths share has the name of each."""
