@@ -153,10 +153,10 @@ class Walk:
     def _vectors(self) -> Tensor:
         """Sums of the code vectors up to each depth, float32 [P, tokens, depth, code width]."""
         shared = self._spec.rqvae.shared_codebook
-        books = [
+        codebooks = [
             self._read(f"rqvae.quantizer.codebooks.{0 if shared else d}.weight") for d in range(self._codes.shape[2])
         ]
-        return torch.stack([book[self._codes[..., d]].float() for d, book in enumerate(books)], 2).cumsum(2)
+        return torch.stack([book[self._codes[..., d]].float() for d, book in enumerate(codebooks)], 2).cumsum(2)
 
     def _enter(self) -> Iterator[Rounded]:
         spec, fed = self._spec, self._codes.shape[1] - 1
@@ -222,7 +222,7 @@ def _through(block: Block, rotary: Rotary, x: Tensor) -> Tensor:
     return x + block.mlp_branch(x)
 
 
-class _Seen(Exception):
+class _InputsCollected(Exception):
     """The inputs of a map have been added; what follows it is not needed."""
 
 
@@ -234,14 +234,14 @@ def _gram(found: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[T
     def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].reshape(-1, width)
         gram.addmm_(x.T, x)
-        raise _Seen
+        raise _InputsCollected
 
     hook = found.register_forward_pre_hook(add)
     try:
         for batch in batches:
             try:
                 run(batch)
-            except _Seen:
+            except _InputsCollected:
                 continue
     finally:
         hook.remove()
