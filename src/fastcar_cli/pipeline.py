@@ -280,7 +280,7 @@ class TextToVideo:
         return self._runs[-1].emulated() if self._runs else None
 
     def report(self, video: int) -> dict[str, Any]:
-        """The JSON document of one video (design: `generate --json`), without `video.path`."""
+        """The JSON document of one video (docs/json.md), without `video.path`."""
         run, index = self._run_of(video)
         return run.document(index)
 

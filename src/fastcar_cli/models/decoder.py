@@ -2,7 +2,7 @@
 
 Parameter names follow `transformers`' LlamaModel, so checkpoints load by name and the blocks can
 be compared with it. A block is given in parts (project, attend, finish, MLP) because the decode
-engine decides between them whether the MLP runs; `forward` is the whole pass over a sequence.
+engine decides between them whether the MLP runs.
 """
 
 from __future__ import annotations
