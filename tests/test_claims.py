@@ -24,7 +24,7 @@ from test_report import Open, browser, look  # noqa: F401
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from fastcar_cli.analysis.claims import c1_shares, c2_likeness, c3_bound
+from fastcar_cli.analysis.claims import c1_shares, c2_similarity, c3_bound
 from fastcar_cli.analysis.claims.__main__ import all_claims, app, default_model
 from fastcar_cli.analysis.claims.accelerator import independent
 from fastcar_cli.analysis.claims.stats import area_under_curve, difference, estimate, rank_correlation
@@ -88,7 +88,7 @@ def test_operator_norms_are_largest_singular_values() -> None:
 def test_a_place_moves_where_its_pixels_do() -> None:
     images = np.zeros((3, 8, 8, 3), np.uint8)
     images[1, :4, 4:] = 9
-    assert c2_likeness.moving(images, (2, 2)).tolist() == [
+    assert c2_similarity.moving(images, (2, 2)).tolist() == [
         [False] * 4,
         [False, True, False, False],
         [False, True, False, False],
@@ -190,7 +190,7 @@ def test_the_page_in_a_browser(look: Open, folder: Path, width: int) -> None:  #
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_likeness_is_what_a_trace_shows(folder: Path) -> None:
+def test_similarity_is_what_a_trace_shows(folder: Path) -> None:
     claim = next(c for c in _document(folder)["claims"] if c["number"] == 2)
     model, found = load(str(folder / "tiny")), []
     for said in SAID:

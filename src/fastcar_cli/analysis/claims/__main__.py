@@ -25,7 +25,7 @@ def all_claims() -> dict[int, ModuleType]:
     """The module of each claim by its number."""
     from fastcar_cli.analysis.claims import (
         c1_shares,
-        c2_likeness,
+        c2_similarity,
         c3_bound,
         c4_gate,
         c5_quality,
@@ -35,7 +35,7 @@ def all_claims() -> dict[int, ModuleType]:
         c9_ours,
     )
 
-    modules = (c1_shares, c2_likeness, c3_bound, c4_gate, c5_quality, c6_sparse, c7_thresholds, c8_speed, c9_ours)
+    modules = (c1_shares, c2_similarity, c3_bound, c4_gate, c5_quality, c6_sparse, c7_thresholds, c8_speed, c9_ours)
     return {m.NUMBER: m for m in modules}
 
 
