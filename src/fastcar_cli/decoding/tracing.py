@@ -149,7 +149,7 @@ def trace(
         kernels: `torch`, or `native`, which keeps neither MLP nor block outputs.
         kv_dtype: what keys and values are kept in: `auto` (as the model), `int8` or `int12`.
         backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
-        eligible: tokens that may replay: `codes` of a frame, or `all`, those that part frames too.
+        eligible: tokens that may replay; `codes`: frame tokens only; `all`: frame delimiters too.
         seeds: one a prompt, by which what it leaves open is drawn as `generate --seed` draws it; None: stays open.
 
     Raises:
