@@ -44,14 +44,15 @@ def sweep(*arguments: object) -> Result:
 
 
 _HELD = """
-import signal, sys
+import runpy, signal, sys
 
-at, seen = int(sys.argv.pop(1)), 0
+at, suffix, module = int(sys.argv.pop(1)), sys.argv.pop(1), sys.argv.pop(1)
+seen = 0
 
 
 def hold(event, arguments):
     global seen
-    if event in ("os.rename", "os.link") and "/cells/" in str(arguments[1]):
+    if event in ("os.rename", "os.link") and "/cells/" in str(arguments[1]) and str(arguments[1]).endswith(suffix):
         seen += 1
         if seen == at:
             # Blocked before it is told: a signal that came before the wait would be missed by it.
@@ -63,15 +64,14 @@ def hold(event, arguments):
 
 
 sys.addaudithook(hold)
-from fastcar_cli.cli.app import main
-main()
+runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 
 
-def held(*arguments: object, at: int) -> subprocess.Popen[str]:
-    """The command as a process that has come to file number `at` of its cells and waits, its file not named yet."""
+def held(*arguments: object, at: int, suffix: str = "", module: str = "fastcar_cli") -> subprocess.Popen[str]:
+    """A program as a process that waits before it names file number `at` of its cells, of those with this suffix."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _HELD, str(at), "sweep", *map(str, arguments)],
+        [sys.executable, "-c", _HELD, str(at), suffix, module, *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_ENV,
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "held\n", process.communicate()

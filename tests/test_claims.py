@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import SCREEN
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from sweeping import tiny_folder
+from sweeping import held, tiny_folder
 from test_report import Open, browser, look  # noqa: F401
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from fastcar_cli.analysis.claims import c1_shares, c2_likeness, c3_bound
+from fastcar_cli.analysis.claims import c1_shares, c2_similarity, c3_bound
 from fastcar_cli.analysis.claims.__main__ import all_claims, app, default_model
 from fastcar_cli.analysis.claims.accelerator import independent
 from fastcar_cli.analysis.claims.stats import area_under_curve, difference, estimate, rank_correlation
@@ -88,7 +82,7 @@ def test_operator_norms_are_largest_singular_values() -> None:
 def test_a_place_moves_where_its_pixels_do() -> None:
     images = np.zeros((3, 8, 8, 3), np.uint8)
     images[1, :4, 4:] = 9
-    assert c2_likeness.moving(images, (2, 2)).tolist() == [
+    assert c2_similarity.moving(images, (2, 2)).tolist() == [
         [False] * 4,
         [False, True, False, False],
         [False, True, False, False],
@@ -190,7 +184,7 @@ def test_the_page_in_a_browser(look: Open, folder: Path, width: int) -> None:  #
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_likeness_is_what_a_trace_shows(folder: Path) -> None:
+def test_similarity_is_what_a_trace_shows(folder: Path) -> None:
     claim = next(c for c in _document(folder)["claims"] if c["number"] == 2)
     model, found = load(str(folder / "tiny")), []
     for said in SAID:
@@ -213,19 +207,16 @@ def test_started_again_nothing_is_decoded_and_the_page_is_the_same(folder: Path)
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on(folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fastcar_cli.analysis.claims", "--model", str(folder / "tiny"), "--claim", "2"]
-    command += ["--prompts-file", str(folder / "p.txt"), "--seeds", "2", "-o", str(tmp_path / "out")]
-    env = {**os.environ, **SCREEN, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    asked = ["--model", str(folder / "tiny"), "--claim", "2", "--seeds", "2"]
+    asked += ["--prompts-file", str(folder / "p.txt"), "-o", str(tmp_path / "out")]
+    process = held(*asked, at=2, suffix=".json", module="fastcar_cli.analysis.claims")
+    process.kill()
+    process.communicate()
     cells = tmp_path / "out" / "tiny" / "main" / "cells"
-    while not list(cells.glob("*.json")):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
     kept = {p: p.stat().st_mtime_ns for p in cells.glob("[!.]*.json")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert len(kept) == 1
+    done = claims(*asked)
+    assert done.exit_code == 0, done.exception
     assert len(list(cells.glob("*.json"))) == 4
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
 

@@ -15,7 +15,9 @@ import pytest
 from conftest import Run
 from sweeping import tiny_folder
 
+from fastcar_cli.cli.flags import MODELS
 from fastcar_cli.config import allowed_keys, presets
+from fastcar_cli.models.registry import BUNDLED
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -97,6 +99,10 @@ def test_every_option_is_documented(run: Run) -> None:
         options = set(re.findall(r"--[a-z][a-z-]+", help_text)) - {"--help"}
         documented = set(re.findall(r"`(--[a-z][a-z-]+)", section))
         assert options == documented, command
+
+
+def test_the_help_names_every_kind_of_model() -> None:
+    assert {*BUNDLED, "vila-u-7b", "ivideogpt-...;"} <= {*MODELS.replace("(", "").replace(",", "").split()}
 
 
 def test_every_key_is_documented() -> None:

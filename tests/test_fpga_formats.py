@@ -1,4 +1,4 @@
-"""Number formats of the emulated accelerator: exact sums, int4 as `--dtype int4` has it, int8 in whole numbers."""
+"""Number formats of the emulated accelerator: exact sums, int4 as `--dtype int4` has it, int8 in integers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import Run, tiny_model
+from fpga_presets import preset, work
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from test_fpga import preset, work
 
 from fastcar_cli.backends.fpga import integer
 from fastcar_cli.backends.fpga.emulator import Emulator

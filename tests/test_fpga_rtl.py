@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Run
+from fpga_presets import constant, preset
 from hypothesis import given
 from hypothesis import strategies as st
-from test_fpga import constant, preset
 
 from fastcar_cli.backends.fpga.decisions import Decisions, draw, save
 from fastcar_cli.backends.fpga.drs import Drs

@@ -132,8 +132,8 @@ def test_frames_of_ids_as_bytes(name: str) -> None:
 @torch.inference_mode()
 def test_ids_that_are_no_codes_have_a_frame(name: str) -> None:
     ids, first = recorded(name, "odd/ids").long()[None], MODELS[name]["first_delimiter"]
-    painter = network(name).painter(ids[:, :first])
-    found = network(name).to_bytes(painter.frame(ids[:, -17:, None]))
+    frame_decoder = network(name).frame_decoder(ids[:, :first])
+    found = network(name).to_bytes(frame_decoder.frame(ids[:, -17:, None]))
     close_bytes(found, recorded(name, "odd/frames_u8"))
 
 

@@ -133,7 +133,7 @@ def small() -> VideoModel:
     model = VideoModel(replace(TABLE, decoder=decoder)).eval().requires_grad_(False)
     assert model.map is not None
     model.map.initialise()
-    for table in (model.llm.embed_tokens, *model.books, model.map.ground):
+    for table in (model.llm.embed_tokens, *model.codebooks, model.map.ground):
         torch.nn.init.normal_(table.weight, 0, 0.3)
     torch.nn.init.normal_(model.map.thing.weight, 0, 0.1)
     return model

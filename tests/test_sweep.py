@@ -99,7 +99,7 @@ def test_killed_twice_and_resumed_equals_undisturbed(ask: list[object], whole: P
     before: dict[str, tuple[int, int]] = {}
     # A dense cell has three files (video, TAS, figures), others two: both times the figures of a cell are missing.
     for at, cells in ((11, 4), (18, 11)):
-        process = held(*ask, "-o", folder, at=at)
+        process = held("sweep", *ask, "-o", folder, at=at)
         process.kill()
         process.communicate()
         now = {k: v for k, v in cell_files(folder).items() if not k.startswith(".")}
@@ -118,7 +118,7 @@ def test_killed_twice_and_resumed_equals_undisturbed(ask: list[object], whole: P
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(ask: list[object], whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
-    process = held(*ask, "-o", folder, at=9)
+    process = held("sweep", *ask, "-o", folder, at=9)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, err

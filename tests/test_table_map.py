@@ -37,7 +37,7 @@ def small() -> VideoModel:
     model = VideoModel(replace(TABLE, decoder=replace(TABLE.decoder, layers=1, mlp_width=32)))
     assert model.map is not None
     model.map.initialise()
-    for table in (model.llm.embed_tokens, *model.books):
+    for table in (model.llm.embed_tokens, *model.codebooks):
         torch.nn.init.normal_(table.weight, 0, 0.3)
     return model
 

@@ -45,7 +45,7 @@ def tokenizer() -> TableTokenizer:
     model = TableTokenizer()
     pool = Pool(4, 1, 0, 0)
     train_tokenizer.begin(model, pool.pixels(*pool.draw(512, random.Random(0))))
-    for book in model.rqvae.quantizer.books:
+    for book in model.rqvae.quantizer.codebooks:
         torch.nn.init.normal_(book.weight, 0, 0.3)
     return model.eval()
 
@@ -181,16 +181,16 @@ def test_a_hidden_state_that_holds_a_latent_is_answered_with_its_codes() -> None
     """The depth transformer begins by looking up the nearest codes, whatever the decoder has learned so far."""
     torch.manual_seed(3)
     made = TableTokenizer()
-    for scale, book in zip((8.0, 4.0, 2.0, 1.0), made.rqvae.quantizer.books, strict=True):
+    for scale, book in zip((8.0, 4.0, 2.0, 1.0), made.rqvae.quantizer.codebooks, strict=True):
         axes = torch.linalg.qr(torch.randn(64, 16))[0].T
         torch.nn.init.zeros_(book.weight)
         book.weight.data[:2048] = scale / 4 * torch.randn(2048, 16) @ axes
-    books = made.codebooks().detach()
+    codebooks = made.codebooks().detach()
     model = new_model(TABLE, made.rqvae, 0)
-    look_up_nearest(model.depth, books)
+    look_up_nearest(model.depth, codebooks)
     codes = torch.randint(0, 2048, (200, 4))
     vectors = model.rqvae.quantizer.vectors(codes)
-    codes = quantize(vectors.sum(1), books)
+    codes = quantize(vectors.sum(1), codebooks)
     vectors = model.rqvae.quantizer.vectors(codes)
     with torch.no_grad():
         logits = model.depth(vectors.sum(1) @ model.depth.in_mlp_2.weight[4:68], vectors.cumsum(-2)[:, :-1])

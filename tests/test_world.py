@@ -82,13 +82,13 @@ def test_coverage_is_what_render_covers() -> None:
 
 def test_dictionary_codes_are_the_nearest_codes() -> None:
     dictionary = build_dictionary(640, 64)
-    books = np.where(dictionary.used[..., None], dictionary.vectors, 1e3)
+    codebooks = np.where(dictionary.used[..., None], dictionary.vectors, 1e3)
     import torch
 
     scene = scenes_of(("small", "blue", "car", "left", "road"))[0]
     codes = dictionary.codes(scene, poses(scene)[3]).astype(np.int64)
-    latents = torch.from_numpy(books[0][codes[:, 0]] + books[1][codes[:, 1]])
-    assert np.array_equal(quantize(latents, torch.from_numpy(books)).numpy(), codes)
+    latents = torch.from_numpy(codebooks[0][codes[:, 0]] + codebooks[1][codes[:, 1]])
+    assert np.array_equal(quantize(latents, torch.from_numpy(codebooks)).numpy(), codes)
 
 
 def test_a_patch_that_stays_keeps_its_codes() -> None:

@@ -42,7 +42,7 @@ class Generation(_Section):
 
     frames: int | None = Field(None, ge=1, le=LARGEST, description="frames of the video")
     seed: int | None = Field(None, ge=0, lt=2**63, description="seed of the first video; drawn where none is given")
-    samples: int = Field(1, ge=1, le=1024, description="videos a prompt, with seeds counted up")
+    samples: int = Field(1, ge=1, le=1024, description="videos per prompt or input; seeds count up")
 
 
 class Sampling(_Section):
@@ -79,9 +79,9 @@ class Replay(_Section):
     )
     tas: Literal["attention", "released"] | None = Field(None, description="definition of the temporal attention score")
     gate: Literal["row", "pair"] | None = Field(None, description="who decides: each row, or a guided pair")
-    max_age: int | None = Field(None, ge=1, le=LARGEST, description="times in a row one value may be replayed")
+    max_age: int | None = Field(None, ge=1, le=LARGEST, description="most consecutive replays of one cached MLP output")
     eligible: Literal["codes", "all"] = Field(
-        "codes", description="tokens that may replay: codes of a frame, or all, those that part frames too"
+        "codes", description="tokens that may replay; `codes`: frame tokens only; `all`: frame delimiters too"
     )
 
     @field_validator("ratio", mode="after")

@@ -107,10 +107,10 @@ class TextToVideo:
             dtype = choose_dtype(dtype, device, plans)
             total = plans[dtype].weights
             if on_load is not None:
-                told = on_load
+                loaded = on_load
 
                 def progress(done: int) -> None:
-                    told(done, total)
+                    loaded(done, total)
 
         model = load(config.model, dtype, device, progress)
         return cls(model, config, load_seconds=time.perf_counter() - began)
@@ -194,15 +194,15 @@ class TextToVideo:
                 self._runs[-1].decode.release()
             before = done * total // len(batches)
 
-            def told(step: int, before: int = before) -> None:
+            def on_token(step: int, before: int = before) -> None:
                 if on_step is not None:
                     on_step(before + step, total)
 
-            for frame in self._batch(prompts[first : first + size], seeds[first : first + size], told, watch):
+            for frame in self._batch(prompts[first : first + size], seeds[first : first + size], on_token, watch):
                 yield replace(frame, video=first + frame.video)
 
     def _batch(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], told: Callable[[int], None], watch: Watcher | None
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], on_token: Callable[[int], None], watch: Watcher | None
     ) -> Iterator[Frame]:
         """The frames of one batch."""
         tokenizer, network = self.model.tokenizer, self.model.network
@@ -243,7 +243,7 @@ class TextToVideo:
 
         yield from shown(decode.context_frames, 0)
         for step in decode.steps():
-            told(step.index + 1)
+            on_token(step.index + 1)
             frame, left = divmod(step.index + 1, n)
             if not left:
                 yield from shown(partial(decode.decode_frame, frame - 1), self.context + frame - 1)
@@ -280,7 +280,7 @@ class TextToVideo:
         return self._runs[-1].emulated() if self._runs else None
 
     def report(self, video: int) -> dict[str, Any]:
-        """The JSON document of one video (design: `generate --json`), without `video.path`."""
+        """The JSON document of one video (docs/json.md), without `video.path`."""
         run, index = self._run_of(video)
         return run.document(index)
 

@@ -16,7 +16,7 @@ from fastcar_cli._version import __version__
 from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
 from fastcar_cli.config import RunConfig, flat, later_wins
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.clip import Prompt, Seen
+from fastcar_cli.models.clip import Prompt, TokenisedClip
 from fastcar_cli.models.registry import identity, public_name
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
         ids, actions = found["ids"], found["actions"]
         if not all(type(i) is int for i in ids):
             raise TypeError
-        return Seen(tuple(ids), None if actions is None else np.array(actions, np.float32), recipe["prompt"])
+        return TokenisedClip(tuple(ids), None if actions is None else np.array(actions, np.float32), recipe["prompt"])
     except (KeyError, TypeError, ValueError, OverflowError):
         raise RequestError(f"{source}: its recipe has a damaged input", hint="give the input again: `input`") from None
 

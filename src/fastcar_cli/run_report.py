@@ -110,7 +110,7 @@ class Run:
         return {"controller": target.scope, "target": target.ratio, "taus": replay.controller.taus(video)}
 
     def document(self, video: int) -> dict[str, Any]:
-        """The JSON document of one video (design: `generate --json`), without `video.path`."""
+        """The JSON document of one video (docs/json.md), without `video.path`."""
         decode, settings = self.decode, self.decode.settings
         network = decode.model
         spec, clock, reading = network.spec, decode.clock, self.readings[video]

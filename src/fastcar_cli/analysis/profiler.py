@@ -224,9 +224,9 @@ def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = 
 
 def traffic(spec: Spec, rows: int, seq: int, itemsize: int) -> dict[str, tuple[float, float]]:
     """(bytes that must move, FLOP) of each module a step, all layers: weights once, keys and values a row."""
-    d, drawing = spec.decoder, spec.drawing
+    d, sampling = spec.decoder, spec.sampling_weights
     kv, projections, mlp, layers = d.kv_width, d.projection_weights, d.mlp_weights, float(d.layers)
-    transformer, heads, projector = drawing.transformer, drawing.heads, spec.projector_weights
+    transformer, heads, projector = sampling.transformer, sampling.heads, spec.projector_weights
     caches = 2.0 * rows * seq * kv
     return {
         "attention": (
@@ -336,5 +336,5 @@ def vision_seconds(network: Network, videos: int) -> float:
     spec = network.spec
     codes = torch.zeros(videos, spec.tokens_per_frame, spec.code_depth, dtype=torch.int64, device=network.device)
     with torch.inference_mode():
-        painter = network.painter(codes.new_zeros(videos, spec.layout.lead or 1))
-        return seconds_of(lambda: painter.frame(codes), network.device, 2)
+        frame_decoder = network.frame_decoder(codes.new_zeros(videos, spec.layout.lead or 1))
+        return seconds_of(lambda: frame_decoder.frame(codes), network.device, 2)

@@ -143,7 +143,7 @@ def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> N
 
 
 def _watched(things: str, name: str, work: Callable[[Callable[[int, int], None]], dict[str, Any]]) -> dict[str, Any]:
-    """What `work(told)` gives, with a bar of the things done."""
+    """What `work(on_progress)` gives, with a bar of the things done."""
     from fastcar_cli.cli.render import console, progress
 
     with progress(console(quiet=False), things) as bar:

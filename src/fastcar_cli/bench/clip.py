@@ -153,8 +153,8 @@ def theirs(network: Network, plan: PredictedClip) -> Go:
     return go
 
 
-def measure(plan: PredictedClip, told: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """Time every contestant in each turn; `told(done, total)` hears of every clip.
+def measure(plan: PredictedClip, on_progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
+    """Time every contestant in each turn; `on_progress(done, total)` counts clips.
 
     A line each: median seconds, least and most, tokens/s, how many times as fast as transformers, and with replay how
     much faster than dense and which part of Amdahl's ceiling 1 / (1 - m r) that is (m: share of MLPs in the dense
@@ -175,7 +175,7 @@ def measure(plan: PredictedClip, told: Callable[[int, int], None] = lambda done,
             if turn:
                 seconds[name].append(time.perf_counter() - began)
                 mlps[name].append(mlp)
-            told(turn * len(made) + number, (plan.turns + 1) * len(made))
+            on_progress(turn * len(made) + number, (plan.turns + 1) * len(made))
     spec = found["float32"].spec
     tokens = (plan.frames - spec.layout.context) * spec.layout.stride - 1
 

@@ -102,7 +102,7 @@ def _whole(name: str) -> bool:
 
 
 def time_all(
-    made: Mapping[str, Passes], passes: int, turns: int, device: torch.device, told: Callable[[int, int], None]
+    made: Mapping[str, Passes], passes: int, turns: int, device: torch.device, on_progress: Callable[[int, int], None]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Seconds a pass of every contestant, one number a turn, and bytes/s the machine moved right after each that
     reads all weights.
@@ -126,7 +126,7 @@ def time_all(
                 if name in moved:
                     moved[name].append(stream.rate())
             ran += 1
-            told(ran, len(made) * (turns + 1))
+            on_progress(ran, len(made) * (turns + 1))
     return seconds, moved
 
 
@@ -143,8 +143,8 @@ def _line(times: Sequence[float], size: int, rates: Sequence[float] | None) -> d
     return line
 
 
-def measure(plan: Benchmark, told: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """Run the benchmark of one shape at one context length; `told(done, total)` hears of every run of a contestant.
+def measure(plan: Benchmark, on_progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
+    """Run the benchmark of one shape at one context length; `on_progress(done, total)` counts runs of contestants.
 
     Returns machine, the bandwidth measured between the contestants (median), plan, a line a contestant, for each of
     our variants the speed-up against the Amdahl ceiling 1 / (1 - m r) (m: time of the MLPs alone over the dense
@@ -165,7 +165,7 @@ def measure(plan: Benchmark, told: Callable[[int, int], None] = lambda done, tot
                 llama_cpp(spec, layers=spec.layers, kind=kind, threads=torch.get_num_threads(), **options)
             )
             made[f"llama.cpp {kind}/dense"], sizes[f"llama.cpp {kind}"] = run, weights + cached
-        times, rates = time_all(made, plan.passes, plan.turns, device, told)
+        times, rates = time_all(made, plan.passes, plan.turns, device, on_progress)
     bandwidth = statistics.median(rate for several in rates.values() for rate in several) / 1e9
     lines: dict[str, dict[str, Any]] = {}
     for name, values in times.items():

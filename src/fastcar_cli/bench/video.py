@@ -151,12 +151,15 @@ def _kept(file: Path, plan: WholeVideo) -> dict[str, Any]:
 
 
 def whole_video(
-    model: LoadedModel, plan: WholeVideo, save: Path | None = None, told: Callable[[int, int], None] | None = None
+    model: LoadedModel,
+    plan: WholeVideo,
+    save: Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Decode one video dense and one with forced replay; what it took, by variant and frame.
 
     With `save` every finished frame is written there, and the same call goes on behind the last one: keys, values and
-    MLP outputs before it are then random numbers, which cost the same. `told(done, total)` hears of tokens. Raises
+    MLP outputs before it are then random numbers, which cost the same. `on_progress(done, total)` counts tokens. Raises
     RequestError for a record of something else and a ratio that can't be reached.
     """
     spec = model.network.spec
@@ -176,8 +179,8 @@ def whole_video(
             line["peak_bytes"] = max(line["peak_bytes"], peak_bytes(model.network.device))
             if save is not None:
                 write_whole(save, json.dumps(record, indent=1) + "\n")
-            if told is not None:
-                told(number * each + int(sum(p["tokens"] for p in line["pieces"])), len(VARIANTS) * each)
+            if on_progress is not None:
+                on_progress(number * each + int(sum(p["tokens"] for p in line["pieces"])), len(VARIANTS) * each)
         decode.release()
     # Not before, as it takes memory of its own.
     bandwidth = Stream(torch.device("cpu")).rate() / 1e9

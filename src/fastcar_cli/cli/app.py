@@ -71,6 +71,9 @@ def main(program: Callable[[], object] = app) -> None:
     """Run a program; every error ends in one short panel and its exit status."""
     # Weights in 2 MiB pages are read about a seventh faster. torch reads this before its first large allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if sys.platform == "win32":  # pragma: no cover
+        # Consoles there may not be UTF-8; prompts may hold anything.
+        sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]
     debug = "--debug" in sys.argv
     stop_on_sigterm()
     try:

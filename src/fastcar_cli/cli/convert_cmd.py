@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import one_of, prompts_of
+from fastcar_cli.cli.flags import MODELS, one_of, prompts_of
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
@@ -17,21 +17,24 @@ if TYPE_CHECKING:
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="mini, table, vila-u-7b[@REVISION], or a model folder.")],
+    model: Annotated[str, typer.Argument(help=MODELS)],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to make; there must be none of this name.")],
     dtype: Annotated[str, typer.Option(help="int4, int8 or bfloat16.")] = "int4",
     depth_dtype: Annotated[
         str | None, typer.Option(help="int4 or int8 for the depth transformer of an int4 model.")
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(metavar="PROMPTS", help="Round for what these prompts make: a file, one a line.")
+        Path | None,
+        typer.Option(
+            metavar="PROMPTS", help="Calibrate the rounding (GPTQ) on the prompts in this file, one a line, 32 at most."
+        ),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; default all.", min=1, max=1024)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Convert a model to weights that take less room and load at once; begun again after a stop, it goes on."""
+    """Convert a model to weights that take less room and load at once; the same command resumes after a stop."""
     from fastcar_cli.conversion import Calibration, Conversion, open_source
     from fastcar_cli.conversion.convert import check_folder
     from fastcar_cli.conversion.source import DEPTH_DTYPES, DTYPES, padded, target_format

@@ -13,6 +13,12 @@ from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.files import read_text
 from fastcar_cli.signals import status
 
+MODELS = (
+    "mini, table, table-dense, mini-actions, a name of the hub (vila-u-7b, ivideogpt-...; NAME@REVISION), "
+    "or a model folder."
+)
+"""What --model may be, for help texts."""
+
 FLAGS = {
     "replay.ratio": ("--replay-ratio",),
     "ratio": ("--replay-ratio", "--replay"),

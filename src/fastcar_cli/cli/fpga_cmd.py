@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import Command, Group, check_made, one_of, refuse, refuse_all_but
+from fastcar_cli.cli.flags import MODELS, Command, Group, check_made, one_of, refuse, refuse_all_but
 from fastcar_cli.cli.fpga_rtl_cmd import rtl
 from fastcar_cli.errors import RequestError
 
@@ -25,7 +25,7 @@ def fpga(
     preset: Annotated[str, typer.Option(help="Accelerator: a preset or a YAML file.")] = "paper-u280",
     model: Annotated[
         str,
-        typer.Option(help="Shapes for drawn decisions: mini, table, vila-u-7b (no download), or a model folder."),
+        typer.Option(help=f"Shapes for drawn decisions, without a download: {MODELS}"),
     ] = "vila-u-7b",
     rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1, max=32)] = 16,
     frames: Annotated[int, typer.Option(help="Frames of the video.", min=1, max=4096)] = 8,

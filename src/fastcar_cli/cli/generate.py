@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import check_made, configured, given, refuse
+from fastcar_cli.cli.flags import MODELS, check_made, configured, given, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import write_whole
@@ -43,7 +42,7 @@ def generate(
     step: Annotated[int | None, typer.Option(help="Frames of the input from one to the next; default 1.")] = None,
     key: Annotated[str | None, typer.Option(help="Array of an .npz input that holds the frames.")] = None,
     goal: Annotated[
-        bool, typer.Option("--goal", help="Begin with the last frame, for models that are shown where to end.")
+        bool, typer.Option("--goal", help="Put the clip's last frame first (goal-conditioned models).")
     ] = False,
     from_: Annotated[
         Path | None, typer.Option("--from", help="Make the video of an earlier file again, from its recipe.")
@@ -71,17 +70,13 @@ def generate(
         str | None, typer.Option(help="Definition of the temporal attention score: attention or released.")
     ] = None,
     gate: Annotated[str | None, typer.Option(help="Who decides on a replay: row or pair.")] = None,
-    max_replay_age: Annotated[int | None, typer.Option(help="Times in a row one value may be replayed.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="mini, table, table-dense, mini-actions, a name of the hub (vila-u-7b, ivideogpt-...; "
-            "NAME@REVISION), or a model folder."
-        ),
+    max_replay_age: Annotated[
+        int | None, typer.Option(help="Most consecutive replays of one cached MLP output.")
     ] = None,
+    model: Annotated[str | None, typer.Option(help=MODELS)] = None,
     frames: Annotated[int | None, typer.Option(help="Frames of the video, those of an input included.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; drawn and printed where none is given.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Videos a prompt or input, with seeds counted up.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Videos per prompt or input; seeds count up.")] = None,
     cfg: Annotated[float | None, typer.Option(help="Guidance scale; 1 is none.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Temperature; 0 takes the likeliest code.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Codes kept; 0 keeps all.")] = None,
@@ -115,7 +110,7 @@ def generate(
     config: Annotated[str | None, typer.Option(help="Preset name or YAML file.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
     dry: Annotated[
-        bool, typer.Option("--dry-run", help="Tell files, memory and the replay ceiling; load nothing.")
+        bool, typer.Option("--dry-run", help="Print files, memory and replay ceiling without loading.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Replay by layer and frame.")] = False,
@@ -258,8 +253,3 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RequestError(f"-o {folder}: several videos need a folder, and it can't be made: {e.strerror}") from None
-
-
-if sys.platform == "win32":  # pragma: no cover
-    # Consoles there may not be UTF-8; prompts may hold anything.
-    sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]

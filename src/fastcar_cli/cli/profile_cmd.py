@@ -15,7 +15,7 @@ from fastcar_cli.files import read_text, write_whole
 from fastcar_cli.models.plain_data import parse_json
 
 if TYPE_CHECKING:
-    from fastcar_cli.analysis.profiler import Shape
+    from fastcar_cli.analysis.profile_report import ProfilePlan
 
 
 def profile(
@@ -47,6 +47,7 @@ def profile(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Measure one decode step by context length, or a real run with --decode."""
+    from fastcar_cli.analysis.profile_report import ProfilePlan, ratios
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.models.published import published_spec
 
@@ -78,7 +79,8 @@ def profile(
     if backend == "fpga-sim":
         document = _emulated(model, lengths, rows, fpga)
     else:
-        document = _measured(model, lengths, rows, dtype, device, threads, repeats, timeline)
+        plan = ProfilePlan(model, lengths, rows, dtype, device, threads, repeats)
+        document = _measured(plan, timeline)
     found = None
     if decode is not None:
         found = _decoded(model, decode, tau, seed, device, dtype)
@@ -90,7 +92,7 @@ def profile(
     if save is not None:
         write_whole(save, json.dumps(document, indent=1) + "\n")
     if earlier is not None:
-        document["compared"] = _ratios(document, earlier)
+        document["compared"] = ratios(document, earlier)
     if as_json:
         typer.echo(json.dumps(document))
     else:
@@ -107,89 +109,20 @@ def _lengths(model: str) -> str:
     return "2k,4k,8k" if spec.layout.lead is None else str(spec.decoder.max_positions)
 
 
-def _measured(
-    model: str, lengths: list[int], rows: int | None, dtype: str, device: str, threads: int | None, repeats: int,
-    timeline: Path | None,
-) -> dict[str, Any]:  # fmt: skip
-    import torch
-
-    from fastcar_cli.analysis.machine import measure_machine
-    from fastcar_cli.analysis.profiler import profile_length, replay_table, vision_seconds
+def _measured(plan: ProfilePlan, timeline: Path | None) -> dict[str, Any]:
+    from fastcar_cli.analysis.profile_report import StepProfile
     from fastcar_cli.cli.render import console, progress
-    from fastcar_cli.models.checkpoint import DTYPES
-    from fastcar_cli.models.plan import default_dtype
-    from fastcar_cli.resolve import resolve_device
 
-    device = resolve_device(device)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    chosen = _own_dtype(model, default_dtype(device)) if dtype == "auto" else dtype
-    machine = measure_machine(torch.device(device), DTYPES[chosen])
-    document: dict[str, Any] = {
-        "machine": machine.to_dict(),
-        "model": model,
-        "backend": "torch",
-        "lengths": [],
-        "replay": {},
-    }
-    if not lengths:
-        return document
-    shape, count = _shape(model, chosen, device, rows, max(lengths))
-    layout = shape.spec.layout
-    least = 0 if layout.lead is None else layout.lead + layout.stride + 2
-    if min(lengths) < least:
-        raise RequestError(
-            f"--seq {min(lengths)}: the prompt of {model} takes {layout.lead} tokens, the first frame {layout.stride}",
-            hint=f"allowed: {least} or more",
-        )
-    vision = vision_seconds(shape.network, max(1, count // 2) if layout.guided else count)
+    steps = StepProfile(plan)
+    if not plan.lengths:
+        return steps.to_dict()
     with progress(console(), "lengths") as bar:
-        task = bar.add_task("measuring", total=len(lengths))
-        for length in lengths:
-            document["lengths"].append(profile_length(shape, machine, count, length, repeats=repeats, vision=vision))
+        task = bar.add_task("measuring", total=len(plan.lengths))
+        for _ in steps.run():
             bar.advance(task)
-    document["replay"] = {"rows": count, "lengths": [replay_table(x, count) for x in document["lengths"]]}
-    document["layers"] = {
-        "measured": shape.layers,
-        "scaled_to": shape.spec.decoder.layers,
-        "random_weights": shape.random,
-    }
     if timeline is not None:
-        from fastcar_cli.analysis.timeline import write_timeline
-
-        write_timeline(timeline, shape, count, lengths[-1])
-    return document
-
-
-def _own_dtype(model: str, default: str) -> str:
-    """What a model is timed in where nobody says. Raises RequestError for a converted one that is not in floats."""
-    from fastcar_cli.models.checkpoint import DTYPES
-    from fastcar_cli.models.published import published_spec
-    from fastcar_cli.models.registry import folder_of, shapes_of
-
-    formats = [] if published_spec(model) is not None else list(shapes_of(folder_of(model)).formats)
-    if len(formats) != 1:
-        return default
-    if formats[0] not in DTYPES:
-        raise RequestError(
-            f"--model {model}: its weights are {formats[0]}, the modules that are timed are in floats",
-            hint="profile the model it was converted from, or a run: --decode",
-        )
-    return formats[0]
-
-
-def _shape(model: str, dtype: str, device: str, rows: int | None, longest: int) -> tuple[Shape, int]:
-    from fastcar_cli.analysis.profiler import Shape, random_shape
-    from fastcar_cli.models.published import published_spec
-    from fastcar_cli.models.registry import load
-
-    if (published := published_spec(model)) is not None:
-        count = rows or (2 if published.layout.guided else 1)
-        return random_shape(published, dtype, device, count, longest), count
-    loaded = load(model, dtype, device)
-    count = rows or (1 if loaded.defaults.cfg == 1.0 else 2)
-    spec = loaded.network.spec
-    return Shape(loaded.network, spec, spec.decoder.layers, False), count
+        steps.write_timeline(timeline)
+    return steps.to_dict()
 
 
 def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str) -> dict[str, Any]:
@@ -222,19 +155,3 @@ def _read(file: Path) -> dict[str, Any]:
         return data
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise RequestError(f"--compare {file} is no saved profile: {type(e).__name__} {e}") from None
-
-
-def _ratios(now: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:
-    """Time of a new result over that of an earlier one, line by line, for the lengths that both have."""
-    known = {x["seq"]: x for x in before["lengths"]}
-    rows = []
-    for length in now["lengths"]:
-        old = known.get(length["seq"])
-        if old is None:
-            continue
-        rows.append({"seq": length["seq"], "name": "step", "ratio": length["step_ms"] / old["step_ms"]})
-        for name, module in length["modules"].items():
-            other = old["modules"].get(name)
-            if other is not None and other["ms"]:
-                rows.append({"seq": length["seq"], "name": name, "ratio": module["ms"] / other["ms"]})
-    return rows

@@ -98,18 +98,18 @@ def _decode(found: dict[str, Any]) -> None:
     table = columns(
         f"{found['prompt']!r}, seed {found['seed']}, tau {found['tau']} (TAS: {found['tas']}): "
         f"{replay['eligible_ratio']:.1%} of eligible MLPs replayed",
-        *("layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "likeness"),
-        caption="replayed: of all passes; TAS and likeness (cosine of MLP outputs a frame apart): of a dense run",
+        *("layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "similarity"),
+        caption="replayed: of all passes; TAS and similarity (cosine of MLP outputs a frame apart): of a dense run",
     )
     for i, percentiles in enumerate(found["tas_percentiles"]):
         above = "" if found["above_tau"] is None else f"{found['above_tau'][i]:.0%}"
-        likeness = found["mlp_similarity"][i]
+        similarity = found["mlp_similarity"][i]
         table.add_row(
             str(i),
             f"{replay['by_layer'][i]:.1%}",
             *(f"{percentiles[k]:.2f}" for k in ("p5", "p50", "p95")),
             above,
-            "" if likeness is None else f"{likeness:.3f}",
+            "" if similarity is None else f"{similarity:.3f}",
         )
     out.print(table)
     out.print("  by frame: " + "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import Command, Group, one_of, refuse
+from fastcar_cli.cli.flags import MODELS, Command, Group, one_of, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.signals import status
 
@@ -80,7 +80,7 @@ def sweep(
     engine: Annotated[str, typer.Option(help="local, or ray: the same plan on a Ray cluster.")] = "local",
     address: Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")] = None,
     workers: Annotated[int | None, typer.Option(help="Workers on Ray at once.", min=1)] = None,
-    model: Annotated[str | None, typer.Option(help="mini, table, vila-u-7b, or the path of a model folder.")] = None,
+    model: Annotated[str | None, typer.Option(help=MODELS)] = None,
     frames: Annotated[int | None, typer.Option(help="Frames of the videos.")] = None,
     config: Annotated[str | None, typer.Option(help="Preset name or YAML file.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
@@ -161,13 +161,13 @@ def sweep(
     with session.opened(output) as store:
         for text in store.damaged:
             note(terminal, text, "damaged cell, made again where the plan has it")
-        results, told = _work(session, store, target, terminal)
+        results, written = _work(session, store, target, terminal)
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
     else:
         from fastcar_cli.cli.sweep_render import show
 
-        show(terminal, results, output, told)
+        show(terminal, results, output, written)
     if target is not None:
         target.verdict(results["find"])
 

@@ -32,7 +32,7 @@ def _told(value: Any, form: str, none: str = "-") -> str:
     return none if value is None else format(value, form)
 
 
-def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[str]) -> None:
+def show(terminal: Console, results: dict[str, Any], folder: Path, written: list[str]) -> None:
     """The summary with its knees, what was found, and where everything is."""
     knees = {tuple(k[key] for key in SETTING) for k in results["knee"]}
     summary = results["summary"]
@@ -67,7 +67,7 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, told: list[st
         _found(terminal, results["find"])
     files = ", ".join(sorted(p.name for p in folder.glob("results.*")))
     terminal.print(f"{len(results['cells'])} cells in {folder}: {files}", soft_wrap=True)
-    for line in told:
+    for line in written:
         terminal.print(line, soft_wrap=True)
 
 
@@ -111,9 +111,10 @@ def show_plan(terminal: Console, document: dict[str, Any]) -> None:
     table.add_row("cells", f"{document['cells']}" + (f" (shard {document['shard']})" if document["shard"] else ""))
     table.add_row("decodes", f"{document['decodes']} at {plan['repeats']} a cell, {document['left']} of them left")
     seconds = document["expected_s"]
-    told = "not measured" if seconds is None else duration(sum(seconds.values()))
+    expected = "not measured" if seconds is None else duration(sum(seconds.values()))
     table.add_row(
-        "expected", told + (" at most, metrics not counted (one short dense decode was measured)" if seconds else "")
+        "expected",
+        expected + (" at most, metrics not counted (one short dense decode was measured)" if seconds else ""),
     )
     terminal.print(table)
     for text in document["notes"]:

@@ -54,7 +54,7 @@ def train(
         str, typer.Option(help="bfloat16, or float32, which is faster on processors without bfloat16 units.")
     ] = "bfloat16",
     rate: Annotated[
-        float, typer.Option(help="Share of the learning rates; about 0.3 goes on from --model gently.", min=0.001)
+        float, typer.Option(help="Learning-rate factor; about 0.3 suits continuing from --model.", min=0.001)
     ] = 1.0,
     compile_: Annotated[
         bool, typer.Option("--compile", help="Fuse the training pass with torch.compile; needs a C++ compiler.")

@@ -80,14 +80,17 @@ class Calibration:
         tokens = sum(len(row) + _frames(spec) * spec.tokens_per_frame - 1 for row in rows)
         return 2 * 4 * spec.decoder.width * tokens
 
-    def draw(self, folder: Path, spec: ModelSpec, tell: Callable[[int, int], None]) -> Tensor:
-        """Codes int64 [P, T*N, depth] that the model converted into `folder` draws; told are videos done and all."""
+    def draw(self, folder: Path, spec: ModelSpec, on_progress: Callable[[int, int], None]) -> Tensor:
+        """Codes int64 [P, T*N, depth] that the model converted into `folder` draws.
+
+        `on_progress(done, total)` counts videos.
+        """
         model = converted.load(folder, "auto", torch.device("cpu"))
         frames, found = _frames(spec), []
         for seed, prompt in enumerate(self.prompts):
-            tell(seed, len(self.prompts))
+            on_progress(seed, len(self.prompts))
             found.append(drawn_codes(model, [prompt], [seed], frames))
-        tell(len(self.prompts), len(self.prompts))
+        on_progress(len(self.prompts), len(self.prompts))
         return torch.cat(found)
 
 
@@ -164,10 +167,10 @@ class Walk:
     def _vectors(self) -> Tensor:
         """Sums of the code vectors up to each depth, float32 [P, tokens, depth, code width]."""
         shared = self._spec.rqvae.shared_codebook
-        books = [
+        codebooks = [
             self._read(f"rqvae.quantizer.codebooks.{0 if shared else d}.weight") for d in range(self._codes.shape[2])
         ]
-        return torch.stack([book[self._codes[..., d]].float() for d, book in enumerate(books)], 2).cumsum(2)
+        return torch.stack([book[self._codes[..., d]].float() for d, book in enumerate(codebooks)], 2).cumsum(2)
 
     def _enter(self) -> Iterator[Rounded]:
         spec, fed = self._spec, self._codes.shape[1] - 1
@@ -181,9 +184,9 @@ class Walk:
             places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width)
             added = self._loaded(places, "places.")(torch.arange(fed))
             visual = [x + added for x in visual]
-        if (told := layout_map(spec)) is not None:
+        if (layout := layout_map(spec)) is not None:
             prompts = torch.tensor(self._rows[: len(visual)])
-            vectors = self._loaded(told, "map.")(prompts, torch.arange(1, fed + 1)[None])
+            vectors = self._loaded(layout, "map.")(prompts, torch.arange(1, fed + 1)[None])
             visual = [x + added for x, added in zip(visual, vectors, strict=True)]
         table = self._read("llm.embed_tokens.weight")
         texts = [table[torch.tensor(row)].float() for row in self._rows]
@@ -233,7 +236,7 @@ def _through(block: Block, rotary: Rotary, x: Tensor) -> Tensor:
     return x + block.mlp_branch(x)
 
 
-class _Seen(Exception):
+class _InputsCollected(Exception):
     """The inputs of a map have been added; what follows it is not needed."""
 
 
@@ -245,14 +248,14 @@ def _gram(found: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[T
     def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].reshape(-1, width)
         gram.addmm_(x.T, x)
-        raise _Seen
+        raise _InputsCollected
 
     hook = found.register_forward_pre_hook(add)
     try:
         for batch in batches:
             try:
                 run(batch)
-            except _Seen:
+            except _InputsCollected:
                 continue
     finally:
         hook.remove()

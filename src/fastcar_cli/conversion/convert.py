@@ -165,8 +165,10 @@ class Conversion:
 
         def draw() -> Tensor:
             if not plain.exists():
-                told = partial(on_progress, "rounding plainly")
-                Conversion(self._source, plain, self._form, self._spec).run(lambda _, done, total: told(done, total))
+                on_shard = partial(on_progress, "rounding plainly")
+                Conversion(self._source, plain, self._form, self._spec).run(
+                    lambda _, done, total: on_shard(done, total)
+                )
             return calibration.draw(plain, spec, partial(on_progress, "drawing videos"))
 
         codes = drawn_once(working / _CODES, draw)

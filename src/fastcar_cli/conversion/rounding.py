@@ -75,7 +75,7 @@ def _factor(gram: Tensor) -> Tensor:
 
 
 def _made_up(weight: Tensor, factor: Tensor, kind: str, plain_scale: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows, their whole numbers int8 [rows, in], their scales; int8 has those of `plain_scale` [out]."""
+    """Rows, their integers int8 [rows, in], their scales; int8 has those of `plain_scale` [out]."""
     outputs, inputs = weight.shape
     pivots = factor.diagonal()
     for first in range(0, outputs, _ROWS):

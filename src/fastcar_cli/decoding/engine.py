@@ -109,7 +109,7 @@ def choose(batch: Batch) -> tuple[Executor, str]:
         raise RequestError(f"`kernels` {asked}: unknown", hint=f"allowed: {', '.join(KERNELS)}")
     rules = (
         (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
-        (batch.watch is not None or batch.look_on is not None, "every block is watched"),
+        (batch.watch is not None or batch.on_block is not None, "every block is watched"),
         (replay is not None and replay.rule.score != DEFAULT, f"the score is {batch.settings.rule.score}"),
         (batch.mark is not None, "parts of a pass are timed"),
     )

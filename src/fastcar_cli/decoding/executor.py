@@ -30,11 +30,11 @@ class Executor(Protocol):
 
 
 def distinct_tokens(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens of prompts padded on the left have to be computed, and where each finds its own.
+    """Deduplicate prompt tokens by prefix.
 
-    A token whose prompt begins as another's, itself included, has the same hidden states; padding has none that matter.
-    Takes ids [rows, longest] and lengths [rows]; returns positions in the flattened ids, and for each of those an index
-    into the former.
+    Tokens with the same prefix have the same hidden state, so each prefix is computed once. Takes left-padded ids
+    [rows, longest] and lengths [rows]. Returns the flat positions to compute, and for every position the index of its
+    prefix in that list; padding has index 0, its hidden states do not matter.
     """
     first: dict[tuple[int, ...], int] = {}
     back = torch.zeros_like(ids)

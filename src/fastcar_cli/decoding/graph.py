@@ -1,4 +1,4 @@
-"""The executor of GPUs: a whole step without the host, captured once as a CUDA graph and replayed.
+"""The executor of GPUs: a whole step without the host, captured once as a CUDA graph and launched again for each token.
 
 The step takes its input token from a counter on the device, runs the decoder by Triton kernels, draws
 the codes of the next position through the depth transformer and counts on. Caches, codes and decisions
@@ -58,18 +58,18 @@ class GraphExecutor:
         self._batch, self._capture = batch, capture
         self._ops = TritonOps(batch)
         self.state = self._ops.state
-        self._replay: Callable[[], None] | None = None
+        self._launch: Callable[[], None] | None = None
 
     @torch.inference_mode()
     def step(self, index: int) -> Step:
         """See `Executor.step`."""
         batch, state = self._batch, self.state
-        if self._replay is None:
+        if self._launch is None:
             began = time.perf_counter()
             state.t.fill_(index - 1)
-            self._replay = self._captured() if self._capture else self._run
+            self._launch = self._captured() if self._capture else self._run
             batch.clock.capture = time.perf_counter() - began
-        self._replay()
+        self._launch()
         batch.cache.advance()
         batch.passes = index
         return Step(index, batch.codes[:, index], state.hidden, None)
@@ -95,7 +95,7 @@ class GraphExecutor:
         t.add_(1)
 
     def _captured(self) -> Callable[[], None]:
-        """The step as a CUDA graph; calling it replays the graph without waiting for it.
+        """The step as a CUDA graph; calling it launches the graph without waiting for it.
 
         The step runs twice before, to compile its kernels and to let libraries allocate. Run again from the
         same token it writes what it wrote, but for what the replay rule counts, which is put back.

@@ -6,10 +6,10 @@ one, StreamingLLM's pattern is kept: the first `sinks` tokens of each row's own 
 first slots, the last `window` tokens in a ring behind them, and one more ring keeps the keys of a
 frame for TAS, so that memory does not grow with the video. Keys are stored after rotation.
 
-In few bits keys and values are whole numbers with one scale a head and token, their largest size over
-127 (8 bits) or 2047 (12). Those of 12 bits lie as d bytes that hold the upper 8 of each, then d / 2 that
-hold the lower 4, of number k in the lower half of byte k, of d / 2 + k in its upper one. The keys that
-TAS reads are kept as they are, in that ring, as a decision may hang on their last digits.
+Quantised keys and values are integers with one float scale per head and token (absmax / 127 or / 2047).
+A 12-bit row is d bytes of high 8 bits, then d / 2 bytes of low nibbles: byte k holds element k in its low
+nibble and d / 2 + k in its high one. The keys that TAS reads are not quantised: they are kept in that ring,
+as a decision may hang on their last digits.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def packed(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def unpacked(stored: Tensor) -> Tensor:
-    """The whole numbers [..., d] of `packed`, int8 or int16."""
+    """The integers [..., d] of `packed`, int8 or int16."""
     if stored.dtype == torch.int8:
         return stored
     half = stored.shape[-1] // 3

@@ -70,11 +70,11 @@ def code_draw(batch: Batch, threads: int) -> native.CodeDraw:
     model, sampling = batch.model, batch.settings.sampling
     classes = model.lm_head if model.depth is None else model.depth.classifier_mlp.linear
     # A codebook has one row more than codes.
-    books = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.books}
+    codebooks = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.codebooks}
     return native.CodeDraw(
         None if model.depth is None else _transformer(model.depth),
         classes=_linear(cast(nn.Linear, classes)),
-        books=[books[book] for book in model.books],
+        books=[codebooks[book] for book in model.codebooks],
         uniforms=batch.uniforms,
         codes=batch.codes,
         guidance=sampling.cfg,
@@ -141,7 +141,7 @@ class NativeExecutor(HostExecutor):
     def prefill(self) -> Tensor:
         """See `HostExecutor.prefill`; packed weights are multiplied as they are, by each token once."""
         packed = any(isinstance(m, QuantisedLinear) for block in self._batch.blocks for m in block.modules())
-        # What is added to equal ids may differ.
+        # Equal ids can have different additive inputs (actions), so they are not deduplicated.
         if not packed or (self._batch.aligned and self._batch.added is not None):
             return super().prefill()
         ids = self._batch.ids

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastcar_cli.decoding.executor import HostExecutor
 from fastcar_cli.decoding.replay import Replay, replays
-from fastcar_cli.decoding.scores import Look, Scorer, noise
+from fastcar_cli.decoding.scores import BlockState, Scorer, noise
 from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.models.decoder import rotate
 
@@ -65,7 +65,7 @@ class PlainExecutor(HostExecutor):
             x = before + attended
             self._mark("attention.output")
             if replay is not None and self._scorer is not None and replay.scored[i]:
-                look = Look(
+                state = BlockState(
                     layer=i,
                     t=t,
                     tas=replay.rule.tas,
@@ -79,9 +79,9 @@ class PlainExecutor(HostExecutor):
                     noise=self._noise[t, i],
                     mlp=block.mlp_branch,
                 )
-                scores[i] = self._scorer(look)
-                if batch.look_on is not None:
-                    batch.look_on(look)
+                scores[i] = self._scorer(state)
+                if batch.on_block is not None:
+                    batch.on_block(state)
                 if thresholds is not None:
                     replay.replayed[i, :, t] = replays(replay.gated(scores[i]), thresholds[i])
                 self._mark("tas")

@@ -102,13 +102,13 @@ def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: f
 class CodeSampler:
     """Draws the codes of a position, one depth after another.
 
-    books: a codebook a depth. uniforms [P, T*N, depth] fix the draws.
+    codebooks: a codebook a depth. uniforms [P, T*N, depth] fix the draws.
     """
 
     def __init__(
-        self, books: Sequence[nn.Embedding], settings: SamplingSettings, uniforms: Tensor, tokens_per_frame: int
+        self, codebooks: Sequence[nn.Embedding], settings: SamplingSettings, uniforms: Tensor, tokens_per_frame: int
     ) -> None:
-        self._books, self._settings, self._uniforms = books, settings, uniforms
+        self._codebooks, self._settings, self._uniforms = codebooks, settings, uniforms
         self._frame = tokens_per_frame
         first, later = settings.top_p_of(0), settings.top_p_of(1)
         # By position on the device, only where it changes.
@@ -141,7 +141,7 @@ class CodeSampler:
         uniforms, top_p = self._settings_at(index)
         x, total = hidden, None
         codes = []
-        for d, book in enumerate(self._books):
+        for d, book in enumerate(self._codebooks):
             guided = guide(logits(x, d), settings.cfg)
             if kept is not None:
                 kept.append(guided.clone())

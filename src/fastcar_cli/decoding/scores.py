@@ -1,7 +1,7 @@
 """What a gate can go by: scores that are the higher, the less a block's MLP output is expected to have changed.
 
 The temporal attention score is the method's own; the others are there to be compared with it. Each is one small
-function of a `Look`, registered by name. A score of the change of something since the aligned token names what it
+function of a `BlockState`, registered by name. A score of the change of something since the aligned token names what it
 `keeps` of a token, and is handed what was kept of the aligned one.
 """
 
@@ -17,7 +17,7 @@ from fastcar_cli.decoding.replay import temporal_attention_score
 
 
 @dataclass(frozen=True)
-class Look:
+class BlockState:
     """One block at one visual token, between attention and MLP, all rows. Good during the call only.
 
     layer, t: of the block and of the input token.
@@ -48,15 +48,15 @@ class Look:
 
 @dataclass(frozen=True)
 class Score:
-    """A score: `of(look, kept)` gives [rows]; `keeps(look)` is remembered for the next frame, where it is set."""
+    """A score: `of(state, kept)` gives [rows]; `keeps(state)` is remembered for the next frame, where it is set."""
 
-    of: Callable[[Look, Tensor], Tensor]
-    keeps: Callable[[Look], Tensor] | None
+    of: Callable[[BlockState, Tensor], Tensor]
+    keeps: Callable[[BlockState], Tensor] | None
     told: str
 
 
-Of = Callable[[Look, Tensor], Tensor]
-Keeps = Callable[[Look], Tensor]
+Of = Callable[[BlockState, Tensor], Tensor]
+Keeps = Callable[[BlockState], Tensor]
 
 SCORES: dict[str, Score] = {}
 """By name, the method's own first."""
@@ -80,39 +80,39 @@ def change(now: Tensor, before: Tensor) -> Tensor:
 
 
 @score(DEFAULT)
-def _tas(look: Look, _: Tensor) -> Tensor:
+def _tas(state: BlockState, _: Tensor) -> Tensor:
     """Temporal attention score, as `--tas` defines it."""
-    return temporal_attention_score(look.rotated if look.tas == "attention" else look.query, look.aligned_key)
+    return temporal_attention_score(state.rotated if state.tas == "attention" else state.query, state.aligned_key)
 
 
-@score("input", keeps=lambda look: look.input)
-def _input(look: Look, kept: Tensor) -> Tensor:
+@score("input", keeps=lambda state: state.input)
+def _input(state: BlockState, kept: Tensor) -> Tensor:
     """Minus the relative change of the block's input since the aligned token."""
-    return -change(look.input, kept)
+    return -change(state.input, kept)
 
 
-@score("attention", keeps=lambda look: look.attention)
-def _attention(look: Look, kept: Tensor) -> Tensor:
+@score("attention", keeps=lambda state: state.attention)
+def _attention(state: BlockState, kept: Tensor) -> Tensor:
     """Minus the relative change of the attention output since the aligned token."""
-    return -change(look.attention, kept)
+    return -change(state.attention, kept)
 
 
-@score("query", keeps=lambda look: look.query)
-def _query(look: Look, kept: Tensor) -> Tensor:
+@score("query", keeps=lambda state: state.query)
+def _query(state: BlockState, kept: Tensor) -> Tensor:
     """Cosine similarity of the queries of token and aligned token, before rotation, mean over heads."""
-    return torch.cosine_similarity(look.query.float(), kept.float(), dim=-1).mean(1)
+    return torch.cosine_similarity(state.query.float(), kept.float(), dim=-1).mean(1)
 
 
 @score("random")
-def _random(look: Look, _: Tensor) -> Tensor:
+def _random(state: BlockState, _: Tensor) -> Tensor:
     """Random number, from the video's seed."""
-    return look.noise
+    return state.noise
 
 
 @score("oracle")
-def _oracle(look: Look, _: Tensor) -> Tensor:
+def _oracle(state: BlockState, _: Tensor) -> Tensor:
     """Minus |true MLP output - what a replay would take|, which is known only where the MLP is computed."""
-    return -(look.mlp(look.after).float() - look.replayable.float()).norm(dim=-1)
+    return -(state.mlp(state.after).float() - state.replayable.float()).norm(dim=-1)
 
 
 class Scorer:
@@ -123,15 +123,15 @@ class Scorer:
         self._score, self._frame, self._first = SCORES[name], frame, first
         self._kept: dict[tuple[int, int], Tensor] = {}
 
-    def __call__(self, look: Look) -> Tensor:
+    def __call__(self, state: BlockState) -> Tensor:
         """The score of every row, [rows]; NaN where the aligned token is not known. Tokens are shown in order."""
-        place = look.layer, look.t % self._frame
+        place = state.layer, state.t % self._frame
         kept = self._kept.get(place, _NOTHING)
         if self._score.keeps is not None:
-            self._kept[place] = self._score.keeps(look).clone()
-        if look.t < self._first or (self._score.keeps is not None and not len(kept)):
-            return look.noise * torch.nan
-        return self._score.of(look, kept)
+            self._kept[place] = self._score.keeps(state).clone()
+        if state.t < self._first or (self._score.keeps is not None and not len(kept)):
+            return state.noise * torch.nan
+        return self._score.of(state, kept)
 
 
 def noise(uniforms: Tensor, layers: int, rows: int) -> Tensor:

@@ -15,8 +15,8 @@ from fastcar_cli.decoding.controller import Size
 from fastcar_cli.decoding.kv_cache import KVCache
 from fastcar_cli.decoding.replay import Replay, ReplayRule
 from fastcar_cli.decoding.sampling import CodeSampler, SamplingSettings
-from fastcar_cli.decoding.scores import Look
-from fastcar_cli.models.network import Network, Painter
+from fastcar_cli.decoding.scores import BlockState
+from fastcar_cli.models.network import FrameDecoder, Network
 
 KERNELS = ("auto", "torch", "native", "graph")
 """Who executes a decode pass; `auto` takes the fastest that can, see `engine.choose`."""
@@ -104,7 +104,7 @@ class Batch:
 
     Attributes:
         watch: where set, sees every block's output.
-        look_on: where set, sees every block whose layer is scored between attention and MLP.
+        on_block: where set, sees every block whose layer is scored between attention and MLP.
         uniforms: as given, on the device.
         sampler: draws codes in torch.
         mark: called with a name at the end of each part of a pass, for profiling.
@@ -157,7 +157,7 @@ class Batch:
                 aligned=self.aligned,
             )
         self.uniforms = uniforms.to(device).contiguous()
-        self.sampler = CodeSampler(model.books, settings.sampling, self.uniforms, self.frame)
+        self.sampler = CodeSampler(model.codebooks, settings.sampling, self.uniforms, self.frame)
         self.codes = torch.zeros(self.videos, self.tokens, spec.code_depth, dtype=torch.int64, device=device)
         self.latent: Tensor | None = None
         self.given: Tensor | None = None
@@ -170,7 +170,7 @@ class Batch:
         self.clock = Clock()
         self.passes = 0
         self.watch: Watcher | None = None
-        self.look_on: Callable[[Look], None] | None = None
+        self.on_block: Callable[[BlockState], None] | None = None
         self.mark: Callable[[str], None] | None = None
         # Every later rotation at once.
         lengths = self.lengths if bool((self.lengths != self.lengths[0]).any()) else self.lengths[:1]
@@ -236,16 +236,16 @@ class Batch:
         return [video, video + self.videos] if self.guided else [video]
 
     @cached_property
-    def painter(self) -> Painter:
-        """What draws the frames of the videos."""
-        return self.model.painter(self.ids[: self.videos])
+    def frame_decoder(self) -> FrameDecoder:
+        """What decodes the frames of the videos."""
+        return self.model.frame_decoder(self.ids[: self.videos])
 
     @torch.inference_mode()
     def context_frames(self) -> Tensor | None:
         """Pixels of the frames that the prompts hold, float32 [P, C, H, W, 3] in 0..255; None where they hold none."""
-        return self.painter.context()
+        return self.frame_decoder.context()
 
     @torch.inference_mode()
     def decode_frame(self, frame: int) -> Tensor:
         """Pixels of a finished frame of every video, float32 [P, H, W, 3] in 0..255; decoded frames count from 0."""
-        return self.painter.frame(self.codes[:, frame * self.frame : (frame + 1) * self.frame])
+        return self.frame_decoder.frame(self.codes[:, frame * self.frame : (frame + 1) * self.frame])

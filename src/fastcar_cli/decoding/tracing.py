@@ -87,7 +87,7 @@ def _checked(model: LoadedModel, videos: int, codes: Tensor) -> Tensor:
     if not fits or not shape[1] or shape[1] % n:
         raise RequestError(f"codes have shape {shape}, needed: [{videos}, T * {n}, {depth}]")
     if codes.is_floating_point() or bool((codes < 0).any()) or bool((codes >= size).any()):
-        raise RequestError(f"codes must be whole numbers from 0 to {size - 1}")
+        raise RequestError(f"codes must be integers from 0 to {size - 1}")
     return codes.to(model.network.device, torch.int64)
 
 
@@ -149,7 +149,7 @@ def trace(
         kernels: `torch`, or `native`, which keeps neither MLP nor block outputs.
         kv_dtype: what keys and values are kept in: `auto` (as the model), `int8` or `int12`.
         backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
-        eligible: tokens that may replay: `codes` of a frame, or `all`, those that part frames too.
+        eligible: tokens that may replay; `codes`: frame tokens only; `all`: frame delimiters too.
         seeds: one a prompt, by which what it leaves open is drawn as `generate --seed` draws it; None: stays open.
 
     Raises:

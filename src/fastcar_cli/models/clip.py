@@ -43,8 +43,8 @@ class Clip:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """Context frames as a model has read them before, so that a video of theirs can be made again without them.
+class TokenisedClip:
+    """Context frames as the ids that a model's tokenizer gave, so that their video can be made again without them.
 
     Attributes:
         ids: of the prompt.
@@ -76,7 +76,7 @@ def _check_actions(name: str, actions: NDArray[np.float32] | None) -> None:
             raise RequestError(f"{name}: actions hold NaN or infinite values")
 
 
-Prompt = str | Clip | Seen
+Prompt = str | Clip | TokenisedClip
 """What a video begins with."""
 
 

@@ -41,11 +41,11 @@ class ConfigFile:
         return self.data[key]
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0."""
+        """An integer above 0."""
         value = self.require(key) if default is None else self.data.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.wrong(key, value, "a whole number above 0")
+            raise self.wrong(key, value, "an integer above 0")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -64,11 +64,11 @@ class ConfigFile:
         return value
 
     def integers(self, key: str, count: int | None = None) -> tuple[int, ...]:
-        """A list of whole numbers above 0."""
+        """A list of integers above 0."""
         value = self.require(key)
         whole = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
         if not whole or (count is not None and len(value) != count) or any(v < 1 for v in value):
-            raise self.wrong(key, value, "a list of whole numbers" if count is None else f"{count} whole numbers")
+            raise self.wrong(key, value, "a list of integers" if count is None else f"{count} integers")
         return tuple(value)
 
 

@@ -43,8 +43,6 @@ VERSION = 1
 UNFINISHED = "conversion.json"
 """File that only a folder has in which a conversion is not done."""
 
-TOKENIZER_FILES = ("tokenizer.model", "added_tokens.json")
-
 
 @dataclass(frozen=True)
 class Converted:

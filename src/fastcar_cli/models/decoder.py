@@ -2,7 +2,7 @@
 
 Parameter names follow `transformers`' LlamaModel, so checkpoints load by name and the blocks can
 be compared with it. A block is given in parts (project, attend, finish, MLP) because the decode
-engine decides between them whether the MLP runs; `forward` is the whole pass over a sequence.
+engine decides between them whether the MLP runs.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def table(rows: int, width: int) -> nn.Embedding:
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
 
 
-def summed(books: Sequence[nn.Embedding], codes: Tensor) -> Tensor:
-    """Sum of the vectors of codes [..., depth] in the book of each depth, accumulated in depth order: [..., width]."""
-    first, *others = books
+def summed(codebooks: Sequence[nn.Embedding], codes: Tensor) -> Tensor:
+    """Sum of the vectors of codes [..., depth] in each depth's codebook, accumulated in depth order: [..., width]."""
+    first, *others = codebooks
     total = first(codes[..., 0])
     for d, book in enumerate(others, 1):
         total = total + book(codes[..., d])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.clip import Clip, Prompt, Seen
+from fastcar_cli.models.clip import Clip, Prompt, TokenisedClip
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.models.text import Reading
 
@@ -20,7 +20,7 @@ class FrameReader:
     def __init__(self, network: IVideoGPT) -> None:
         self._network = network
 
-    def _checked(self, prompt: Prompt) -> Clip | Seen:
+    def _checked(self, prompt: Prompt) -> Clip | TokenisedClip:
         """The prompt. Raises RequestError for a text, another size, too few frames, actions that don't fit."""
         spec = self._network.spec
         context, actions = spec.layout.context, spec.actions
@@ -73,7 +73,7 @@ class FrameReader:
     def read(self, prompt: Prompt) -> Reading:
         """The prompt's ids, those of its context frames. Raises RequestError for one that the model can't take."""
         found = self._checked(prompt)
-        if isinstance(found, Seen):
+        if isinstance(found, TokenisedClip):
             return Reading(found.ids, (), ())
         ids = self._network.tokenizer.tokenize(self.pixels(found, self._network.spec.layout.context))
         return Reading(tuple(ids[0].tolist()), (), ())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.ivideogpt_blocks import CrossAttention, Memory
 from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer, TokenizerSpec
-from fastcar_cli.models.network import Drawing, Layout, Network, Picture, Projector, Spec
+from fastcar_cli.models.network import FrameSpec, Layout, Network, Projector, SamplingWeights, Spec
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class IVideoGPTSpec(Spec):
             stride=tokenizer.stride,
             delimiters=(0,),
             delimiter=tokenizer.delimiter,
-            drawn=not self.actions,
+            delimiters_sampled=not self.actions,
             lead=tokenizer.prompt_tokens,
             context=tokenizer.context,
             guided=False,
@@ -47,25 +47,25 @@ class IVideoGPTSpec(Spec):
         return self.actions
 
     @property
-    def picture(self) -> Picture:
+    def frame_spec(self) -> FrameSpec:
         """See `Spec`."""
         t = self.tokenizer
         square = (t.grid, t.grid), (t.resolution, t.resolution)
-        return Picture(1, t.vocabulary, self.decoder.width, *square, channels=t.channels[0])
+        return FrameSpec(1, t.vocabulary, self.decoder.width, *square, channels=t.channels[0])
 
     @property
-    def drawing(self) -> Drawing:
+    def sampling_weights(self) -> SamplingWeights:
         """See `Spec`."""
         head = self.codes * self.decoder.width
-        return Drawing(transformer=0, heads=head, stored=head)
+        return SamplingWeights(transformer=0, heads=head, stored=head)
 
     def network(self) -> IVideoGPT:
         """See `Spec`."""
         return IVideoGPT(self)
 
 
-class FramePainter:
-    """Draws later frames beside context frames, whose features are computed once."""
+class ContextFrameDecoder:
+    """Decodes later frames beside context frames, whose features are computed once."""
 
     def __init__(self, tokenizer: Tokenizer, prompts: Tensor) -> None:
         self._tokenizer, self._prompts = tokenizer, prompts
@@ -75,7 +75,7 @@ class FramePainter:
         return self._tokenizer.decode_context(self._prompts[:, : self._tokenizer.spec.prompt_tokens])
 
     def context(self) -> Tensor:
-        """See `Painter`; frames that a longer prompt holds behind its context frames come after them."""
+        """See `FrameDecoder`; frames that a longer prompt holds behind its context frames come after them."""
         pixels, memories = self._lead
         later = self._prompts[:, self._tokenizer.spec.prompt_tokens :]
         if later.shape[1]:
@@ -83,7 +83,7 @@ class FramePainter:
         return _pixels(pixels)
 
     def frame(self, codes: Tensor) -> Tensor:
-        """See `Painter`."""
+        """See `FrameDecoder`."""
         return _pixels(self._tokenizer.decode_later(codes[..., 0], self._lead[1]))[:, 0]
 
 
@@ -123,7 +123,7 @@ class IVideoGPT(Network):
         self.spec = replace(self.spec, tokenizer=tokenizer.spec)
 
     @property
-    def books(self) -> Sequence[nn.Embedding]:
+    def codebooks(self) -> Sequence[nn.Embedding]:
         """See `Network`: ids are embedded by the decoder's own table."""
         return [self.llm.embed_tokens]
 
@@ -141,9 +141,9 @@ class IVideoGPT(Network):
         result[:: layout.stride] = self.action_linear(actions).transpose(0, 1)
         return result
 
-    def painter(self, prompts: Tensor) -> FramePainter:
+    def frame_decoder(self, prompts: Tensor) -> ContextFrameDecoder:
         """See `Network`."""
-        return FramePainter(self.tokenizer, prompts)
+        return ContextFrameDecoder(self.tokenizer, prompts)
 
     def to_bytes(self, pixels: Tensor) -> Tensor:
         """See `Network`: cut off, as the released code does."""

@@ -102,8 +102,8 @@ def read_spec(folder: Path) -> IVideoGPTSpec:
     The width of actions is in no config: it is that of a tensor, and 0 where the weights are not there. How long the
     clips were that a model learned is in the configs of our own models only, as `segment_length`.
     """
-    told = ConfigFile(folder / "tokenizer" / "config.json", of="iVideoGPT")
-    tokenizer = _tokenizer(told)
+    config = ConfigFile(folder / "tokenizer" / "config.json", of="iVideoGPT")
+    tokenizer = _tokenizer(config)
     llama = ConfigFile(folder / "transformer" / "config.json", of="iVideoGPT")
     decoder = read_decoder(llama)
     if decoder.vocab != tokenizer.vocabulary:
@@ -113,7 +113,7 @@ def read_spec(folder: Path) -> IVideoGPTSpec:
         raise llama.wrong("mlp_bias", True, "false")
     return IVideoGPTSpec(
         name=folder.resolve().name or "ivideogpt",
-        frames=told.integer("segment_length", published_frames(folder) or FRAMES),
+        frames=config.integer("segment_length", published_frames(folder) or FRAMES),
         fps=FPS,
         decoder=decoder,
         tokenizer=tokenizer,

@@ -1,8 +1,8 @@
-"""What each visual token is told of the layout that its prompt holds: what is near it, and where, in its frame.
+"""Embeds a prompt's layout into each visual token: the nearby objects and their offsets from the token's patch.
 
-A prompt's layout says where each thing begins and how it moves; `paths.py` says where it is in every frame. A token
-is told of the patch that it draws: the ground under it, and of each thing near it the looks and the place relative to
-the patch. What a patch looks like, the decoder draws.
+A prompt's layout says where each object begins and how it moves; `paths.py` computes where it is in every frame. The
+embedding of a token describes the patch that the token draws: the ground under it, and of each object near it the looks
+and the offset from the patch. What the patch looks like is left to the decoder.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LOOKS: Final = ("shape", "color", "material", "size")
 _FAR = 19
 """Steps of the grid from a patch's middle beyond which something is not in the patch."""
 _GAIN = 4.0
-"""What is told is so many times what the weights give, so that weights of the usual size and steps make it heard."""
+"""Factor on the output, so that weights of ordinary size and learning rate have a visible effect."""
 _AXES = 4
-"""Numbers that tell a place: of what is seen right and down, of its shadow right and down."""
+"""Numbers of a place: right and down of the object as seen, right and down of its shadow."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MapSpec:
         shadow: px (right, down) that a shadow moves for each px of height.
         cell: px of a cell.
         period: px after which grounds repeat, both ways.
-        hidden: units that join what is told of one thing.
+        hidden: units that join what is known of one object.
 
     """
 
@@ -54,13 +54,13 @@ class MapSpec:
     hidden: int
 
     def count(self, kind: str) -> int:
-        """Values of a kind that are told apart."""
+        """Distinct values of a kind."""
         return 1 + max(int(m.split()[1]) for m in self.meanings if m.split()[:1] == [kind])
 
 
 @dataclass
 class _Thing:
-    """What is told of a thing, see `paths.Body` and `MapSpec`."""
+    """What a layout says of an object, see `paths.Body` and `MapSpec`."""
 
     shape: int
     color: int
@@ -127,7 +127,7 @@ def read_scenery(ids: Sequence[int], spec: MapSpec) -> Scenery:
 
 
 class LayoutMap(nn.Module):
-    """Vectors [..., width] that tell visual tokens what is where; zeros where a prompt has no layout."""
+    """Embeddings [..., width] of what is near visual tokens; zeros where a prompt has no layout."""
 
     def __init__(self, spec: MapSpec, grid: tuple[int, int], patch: int, width: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class LayoutMap(nn.Module):
     @torch.no_grad()
     def initialise(self) -> None:
         """Fresh weights in place, as training begins with."""
-        # Eight numbers of about 1 in all join in a unit; what is told is half as large as a visual token's own vector.
+        # Eight numbers of about 1 in all join in a unit; the embedding is half as large as a visual token's own vector.
         for part in (self.place, self.pose, self.color, self.material, self.light):
             part.weight.normal_(0.0, 8**-0.5)
         self.ground.weight.normal_(0.0, 1.2 / _GAIN)

@@ -31,7 +31,7 @@ class Layout:
         stride: N, tokens a frame; the token aligned with token t is t - N. Token 0 is the first behind the prompt.
         delimiters: places in a frame (t % N) of tokens that part frames and are no codes of it.
         delimiter: the id that stands there; None without delimiters.
-        drawn: whether delimiters are drawn as codes are; the one of token 0 never is.
+        delimiters_sampled: whether delimiters are sampled as codes are; the one of token 0 never is.
         lead: tokens of a prompt before the first that lies as those of a frame do; None: nothing of it ever does.
             What a longer prompt has behind them are frames, and token 0 comes a multiple of N behind the lead.
         context: frames of the video that the lead holds; they are shown, not decoded.
@@ -42,7 +42,7 @@ class Layout:
     stride: int
     delimiters: tuple[int, ...] = ()
     delimiter: int | None = None
-    drawn: bool = False
+    delimiters_sampled: bool = False
     lead: int | None = None
     context: int = 0
     guided: bool = True
@@ -55,14 +55,15 @@ class Layout:
         """By token, the id that is not drawn; None for the others."""
 
         def at(t: int) -> int | None:
-            return self.delimiter if t % self.stride in self.delimiters and not (self.drawn and t) else None
+            given = t % self.stride in self.delimiters and not (self.delimiters_sampled and t)
+            return self.delimiter if given else None
 
         return [at(t) for t in range(tokens)]
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """Weights that drawing the codes of a position takes: read for all depths together, and stored once.
+class SamplingWeights:
+    """Weights that sampling the codes of a position takes: read for all depths together, and stored once.
 
     `heads` are read by the maps to logits, `transformer` by what stands before them.
     """
@@ -73,14 +74,14 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Picture:
+class FrameSpec:
     """What frames are made of.
 
     Attributes:
         depth, codes, code_width: codes of a position, codes that a draw chooses from, width of a code vector.
         grid: rows and columns of a frame's code positions, delimiters left out.
         size: (height, width) of a frame in pixels.
-        channels: of the widest map of a frame's full size while its pixels are drawn.
+        channels: of the widest map of a frame's full size while its pixels are decoded.
 
     """
 
@@ -118,38 +119,38 @@ class Spec(ABC):
 
     @property
     @abstractmethod
-    def picture(self) -> Picture:
+    def frame_spec(self) -> FrameSpec:
         """What its frames are made of."""
 
     @property
     def code_depth(self) -> int:
-        """See `Picture.depth`."""
-        return self.picture.depth
+        """See `FrameSpec.depth`."""
+        return self.frame_spec.depth
 
     @property
     def codes(self) -> int:
-        """See `Picture`."""
-        return self.picture.codes
+        """See `FrameSpec`."""
+        return self.frame_spec.codes
 
     @property
     def code_width(self) -> int:
-        """See `Picture`."""
-        return self.picture.code_width
+        """See `FrameSpec`."""
+        return self.frame_spec.code_width
 
     @property
     def grid(self) -> tuple[int, int]:
-        """See `Picture`."""
-        return self.picture.grid
+        """See `FrameSpec`."""
+        return self.frame_spec.grid
 
     @property
     def frame_size(self) -> tuple[int, int]:
-        """See `Picture.size`."""
-        return self.picture.size
+        """See `FrameSpec.size`."""
+        return self.frame_spec.size
 
     @property
     @abstractmethod
-    def drawing(self) -> Drawing:
-        """What drawing codes takes."""
+    def sampling_weights(self) -> SamplingWeights:
+        """Weights that sampling codes takes."""
 
     @property
     def projector_weights(self) -> int:
@@ -205,8 +206,8 @@ class Projector(nn.Module):
         return self.layers(x)
 
 
-class Painter(Protocol):
-    """Draws the frames of some videos."""
+class FrameDecoder(Protocol):
+    """Decodes the frames of some videos from their codes."""
 
     def context(self) -> Tensor | None:
         """The frames that prompts hold, float32 [P, C, H, W, 3] in 0..255, not rounded; None where they hold none."""
@@ -230,12 +231,12 @@ class Network(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def books(self) -> Sequence[nn.Embedding]:
+    def codebooks(self) -> Sequence[nn.Embedding]:
         """Tables of the code vectors, one a depth; a table may have more rows than there are codes."""
 
     def embed(self, codes: Tensor) -> Tensor:
         """Sum of the vectors of codes [..., depth]: [..., code_width]."""
-        return summed(self.books, codes)
+        return summed(self.codebooks, codes)
 
     def feedback_latent(self, latent: Tensor) -> Tensor:
         """Decoder input [..., width] from summed code vectors [..., code_width]."""
@@ -263,8 +264,8 @@ class Network(nn.Module, ABC):
         return {}
 
     @abstractmethod
-    def painter(self, prompts: Tensor) -> Painter:
-        """What draws the frames of videos with these prompts, ids [P, L]."""
+    def frame_decoder(self, prompts: Tensor) -> FrameDecoder:
+        """What decodes the frames of videos with these prompts, ids [P, L]."""
 
     def to_bytes(self, pixels: Tensor) -> Tensor:
         """Pixels in 0..255 as uint8, rounded as the model's authors do."""

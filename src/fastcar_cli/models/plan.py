@@ -149,7 +149,7 @@ def videos_that_fit(spec: Spec, wanted: int, video: Demand, *, itemsize: int, de
     Caches and the pixels of a frame of all of them take at most half of the memory that is free.
     """
     height, width = spec.frame_size
-    pixels = PIXEL_COPIES * height * width * spec.picture.channels * itemsize
+    pixels = PIXEL_COPIES * height * width * spec.frame_spec.channels * itemsize
     one = sum(cache_bytes(spec, itemsize, video, replays=replays)) + pixels
     return max(1, min(wanted, available_bytes(device) // 2 // one))
 

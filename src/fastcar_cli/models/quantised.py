@@ -124,7 +124,7 @@ def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_int4(q: Tensor) -> Tensor:
-    """Whole numbers -8..7 [out, in] as bytes uint8 [out, in / 2] in the layout of this file's head."""
+    """Integers -8..7 [out, in] as bytes uint8 [out, in / 2] in the layout of this file's head."""
     low, high = (q + 8).to(torch.uint8).view(len(q), -1, 2, GROUP // 2).unbind(2)
     return (low | high << 4).flatten(1)
 
@@ -147,7 +147,7 @@ def widen_int4(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _rounded(groups: Tensor, inverse: Tensor) -> Tensor:
-    """Groups [n, 32] in units of 1 / inverse [n, 1], as whole numbers of -8..7."""
+    """Groups [n, 32] in units of 1 / inverse [n, 1], as integers of -8..7."""
     return (groups * inverse).round_().clamp_(-8, 7)
 
 

@@ -6,6 +6,7 @@ names follow the released checkpoints, so a VILA-U vision tower loads by name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -193,17 +194,14 @@ class Quantizer(nn.Module):
 
     def __init__(self, spec: RQVAESpec) -> None:
         super().__init__()
-        books = [table(spec.codes + 1, spec.code_width) for _ in range(1 if spec.shared_codebook else spec.depth)]
-        self.codebooks = nn.ModuleList(books * spec.depth if spec.shared_codebook else books)
-
-    @property
-    def books(self) -> list[nn.Embedding]:
-        """The codebook of each depth."""
-        return [cast(nn.Embedding, b) for b in self.codebooks]
+        tables = [table(spec.codes + 1, spec.code_width) for _ in range(1 if spec.shared_codebook else spec.depth)]
+        modules = nn.ModuleList(tables * spec.depth if spec.shared_codebook else tables)
+        # One a depth.
+        self.codebooks = cast(Sequence[nn.Embedding], modules)
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Code vectors of codes [..., depth], [..., depth, code_width]."""
-        return torch.stack([book(codes[..., d]) for d, book in enumerate(self.books)], dim=-2)
+        return torch.stack([book(codes[..., d]) for d, book in enumerate(self.codebooks)], dim=-2)
 
 
 class RQVAE(nn.Module):
@@ -222,7 +220,7 @@ class RQVAE(nn.Module):
 
     def embed(self, codes: Tensor) -> Tensor:
         """Sum of the code vectors of codes [..., depth]: [..., code_width]."""
-        return summed(self.quantizer.books, codes)
+        return summed(self.quantizer.codebooks, codes)
 
     def decode_latents(self, z: Tensor) -> Tensor:
         """Summed code vectors [B, N, code_width], row-major, to an image [B, out_ch, H, W] in about -1..1."""

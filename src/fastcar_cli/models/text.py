@@ -16,6 +16,8 @@ from fastcar_cli.models.clip import Prompt, text_of
 
 _BEHIND_IN = ("from", "and", "then", "while")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+_OBJECT_GROUPS = 3
+"""The first groups of attributes are the object's: size, color and shape; motion and background follow."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +139,10 @@ class PhraseTokenizer:
         rng = random.Random(seed)
         before: list[str] = []
         after: list[str] = []
-        names = list(self.groups)
-        for name, values in self.groups.items():
+        for index, values in enumerate(self.groups.values()):
             choice = rng.choice(values)
             if not any(t in values for t in reading.tokens):
-                (before if names.index(name) < 3 else after).append(choice)
+                (before if index < _OBJECT_GROUPS else after).append(choice)
         tokens = (*before, *reading.tokens, *after)
         if not reading.tokens or len(tokens) > self.length - 2:
             return reading

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fastcar_cli.models.decoder import Decoder, table
 from fastcar_cli.models.depth import DepthSpec, DepthTransformer
 from fastcar_cli.models.layout_map import LayoutMap, MapSpec
-from fastcar_cli.models.network import Drawing, Layout, Network, Painter, Picture, Projector, Spec
+from fastcar_cli.models.network import FrameDecoder, FrameSpec, Layout, Network, Projector, SamplingWeights, Spec
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 
 
@@ -25,7 +25,7 @@ class ModelSpec(Spec):
 
     `place_tables` adds learned vectors for the frame and for the position within the frame to the embedding of a
     visual token (VILA-U has none); `projector_layers` counts the linear maps from code width to decoder width. `map`
-    says how layouts in prompts are told to visual tokens, see `layout_map.py`; None: they are not.
+    says how layouts in prompts are embedded into visual tokens, see `layout_map.py`; None: they are not.
     """
 
     depth: DepthSpec
@@ -40,18 +40,18 @@ class ModelSpec(Spec):
         return Layout(stride=self.rqvae.tokens_per_frame)
 
     @property
-    def picture(self) -> Picture:
+    def frame_spec(self) -> FrameSpec:
         """See `Spec`."""
         d, r = self.depth, self.rqvae
-        return Picture(d.depth, d.codes, r.code_width, r.grid, r.frame_size, channels=r.ch * r.ch_mult[0])
+        return FrameSpec(d.depth, d.codes, r.code_width, r.grid, r.frame_size, channels=r.ch * r.ch_mult[0])
 
     @property
-    def drawing(self) -> Drawing:
+    def sampling_weights(self) -> SamplingWeights:
         """See `Spec`: each depth reads the depth transformer once."""
         d = self.depth
         block, head = 12 * d.width * d.width, d.codes * d.width
         first, later = d.hidden * d.width, d.code_width * d.width
-        return Drawing(
+        return SamplingWeights(
             transformer=d.depth * d.blocks * block + first + (d.depth - 1) * later,
             heads=d.depth * head,
             stored=d.blocks * block + first + later + head,
@@ -96,18 +96,18 @@ def layout_map(spec: ModelSpec) -> LayoutMap | None:
     return LayoutMap(spec.map, spec.rqvae.grid, patch, spec.decoder.width)
 
 
-class RQPainter:
+class RQFrameDecoder:
     """Frames of an RQ-VAE, each from its own codes alone."""
 
     def __init__(self, rqvae: RQVAE) -> None:
         self._rqvae = rqvae
 
     def context(self) -> None:
-        """See `Painter`."""
+        """See `FrameDecoder`."""
         return
 
     def frame(self, codes: Tensor) -> Tensor:
-        """See `Painter`."""
+        """See `FrameDecoder`."""
         return self._rqvae.decode(codes)
 
 
@@ -129,9 +129,9 @@ class VideoModel(Network):
         self.rqvae = RQVAE(spec.rqvae)
 
     @property
-    def books(self) -> Sequence[nn.Embedding]:
+    def codebooks(self) -> Sequence[nn.Embedding]:
         """See `Network`."""
-        return self.rqvae.quantizer.books
+        return self.rqvae.quantizer.codebooks
 
     def feedback_latent(self, latent: Tensor, index: Tensor | None = None) -> Tensor:
         """See `Network`; with the indices [...] of tokens in the video, what is added for their places is in it."""
@@ -144,14 +144,14 @@ class VideoModel(Network):
         places = None if self.places is None else self.places(index)[:, None]
         if self.map is None:
             return places
-        told = self.map(prompts, index[None] + 1).transpose(0, 1)
-        return told if places is None else told + places
+        embedding = self.map(prompts, index[None] + 1).transpose(0, 1)
+        return embedding if places is None else embedding + places
 
     def shared(self) -> dict[str, str]:
         """See `Network`: a codebook that all depths share has the name of each."""
         first, *others = (f"rqvae.quantizer.codebooks.{d}.weight" for d in range(self.spec.rqvae.depth))
         return dict.fromkeys(others, first) if self.spec.rqvae.shared_codebook else {}
 
-    def painter(self, prompts: Tensor) -> Painter:
+    def frame_decoder(self, prompts: Tensor) -> FrameDecoder:
         """See `Network`."""
-        return RQPainter(self.rqvae)
+        return RQFrameDecoder(self.rqvae)

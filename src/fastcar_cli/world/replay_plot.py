@@ -44,7 +44,7 @@ def draw_plot(file: Path, before: dict[str, Any], after: dict[str, Any]) -> None
     ticks = [20, 30, 40, 50, 60, 70, IDENTICAL]
     right.set_yticks(ticks, [*map(str, ticks[:-1]), "identical"])
     left.legend(frameon=False, loc="lower left")
-    figure.suptitle("Fidelity and likeness to the dense video over replay; labels: tau")
+    figure.suptitle("Fidelity and similarity to the dense video over replay; labels: tau")
     figure.savefig(file, dpi=120)
     plt.close(figure)
 

@@ -30,7 +30,7 @@ class WorldTokenizer(nn.Module):
 
     def codebooks(self) -> Tensor:
         """[depth, codes, code_width]; unused entries, which are zero, are pushed out of reach."""
-        rows = torch.stack([book.weight[: self.spec.codes] for book in self.rqvae.quantizer.books])
+        rows = torch.stack([book.weight[: self.spec.codes] for book in self.rqvae.quantizer.codebooks])
         return torch.where((rows == 0).all(-1, keepdim=True), torch.full_like(rows, _FAR), rows)
 
     def save(self, path: Path) -> None:

@@ -268,8 +268,8 @@ def optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Op
         if not p.requires_grad:
             continue
         inside = p.dim() == 2 and ("llm.layers" in name or "head_transformer" in name)
-        told = name.startswith("map.") or isinstance(model, LayoutMap)
-        (matrices if inside else tables if told else rest).append(p)
+        mapped = name.startswith("map.") or isinstance(model, LayoutMap)
+        (matrices if inside else tables if mapped else rest).append(p)
     found: list[torch.optim.Optimizer] = []
     if matrices:
         dtype = torch.bfloat16 if settings.bfloat16 else torch.float32

@@ -61,7 +61,7 @@ class Tokenizer(WorldTokenizer):
         model = cls()
         dictionary = build_dictionary(cls.spec.codes, cls.spec.code_width)
         with torch.no_grad():
-            for book, vectors in zip(model.rqvae.quantizer.books, dictionary.vectors, strict=True):
+            for book, vectors in zip(model.rqvae.quantizer.codebooks, dictionary.vectors, strict=True):
                 book.weight.zero_()
                 book.weight[: cls.spec.codes] = torch.from_numpy(vectors)
         return model
@@ -122,7 +122,7 @@ class _Stage:
 def _train_encoder(stage: _Stage, model: Tokenizer, scenes: list[Scene]) -> None:
     """Regress the code vectors of patches from their pixels (slightly noisy)."""
     dictionary = build_dictionary(model.spec.codes, model.spec.code_width)
-    books = model.codebooks().detach()
+    codebooks = model.codebooks().detach()
 
     def loss_at(step: int, rng: random.Random) -> Tensor:
         chosen = _draw(scenes, 48, rng)
@@ -132,10 +132,10 @@ def _train_encoder(stage: _Stage, model: Tokenizer, scenes: list[Scene]) -> None
         busy |= torch.rand(busy.shape) < 0.1
         patches, codes = patches[busy], codes[busy]
         z = model.encoder(patches + 0.01 * torch.randn_like(patches))
-        target = books[0][codes[:, 0]] + books[1][codes[:, 1]]
+        target = codebooks[0][codes[:, 0]] + codebooks[1][codes[:, 1]]
         loss = (z - target).square().sum(-1).mean()
         if (step + 1) % 250 == 0:
-            right = (quantize(z.detach(), books) == codes).float().mean(0)
+            right = (quantize(z.detach(), codebooks) == codes).float().mean(0)
             stage.log(f"encoder step {step + 1} loss {float(loss.detach()):.4f} codes right {right.tolist()}")
         return loss
 

@@ -25,7 +25,7 @@ def all_claims() -> dict[int, ModuleType]:
     """The module of each claim by its number."""
     from fastcar_cli.analysis.claims import (
         c1_shares,
-        c2_likeness,
+        c2_similarity,
         c3_bound,
         c4_gate,
         c5_quality,
@@ -35,7 +35,7 @@ def all_claims() -> dict[int, ModuleType]:
         c9_ours,
     )
 
-    modules = (c1_shares, c2_likeness, c3_bound, c4_gate, c5_quality, c6_sparse, c7_thresholds, c8_speed, c9_ours)
+    modules = (c1_shares, c2_similarity, c3_bound, c4_gate, c5_quality, c6_sparse, c7_thresholds, c8_speed, c9_ours)
     return {m.NUMBER: m for m in modules}
 
 
@@ -91,7 +91,7 @@ def claims(
             for study in studies:
                 task = bar.add_task(study.model, total=0)
 
-                def told(folder: str, decodes: int, task: Any = task, name: str = study.model) -> None:
+                def on_done(folder: str, decodes: int, task: Any = task, name: str = study.model) -> None:
                     if decodes < 0:
                         bar.advance(task)
                     else:
@@ -99,7 +99,7 @@ def claims(
                         bar.update(task, description=f"{name} {folder}", total=total + decodes)
 
                 for module in modules.values():
-                    study.run(module.needs(study), told)
+                    study.run(module.needs(study), on_done)
     except KeyboardInterrupt as e:
         note(terminal, "what is finished is kept; the same command goes on", "stopped")
         raise typer.Exit(status(e)) from None

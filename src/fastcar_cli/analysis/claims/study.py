@@ -152,8 +152,8 @@ class Study:
         n = self.frame
         codes = torch.from_numpy(self.tokens(cell, folder)["codes"].astype(np.int64)).to(self.pipe.model.network.device)
         with torch.inference_mode():
-            painter = self.pipe.model.network.painter(codes.new_zeros(1, 1))
-            frames = torch.cat([painter.frame(part[None]) for part in codes.split(n)])
+            frame_decoder = self.pipe.model.network.frame_decoder(codes.new_zeros(1, 1))
+            frames = torch.cat([frame_decoder.frame(part[None]) for part in codes.split(n)])
             return self.pipe.model.network.to_bytes(frames).cpu().numpy()
 
     def scorer(self) -> Scorer:

@@ -4,7 +4,7 @@ const WORDS = [
   ["Replayed", "Share of MLPs taken from the frame before instead of computed. “Of all” counts the first frame, which can't replay; “of eligible” leaves it out."],
   ["Speed-up", "Median decode time of the dense video divided by that of the replayed one, same prompt and seed."],
   ["Knee", "The setting beyond which more replay costs much quality for little speed; how it is chosen stands under the plot."],
-  ["PSNR, SSIM, MS-SSIM", "Likeness to the dense video, frame by frame and in the mean; higher is closer. Identical videos have infinite PSNR."],
+  ["PSNR, SSIM, MS-SSIM", "Similarity to the dense video, frame by frame and in the mean; higher is closer. Identical videos have infinite PSNR."],
   ["Temporal error", "Mean absolute error of the change from frame to frame, on a scale of 0 to 255. It shows regions that freeze or lag."],
   ["Prompt all right", "Share of videos in which background, colour, shape, motion and size are what the prompt asks for, judged by a program."],
   ["Ratio", "A share of MLPs that was to be replayed: a controller moves the threshold of every layer to keep it."],

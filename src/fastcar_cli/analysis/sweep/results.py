@@ -168,7 +168,7 @@ def dense_line(line: dict[str, Any]) -> bool:
 
 
 def _goodness(line: dict[str, Any], key: str, worst_error: float) -> float:
-    """Quality that grows with likeness, for a line of the summary; a dense line is the best there is."""
+    """Quality that grows with similarity, for a line of the summary; a dense line is the best there is."""
     if dense_line(line):
         return {"psnr_db": 0.0}.get(key, 0.0 if key in _WORSE_IS_MORE else 1.0)
     if key == "psnr_db":

@@ -193,7 +193,7 @@ class Session:
 
     def finish(self, store: Store, find: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[str]]:
         """Write the tables, the names of `--names` and the report; the results, and what to tell the user."""
-        told: list[str] = []
+        written: list[str] = []
         with master(store.folder):
             if self.shard is not None:
                 store.read()
@@ -203,14 +203,14 @@ class Session:
             results = build(store, self.worker.base, config, self.worker.scorer.keys)
             if find is not None:
                 results["find"] = find
-            told += write_tables(store.folder, results)
+            written += write_tables(store.folder, results)
             if self.request.vbench:
-                told.append(f"videos by VBench's names are in {link_names(store, self.plan)}")
+                written.append(f"videos by VBench's names are in {link_names(store, self.plan)}")
             if results["cells"]:
-                told.append(f"report: {write_report(store.folder)}")
+                written.append(f"report: {write_report(store.folder)}")
             if self.request.tokens == "all" and (page := write_tokens_page(store.folder)) is not None:
-                told.append(f"tokens: {page}")
-        return results, told
+                written.append(f"tokens: {page}")
+        return results, written
 
 
 def _plan_of(

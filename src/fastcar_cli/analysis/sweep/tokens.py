@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.scores import DEFAULT, SCORES, Look, Scorer
+from fastcar_cli.decoding.scores import DEFAULT, SCORES, BlockState, Scorer
 from fastcar_cli.decoding.tau import OFF
 from fastcar_cli.pipeline import TextToVideo
 
@@ -24,8 +24,8 @@ BY_TOKEN = ("change", "cosine", "elsewhere", "output", "input", "attention", "re
 BY_LAYER = ("up_max", "gate_max", "residual_min", "attention_max", "tas_max")
 
 
-class _Eye:
-    """Looks at every block of a decode; arrays by token [layers, rows, T*N - 1], extremes by layer."""
+class _TokenRecorder:
+    """Records every block of a decode: arrays by token [layers, rows, T*N - 1], extremes by layer."""
 
     def __init__(self, decode: Decode) -> None:
         layers, rows, passes = len(decode.blocks), decode.rows, decode.tokens - 1
@@ -37,50 +37,50 @@ class _Eye:
         self.extremes = {name: torch.zeros(layers) for name in BY_LAYER}
         self.extremes["residual_min"] += torch.inf
 
-    def _put(self, look: Look, name: str, values: Tensor) -> None:
-        self.seen[name][look.layer, :, look.t] = values.float().cpu()
+    def _put(self, state: BlockState, name: str, values: Tensor) -> None:
+        self.seen[name][state.layer, :, state.t] = values.float().cpu()
 
-    def _most(self, look: Look, name: str, value: Tensor) -> None:
-        self.extremes[name][look.layer] = torch.maximum(self.extremes[name][look.layer], value.float().max().cpu())
+    def _most(self, state: BlockState, name: str, value: Tensor) -> None:
+        self.extremes[name][state.layer] = torch.maximum(self.extremes[name][state.layer], value.float().max().cpu())
 
-    def __call__(self, look: Look) -> None:
-        block = self._decode.blocks[look.layer]
+    def __call__(self, state: BlockState) -> None:
+        block = self._decode.blocks[state.layer]
         norm = block.post_attention_layernorm
-        x = norm(look.after)
+        x = norm(state.after)
         up, gate = block.mlp.up_proj(x), F.silu(block.mlp.gate_proj(x))
         truth = block.mlp.down_proj(gate * up)
         for i, scorer in enumerate(self._scorers.values()):
-            found = scorer(replace(look, mlp=lambda _: truth))
-            self.scores[i, look.layer, :, look.t] = found.float().cpu()
-        self._put(look, "output", truth.float().norm(dim=-1))
-        size = (look.after.float().square().sum(-1) + norm.eps * look.after.shape[-1]).sqrt()
+            found = scorer(replace(state, mlp=lambda _: truth))
+            self.scores[i, state.layer, :, state.t] = found.float().cpu()
+        self._put(state, "output", truth.float().norm(dim=-1))
+        size = (state.after.float().square().sum(-1) + norm.eps * state.after.shape[-1]).sqrt()
         least = self.extremes["residual_min"]
-        least[look.layer] = torch.minimum(least[look.layer], size.min().cpu())
-        self._most(look, "up_max", up.abs())
-        self._most(look, "gate_max", gate.abs())
-        self._most(look, "attention_max", look.attention.float().norm(dim=-1))
-        place, now = (look.layer, look.t % self._frame), (look.input, look.attention, look.after)
-        if look.t >= self._frame:
-            self._put(look, "change", (truth.float() - look.replayable.float()).norm(dim=-1))
-            self._put(look, "cosine", torch.cosine_similarity(truth.float(), look.replayable.float(), dim=-1))
+        least[state.layer] = torch.minimum(least[state.layer], size.min().cpu())
+        self._most(state, "up_max", up.abs())
+        self._most(state, "gate_max", gate.abs())
+        self._most(state, "attention_max", state.attention.float().norm(dim=-1))
+        place, now = (state.layer, state.t % self._frame), (state.input, state.attention, state.after)
+        if state.t >= self._frame:
+            self._put(state, "change", (truth.float() - state.replayable.float()).norm(dim=-1))
+            self._put(state, "cosine", torch.cosine_similarity(truth.float(), state.replayable.float(), dim=-1))
             replay = self._decode.replay
             assert replay is not None
-            other = replay.outputs[look.layer, :, (look.t + self._frame // 2) % self._frame].float()
-            self._put(look, "elsewhere", torch.cosine_similarity(truth.float(), other, dim=-1))
+            other = replay.outputs[state.layer, :, (state.t + self._frame // 2) % self._frame].float()
+            self._put(state, "elsewhere", torch.cosine_similarity(truth.float(), other, dim=-1))
             for name, a, b in zip(("input", "attention", "residual"), now, self._past[place], strict=True):
-                self._put(look, name, (a.float() - b.float()).norm(dim=-1))
-            d, groups = look.rotated.shape[-1], look.rotated.shape[1] // look.aligned_key.shape[1]
-            keys = look.aligned_key.float().norm(dim=-1).repeat_interleave(groups, 1)
-            reach = (look.rotated.float().norm(dim=-1) * keys).mean(-1) / d**0.5
-            self._put(look, "tas_reach", reach)
-            self._most(look, "tas_max", reach)
+                self._put(state, name, (a.float() - b.float()).norm(dim=-1))
+            d, groups = state.rotated.shape[-1], state.rotated.shape[1] // state.aligned_key.shape[1]
+            keys = state.aligned_key.float().norm(dim=-1).repeat_interleave(groups, 1)
+            reach = (state.rotated.float().norm(dim=-1) * keys).mean(-1) / d**0.5
+            self._put(state, "tas_reach", reach)
+            self._most(state, "tas_max", reach)
         self._past[place] = (now[0].clone(), now[1].clone(), now[2].clone())
 
 
-def token_data(pipe: TextToVideo, look: bool = True) -> dict[str, NDArray[Any]]:
+def token_data(pipe: TextToVideo, observe: bool = True) -> dict[str, NDArray[Any]]:
     """Of the last video of a pipeline: `replayed` bool [layers, rows, T*N - 1], and `codes` int16 [T*N, depth].
 
-    With `look` by token [layers, rows, T*N - 1], NaN in the first frame: `scores` float32 [scores, layers, rows,
+    With `observe` by token [layers, rows, T*N - 1], NaN in the first frame: `scores` float32 [scores, layers, rows,
     T*N - 1] in the order of `names`; `change`, the norm of what a replay would be wrong by (of the true output less
     what the cache holds), and `cosine` of both; `elsewhere`, the cosine with the output used half a frame away, which
     is another place's; `output`, the true output's norm; norms of the change since the aligned token of the block's
@@ -96,7 +96,7 @@ def token_data(pipe: TextToVideo, look: bool = True) -> dict[str, NDArray[Any]]:
     shape = (len(decode.blocks), decode.rows, decode.tokens - 1)
     replayed = np.zeros(shape, bool) if decode.replay is None else decode.replay.replayed.cpu().numpy()
     found: dict[str, NDArray[Any]] = {"replayed": replayed, "codes": decode.codes[0].cpu().numpy().astype(np.int16)}
-    if not look:
+    if not observe:
         return found
     rule = replace(decode.settings.rule, tau=OFF, target=None, score=DEFAULT)
     settings = replace(decode.settings, rule=rule, keep_tas=True, kernels="torch")
@@ -105,9 +105,9 @@ def token_data(pipe: TextToVideo, look: bool = True) -> dict[str, NDArray[Any]]:
     assert again.replay is not None
     if decode.replay is not None:
         again.replay.force(decode.replay.replayed)
-    eye = _Eye(again)
-    again.look_on = eye
+    recorder = _TokenRecorder(again)
+    again.on_block = recorder
     for _ in again.steps(decode.codes):
         pass
-    arrays = {"scores": eye.scores, **eye.seen, **eye.extremes}
+    arrays = {"scores": recorder.scores, **recorder.seen, **recorder.extremes}
     return {**found, "names": np.array(list(SCORES)), **{name: values.numpy() for name, values in arrays.items()}}

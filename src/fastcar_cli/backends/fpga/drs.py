@@ -30,7 +30,7 @@ class Drs:
         self.index = 0
         for turn, row in enumerate(computing):
             self.index |= 1 << row
-            self.mapping[row] = turn % self.cores & (1 << self.mapping_bits) - 1
+            self.mapping[row] = turn % self.cores
 
     def arrive(self, row: int) -> int | None:
         """What happens to the instructions of a row: the core they go to, None if they are dropped."""

@@ -34,7 +34,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sums(x: Tensor, weight: Tensor) -> Tensor:
-    """Sums of products of int8 x [n, k] and int8 weights [out, k], exact: whole numbers in float64 [n, out].
+    """Sums of products of int8 x [n, k] and int8 weights [out, k], exact: integers in float64 [n, out].
 
     float32 multiplies as many terms at once as it adds without rounding.
     """

@@ -1,4 +1,4 @@
-"""`int8-exact`: an MLP in whole numbers from its coded input to its output, so that hardware can match every bit.
+"""`int8-exact`: an MLP in integers from its coded input to its output, so that hardware can match every bit.
 
 int8 weights and activations, int32 sums, and a vector unit without floats: requantisation multiplies and shifts, SiLU
 is a table with lines between its entries. The rounding of every shift is `shifted`, halves upwards.
@@ -61,7 +61,7 @@ class Rows:
 
 
 def shifted(x: Tensor, by: Tensor | int) -> Tensor:
-    """Whole numbers divided by 2^by and rounded, halves upwards; int64."""
+    """Integers divided by 2^by and rounded, halves upwards; int64."""
     by = torch.as_tensor(by, device=x.device)
     return (x + (torch.ones_like(by) << by >> 1)) >> by
 
@@ -71,7 +71,7 @@ def _kept(x: Tensor) -> Tensor:
 
 
 def rows_of(linear: QuantisedLinear) -> Rows:
-    """An int8 matrix with its scales as whole numbers. Raises RequestError for weights above 16,129."""
+    """An int8 matrix with its scales as integers. Raises RequestError for weights above 16,129."""
     scale = linear.scale.double() / 127
     exponent = MULTIPLIER_BITS - int(torch.frexp(scale.amax()).exponent)
     if exponent < FRACTION:
@@ -99,7 +99,7 @@ def code_floats(x: Tensor) -> Coded:
 def code(x: Tensor) -> Coded:
     """Fixed-point vectors int64 [n, k] coded; quotients are exact before they are rounded, halves away from 0."""
     most = x.abs().amax(-1, keepdim=True)
-    # frexp of a whole number below 2^53 gives how many bits it has.
+    # frexp of an integer below 2^53 gives how many bits it has.
     drop = (torch.frexp(most.double()).exponent.long() - MANTISSA_BITS).clamp(min=0)
     mantissa = (-(-most >> drop)).clamp(min=1)
     divisor = mantissa << drop
@@ -136,7 +136,7 @@ def activated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class IntegerMLP:
-    """An MLP in whole numbers, [n, width] to the same in its dtype."""
+    """An MLP in integers, [n, width] to the same in its dtype."""
 
     def __init__(self, gate: QuantisedLinear, up: QuantisedLinear, down: QuantisedLinear) -> None:
         self.gate, self.up, self.down = rows_of(gate), rows_of(up), rows_of(down)

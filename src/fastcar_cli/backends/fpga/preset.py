@@ -32,7 +32,7 @@ class Constant(_Part):
 
 @dataclass(frozen=True)
 class In:
-    """The unit that a constant must be given in; whether it may be 0 and must be a whole number; the most it may be."""
+    """The unit that a constant must be given in; whether it may be 0 and must be an integer; the most it may be."""
 
     unit: str
     zero: bool = False
@@ -154,7 +154,7 @@ class Preset(_Part):
                 raise ValueError(f"{path}.unit is {constant.unit!r}, needed: {wanted.unit!r}")
             needed = (
                 (constant.value == 0 and not wanted.zero, "above 0"),
-                (wanted.whole and bool(constant.value % 1), "a whole number"),
+                (wanted.whole and bool(constant.value % 1), "an integer"),
                 (constant.value > wanted.most, f"at most {wanted.most:g}"),
             )
             for wrong, what in needed:

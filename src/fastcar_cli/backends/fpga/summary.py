@@ -74,7 +74,7 @@ class Comparison:
         return [("drs", self.drs), ("static", self.static), ("ideal", self.ideal), ("dense", self.dense)]
 
     def to_dict(self) -> dict[str, Any]:
-        """The `backend` part of a report (design: `generate --json`), with more keys."""
+        """The `backend` part of a report (docs/json.md), with more keys."""
         preset, work, result = self.emulator.preset, self.emulator.work, self.drs
         seconds = result.cycles * preset.seconds_per_cycle
         energy = self.energy

@@ -61,7 +61,7 @@ def workload_of(
 ) -> Workload:
     """The workload of a model. Raises RequestError for more rows than DRS can index."""
     check_rows(rows)
-    d, drawing, projector = spec.decoder, spec.drawing, spec.projector_weights
+    d, sampling, projector = spec.decoder, spec.sampling_weights, spec.projector_weights
     return Workload(
         name=spec.name,
         layers=d.layers,
@@ -71,9 +71,9 @@ def workload_of(
         kv_width=d.kv_width,
         heads=d.heads,
         projection_weights=d.projection_weights,
-        depth_weights=drawing.transformer + drawing.heads + projector,
+        depth_weights=sampling.transformer + sampling.heads + projector,
         depth_outputs=spec.code_depth * spec.codes,
-        resident_weights=d.layers * (d.projection_weights + d.mlp_weights) + drawing.stored + projector,
+        resident_weights=d.layers * (d.projection_weights + d.mlp_weights) + sampling.stored + projector,
         tokens_per_frame=spec.tokens_per_frame,
         frames=frames,
         prompt=prompt,

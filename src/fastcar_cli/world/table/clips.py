@@ -63,7 +63,7 @@ class Encoder:
     """Frames to codes, each distinct patch once."""
 
     def __init__(self, tokenizer: TableTokenizer) -> None:
-        self.tokenizer, self.books = tokenizer.eval(), tokenizer.codebooks().detach()
+        self.tokenizer, self.codebooks = tokenizer.eval(), tokenizer.codebooks().detach()
 
     @torch.no_grad()
     def __call__(self, frames: NDArray[np.uint8]) -> Tensor:
@@ -73,7 +73,7 @@ class Encoder:
         rows = np.ascontiguousarray(patches.reshape(-1, count)).view(np.dtype((np.void, count)))[:, 0]
         _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
         distinct = torch.from_numpy(patches.reshape(-1, count)[first]).float() / 255
-        codes = quantize(self.tokenizer.encoder(distinct), self.books)
+        codes = quantize(self.tokenizer.encoder(distinct), self.codebooks)
         return codes[torch.from_numpy(inverse.reshape(-1))].view(*patches.shape[:2], -1)
 
 

@@ -20,18 +20,18 @@ class Averages:
     """Learns the codebooks of a tokenizer; `count` [depth, codes] and `sum` [depth, codes, width] are its memory."""
 
     def __init__(self, model: TableTokenizer, decay: float) -> None:
-        self.books = [b.weight for b in model.rqvae.quantizer.books]
-        for book in self.books:
+        self.codebooks = [b.weight for b in model.rqvae.quantizer.codebooks]
+        for book in self.codebooks:
             book.requires_grad_(False)
         self.codes, self.decay = model.spec.codes, decay
-        self.count = torch.ones(len(self.books), self.codes)
+        self.count = torch.ones(len(self.codebooks), self.codes)
         self.sum = model.codebooks().detach().clone()
 
     @torch.no_grad()
     def begin(self, latents: Tensor, rounds: int = 8) -> None:
         """Set the codes to means (k-means) of latents [count, width] and of what each depth leaves over."""
         residual = latents
-        for d, weight in enumerate(self.books):
+        for d, weight in enumerate(self.codebooks):
             book = residual[torch.randperm(len(residual))[: self.codes]].clone()
             for _ in range(rounds):
                 index = nearest(residual, book)
@@ -47,7 +47,7 @@ class Averages:
         """Sums of code vectors after each depth, [depth, count, width], of latents [count, width]; learns from them."""
         residual, total = latents, torch.zeros_like(latents)
         sums = []
-        for d, weight in enumerate(self.books):
+        for d, weight in enumerate(self.codebooks):
             index = nearest(residual, weight[: self.codes])
             picked = weight[index]
             self._learn(d, index, residual)
@@ -64,4 +64,4 @@ class Averages:
         share = 0.5 * len(residual) / self.codes
         self.sum[d, dead] = share * residual[torch.randint(len(residual), (len(dead),))]
         self.count[d, dead] = share
-        self.books[d][: self.codes] = self.sum[d] / self.count[d][:, None]
+        self.codebooks[d][: self.codes] = self.sum[d] / self.count[d][:, None]

@@ -42,8 +42,8 @@ def of_thing(thing: Thing) -> tuple[str, ...]:
     """Where a thing begins and how it moves."""
     (column, right), (row, down) = divmod(thing.x, CELL), divmod(thing.y, CELL)
     tokens = [f"column {column}", f"right by {right // STEP}", f"row {row}", f"down by {down // STEP}"]
-    told = {"across": thing.vx, "along": thing.vy, "hop": thing.hop, "spin": thing.spin}
-    tokens += [f"{name} {value}" for name, value in told.items() if value]
+    moves = {"across": thing.vx, "along": thing.vy, "hop": thing.hop, "spin": thing.spin}
+    tokens += [f"{name} {value}" for name, value in moves.items() if value]
     return (*tokens, "turned") if thing.turn else tuple(tokens)
 
 

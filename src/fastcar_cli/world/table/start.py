@@ -34,8 +34,8 @@ def components(book: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def look_up_nearest(depth: DepthTransformer, books: Tensor) -> None:
-    """Set the weights in place; books [depth, codes, code_width], latents of about unit mean square.
+def look_up_nearest(depth: DepthTransformer, codebooks: Tensor) -> None:
+    """Set the weights in place; codebooks [depth, codes, code_width], latents of about unit mean square.
 
     Of the width the first `depth` numbers mark the depth, the next `code_width` hold what is left of the latent, two
     thirds of the rest are divided among the depths. The first heads bring the latent from depth 0 to all; the first MLP
@@ -74,8 +74,8 @@ def look_up_nearest(depth: DepthTransformer, books: Tensor) -> None:
     grow.weight[: 2 * sum(kept)] = 0.0
     unit, part = 0, left.stop
     for d, count in enumerate(kept):
-        axes = components(books[d])[:count]
-        codes = books[d] @ axes.T
+        axes = components(codebooks[d])[:count]
+        codes = codebooks[d] @ axes.T
         gain = 3.0 / float(codes.abs().max())
         # At depth 0 the latent is there twice: its own, and what attention brought.
         share = 0.5 if d == 0 else 1.0
@@ -122,7 +122,7 @@ def predict_aligned(model: VideoModel, batch: Batch) -> None:
         weight -= read.T @ (read @ weight)
     for rows in tables:
         rows -= rows @ read.T @ read
-    book = model.rqvae.quantizer.books[0].weight[: spec.rqvae.codes]
+    book = model.rqvae.quantizer.codebooks[0].weight[: spec.rqvae.codes]
     halves = components(book)[: 2 * size].view(2, size, c)
     bring = torch.linalg.pinv(known)[:c]
     outputs = [model.llm.blocks[b].self_attn.o_proj.weight for b in (0, 1)]

@@ -116,8 +116,8 @@ def train(
     # Mean squared errors of latents' numbers, where things are and where they are not.
     def error(batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         ids, tokens, latents, busy = (x.to(settings.device) for x in batch)
-        told, known = layout_map(ids, tokens), ~latents.isnan().any(-1)
-        off = (told[known] @ read / _LOUD - latents[known]).square().mean(-1)
+        embedding, known = layout_map(ids, tokens), ~latents.isnan().any(-1)
+        off = (embedding[known] @ read / _LOUD - latents[known]).square().mean(-1)
         return off[busy[known]].mean(), off[~busy[known]].mean()
 
     def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, float], int]:

@@ -100,7 +100,7 @@ def begin(model: TableTokenizer, patches: Tensor) -> None:
     for weight in (model.encoder.layers[-1].weight, decoder.out.weight, decoder.near.weight):
         assert isinstance(weight, Tensor)
         nn.init.zeros_(weight)
-    for book in model.rqvae.quantizer.books:
+    for book in model.rqvae.quantizer.codebooks:
         nn.init.zeros_(book.weight)
     # Neighbours count for nothing at first.
     nn.init.normal_(decoder.near.weight[:, 4::9], 0, model.spec.code_width**-0.5)
@@ -114,19 +114,23 @@ def begin(model: TableTokenizer, patches: Tensor) -> None:
     decoder.linear.bias.copy_(mean)
 
 
-def _codes_loss(model: TableTokenizer, books: Averages, pool: Pool, settings: TokenizerSettings, step: int) -> Tensor:
+def _codes_loss(
+    model: TableTokenizer, codebooks: Averages, pool: Pool, settings: TokenizerSettings, step: int
+) -> Tensor:
     rng = rng_of(settings.seed, step)
     patches = pool.pixels(*pool.draw(settings.patches, rng))
     latents = model.encoder(patches)
     if step == settings.free:
         with torch.no_grad():
-            books.begin(model.encoder(pool.pixels(*pool.draw(settings.means_of, rng))))
-    sums = latents[None] if step < settings.free else books.quantise(latents.detach())
+            codebooks.begin(model.encoder(pool.pixels(*pool.draw(settings.means_of, rng))))
+    sums = latents[None] if step < settings.free else codebooks.quantise(latents.detach())
     drawn = model.decoder.draw_alone(latents + (sums[-1] - latents).detach())
     return 20 * F.mse_loss(drawn, patches * 2 - 1) + settings.commitment * (latents[None] - sums).square().mean()
 
 
-def _pixels_loss(model: TableTokenizer, books: Averages, pool: Pool, settings: TokenizerSettings, step: int) -> Tensor:
+def _pixels_loss(
+    model: TableTokenizer, codebooks: Averages, pool: Pool, settings: TokenizerSettings, step: int
+) -> Tensor:
     chosen = pool.draw(settings.patches, rng_of(settings.seed, step))
     codes, inside = pool.codes_around(*chosen)
     with torch.no_grad():
@@ -138,7 +142,7 @@ def standardise(model: TableTokenizer, patches: Tensor) -> None:
     """Scale latents, and codes with them, to unit mean square over patches [count, 768]; nothing drawn changes."""
     with torch.no_grad():
         rms = float(model.encoder(patches).square().mean().sqrt())
-        for part in (model.encoder.layers[-1], model.encoder.linear, *model.rqvae.quantizer.books):
+        for part in (model.encoder.layers[-1], model.encoder.linear, *model.rqvae.quantizer.codebooks):
             for p in part.parameters():
                 p.div_(rms)
         for weight in (model.decoder.linear.weight, model.decoder.near.weight):
@@ -164,8 +168,8 @@ def train(
     model = TableTokenizer() if first else TableTokenizer.load(out / "codes.safetensors").train()
     trained = [*model.decoder.parameters(), *(model.encoder.parameters() if first else ())]
     optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0)
-    books = Averages(model, settings.decay)
-    state: dict[str, Any] = {"count": books.count, "sum": books.sum, "loss": 0.0, "seconds": 0.0}
+    codebooks = Averages(model, settings.decay)
+    state: dict[str, Any] = {"count": codebooks.count, "sum": codebooks.sum, "loss": 0.0, "seconds": 0.0}
     pool: Pool | None = None
     began = time.monotonic()
     fixed = {k: v for k, v in asdict(settings).items() if k != "evaluate_every"}
@@ -173,14 +177,14 @@ def train(
         out / f"{stage}.pt", settings.steps, model, [optimizer], settings=fixed, state=state, deadline=deadline, log=log
     ):
         if pool is None:
-            books.count, books.sum = state["count"], state["sum"]
+            codebooks.count, codebooks.sum = state["count"], state["sum"]
             encode = None if first else Encoder(model)
             pool = Pool(settings.pool, settings.clips_a_step, settings.seed + (not first), step, encode)
             if first and step == 0:
                 begin(model, pool.pixels(*pool.draw(20_000, rng_of(settings.seed, 0))))
         pool.advance(step)
         optimizer.param_groups[0]["lr"] = settings.rate(step)
-        loss = (_codes_loss if first else _pixels_loss)(model, books, pool, settings, step)
+        loss = (_codes_loss if first else _pixels_loss)(model, codebooks, pool, settings, step)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(trained, 1.0)

@@ -1,6 +1,6 @@
 """What a video of the table world shows, read from its pixels alone, and whether that is what was asked for."""
 
 from fastcar_cli.world.table.analyser.judge import judge, shares
-from fastcar_cli.world.table.analyser.verdict import Seen, Verdict, analyse
+from fastcar_cli.world.table.analyser.verdict import TrackedObject, Verdict, analyse
 
-__all__ = ["Seen", "Verdict", "analyse", "judge", "shares"]
+__all__ = ["TrackedObject", "Verdict", "analyse", "judge", "shares"]

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from fastcar_cli.world.table.analyser.verdict import Seen, Verdict
+from fastcar_cli.world.table.analyser.verdict import TrackedObject, Verdict
 from fastcar_cli.world.table.said import LOOKS, Said, SaidThing
 
 KEYS = ("ground", "light", "camera", "count", "color", "shape", "material", "size", "motion", "relation", "persists")
 _CONTACTS = {"hits": {(0, 1)}, "chain": {(0, 1), (1, 2)}}
 
 
-def _moves_right(thing: SaidThing, seen: Seen, hit: bool) -> bool:
+def _moves_right(thing: SaidThing, seen: TrackedObject, hit: bool) -> bool:
     """Whether an object does what is said of it, until something touches it; what is `hit` may leave the frame."""
     if thing.deed is None:
         return True
@@ -29,7 +29,7 @@ def _moves_right(thing: SaidThing, seen: Seen, hit: bool) -> bool:
     return seen.deed == thing.deed and thing.way in (None, seen.way) and not came and not gone
 
 
-def _passes(first: Seen, second: Seen, front: bool) -> bool:
+def _passes(first: TrackedObject, second: TrackedObject, front: bool) -> bool:
     """Whether the first crosses the column of the second, on the wanted side of it."""
     both = [(p, q) for p, q in zip(first.path, second.path, strict=True) if p is not None and q is not None]
     if len(both) < 2:
@@ -39,7 +39,7 @@ def _passes(first: Seen, second: Seen, front: bool) -> bool:
     return beside[0] * beside[-1] < 0 and (depth > 2 if front else depth < -2)
 
 
-def _related(relation: str | None, objects: list[Seen], contacts: set[tuple[int, int]]) -> bool:
+def _related(relation: str | None, objects: list[TrackedObject], contacts: set[tuple[int, int]]) -> bool:
     """Whether the objects, in the order in which they are named, meet as is said, and else not."""
     if contacts != _CONTACTS.get(relation or "", set()):
         return False

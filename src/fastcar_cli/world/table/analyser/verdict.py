@@ -26,7 +26,7 @@ _TOUCH = 5.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrackedObject:
     """One object of a video.
 
     `deed` is still, moves, turns, bounces or irregular, until something touches it; `way` the signs of
@@ -66,7 +66,7 @@ class Verdict:
     ground: str | None
     light: str | None
     pan: int
-    objects: tuple[Seen, ...]
+    objects: tuple[TrackedObject, ...]
     contacts: tuple[tuple[int, int, int], ...]
     wrong: tuple[str, ...]
 
@@ -107,7 +107,7 @@ def _speeds(path: Path) -> NDArray[np.float64]:
     return np.diff(places, axis=0)
 
 
-def _near(a: Seen, b: Seen, t: int) -> float | None:
+def _near(a: TrackedObject, b: TrackedObject, t: int) -> float | None:
     """Pixels between the sides of two objects in frame t along the row or column that both share, else None."""
     p, q = a.path[t], b.path[t]
     if p is None or q is None:
@@ -130,7 +130,7 @@ def _turning_point(speeds: NDArray[np.float64], t: int, span: int = 2) -> NDArra
         return np.asarray(np.nanmean(after, 0) - np.nanmean(before, 0))
 
 
-def _contacts(objects: list[Seen], wrong: list[str]) -> list[tuple[int, int, int]]:
+def _contacts(objects: list[TrackedObject], wrong: list[str]) -> list[tuple[int, int, int]]:
     """Frames in which two objects touch and both change their speed."""
     found = []
     speeds = [_speeds(o.path) for o in objects]
@@ -164,7 +164,7 @@ def _contacts(objects: list[Seen], wrong: list[str]) -> list[tuple[int, int, int
     return sorted(found)
 
 
-def _through(objects: list[Seen], wrong: list[str]) -> None:
+def _through(objects: list[TrackedObject], wrong: list[str]) -> None:
     """Note objects that are inside each other."""
     for i, a in enumerate(objects):
         for b in objects[i + 1 :]:
@@ -221,7 +221,7 @@ def analyse(video: NDArray[Any]) -> Verdict:
     if not backdrop.known:
         return Verdict(None, None, 0, (), (), (f"no known ground (nearest: {backdrop.ground})",))
     tracks, wrong = follow(frames, backdrop)
-    objects: list[Seen] = []
+    objects: list[TrackedObject] = []
     all_turns: list[list[int | None]] = []
     for track in tracks:
         looks = _final_look(track, wrong)
@@ -237,7 +237,7 @@ def analyse(video: NDArray[Any]) -> Verdict:
         leaves = _side(last[0]) if (outside or seen[-1] < len(frames) - 1) else None
         if leaves and not outside and min(last[0], SIDE - last[0]) > radius + 10:
             leaves = None
-        objects.append(Seen(*looks, "moves", (0, 0), enters, leaves, path))
+        objects.append(TrackedObject(*looks, "moves", (0, 0), enters, leaves, path))
         all_turns.append([None if p is None else p[2] for p in track.at])
     # Deeds that involve nobody else first, because what bounces touches nobody.
     alone = [_deed(o.shape, o.path, turns, len(o.path) - 1) for o, turns in zip(objects, all_turns, strict=True)]
@@ -252,5 +252,7 @@ def analyse(video: NDArray[Any]) -> Verdict:
     return Verdict(backdrop.ground, backdrop.light, backdrop.pan, tuple(objects), tuple(contacts), tuple(wrong))
 
 
-def _with(seen: Seen, deed: str, way: tuple[int, int]) -> Seen:
-    return Seen(seen.shape, seen.size, seen.color, seen.material, deed, way, seen.enters, seen.leaves, seen.path)
+def _with(seen: TrackedObject, deed: str, way: tuple[int, int]) -> TrackedObject:
+    return TrackedObject(
+        seen.shape, seen.size, seen.color, seen.material, deed, way, seen.enters, seen.leaves, seen.path
+    )

@@ -77,7 +77,7 @@ def judge(study: Study) -> Finding:
         [_row(layer, {k: by_layer[k][layer] for k in kinds}) for layer in range(study.layers)],
         {"mean": mean.mean, "still": still.mean, "moving": moved.mean, "elsewhere": other.mean, "by_layer": means},
         notes,
-        [Plot("likeness", "Cosine similarity of MLP outputs by layer", lambda figure: _draw(figure, by_layer))],
+        [Plot("similarity", "Cosine similarity of MLP outputs by layer", lambda figure: _draw(figure, by_layer))],
     )
 
 
