@@ -259,17 +259,17 @@ class ToyDepth:
             for s in (100, 200)
         ]
         self.first, self.later = made(width, self.hidden, 1), made(width, self.code_width, 2)
-        self.places, self.norm = random(self.depth, width, seed=3), normed(4)
-        self.classes = made(self.known, width, 5)
-        self.books = [random(self.known, self.code_width, seed=30 + d) for d in range(self.depth)]
+        self.depth_embeddings, self.norm = random(self.depth, width, seed=3), normed(4)
+        self.classifier = made(self.known, width, 5)
+        self.codebooks = [random(self.known, self.code_width, seed=30 + d) for d in range(self.depth)]
         self.uniforms = torch.rand(self.videos, self.tokens, self.depth, generator=torch.Generator().manual_seed(9))
         self.codes = torch.full(self.uniforms.shape, -1)
         self.rows = self.videos * (1 if self.guidance == 1 else 2)
 
     def native(self, **more: object) -> CodeDraw:
-        names = ("blocks", "first", "later", "places", "norm", "heads")
+        names = ("blocks", "first", "later", "depth_embeddings", "norm", "heads")
         transformer = DepthWeights(**{name: getattr(self, name) for name in names})
-        names = ("classes", "books", "uniforms", "codes", "guidance")
+        names = ("classifier", "codebooks", "uniforms", "codes", "guidance")
         return CodeDraw(transformer, **{name: getattr(self, name) for name in names} | more)  # type: ignore[arg-type]
 
     def logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ class ToyDepth:
         cached: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.blocks]
         found, x = [], hidden.double()
         for d in range(self.depth):
-            h = mapped(self.later if d else self.first, x) + self.places[d].double()
+            h = mapped(self.later if d else self.first, x) + self.depth_embeddings[d].double()
             for block, kv in zip(self.blocks, cached, strict=True):
                 a = layer_norm(h, block.norm1)
                 q, k, v = (mapped(m, a).view(self.rows, self.heads, 1, -1) for m in (block.q, block.k, block.v))
@@ -291,11 +291,11 @@ class ToyDepth:
                 h = h + mapped(block.o, (p @ values).reshape(self.rows, self.width))
                 b = torch.nn.functional.gelu(mapped(block.up, layer_norm(h, block.norm2)))
                 h = h + mapped(block.down, b)
-            found.append(guide(mapped(self.classes, layer_norm(h, self.norm)), self.guidance))
+            found.append(guide(mapped(self.classifier, layer_norm(h, self.norm)), self.guidance))
             x = self.latent(codes[:, : d + 1])
         return torch.stack(found)
 
     def latent(self, codes: Tensor) -> Tensor:
         """Sums of code vectors, float64 [rows, code width], of codes [videos, depth so far]."""
-        total = sum(book[codes[:, d]].double() for d, book in enumerate(self.books[: codes.shape[1]]))
+        total = sum(book[codes[:, d]].double() for d, book in enumerate(self.codebooks[: codes.shape[1]]))
         return torch.cat([total] * (self.rows // self.videos))

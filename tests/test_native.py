@@ -253,7 +253,7 @@ def test_draws_are_those_of_torch(
     toy = ToyDepth(videos=2, guidance=guidance)
     bias = random(toy.known, seed=seed) * spread
     # Rounded logits have equals; without weights the bias is the logits.
-    toy.classes = Linear(torch.zeros(toy.known, toy.width), bias=bias.round() if rounded else bias)
+    toy.classifier = Linear(torch.zeros(toy.known, toy.width), bias=bias.round() if rounded else bias)
     toy.uniforms = torch.rand(toy.uniforms.shape, generator=torch.Generator().manual_seed(seed))
     draw = toy.native(temperature=temperature, top_k=top_k)
     latent, logits = draw(random(toy.rows, toy.hidden), 1, top_p=top_p, keep_logits=True)
@@ -272,8 +272,8 @@ def test_draws_are_those_of_torch(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_is_drawn_from_logits_that_are_not_finite(value: float, temperature: float) -> None:
     toy = ToyDepth()
-    assert toy.classes.bias is not None
-    toy.classes.bias[17] = value
+    assert toy.classifier.bias is not None
+    toy.classifier.bias[17] = value
     with pytest.raises(ArithmeticError, match="token 1, depth 0: the logits are not finite"):
         toy.native(temperature=temperature)(random(toy.rows, toy.hidden), 1)
 

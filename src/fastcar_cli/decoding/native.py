@@ -59,7 +59,7 @@ def _transformer(depth: DepthTransformer) -> native.DepthWeights:
         [_depth_block(block) for block in depth.blocks],
         first=_linear(depth.in_mlp_2),
         later=_linear(depth.in_mlp_1),
-        places=depth.pos_emb_d[0].float().contiguous(),
+        depth_embeddings=depth.pos_emb_d[0].float().contiguous(),
         norm=_norm(depth.classifier_mlp.layer_norm),
         heads=depth.spec.heads,
     )
@@ -68,13 +68,13 @@ def _transformer(depth: DepthTransformer) -> native.DepthWeights:
 def code_draw(batch: Batch, threads: int) -> native.CodeDraw:
     """What draws the codes of a batch as the kernels take it; matrices are not copied."""
     model, sampling = batch.model, batch.settings.sampling
-    classes = model.lm_head if model.depth is None else model.depth.classifier_mlp.linear
+    classifier = model.lm_head if model.depth is None else model.depth.classifier_mlp.linear
     # A codebook has one row more than codes.
     codebooks = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.codebooks}
     return native.CodeDraw(
         None if model.depth is None else _transformer(model.depth),
-        classes=_linear(cast(nn.Linear, classes)),
-        books=[codebooks[book] for book in model.codebooks],
+        classifier=_linear(cast(nn.Linear, classifier)),
+        codebooks=[codebooks[book] for book in model.codebooks],
         uniforms=batch.uniforms,
         codes=batch.codes,
         guidance=sampling.cfg,

@@ -1,7 +1,7 @@
 """Compile the native kernels: `python src/fastcar_cli/kernels/native/build.py` does so in a checkout.
 
-The build of the package runs this file alone, so it needs the standard library only. The compiler is the one of the
-`ziglang` package, which brings its headers with it; else `$CXX`, c++, clang++ or g++.
+The build of the package runs this file by itself, so it uses the standard library only. The compiler is that of the
+`ziglang` package, which includes its headers; without that package `$CXX`, c++, clang++ or g++.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 NAME = "libfastcar.so"
-"""Of the library in FOLDER, on every system."""
+"""The library's file in FOLDER, on every system."""
 WHY_NOT = "not_built.txt"
-"""Says in FOLDER why there is no library, where it could not be built."""
+"""The file in FOLDER that says why the library could not be built."""
 SOURCES = FOLDER / "source"
 
 _MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
@@ -31,7 +31,7 @@ _X86 = {
     "avx512": _AVX512,
     "avx512vnni": [*_AVX512, "-mavx512vnni"],
 }
-# NaN and infinity keep their meaning; that no status of floating point is read is all that is assumed.
+# NaN and infinity keep their meaning. Assumed is only that nobody reads errno or the floating point status flags.
 _FLAGS = (
     *("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math"),
     *("-ffp-contract=fast", "-fvisibility=hidden"),
@@ -39,19 +39,19 @@ _FLAGS = (
 
 
 class BuildError(Exception):
-    """No library, and why."""
+    """Why the library could not be built."""
 
 
 def source_hash() -> str:
-    """Of the sources, which the library carries."""
-    found = hashlib.sha256()
+    """Hash of the sources; the library holds it, to show what it was built from."""
+    digest = hashlib.sha256()
     for path in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
-        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def platform_tag() -> str:
-    """Of a wheel with a library that zig built: it needs no more of the system than this."""
+    """Platform tag of a wheel whose library zig built: the oldest system that it runs on."""
     if sys.platform == "darwin":
         return "macosx_11_0_arm64" if _MACHINE == "aarch64" else "macosx_10_13_x86_64"
     if sys.platform == "win32":
@@ -60,15 +60,15 @@ def platform_tag() -> str:
 
 
 def _zig() -> list[str] | None:
-    """Zig as a compiler for this kind of machine, not just for this one."""
+    """Zig, for any machine of this architecture and system, not just for this machine."""
     if importlib.util.find_spec("ziglang") is None:
         return None
     libc = "gnu.2.17" if platform.libc_ver()[0] else "musl"
-    system = {"win32": "windows-gnu", "darwin": "macos.11.0"}.get(sys.platform, f"linux-{libc}")
-    return [sys.executable, "-m", "ziglang", "cc", "-target", f"{_MACHINE}-{system}", "-fno-sanitize=all"]
+    target = {"win32": "windows-gnu", "darwin": "macos.11.0"}.get(sys.platform, f"linux-{libc}")
+    return [sys.executable, "-m", "ziglang", "cc", "-target", f"{_MACHINE}-{target}", "-fno-sanitize=all"]
 
 
-def _system() -> list[str] | None:
+def _system_compiler() -> list[str] | None:
     names = [os.environ.get("CXX"), "c++", "clang++", "g++"]
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     return None if found is None else [found]
@@ -86,31 +86,34 @@ def _compile(compiler: list[str], to: Path, folder: Path, zig: bool) -> None:
     if zig:
         environment |= {"ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")}
     flags = [*compiler, "-x", "c++", *_FLAGS, *([] if sys.platform == "win32" else ["-fPIC"])]
-    sets = {"plain": [], **(_X86 if _MACHINE == "x86_64" else {})}
+    copies = {"plain": [], **(_X86 if _MACHINE == "x86_64" else {})}
     jobs = {
         "team": [*flags, "-c", "team.cpp"],
-        "door": [*flags, f'-DSOURCES="{source_hash()}"', "-c", "door.cpp"],
-        **{name: [*flags, *more, f"-DNAME=kernels_{name}", "-c", "kernels.cpp"] for name, more in sets.items()},
+        "dispatch": [*flags, f'-DSOURCES="{source_hash()}"', "-c", "dispatch.cpp"],
+        **{name: [*flags, *more, f"-DNAME=kernels_{name}", "-c", "kernels.cpp"] for name, more in copies.items()},
     }
     objects = {name: str(folder / f"{name}.o") for name in jobs}
 
-    def one(name: str) -> None:
+    def compile_one(name: str) -> None:
         command = [*jobs[name], "-o", objects[name]]
         command[command.index("-c") + 1] = str(SOURCES / command[command.index("-c") + 1])
         _run(command, environment)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, jobs))
-    # On Linux what the C library has is found when the library is loaded, so that none has to be at hand now.
-    bare = ["-nostdlib"] if sys.platform == "linux" else []
-    _run([*compiler, "-shared", "-s", *bare, *objects.values(), "-o", str(folder / NAME)], environment)
+        list(pool.map(compile_one, jobs))
+    # On Linux symbols of the C library are resolved at load time, so that none has to be installed for the build.
+    no_libc = ["-nostdlib"] if sys.platform == "linux" else []
+    _run([*compiler, "-shared", "-s", *no_libc, *objects.values(), "-o", str(folder / NAME)], environment)
     shutil.move(folder / NAME, to)
 
 
 def build(to: Path) -> str:
-    """Write the library to a path; returns the platform tag of a wheel that holds it. Raises BuildError."""
+    """Build the library at this path. Returns the platform tag of a wheel with it, "" for this system's own tag.
+
+    Raises BuildError.
+    """
     reasons = []
-    for name, compiler in (("ziglang", _zig()), ("c++", _system())):
+    for name, compiler in (("ziglang", _zig()), ("c++", _system_compiler())):
         if compiler is None:
             missing = "the package ziglang is not installed", "there is no c++, clang++ or g++ on PATH"
             reasons.append(missing[name != "ziglang"])

@@ -1,9 +1,9 @@
-"""One decode pass of all decoder blocks on one token of every row, few rows, on the CPU.
+"""A decode pass on the CPU: all decoder blocks on one token of every row, for few rows.
 
-A pass at one position is bound by reading weights, so each product streams a weight matrix once in its stored layout
-[out, in]; attention reads the KV cache in place; the gate decides between attention and MLP, so the weights of an MLP
-that every row replays are not touched. Activations are float32 between products. Numbers don't depend on the number of
-threads, nor a row's on its neighbours (except that a pair decides together).
+A pass at one position is bound by reading weights. So each product streams its weight matrix once, in its stored layout
+[out, in]; attention reads the KV cache in place; and the gate decides between attention and MLP, so that the weights of
+an MLP that every row replays are not read. Activations are float32 between products. Results don't depend on the number
+of threads, and those of a row not on other rows (except that a pair decides together whether it replays).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastcar_cli.kernels.native.structs import FORMATS, STRUCTS, Linear, expect,
 
 MOST_ROWS = 1024
 _FLOATS = (torch.float32, torch.bfloat16)
-_WHOLE = (torch.int8, torch.uint8)
+_QUANTISED = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,10 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class Slots:
-    """Where a token goes in the caches: its slot among the keys and values, the slots to attend to (those below
-    `length`), and, among the aligned keys, the slot of the key it is scored against and its own.
+    """Where a token reads and writes the caches.
+
+    slot: where its key and value are written. length: slots below it are attended to. aligned_from: slot of the aligned
+    key that the token is scored against. aligned_to: where its own aligned key is written.
     """
 
     slot: int
@@ -52,7 +54,7 @@ class Slots:
     aligned_to: int
 
 
-def _weights(block: BlockWeights, layer: int, width: int) -> Any:
+def _block_struct(block: BlockWeights, layer: int, width: int) -> Any:
     name = f"layer {layer}: "
     inner, mlp = block.q.outputs, block.up.outputs
     sizes = {
@@ -64,22 +66,22 @@ def _weights(block: BlockWeights, layer: int, width: int) -> Any:
         "up": (mlp, width),
         "down": (width, mlp),
     }
-    found = STRUCTS.Block()
+    struct = STRUCTS.Block()
     for part, size in sizes.items():
-        setattr(found, part, matrix(name + part, getattr(block, part), *size))
+        setattr(struct, part, matrix(name + part, getattr(block, part), *size))
     same_format(f"{name}q, k, v", block.q, block.k, block.v)
     same_format(f"{name}gate, up", block.gate, block.up)
     for part in ("norm1", "norm2"):
-        setattr(found, part, expect(name + part, getattr(block, part), (width,), torch.float32))
-    return found
+        setattr(struct, part, expect(name + part, getattr(block, part), (width,), torch.float32))
+    return struct
 
 
 def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> Any:
-    """Filled as far as weights alone tell."""
+    """A `Decoder` with the fields that follow from the weights; the others are 0."""
     if not blocks or threads < 1:
         raise ValueError(f"{len(blocks)} blocks and {threads} threads, expected at least one of each")
     width = blocks[0].norm1.numel()
-    layers = (STRUCTS.Block * len(blocks))(*(_weights(block, i, width) for i, block in enumerate(blocks)))
+    layers = (STRUCTS.Block * len(blocks))(*(_block_struct(block, i, width) for i, block in enumerate(blocks)))
     for part in ("q", "k", "up"):
         if any(getattr(layer, part).outputs != getattr(layers[0], part).outputs for layer in layers):
             raise ValueError(f"{part}.weight has other shapes in other layers")
@@ -87,16 +89,19 @@ def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> Any:
 
 
 class DecoderPass:
-    """All blocks and the last norm on one token of every row; weights and caches are used in place, not copied.
+    """All blocks and the last norm on one token of every row. Weights and caches are used in place, not copied.
 
-    norm: weight of the last norm, float32 [width]; eps: of all norms. keys, values, aligned: [layers, rows, kv_heads,
-    slots, head width] float32, bfloat16, or with key_scales and value_scales float32 [layers, rows, kv_heads, slots]
-    int8, or whole numbers of 12 bits, uint8 and 3/2 as wide: their upper bytes, then their lower halves, of numbers k
-    and head width / 2 + k in a byte. aligned may have other slots, or be the same tensor as keys; it holds floats.
-    outputs: the replay cache, [layers, rows, N, width] float32 or bfloat16; None: nothing is stored or replayed.
-    start: int64 [rows], slots before it are padding; it must not change. released: TAS takes the query before it
-    is rotated, as the released code does. pairs: row r and row r + rows / 2 decide together, by the mean of their
-    scores. Raises ValueError with the name of a tensor that does not fit, RuntimeError where `unavailable` says why.
+    norm: weight of the last norm, float32 [width]. eps: of all norms.
+    keys, values: [layers, rows, kv_heads, slots, head width], float32, bfloat16 or quantised. Quantised ones are int8,
+    or 12-bit integers as uint8 with 3/2 of the head width: first the upper bytes, then the lower halves, those of
+    numbers k and head width / 2 + k in a byte. They have key_scales and value_scales, float32 [layers, rows, kv_heads,
+    slots].
+    aligned: the keys that TAS reads, floats. Its slots may differ, or it may be the same tensor as keys.
+    outputs: the replay cache, [layers, rows, N, width] float32 or bfloat16. None: nothing is stored or replayed.
+    start: int64 [rows]; slots before it are padding. It must not change.
+    released: TAS takes the query before its rotation, as the released code does.
+    pairs: rows r and r + rows / 2 decide together, by the mean of their scores.
+    Raises ValueError with the name of a tensor that does not fit, RuntimeError where `unavailable` says why.
     """
 
     def __init__(
@@ -127,45 +132,45 @@ class DecoderPass:
             raise ValueError(f"heads are {d} wide, expected an even number")
         if not 1 <= rows <= MOST_ROWS or (pairs and rows % 2):
             raise ValueError(f"{rows} rows: expected 1 to {MOST_ROWS}, an even number in pairs")
-        whole = keys.dtype in _WHOLE
-        if whole == (key_scales is None or value_scales is None):
-            raise ValueError("key_scales, value_scales: keys and values of whole numbers have them, others none")
-        slots, ring = keys.shape[3], aligned.shape[3]
+        quantised = keys.dtype in _QUANTISED
+        if quantised == (key_scales is None or value_scales is None):
+            raise ValueError("key_scales, value_scales: quantised keys and values have them, others none")
+        slots, aligned_slots = keys.shape[3], aligned.shape[3]
         positions = 0 if outputs is None else outputs.shape[2]
-        as_aligned = aligned.dtype if whole and aligned.dtype in _FLOATS else keys.dtype
-        cells = (len(blocks), rows, kv_heads, slots)
-        kept = (*cells, d + d // 2 if keys.dtype is torch.uint8 else d)
-        memory: dict[str, tuple[Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = {
-            "keys": (keys, kept, (*_FLOATS, *_WHOLE)),
-            "values": (values, kept, (keys.dtype,)),
-            "aligned": (aligned, (*cells[:3], ring, d), (as_aligned,)),
-            "key_scales": (key_scales, cells, (torch.float32,)),
-            "value_scales": (value_scales, cells, (torch.float32,)),
+        aligned_dtype = aligned.dtype if quantised and aligned.dtype in _FLOATS else keys.dtype
+        per_slot = (len(blocks), rows, kv_heads, slots)
+        full = (*per_slot, d + d // 2 if keys.dtype is torch.uint8 else d)
+        caches: dict[str, tuple[Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = {
+            "keys": (keys, full, (*_FLOATS, *_QUANTISED)),
+            "values": (values, full, (keys.dtype,)),
+            "aligned": (aligned, (*per_slot[:3], aligned_slots, d), (aligned_dtype,)),
+            "key_scales": (key_scales, per_slot, (torch.float32,)),
+            "value_scales": (value_scales, per_slot, (torch.float32,)),
             "outputs": (outputs, (len(blocks), rows, positions, decoder.width), _FLOATS),
         }
-        for name, (tensor, shape, dtypes) in memory.items():
+        for name, (tensor, shape, dtypes) in caches.items():
             if tensor is not None:
                 expect(name, tensor, shape, *dtypes)
                 for i in range(len(blocks)):
                     setattr(decoder.blocks[i], name, tensor[i].data_ptr())
         for field, value in {
-            **{"rows": rows, "heads": heads, "kv_heads": kv_heads, "head_width": d, "slots": slots, "ring": ring},
-            **{"positions": positions, "pairs": pairs, "released": released},
-            **{"cache_format": FORMATS[keys.dtype], "aligned_format": FORMATS[as_aligned]},
+            **{"rows": rows, "heads": heads, "kv_heads": kv_heads, "head_width": d, "slots": slots},
+            **{"aligned_slots": aligned_slots, "positions": positions, "pairs": pairs, "released": released},
+            **{"cache_format": FORMATS[keys.dtype], "aligned_format": FORMATS[aligned_dtype]},
             "output_format": 0 if outputs is None else FORMATS[outputs.dtype],
             "norm": expect("norm", norm, (decoder.width,), torch.float32),
             "start": expect("start", start, (rows,), torch.int64),
         }.items():
             setattr(decoder, field, value)
         self._step = STRUCTS.Step()
-        room = scratch(kernels().decoder_bytes(decoder))
-        decoder.scratch = room.data_ptr()
-        # A small pass takes less than a millisecond, so the call itself does as little as can be.
+        memory = scratch(kernels().decoder_bytes(decoder))
+        decoder.scratch = memory.data_ptr()
+        # A small pass takes less than a millisecond, so the call itself must do little.
         self._run = partial(kernels().decode, ctypes.byref(decoder), ctypes.byref(self._step))
         self._rows, self._width, self._d, self._positions = rows, decoder.width, d, positions
-        self._layers, self._slots, self._ring = len(blocks), slots, ring
+        self._layers, self._slots, self._aligned_slots = len(blocks), slots, aligned_slots
         # What an address points to must live as long as this object.
-        self._held = (decoder, room, blocks, norm, memory, start)
+        self._held = (decoder, memory, blocks, norm, caches, start)
         self._last_start = int(start.max())
         if int(start.min()) < 0:
             raise ValueError(f"start: {start.tolist()}, expected slots")
@@ -184,58 +189,60 @@ class DecoderPass:
         scores: Tensor | None = None,
         replayed: Tensor | None = None,
     ) -> float:
-        """One token of every row; x [rows, width] float32 becomes its hidden state after the last norm.
+        """Run one token of every row; x [rows, width] float32 becomes its hidden state after the last norm.
 
-        cos, sin: float32 [rows or 1, head width]. mask: bool [rows, slots], slots that may be attended to, None: all
-        from `start` on. position: slot in the replay cache. scored: bool [layers], where TAS is computed and gated,
-        None: in all; the other layers are dense. Written in the scored layers: scores float32 and replayed bool
-        [layers, rows]; both or neither are given. A row replays where its score (in pairs the mean) is greater than
-        thresholds [layers, rows] float32: never with +inf, with -inf unless the score is NaN; None: nothing replays.
-        What is replayed is added from the replay cache and stays there, what is computed is stored. Returns the
-        seconds spent in MLP branches.
+        cos, sin: float32 [rows or 1, head width]. mask: bool [rows, slots], the slots to attend to; None: all from
+        `start` on. position: slot in the replay cache. scored: bool [layers], the layers where TAS is computed and
+        gates the MLP; None: all. Other layers are dense. scores float32 and replayed bool [layers, rows] are written in
+        the scored layers; both or neither are given. thresholds: float32 [layers, rows]; a row replays where its score
+        (in pairs the mean) is greater: never with +inf, with -inf unless the score is NaN. None: nothing replays.
+        A replayed MLP output is added from the replay cache, a computed one is stored there. Returns the seconds spent
+        in MLP branches.
         """
-        step, rows, slots, ring = self._step, self._rows, self._slots, self._ring
+        step, rows, slots, aligned_slots = self._step, self._rows, self._slots, self._aligned_slots
         if not (
             0 <= at.slot < slots
             and self._last_start < at.length <= slots
-            and 0 <= at.aligned_from < ring
-            and 0 <= at.aligned_to < ring
+            and 0 <= at.aligned_from < aligned_slots
+            and 0 <= at.aligned_to < aligned_slots
         ):
-            raise ValueError(f"{at} lies outside of {slots} slots from {self._last_start} on, or {ring} aligned ones")
+            raise ValueError(
+                f"{at} lies outside of {slots} slots from {self._last_start} on, or {aligned_slots} aligned ones"
+            )
         if self._positions and not 0 <= position < self._positions:
             raise ValueError(f"position is {position}, expected 0 to {self._positions - 1}")
         if (scores is None) != (replayed is None):
             raise ValueError("scores and replayed: both or neither")
         if thresholds is not None and (scores is None or not self._positions):
             raise ValueError("thresholds: replay needs outputs, scores and replayed")
-        angles, both = (len(cos), self._d), (self._layers, rows)
+        angles, per_layer = (len(cos), self._d), (self._layers, rows)
         if angles[0] not in (1, rows):
             raise ValueError(f"cos has {len(cos)} rows, expected 1 or {rows}")
         step.x = expect("x", x, (rows, self._width), torch.float32)
         step.cos, step.sin = expect("cos", cos, angles, torch.float32), expect("sin", sin, angles, torch.float32)
-        step.angles, step.position = angles[0], position
+        step.angle_rows, step.position = angles[0], position
         step.slot, step.length, step.aligned_from, step.aligned_to = at.slot, at.length, at.aligned_from, at.aligned_to
         step.mask = None if mask is None else expect("mask", mask, (rows, slots), torch.bool)
-        step.thresholds = None if thresholds is None else expect("thresholds", thresholds, both, torch.float32)
-        step.scored = None if scored is None else expect("scored", scored, both[:1], torch.bool)
-        step.scores = None if scores is None else expect("scores", scores, both, torch.float32)
-        step.replayed = None if replayed is None else expect("replayed", replayed, both, torch.bool)
+        step.thresholds = None if thresholds is None else expect("thresholds", thresholds, per_layer, torch.float32)
+        step.scored = None if scored is None else expect("scored", scored, per_layer[:1], torch.bool)
+        step.scores = None if scores is None else expect("scores", scores, per_layer, torch.float32)
+        step.replayed = None if replayed is None else expect("replayed", replayed, per_layer, torch.bool)
         self._run()
         return float(step.mlp_ns) * 1e-9
 
 
 class MLPs:
-    """Only the norms and MLPs of all layers, for timing their share of a pass."""
+    """Only the norms and MLPs of all layers, to time their share of a pass."""
 
     def __init__(self, blocks: Sequence[BlockWeights], eps: float, threads: int = 1) -> None:
         self._kernels, self._decoder = kernels(), _decoder(blocks, eps, threads)
-        # Sizes of attention that need no memory.
+        # The smallest attention: it is not run, so it needs no scratch memory.
         self._decoder.heads = self._decoder.kv_heads = self._decoder.head_width = 1
-        self._held = blocks
+        self._blocks = blocks
         self._scratch: Tensor | None = None
 
     def __call__(self, x: Tensor, passes: int = 1) -> Tensor:
-        """Run them on x float32 [rows, width], each layer on the same numbers; what the last one adds is returned."""
+        """Run each layer on the same x, float32 [rows, width]; returns what the last layer adds."""
         d, y = self._decoder, torch.empty_like(x)
         at = expect("x", x, (len(x), d.width), torch.float32)
         if self._scratch is None or d.rows != len(x):

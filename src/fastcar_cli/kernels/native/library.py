@@ -1,7 +1,7 @@
 """The native library: whether it is there and built from these sources, and its best kernels for this processor.
 
-It is built with the package (build.py). A checkout holds its sources too, and then they must be the ones it was
-built from.
+It is built with the package (build.py). In a checkout, which holds the sources too, they must be the ones that the
+library was built from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastcar_cli.kernels.native.structs import STRUCTS
 
 @cache
 def _open() -> ctypes.CDLL | str:
-    """The library, or why it can't be used."""
+    """The loaded library, or why it can't be used."""
     path, why = FOLDER / NAME, FOLDER / WHY_NOT
     if not path.is_file():
         reason = why.read_text(encoding="utf-8").strip() if why.is_file() else "run pip install -e . in the checkout"
@@ -32,7 +32,7 @@ def _open() -> ctypes.CDLL | str:
     library.fastcar_instruction_set.argtypes = library.fastcar_kernels.argtypes = [ctypes.c_int64]
     library.fastcar_instruction_set.restype = library.fastcar_sources.restype = ctypes.c_char_p
     library.fastcar_kernels.restype = ctypes.POINTER(STRUCTS.Kernels)
-    if (SOURCES / "door.cpp").is_file() and library.fastcar_sources().decode() != source_hash():
+    if (SOURCES / "dispatch.cpp").is_file() and library.fastcar_sources().decode() != source_hash():
         return "the native kernels were built from other sources; run pip install -e . again"
     return library
 
@@ -44,7 +44,7 @@ def unavailable() -> str | None:
 
 
 def instruction_sets() -> list[str]:
-    """Those that the kernels are built for and this processor runs, best first; empty where they are unavailable."""
+    """Instruction sets that the kernels have and this processor runs, best first; empty where they are unavailable."""
     library = _open()
     names: list[str] = []
     while not isinstance(library, str) and (name := library.fastcar_instruction_set(len(names))):
@@ -53,21 +53,21 @@ def instruction_sets() -> list[str]:
 
 
 def instruction_set() -> str:
-    """The one that is used: the best, or what the environment variable FASTCAR_KERNELS_ISA names.
+    """The instruction set in use: the best one, or that which the environment variable FASTCAR_KERNELS_ISA names.
 
     Raises ValueError for one that is not in `instruction_sets`, RuntimeError where the kernels are unavailable.
     """
     if (why := unavailable()) is not None:
         raise RuntimeError(why)
     names = instruction_sets()
-    asked = os.environ.get("FASTCAR_KERNELS_ISA") or names[0]
-    if asked not in names:
-        raise ValueError(f"FASTCAR_KERNELS_ISA={asked}: allowed here: {', '.join(names)}")
-    return asked
+    wanted = os.environ.get("FASTCAR_KERNELS_ISA") or names[0]
+    if wanted not in names:
+        raise ValueError(f"FASTCAR_KERNELS_ISA={wanted}: allowed here: {', '.join(names)}")
+    return wanted
 
 
 def kernels() -> Any:
-    """The functions of `instruction_set`; RuntimeError where they are unavailable."""
+    """The kernels of `instruction_set`. Raises RuntimeError where they are unavailable."""
     library = _open()
     if isinstance(library, str):
         raise RuntimeError(library)
@@ -75,7 +75,7 @@ def kernels() -> Any:
 
 
 def scratch(size: int) -> Tensor:
-    """Zeroed memory of this many bytes that begins on a cache line."""
+    """Zeroed memory of this many bytes, aligned to a cache line."""
     memory = torch.zeros(size + 64, dtype=torch.uint8)
     first = -memory.data_ptr() % 64
     return memory[first : first + size]

@@ -1,4 +1,4 @@
-"""Single products."""
+"""Products with a single matrix."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Product:
     def __init__(self, linear: Linear, rows: int, threads: int = 1) -> None:
         if rows < 1 or threads < 1:
             raise ValueError(f"{rows} rows and {threads} threads, expected at least one of each")
-        self._kernels, self._held = kernels(), linear
+        self._kernels, self._linear = kernels(), linear
         self._product = STRUCTS.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
         self._bias = self._product.matrix.bias
         self._scratch = scratch(self._kernels.product_bytes(self._product))
         self._product.scratch = self._scratch.data_ptr()
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Float32 [rows, in] to float32 [rows, out]; a bias float32 [out] that is given here takes the place of the
-        map's own, as where every token adds another vector to a projection.
+        """Float32 [rows, in] to float32 [rows, out]. A bias float32 [out] given here replaces the map's own, for a
+        projection that adds another vector for every token.
         """
         p = self._product
         if bias is not None:
@@ -38,5 +38,5 @@ class Product:
 
 
 def linear(x: Tensor, weight: Linear, threads: int = 1) -> Tensor:
-    """Float32 [rows, in] to float32 [rows, out]; `Product` does the same over and over."""
+    """Float32 [rows, in] to float32 [rows, out]; `Product` does the same repeatedly."""
     return Product(weight, len(x), threads)(x)

@@ -1,4 +1,4 @@
-"""What the native kernels are handed: the structs of `source/structs.h`, and how tensors get there."""
+"""The structs that the native kernels take, parsed from `source/structs.h`, and how tensors are checked for them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-"""Numbers of the formats in `source/formats.h`, by the dtype of weights; of caches uint8 is 12 bits."""
+"""Numbers of the formats in `source/formats.h` by dtype. uint8 is int4 in weights and 12 bits in caches."""
 GROUP = 32
-"""Inputs that share a scale in int4."""
+"""Weights that share a scale in int4."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Linear:
     """A linear map: weight [out, in] float32, bfloat16 or int8, or uint8 [out, in / 2], which is int4.
 
     scale: float32 [out] with int8, float16 [out, in / 32] with int4, else None. bias: float32 [out] or None. Byte k of
-    a group of 32 int4 weights holds weight k in its low half and weight 16 + k in its high one, each plus 8; `in` is a
-    multiple of 32. Inputs of int8 and int4 are coded as integers for the product, in 16 and 8 bits, with a scale for
-    each 64 and 32 of them.
+    a group of 32 int4 weights holds weight k in its low half and weight 16 + k in its high half, each plus 8; `in` is a
+    multiple of 32. The product quantises the inputs too: to 16 bits with int8 weights, with a scale for each 64 inputs;
+    to 8 bits with int4 weights, with a scale for each 32.
     """
 
     weight: Tensor
@@ -41,12 +41,12 @@ class Linear:
 
     @property
     def inputs(self) -> int:
-        """Columns of the weight, unpacked."""
+        """Columns of the unpacked weight."""
         return self.weight.shape[1] * (2 if self.weight.dtype is torch.uint8 else 1)
 
 
 def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> int:
-    """The address of a contiguous CPU tensor of this shape and one of these dtypes; else ValueError with its name."""
+    """The address of a contiguous CPU tensor of this shape and one of these dtypes. Raises ValueError with its name."""
     if tensor.shape != shape or tensor.dtype not in dtypes:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         given = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
@@ -56,43 +56,43 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dty
     return tensor.data_ptr()
 
 
-_SIMPLE: dict[str, Any] = {"int64_t": c_int64, "double": c_double, "void": None}
+_SCALARS: dict[str, Any] = {"int64_t": c_int64, "double": c_double, "void": None}
 
 
-def _kind(text: str, structs: Mapping[str, Any]) -> Any:
-    """The type of ctypes for one of the header, such as `const float*`; what numbers lie at an address is not kept."""
+def _ctype(text: str, structs: Mapping[str, Any]) -> Any:
+    """The ctypes type of a C type such as `const float*`. Pointers to numbers all become void pointers."""
     name, stars = text.replace("const", "").replace("*", " ").split()[0], text.count("*")
-    kind = {**_SIMPLE, **structs}.get(name)
+    ctype = {**_SCALARS, **structs}.get(name)
     if stars == 0:
-        return kind
-    return POINTER(c_void_p) if stars > 1 else POINTER(kind) if name in structs else c_void_p
+        return ctype
+    return POINTER(c_void_p) if stars > 1 else POINTER(ctype) if name in structs else c_void_p
 
 
-def _structs(header: str) -> dict[str, type[ctypes.Structure]]:
-    """The structs of a header that declares members, several of a type at once, and pointers to functions."""
+def _parse(header: str) -> dict[str, type[ctypes.Structure]]:
+    """The structs of a header by name. Their fields may be lists of one type, such as `float *x, *y`, or functions."""
     found: dict[str, type[ctypes.Structure]] = {}
     for name, body in re.findall(r"^struct (\w+) {(.*?)^};", re.sub("//.*", "", header), re.DOTALL | re.MULTILINE):
         fields: list[tuple[str, Any]] = []
         for line in filter(None, map(str.strip, body.split(";"))):
             if function := re.fullmatch(r"(\w+) \(\*(\w+)\)\((.*)\)", line):
-                taken = [_kind(part, found) for part in function[3].split(",")]
-                fields.append((function[2], ctypes.CFUNCTYPE(_kind(function[1], found), *taken)))
+                parameters = [_ctype(part, found) for part in function[3].split(",")]
+                fields.append((function[2], ctypes.CFUNCTYPE(_ctype(function[1], found), *parameters)))
                 continue
             first, *others = line.split(",")
-            kind, member = re.fullmatch(r"(.*[ *])(\w+)", first, re.DOTALL).groups()  # type: ignore[union-attr]
-            fields.append((member, _kind(kind, found)))
-            base = kind.replace("*", "")
-            fields += [(part.strip(" *\n"), _kind(base + "*" * part.count("*"), found)) for part in others]
+            c_type, field = re.fullmatch(r"(.*[ *])(\w+)", first, re.DOTALL).groups()  # type: ignore[union-attr]
+            fields.append((field, _ctype(c_type, found)))
+            base = c_type.replace("*", "")
+            fields += [(part.strip(" *\n"), _ctype(base + "*" * part.count("*"), found)) for part in others]
         found[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
     return found
 
 
-STRUCTS: Any = SimpleNamespace(**_structs((Path(__file__).parent / "source" / "structs.h").read_text(encoding="utf-8")))
-"""What `source/structs.h` declares, by name."""
+STRUCTS: Any = SimpleNamespace(**_parse((Path(__file__).parent / "source" / "structs.h").read_text(encoding="utf-8")))
+"""The structs of `source/structs.h` by name."""
 
 
 def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | None = None) -> Any:
-    """Its addresses as a `Matrix`, checked; sizes that are None are taken as they are."""
+    """A linear map as a `Matrix`, after checks; a size that is None is not checked."""
     weight = linear.weight
     if weight.dim() != 2 or 0 in weight.shape:
         raise ValueError(f"{name}.weight is {list(weight.shape)}, expected [out, in]")
@@ -101,7 +101,7 @@ def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | 
     packed = weight.dtype is torch.uint8
     if packed and inputs % GROUP:
         raise ValueError(f"{name}.weight has {inputs} inputs, int4 needs a multiple of {GROUP}")
-    at = expect(f"{name}.weight", weight, (outputs, inputs // 2 if packed else inputs), *FORMATS)
+    address = expect(f"{name}.weight", weight, (outputs, inputs // 2 if packed else inputs), *FORMATS)
     if (linear.scale is not None) != (weight.dtype in (torch.int8, torch.uint8)):
         raise ValueError(f"{name}.scale: int8 and int4 weights have one, others none")
     scale = bias = None
@@ -110,11 +110,11 @@ def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | 
         scale = expect(f"{name}.scale", linear.scale, shape, dtype)
     if linear.bias is not None:
         bias = expect(f"{name}.bias", linear.bias, (outputs,), torch.float32)
-    return STRUCTS.Matrix(at, scale, bias, outputs, inputs, FORMATS[weight.dtype])
+    return STRUCTS.Matrix(address, scale, bias, outputs, inputs, FORMATS[weight.dtype])
 
 
 def same_format(name: str, *linears: Linear) -> None:
-    """ValueError with this name where maps of the same inputs have weights of several formats."""
+    """Raises ValueError with this name unless the weights of these maps have one format."""
     found = sorted({str(linear.weight.dtype).removeprefix("torch.") for linear in linears})
     if len(found) > 1:
         raise ValueError(f"{name}: weights are {' and '.join(found)}, expected one format")

@@ -1,4 +1,4 @@
-// One decode pass of all decoder blocks on one token of every row.
+// A decode pass: all decoder blocks on one token of every row.
 #pragma once
 #include "attention.h"
 
@@ -6,8 +6,8 @@ namespace {
 
 struct Workspace {
     Inputs normed, attended, hidden;
-    Rows q, k, v, branch, gate, query, total;
-    float *state, *parts, *line;
+    Rows q, k, v, branch, gate, query, output;
+    float *softmax_state, *head_scores, *normed_row;
     long bytes;
 
     Workspace(const Decoder& d, char* memory) {
@@ -23,10 +23,10 @@ struct Workspace {
         hidden = scratch.inputs(d.rows, b.up.outputs);
         gate = scratch.rows(d.rows, b.up.outputs);
         query = scratch.rows(items, d.head_width);
-        total = scratch.rows(items, d.head_width);
-        state = scratch.floats(2 * LANES * items);
-        parts = scratch.floats(items);
-        line = scratch.floats(d.width);
+        output = scratch.rows(items, d.head_width);
+        softmax_state = scratch.floats(2 * LANES * items);
+        head_scores = scratch.floats(items);
+        normed_row = scratch.floats(d.width);
         bytes = scratch.used;
     }
 };
@@ -41,76 +41,81 @@ inline void rotate(const float* x, const float* cos, const float* sin, long d, f
 }
 
 template <class Format>
-inline void put(Format, const float* x, long n, void* rows, float*, long row) {
+inline void write_row(Format, const float* x, long n, void* rows, float*, long row) {
     char* at = static_cast<char*>(rows) + row * n * Format::size;
     for (long k = 0; k < n; k++) Format::write(at + k * Format::size, x[k]);
 }
 
-// Of whole numbers NaN and infinity are in the scale.
+// Quantised rows show NaN and infinity in their scale.
 template <class Format>
-inline void put_whole(const float* x, long n, void* rows, float* scales, long row) {
+inline void write_quantised(const float* x, long n, void* rows, float* scales, long row) {
     float most = 0;
     for (long k = 0; k < n; k++) {
         float size = __builtin_fabsf(x[k]);
         most = size <= most ? most : size;
         if (size != size) break;
     }
-    float scale = scales[row] = most / Format::largest, factor = scale > 1e-30f && most < __builtin_inff() ? 1 / scale : 0;
+    float scale = scales[row] = most / Format::largest;
+    float factor = scale > 1e-30f && most < __builtin_inff() ? 1 / scale : 0;
     char* at = static_cast<char*>(rows) + row * Format::bytes(n);
     for (long k = 0; k < n; k++) Format::write(at, n, k, int(__builtin_rintf(x[k] * factor)));
 }
-inline void put(Cached8, const float* x, long n, void* rows, float* scales, long row) {
-    put_whole<Cached8>(x, n, rows, scales, row);
+inline void write_row(CachedInt8, const float* x, long n, void* rows, float* scales, long row) {
+    write_quantised<CachedInt8>(x, n, rows, scales, row);
 }
-inline void put(Cached12, const float* x, long n, void* rows, float* scales, long row) {
-    put_whole<Cached12>(x, n, rows, scales, row);
+inline void write_row(CachedInt12, const float* x, long n, void* rows, float* scales, long row) {
+    write_quantised<CachedInt12>(x, n, rows, scales, row);
 }
 
-// Attention of the heads of row r that share kv head g: their queries and the new key are rotated, key and value go into
-// the caches, and TAS is summed up where `scored`.
+// Attention of the heads of row r that share KV head g: rotates their queries and the new key, writes key and value to
+// the caches and, where `scored`, computes the heads' share of TAS.
 template <class Format, class Aligned>
 void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, bool scored) {
     long n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = r * d.heads + first;
-    long cache = r * d.kv_heads + g, slots = step.length - d.start[r], bytes = Format::bytes(n);
-    const float *cos = step.cos + (step.angles == 1 ? 0 : r * n), *sin = step.sin + (step.angles == 1 ? 0 : r * n);
+    long head = r * d.kv_heads + g, slots = step.length - d.start[r], bytes = Format::bytes(n);
+    const float* cos = step.cos + (step.angle_rows == 1 ? 0 : r * n);
+    const float* sin = step.sin + (step.angle_rows == 1 ? 0 : r * n);
     float* key = w.query[item];
     rotate(w.k[r] + g * n, cos, sin, n, key);
-    put(Format{}, key, n, b.keys, b.key_scales, cache * d.slots + step.slot);
-    put(Aligned{}, key, n, b.aligned, nullptr, cache * d.ring + step.aligned_to);
-    put(Format{}, w.v[r] + g * n, n, b.values, b.value_scales, cache * d.slots + step.slot);
+    write_row(Format{}, key, n, b.keys, b.key_scales, head * d.slots + step.slot);
+    write_row(Aligned{}, key, n, b.aligned, nullptr, head * d.aligned_slots + step.aligned_to);
+    write_row(Format{}, w.v[r] + g * n, n, b.values, b.value_scales, head * d.slots + step.slot);
 
-    Queries queries{{w.query[item], w.query.step}, {w.total[item], w.total.step}, w.state + 2 * LANES * item, groups};
-    float scale = inverse_root(float(n));
-    auto keys = static_cast<const char*>(b.keys) + cache * d.slots * bytes;
-    auto aligned = static_cast<const char*>(b.aligned) + (cache * d.ring + step.aligned_from) * n * Aligned::size;
+    Queries queries{{w.query[item], w.query.step}, {w.output[item], w.output.step},
+                    w.softmax_state + 2 * LANES * item, groups};
+    float scale = inverse_sqrt(float(n));
+    auto keys = static_cast<const char*>(b.keys) + head * d.slots * bytes;
+    auto aligned =
+        static_cast<const char*>(b.aligned) + (head * d.aligned_slots + step.aligned_from) * n * Aligned::size;
     for (long h = 0; h < groups; h++) {
         const float* q = w.q[r] + (first + h) * n;
         float* query = queries.query[h];
         rotate(q, cos, sin, n, query);
         if (scored) {
-            if (d.released) memcpy(w.total[item + h], q, 4 * n);
-            const float* with = d.released ? w.total[item + h] : query;
-            dot<Aligned, 1, 1>(aligned, n * Aligned::size, n, Ahead{0, 0, 0}, with, 0, w.parts + item + h, 0);
+            if (d.released) memcpy(w.output[item + h], q, 4 * n);
+            const float* tas_query = d.released ? w.output[item + h] : query;
+            dot<Aligned, 1, 1>(aligned, n * Aligned::size, n, PrefetchDistance{0, 0, 0}, tas_query, 0,
+                               w.head_scores + item + h, 0);
         }
         for (long k = 0; k < n; k++) query[k] *= scale;
     }
-    long next = cache + 1 < d.rows * d.kv_heads ? cache + 1 : cache;
-    auto scales = [&](const float* of) { return of ? of + cache * d.slots + d.start[r] : nullptr; };
-    Seen seen{keys + d.start[r] * bytes,
-              static_cast<const char*>(b.values) + (cache * d.slots + d.start[r]) * bytes,
-              static_cast<const char*>(b.keys) + (next * d.slots + d.start[next / d.kv_heads]) * bytes,
-              scales(b.key_scales), scales(b.value_scales),
-              step.mask ? step.mask + r * d.slots + d.start[r] : nullptr, slots};
-    attend<Format>(seen, queries, n);
-    for (long h = 0; h < groups; h++) memcpy(w.attended[r] + (first + h) * n, queries.total[h], 4 * n);
+    long next = head + 1 < d.rows * d.kv_heads ? head + 1 : head;
+    auto scales = [&](const float* all) { return all ? all + head * d.slots + d.start[r] : nullptr; };
+    HeadCache cache{keys + d.start[r] * bytes,
+                    static_cast<const char*>(b.values) + (head * d.slots + d.start[r]) * bytes,
+                    static_cast<const char*>(b.keys) + (next * d.slots + d.start[next / d.kv_heads]) * bytes,
+                    scales(b.key_scales), scales(b.value_scales),
+                    step.mask ? step.mask + r * d.slots + d.start[r] : nullptr, slots};
+    attend<Format>(cache, queries, n);
+    for (long h = 0; h < groups; h++) memcpy(w.attended[r] + (first + h) * n, queries.output[h], 4 * n);
 }
 
-// The rule of replay for one layer: scores [rows] of this token, and which rows replay.
-inline void decide(const Decoder& d, const Step& step, const Workspace& w, long layer, bool* replays) {
+// The replay rule for one layer: writes the scores [rows] of this token and which rows replay.
+inline void decide_replay(const Decoder& d, const Step& step, const Workspace& w, long layer, bool* replays) {
     float* scores = step.scores + layer * d.rows;
     for (long r = 0; r < d.rows; r++) {
         float score = 0;
-        for (long h = 0; h < d.heads; h++) score += w.parts[r * d.heads + h];
+        for (long h = 0; h < d.heads; h++) score += w.head_scores[r * d.heads + h];
         scores[r] = score / (__builtin_sqrtf(float(d.head_width)) * float(d.heads));
     }
     for (long r = 0, half = d.rows / 2; r < d.rows; r++) {
@@ -121,23 +126,23 @@ inline void decide(const Decoder& d, const Step& step, const Workspace& w, long 
     }
 }
 
-// The MLP branch of normed inputs [rows] into w.branch; then(first, last) follows each chunk of outputs.
-template <class Then>
-void mlp(Team& team, const Block& b, const Workspace& w, long rows, Then then) {
+// The MLP branch of w.normed, to w.branch; after_chunk(first, last) is called after each chunk of outputs.
+template <class AfterChunk>
+void mlp(Team& team, const Block& b, const Workspace& w, long rows, AfterChunk after_chunk) {
     gated_product(team, b.gate, b.up, w.normed, rows, w.hidden, w.gate);
-    product(team, b.down, w.hidden, rows, w.branch, then);
+    product(team, b.down, w.hidden, rows, w.branch, after_chunk);
 }
 
-void decode(const Decoder* decoder, Step* given) {
+void decode(const Decoder* decoder, Step* request) {
     const Decoder& d = *decoder;
-    const Step& step = *given;
+    const Step& step = *request;
     Team team(d.threads);
     Workspace w(d, static_cast<char*>(d.scratch));
     long rows = d.rows, width = d.width;
-    // Rows whose MLP is computed: their places in x, in the order of w.normed.
+    // The rows whose MLP is computed, in the order of w.normed.
     long computing[MOST_ROWS];
     bool replays[MOST_ROWS];
-    int64_t in_mlps = 0;
+    int64_t mlp_ns = 0;
     for (long layer = 0; layer < d.layers; layer++) {
         const Block& b = d.blocks[layer];
         bool scored = step.scores && (!step.scored || step.scored[layer]);
@@ -145,9 +150,10 @@ void decode(const Decoder* decoder, Step* given) {
         const Matrix* const maps[] = {&b.q, &b.k, &b.v};
         const Rows mapped[] = {w.q, w.k, w.v};
         products(team, maps, w.normed, rows, mapped);
-        share(team, rows * d.kv_heads, [&](long i) {
+        parallel_for(team, rows * d.kv_heads, [&](long i) {
             with_caches(d.cache_format, d.aligned_format, [&](auto format, auto aligned) {
-                attend_group<decltype(format), decltype(aligned)>(d, b, step, w, i / d.kv_heads, i % d.kv_heads, scored);
+                attend_group<decltype(format), decltype(aligned)>(d, b, step, w, i / d.kv_heads, i % d.kv_heads,
+                                                                        scored);
             });
         });
         product(team, b.o, w.attended, rows, w.branch, [&](long first, long last) {
@@ -155,8 +161,8 @@ void decode(const Decoder* decoder, Step* given) {
         });
 
         for (long r = 0; r < rows; r++) replays[r] = false;
-        if (scored) decide(d, step, w, layer, replays);
-        int64_t began = now();
+        if (scored) decide_replay(d, step, w, layer, replays);
+        int64_t mlp_start = monotonic_ns();
         long count = 0;
         for (long r = 0; r < rows; r++)
             if (!replays[r]) {
@@ -165,22 +171,22 @@ void decode(const Decoder* decoder, Step* given) {
             }
         auto with_outputs = [&](auto format) {
             using Format = decltype(format);
-            auto kept = [&](long r) {
+            auto cached_output = [&](long r) {
                 return static_cast<char*>(b.outputs) + (r * d.positions + step.position) * width * Format::size;
             };
-            // What is added is what is kept, rounded as it is.
-            auto add_kept = [&](long r, long first, long last) {
-                const char* at = kept(r);
+            // A computed output is added as the replay cache holds it, rounded, so that its replay adds the same.
+            auto add_cached = [&](long r, long first, long last) {
+                const char* at = cached_output(r);
                 for (long k = first; k < last; k++) step.x[r * width + k] += Format::read(at + k * Format::size);
             };
             for (long r = 0; r < rows; r++)
-                if (replays[r]) add_kept(r, 0, width);
+                if (replays[r]) add_cached(r, 0, width);
             if (count)
                 mlp(team, b, w, count, [&](long first, long last) {
                     for (long n = 0; n < count; n++) {
-                        char* at = kept(computing[n]);
+                        char* at = cached_output(computing[n]);
                         for (long k = first; k < last; k++) Format::write(at + k * Format::size, w.branch[n][k]);
-                        add_kept(computing[n], first, last);
+                        add_cached(computing[n], first, last);
                     }
                 });
         };
@@ -190,18 +196,18 @@ void decode(const Decoder* decoder, Step* given) {
             mlp(team, b, w, rows, [&](long first, long last) {
                 for (long r = 0; r < rows; r++) add(step.x + r * width + first, w.branch[r] + first, last - first);
             });
-        in_mlps += now() - began;
+        mlp_ns += monotonic_ns() - mlp_start;
     }
-    given->mlp_ns = in_mlps;
+    request->mlp_ns = mlp_ns;
     for (long r = 0; r < rows; r++) {
-        rms_norm(step.x + r * width, d.norm, width, float(d.eps), w.line);
-        memcpy(step.x + r * width, w.line, 4 * width);
+        rms_norm(step.x + r * width, d.norm, width, float(d.eps), w.normed_row);
+        memcpy(step.x + r * width, w.normed_row, 4 * width);
     }
 }
 
 int64_t decoder_bytes(const Decoder* d) { return Workspace(*d, nullptr).bytes; }
 
-// Norms and MLPs alone, every layer on x [rows, width]; y [rows, width] is what the last one adds.
+// Only norms and MLPs, each layer on the same x [rows, width]; y [rows, width] is what the last layer adds.
 void mlps(const Decoder* decoder, const float* x, float* y, int64_t passes) {
     const Decoder& d = *decoder;
     Team team(d.threads);

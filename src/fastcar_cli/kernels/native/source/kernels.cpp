@@ -1,4 +1,4 @@
-// The kernels, compiled once for each instruction set; NAME is what that copy of them is called.
+// The kernels. This file is compiled once for each instruction set; NAME is the symbol of that copy.
 #include "decoder.h"
 #include "depth.h"
 
@@ -19,11 +19,11 @@ struct ProductWorkspace {
 
 int64_t product_bytes(const Product* p) { return ProductWorkspace(*p, nullptr).bytes; }
 
-void single_product(const Product* given) {
-    const Product& p = *given;
+void single_product(const Product* request) {
+    const Product& p = *request;
     Team team(p.threads);
     ProductWorkspace w(p, static_cast<char*>(p.scratch));
-    copy(p.x, p.matrix.inputs, w.x, p.rows, p.matrix.inputs);
+    copy_rows(p.x, p.matrix.inputs, w.x, p.rows, p.matrix.inputs);
     product(team, p.matrix, w.x, p.rows, w.y, [](long, long) {});
     for (long r = 0; r < p.rows; r++) memcpy(p.y + r * p.matrix.outputs, w.y[r], 4 * p.matrix.outputs);
 }

@@ -1,17 +1,19 @@
-// What the Python side hands over, laid out as structs.py declares it.
+// What Python hands to the kernels. structs.py parses this file and makes its ctypes structs from it.
 #pragma once
 #include <stdint.h>
 
-// A linear map, weight [outputs, inputs] of a format of formats.h. scale, float [outputs] or in int4 float16 [outputs,
-// inputs / 32], and bias [outputs] may be null.
+// A linear map: weight [outputs, inputs] in a format of formats.h. scale, float [outputs] or with int4 float16
+// [outputs, inputs / 32], and bias, float [outputs], may be null.
 struct Matrix {
     const void *weight, *scale;
     const float* bias;
     int64_t outputs, inputs, format;
 };
 
-// A decoder block with its memory. keys, values [rows, kv heads, slots, head width], whole numbers (formats 2 and 3, the
-// latter of 12 bits) with a scale a slot each, else null; aligned likewise with `ring` slots, outputs [rows, positions, width] or null.
+// A decoder block: its weights, KV cache and replay cache. keys, values [rows, kv heads, slots, head width]; quantised
+// ones (int8 is format 2, 12 bits are format 3) have a scale for each slot, else the scales are null. aligned [rows, kv
+// heads, aligned_slots, head width] are the keys that TAS reads. outputs [rows, positions, width] is the replay cache
+// or null.
 struct Block {
     const float* norm1;
     Matrix q, k, v, o;
@@ -21,8 +23,10 @@ struct Block {
     float *key_scales, *value_scales;
 };
 
+// All blocks. start [rows]: each row's first slot that is not padding. pairs: rows r and r + rows / 2 decide together
+// whether they replay. released: TAS takes the query before its rotation, as the released code does.
 struct Decoder {
-    int64_t layers, rows, width, heads, kv_heads, head_width, slots, ring, positions;
+    int64_t layers, rows, width, heads, kv_heads, head_width, slots, aligned_slots, positions;
     int64_t cache_format, aligned_format, output_format, pairs, released, threads;
     double eps;
     const Block* blocks;
@@ -31,12 +35,14 @@ struct Decoder {
     void* scratch;
 };
 
-// One pass: x [rows, width] in place; cos, sin [angles, head width], angles rows or 1. May be null: mask [rows, slots],
-// thresholds [layers, rows], scored [layers], scores and replayed [layers, rows]. mlp_ns is the time spent in MLP branches.
+// One pass: x [rows, width] is overwritten with its result. cos, sin [angle_rows, head width]; angle_rows is rows or 1.
+// The new token is written to `slot` and attends to the slots below `length`; among the aligned keys it is scored
+// against `aligned_from` and written to `aligned_to`. May be null: mask [rows, slots], thresholds [layers, rows],
+// scored [layers], scores and replayed [layers, rows]. The pass sets mlp_ns, the nanoseconds spent in MLP branches.
 struct Step {
     float* x;
     const float *cos, *sin;
-    int64_t angles, slot, length, aligned_from, aligned_to, position;
+    int64_t angle_rows, slot, length, aligned_from, aligned_to, position;
     const uint8_t* mask;
     const float* thresholds;
     const uint8_t* scored;
@@ -45,7 +51,7 @@ struct Step {
     int64_t mlp_ns;
 };
 
-// A linear map of its own: y [rows, outputs] from x [rows, inputs].
+// One linear map by itself: y [rows, outputs] from x [rows, inputs].
 struct Product {
     Matrix matrix;
     const float* x;
@@ -61,30 +67,31 @@ struct DepthBlock {
     Matrix up, down;
 };
 
-// How codes are drawn: temperature 0 takes the likeliest, top_k 0 and top_p 1 keep all. Rows are guided by `guidance`,
-// conditional ones first, unless it is 1.
+// How codes are drawn. temperature 0 takes the likeliest code; top_k 0 and top_p 1 keep all. Unless guidance is 1, the
+// first half of the rows is conditional and guided by the second half.
 struct Sampling {
     double guidance, temperature, top_p;
     int64_t top_k;
 };
 
-// The depth transformer: maps of the hidden state (first) and of code vectors (later) into it, place [depth, width],
-// a codebook [codes, later.inputs] a depth, keys and values [blocks, rows, heads, depth, width / heads] float32. Where
-// the weight of `first` is null there is none, and one code is drawn from the hidden state's classes.
+// The depth transformer. first maps the hidden state into it, later maps code vectors. depth_embeddings [depth, width].
+// codebooks: one [codes, later.inputs] for each depth. keys, values [blocks, rows, heads, depth, width / heads]
+// float32. Without a depth transformer first.weight is null, and one code is drawn by the classifier's logits of the
+// hidden state.
 struct Depth {
     int64_t blocks_count, rows, width, heads, depth, threads;
     const DepthBlock* blocks;
     Matrix first, later;
-    const float *place, *norm, *norm_bias;
-    Matrix classes;
-    const float* const* books;
+    const float *depth_embeddings, *norm, *norm_bias;
+    Matrix classifier;
+    const float* const* codebooks;
     float *keys, *values;
     void* scratch;
 };
 
-// Drawing the codes of position `index` of so many tokens from hidden [rows, first.inputs], into codes [videos, tokens,
-// depth]: by uniforms, likewise, or as they are given, likewise or null. Also the sums of their vectors, latent [videos,
-// later.inputs], and where not null the guided logits [depth, videos, codes].
+// Drawing the codes of token `index` of `tokens` from hidden [rows, first.inputs]. uniforms, given (or null) and codes
+// are [videos, tokens, depth]: codes are written, taken from `given` or else drawn by `uniforms`. Also written: latent
+// [videos, later.inputs], the sums of the code vectors, and the guided logits [depth, videos, codes] (or null).
 struct Draw {
     int64_t tokens, index;
     Sampling sampling;
@@ -94,7 +101,7 @@ struct Draw {
     float *latent, *logits;
 };
 
-// What one instruction set's copy of the kernels offers. The *_bytes are sizes of zeroed scratch memory.
+// The kernels of one instruction set. Each *_bytes returns how much zeroed scratch memory the functions after it need.
 struct Kernels {
     int64_t (*decoder_bytes)(const Decoder*);
     void (*decode)(const Decoder*, Step*);

@@ -1,9 +1,11 @@
-// A leader publishes a stage at a time, in chunks that every member claims as it gets to them. Each begins with a share
-// of neighbouring chunks, so that it reads memory in order, and then takes from the shares of others. A helper that
-// comes late, or never, costs time but blocks nothing; only a chunk that is claimed must be waited for. Where that takes
-// long, the helper has lost its core to other work; then the leader sleeps, and ends the pass alone. The time a leader is
-// off its core, asleep or pushed off it, is what a team loses to a busy machine: where it is a good part of the time that
-// passes take, the leader goes alone for a while and tries again later.
+// How a team runs a stage. The leader publishes the stage as chunks, and every member claims one chunk after another. A
+// member begins with its own share of neighbouring chunks, so that it reads memory in order, and then claims chunks of
+// other shares. A helper that comes late, or never, costs time but blocks nothing: only a claimed chunk must be waited
+// for. If that takes long, the helper has lost its core to other work; then the leader sleeps until the chunk is
+// chunks_done and ends the pass alone.
+//
+// What a team loses to a busy machine is the time that its leader is off its core, asleep or preempted. Where that is a
+// large part of the passes' time, the leader works alone for a while and tries the team again later.
 #include "team.h"
 
 #include <stdint.h>
@@ -11,15 +13,14 @@
 #ifdef _WIN32
 #include <windows.h>
 
-int64_t now() {
-    LARGE_INTEGER ticks, a_second;
+int64_t monotonic_ns() {
+    LARGE_INTEGER ticks, per_second;
     QueryPerformanceCounter(&ticks);
-    QueryPerformanceFrequency(&a_second);
-    return int64_t(double(ticks.QuadPart) * 1e9 / double(a_second.QuadPart));
+    QueryPerformanceFrequency(&per_second);
+    return int64_t(double(ticks.QuadPart) * 1e9 / double(per_second.QuadPart));
 }
 
-
-// One thread: the pool is written for POSIX threads.
+// One thread only: the helpers are written for POSIX threads.
 Team::Team(long) : members(1) {}
 Team::~Team() {}
 void Team::run(long chunks, void (*work)(void*, long), void* context) {
@@ -34,34 +35,35 @@ void Team::run(long chunks, void (*work)(void*, long), void* context) {
 #include <time.h>
 #include <unistd.h>
 
-static int64_t clock(clockid_t of) {
+static int64_t clock_ns(clockid_t id) {
     timespec t;
-    clock_gettime(of, &t);
+    clock_gettime(id, &t);
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-int64_t now() { return clock(CLOCK_MONOTONIC); }
+int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
 namespace {
 
-constexpr long MOST = 64;
+constexpr long MAX_MEMBERS = 64;
 constexpr int64_t MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND;
-// A helper without work looks for some this long before it sleeps.
-constexpr int64_t LOOKS = 300 * MICROSECOND;
-// No chunk takes this long on a core of its own; a lost core is lost for some milliseconds.
+// A helper without work spins this long before it parks.
+constexpr int64_t SPIN_TIME = 300 * MICROSECOND;
+// No chunk takes this long on a core of its own; a preempted thread gets its core back after some milliseconds.
 constexpr int64_t STALL = 400 * MICROSECOND;
-// Losses are judged over this much time of passes, and are too many above one part in ENOUGH. A single loss, which
-// every machine knows, is not.
-constexpr int64_t WINDOW = 20 * MILLISECOND, ENOUGH = 4;
-// How long the leader goes alone then; doubled each time it is so again.
-constexpr int64_t SHORTEST = 50 * MILLISECOND, LONGEST = 1600 * MILLISECOND;
-constexpr timespec NAP{0, 100 * MICROSECOND};
-constexpr int LOOKS_A_CLOCK = 64;
+// The loss is judged over this much time of passes, and is too much above one part in TOLERATED_LOSS. So a single
+// preemption, which happens on every machine, does not count as a busy machine.
+constexpr int64_t WINDOW = 20 * MILLISECOND, TOLERATED_LOSS = 4;
+// How long the leader works alone after such a window; doubled each time the next window is as bad.
+constexpr int64_t SHORTEST_SOLO = 50 * MILLISECOND, LONGEST_SOLO = 1600 * MILLISECOND;
+constexpr timespec STALLED_SLEEP{0, 100 * MICROSECOND};
+// Reading the clock is slow beside a spin.
+constexpr int SPINS_PER_CLOCK_READ = 64;
 
-// Time that the calling thread had a core.
-int64_t worked() { return clock(CLOCK_THREAD_CPUTIME_ID); }
+// Time for which the calling thread had a core.
+int64_t cpu_time() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
 
-void relax() {
+void spin_pause() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -70,124 +72,128 @@ void relax() {
 }
 
 template <class T>
-T load(const T& at) {
+T atomic_load(const T& at) {
     return __atomic_load_n(&at, __ATOMIC_SEQ_CST);
 }
 template <class T>
-void store(T& at, T value) {
+void atomic_store(T& at, T value) {
     __atomic_store_n(&at, value, __ATOMIC_SEQ_CST);
 }
 
-// A member's share of the open stage: number of the stage above, chunks left below. The number keeps a member that
-// was held up from claiming a chunk of a stage it no longer knows.
+// A member's share of the open stage: the number of the stage in the upper half, the chunks left in the lower half. The
+// number keeps a member that was preempted during a claim from claiming a chunk of a later stage.
 struct alignas(64) Ticket {
     uint64_t value;
 };
-constexpr uint64_t LEFT = 0xFFFFFFFF;
+constexpr uint64_t CHUNKS_LEFT = 0xFFFFFFFF;
 
-struct alignas(64) Bed {
+// What a parked helper waits on.
+struct alignas(64) Sleeper {
     pthread_mutex_t mutex;
-    pthread_cond_t woken;
-    int asleep;
+    pthread_cond_t wakeup;
+    int parked;
 };
 
-Ticket tickets[MOST];
-Bed beds[MOST];
-alignas(64) long done;
-// The open stage; written before its tickets and read after a claim, which keeps it open.
+Ticket tickets[MAX_MEMBERS];
+Sleeper sleepers[MAX_MEMBERS];
+alignas(64) long chunks_done;
+// The open stage: written before its tickets, read only after a claim. A claimed chunk keeps the stage open.
 alignas(64) long members, chunks;
 void (*work)(void*, long);
 void* context;
 uint64_t stage;
 
-// The process that a pass is open in, or 0.
-alignas(64) pid_t taken;
+// Lock of the helpers: the process whose pass uses them, or 0.
+alignas(64) pid_t pass_owner;
 long helpers;
-// Whose helpers they are: a forked child has none of its parent's threads.
-pid_t process;
-int64_t alone_until, alone_for;
-// Of the open pass, and of the passes of this window.
-int64_t began, worked_before, passed, lost;
+// The process that the helpers belong to: a forked child has none of its parent's threads.
+pid_t helpers_process;
+int64_t solo_until, solo_time;
+// When the open pass began, on the clock and in CPU time; time of this window's passes, and how much of it was lost.
+int64_t pass_start, cpu_time_at_start, window_time, window_lost;
 
-// Count a pass; where other work wants the cores, the leader goes alone for a while.
-void judge() {
-    int64_t t = now(), took = t - began;
-    passed += took;
-    lost += took - (worked() - worked_before);
-    if (passed < WINDOW) return;
-    if (lost * ENOUGH > passed) {
-        alone_for = alone_for ? 2 * alone_for : SHORTEST;
-        if (alone_for > LONGEST) alone_for = LONGEST;
-        alone_until = t + alone_for;
+// Counts a pass into its window; at the window's end decides whether the leader works alone for a while.
+void count_pass() {
+    int64_t t = monotonic_ns(), took = t - pass_start;
+    window_time += took;
+    window_lost += took - (cpu_time() - cpu_time_at_start);
+    if (window_time < WINDOW) return;
+    if (window_lost * TOLERATED_LOSS > window_time) {
+        solo_time = solo_time ? 2 * solo_time : SHORTEST_SOLO;
+        if (solo_time > LONGEST_SOLO) solo_time = LONGEST_SOLO;
+        solo_until = t + solo_time;
     } else {
-        alone_for = 0;
+        solo_time = 0;
     }
-    passed = lost = 0;
+    window_time = window_lost = 0;
 }
 
-// A chunk of the open stage that is the caller's now, or -1.
-long claim(long member) {
-    long of = __atomic_load_n(&members, __ATOMIC_RELAXED);
-    for (long k = 0; member < of && k < of; k++) {
-        long owner = (member + k) % of;
-        uint64_t ticket = load(tickets[owner].value);
-        while (ticket & LEFT) {
+// Claims a chunk of the open stage for this member; returns its number, or -1 when none is left.
+long claim_chunk(long member) {
+    long count = __atomic_load_n(&members, __ATOMIC_RELAXED);
+    for (long k = 0; member < count && k < count; k++) {
+        long owner = (member + k) % count;
+        uint64_t ticket = atomic_load(tickets[owner].value);
+        while (ticket & CHUNKS_LEFT) {
             if (__atomic_compare_exchange_n(&tickets[owner].value, &ticket, ticket - 1, false, __ATOMIC_SEQ_CST,
                                             __ATOMIC_SEQ_CST))
-                return chunks * (owner + 1) / members - long(ticket & LEFT);
+                return chunks * (owner + 1) / members - long(ticket & CHUNKS_LEFT);
         }
     }
     return -1;
 }
 
-bool open_to(long member) {
-    long of = __atomic_load_n(&members, __ATOMIC_RELAXED);
-    for (long owner = 0; member < of && owner < of; owner++)
-        if (load(tickets[owner].value) & LEFT) return true;
+// Whether a chunk of the open stage is left for this member.
+bool has_work(long member) {
+    long count = __atomic_load_n(&members, __ATOMIC_RELAXED);
+    for (long owner = 0; member < count && owner < count; owner++)
+        if (atomic_load(tickets[owner].value) & CHUNKS_LEFT) return true;
     return false;
 }
 
-bool take(long member) {
+// Runs the chunks that this member can claim; returns whether there was any.
+bool run_chunks(long member) {
     bool any = false;
-    for (long i = claim(member); i >= 0; i = claim(member)) {
+    for (long i = claim_chunk(member); i >= 0; i = claim_chunk(member)) {
         work(context, i);
-        __atomic_fetch_add(&done, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&chunks_done, 1, __ATOMIC_SEQ_CST);
         any = true;
     }
     return any;
 }
 
-void rest(long member) {
-    Bed& bed = beds[member];
-    store(bed.asleep, 1);
-    // The leader opens a stage before it looks who sleeps, so one of the two sees the other.
-    if (open_to(member)) {
-        store(bed.asleep, 0);
+// Blocks until a stage is published.
+void park(long member) {
+    Sleeper& sleeper = sleepers[member];
+    atomic_store(sleeper.parked, 1);
+    // The leader publishes a stage before it checks who is parked, so one of the two sees the other's store.
+    if (has_work(member)) {
+        atomic_store(sleeper.parked, 0);
         return;
     }
-    pthread_mutex_lock(&bed.mutex);
-    while (load(bed.asleep)) pthread_cond_wait(&bed.woken, &bed.mutex);
-    pthread_mutex_unlock(&bed.mutex);
+    pthread_mutex_lock(&sleeper.mutex);
+    while (atomic_load(sleeper.parked)) pthread_cond_wait(&sleeper.wakeup, &sleeper.mutex);
+    pthread_mutex_unlock(&sleeper.mutex);
 }
 
 void wake(long member) {
-    Bed& bed = beds[member];
-    if (!load(bed.asleep)) return;
-    pthread_mutex_lock(&bed.mutex);
-    store(bed.asleep, 0);
-    pthread_cond_signal(&bed.woken);
-    pthread_mutex_unlock(&bed.mutex);
+    Sleeper& sleeper = sleepers[member];
+    if (!atomic_load(sleeper.parked)) return;
+    pthread_mutex_lock(&sleeper.mutex);
+    atomic_store(sleeper.parked, 0);
+    pthread_cond_signal(&sleeper.wakeup);
+    pthread_mutex_unlock(&sleeper.mutex);
 }
 
-void* help(void* member) {
+void* helper_loop(void* member) {
     for (;;) {
-        int64_t since = now();
-        for (int looks = 0; !take(long(member)); relax()) {
-            if (++looks % LOOKS_A_CLOCK) continue;
-            // The leader may wait for this very core.
+        int64_t wait_start = monotonic_ns();
+        for (int spins = 0; !run_chunks(long(member)); spin_pause()) {
+            if (++spins % SPINS_PER_CLOCK_READ) continue;
+            // The leader may be waiting for this core.
             sched_yield();
-            if (now() - since > LOOKS) {
-                rest(long(member));
+            if (monotonic_ns() - wait_start > SPIN_TIME) {
+                park(long(member));
                 break;
             }
         }
@@ -195,21 +201,21 @@ void* help(void* member) {
     return nullptr;
 }
 
-// No pass and no helper yet.
-void start() {
-    for (long i = 0; i < MOST; i++) {
+// Sets the state of a process without an open pass and without helpers.
+void reset() {
+    for (long i = 0; i < MAX_MEMBERS; i++) {
         tickets[i].value = 0;
-        beds[i].asleep = 0;
-        pthread_mutex_init(&beds[i].mutex, nullptr);
-        pthread_cond_init(&beds[i].woken, nullptr);
+        sleepers[i].parked = 0;
+        pthread_mutex_init(&sleepers[i].mutex, nullptr);
+        pthread_cond_init(&sleepers[i].wakeup, nullptr);
     }
     helpers = 0;
-    alone_until = alone_for = passed = lost = 0;
-    process = getpid();
+    solo_until = solo_time = window_time = window_lost = 0;
+    helpers_process = getpid();
 }
 
-// Start helpers until there are `wanted`, or as many as the system allows. They leave signals to the program's threads.
-void hire(long wanted) {
+// Spawns helpers until there are `wanted` or the system allows no more. Signals are left to the program's own threads.
+void spawn_helpers(long wanted) {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -218,7 +224,7 @@ void hire(long wanted) {
     pthread_attr_setdetachstate(&options, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&options, 512 << 10);
     for (pthread_t thread; helpers < wanted; helpers++)
-        if (pthread_create(&thread, &options, help, reinterpret_cast<void*>(helpers + 1))) break;
+        if (pthread_create(&thread, &options, helper_loop, reinterpret_cast<void*>(helpers + 1))) break;
     pthread_attr_destroy(&options);
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
@@ -227,52 +233,52 @@ void hire(long wanted) {
 
 Team::Team(long threads) : members(1) {
     if (threads <= 1) return;
-    // A pass that was open when its process forked is none of the child's.
-    int free = 0;
-    while (!__atomic_compare_exchange_n(&taken, &free, getpid(), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        if (free == getpid()) return;
-    if (process != getpid()) start();
-    if (threads > MOST) threads = MOST;
-    if (helpers < threads - 1) hire(threads - 1);
+    // A forked child takes over the lock of a pass that its parent had open.
+    int owner = 0;
+    while (!__atomic_compare_exchange_n(&pass_owner, &owner, getpid(), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        if (owner == getpid()) return;
+    if (helpers_process != getpid()) reset();
+    if (threads > MAX_MEMBERS) threads = MAX_MEMBERS;
+    if (helpers < threads - 1) spawn_helpers(threads - 1);
     if (threads > helpers + 1) threads = helpers + 1;
-    if (threads == 1 || now() < alone_until) {
-        store(taken, pid_t(0));
+    if (threads == 1 || monotonic_ns() < solo_until) {
+        atomic_store(pass_owner, pid_t(0));
         return;
     }
     members = threads;
-    began = now();
-    worked_before = worked();
+    pass_start = monotonic_ns();
+    cpu_time_at_start = cpu_time();
 }
 
 Team::~Team() {
     if (members == 1) return;
-    judge();
-    store(taken, pid_t(0));
+    count_pass();
+    atomic_store(pass_owner, pid_t(0));
 }
 
-void Team::run(long count, void (*body)(void*, long), void* with) {
+void Team::run(long count, void (*body)(void*, long), void* argument) {
     ::chunks = count;
     ::work = body;
-    ::context = with;
+    ::context = argument;
     __atomic_store_n(&::members, members, __ATOMIC_RELAXED);
-    store(done, 0L);
+    atomic_store(chunks_done, 0L);
     stage++;
     for (long i = 0; i < members; i++)
-        store(tickets[i].value, stage << 32 | uint64_t(count * (i + 1) / members - count * i / members));
+        atomic_store(tickets[i].value, stage << 32 | uint64_t(count * (i + 1) / members - count * i / members));
     for (long i = 1; i < members; i++) wake(i);
-    take(0);
-    if (load(done) == count) return;
-    int64_t since = now();
+    run_chunks(0);
+    if (atomic_load(chunks_done) == count) return;
+    int64_t wait_start = monotonic_ns();
     bool stalled = false;
-    for (int looks = 0; load(done) < count; relax()) {
-        // Asleep, the leader keeps its claim to a core.
-        if (stalled) nanosleep(&NAP, nullptr);
-        if (++looks % LOOKS_A_CLOCK == 0) stalled = stalled || now() - since > STALL;
+    for (int spins = 0; atomic_load(chunks_done) < count; spin_pause()) {
+        // A thread that sleeps keeps its claim to a core; one that spins uses it up.
+        if (stalled) nanosleep(&STALLED_SLEEP, nullptr);
+        if (++spins % SPINS_PER_CLOCK_READ == 0) stalled = stalled || monotonic_ns() - wait_start > STALL;
     }
     if (!stalled) return;
-    judge();
+    count_pass();
     members = 1;
-    store(taken, pid_t(0));
+    atomic_store(pass_owner, pid_t(0));
 }
 
 #endif

@@ -2,17 +2,17 @@
 #pragma once
 #include <stdint.h>
 
-// Nanoseconds of a clock that only goes on.
-int64_t now();
+// Nanoseconds of a monotonic clock.
+int64_t monotonic_ns();
 
-// The team of one pass, held by its leader. It has one member, the leader, where the helpers serve another pass or
-// where other work wants the cores (see team.cpp).
+// The thread team of one pass, held by its leader. The leader is its only member where the helpers serve another pass
+// or other work wants the cores (see team.cpp).
 struct Team {
     explicit Team(long threads);
     ~Team();
     Team(const Team&) = delete;
 
-    // work(context, i) for every i below chunks, in any order and on any member; back when all are done.
+    // Calls work(context, i) for every i below chunks, in any order and on any member; returns when all are done.
     void run(long chunks, void (*work)(void*, long), void* context);
 
     long members;
@@ -20,9 +20,9 @@ struct Team {
 
 namespace {
 
-// body(i) for every i below chunks, shared by the team. What a chunk computes must not depend on who computes it.
+// Calls body(i) for every i below chunks, shared by the team. A chunk's result must not depend on who computes it.
 template <class Body>
-void share(Team& team, long chunks, Body&& body) {
+void parallel_for(Team& team, long chunks, Body&& body) {
     if (team.members == 1 || chunks == 1) {
         for (long i = 0; i < chunks; i++) body(i);
         return;

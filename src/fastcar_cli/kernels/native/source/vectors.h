@@ -1,5 +1,5 @@
-// Vectors of the instruction set this text is compiled for, and what elementwise steps need of them. The functions of
-// <math.h> are not used: they are calls, and differ between systems.
+// Vectors of the instruction set that this file is compiled for, and the functions of elementwise steps. Those of
+// <math.h> are not used: they are calls, and their results differ between systems.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -15,14 +15,16 @@ constexpr int LANES = 8;
 constexpr int LANES = 4;
 #endif
 
+// One register of float32 or int32, and as many uint16 or int8 as it has lanes.
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
+typedef uint16_t Uint16s __attribute__((vector_size(2 * LANES)));
+typedef int8_t Int8s __attribute__((vector_size(LANES)));
 
-constexpr int LINE = 64;
+// In bytes.
+constexpr int CACHE_LINE = 64;
 
-// Small functions of an inner loop, which a call would slow down.
+// For small functions of an inner loop, which a call would slow down.
 #define INLINE __attribute__((always_inline)) inline
 
 template <class V>
@@ -36,20 +38,20 @@ inline void store(float* at, Floats v) { memcpy(at, &v, sizeof v); }
 inline Floats broadcast(float x) { return x - Floats{}; }
 
 template <class To, class From>
-inline To bits(From from) {
+inline To bit_cast(From value) {
     static_assert(sizeof(To) == sizeof(From));
     To to;
-    memcpy(&to, &from, sizeof to);
+    memcpy(&to, &value, sizeof to);
     return to;
 }
 
-typedef float Four __attribute__((vector_size(16)));
+typedef float Float4 __attribute__((vector_size(16)));
 
-// The lanes added up to four: halves are added until four are left.
-inline Four quarter(Floats v) {
+// Adds the upper half of the lanes to the lower half until four lanes are left.
+inline Float4 fold_to_four(Floats v) {
 #if defined(__AVX512F__)
-    typedef float Eight __attribute__((vector_size(32)));
-    Eight e = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+    typedef float Float8 __attribute__((vector_size(32)));
+    Float8 e = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
     return __builtin_shufflevector(e, e, 0, 1, 2, 3) + __builtin_shufflevector(e, e, 4, 5, 6, 7);
 #elif defined(__AVX2__)
@@ -59,24 +61,24 @@ inline Four quarter(Floats v) {
 #endif
 }
 
-// Sum of the lanes.
-inline float total_of_four(Four f) { return (f[0] + f[2]) + (f[1] + f[3]); }
-inline float total(Floats v) { return total_of_four(quarter(v)); }
+// The sum of all lanes.
+inline float lane_sum_of_four(Float4 f) { return (f[0] + f[2]) + (f[1] + f[3]); }
+inline float lane_sum(Floats v) { return lane_sum_of_four(fold_to_four(v)); }
 
-// The sums of four vectors, each in the order of `total`.
-inline Four totals(Four a, Four b, Four c, Four d) {
-    auto pairs = [](Four x, Four y) {
+// The lane sums of four vectors, each added in the same order as in `lane_sum`.
+inline Float4 four_lane_sums(Float4 a, Float4 b, Float4 c, Float4 d) {
+    auto pairs = [](Float4 x, Float4 y) {
         return __builtin_shufflevector(x, y, 0, 4, 1, 5) + __builtin_shufflevector(x, y, 2, 6, 3, 7);
     };
-    Four low = pairs(a, b), high = pairs(c, d);
+    Float4 low = pairs(a, b), high = pairs(c, d);
     return __builtin_shufflevector(low, high, 0, 1, 4, 5) + __builtin_shufflevector(low, high, 2, 3, 6, 7);
 }
 
-// e^x by range reduction and a polynomial of degree 5 (Cephes), for x up to 88; below -87 as if it were -87. NaN stays.
+// e^x by range reduction and a polynomial of degree 5 (Cephes), for x up to 88 (x below -87 counts as -87). NaN stays.
 inline Floats exp(Floats x) {
     x = x < -87.0f ? broadcast(-87.0f) : x;
     Floats shifted = x * 1.44269504f + 12582912.0f;
-    Ints power = bits<Ints>(shifted) - 0x4B400000;
+    Ints exponent = bit_cast<Ints>(shifted) - 0x4B400000;
     Floats z = shifted - 12582912.0f;
     Floats r = x - z * 0.693359375f + z * 2.12194440e-4f;
     Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -85,16 +87,16 @@ inline Floats exp(Floats x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    return p * bits<Floats>((power + 127) << 23);
+    return p * bit_cast<Floats>((exponent + 127) << 23);
 }
 inline float exp(float x) { return exp(broadcast(x))[0]; }
 
 // x / (1 + e^-x)
 inline Floats silu(Floats x) { return x / (1.0f + exp(x < -87.0f ? broadcast(87.0f) : -x)); }
 
-// x Phi(x), the error function by Abramowitz and Stegun 7.1.26, to 1.5e-7.
+// x Phi(x), with the error function of Abramowitz and Stegun 7.1.26, exact to 1.5e-7.
 inline Floats gelu(Floats x) {
-    Floats size = bits<Floats>(bits<Ints>(x) & 0x7FFFFFFF);
+    Floats size = bit_cast<Floats>(bit_cast<Ints>(x) & 0x7FFFFFFF);
     Floats z = size * 0.70710678f;
     Floats t = 1.0f / (1.0f + 0.3275911f * z);
     Floats p = 1.061405429f * t - 1.453152027f;
@@ -103,7 +105,7 @@ inline Floats gelu(Floats x) {
     return 0.5f * (x + size * e);
 }
 
-// y[k] = f(y[k], z[k]) for n numbers.
+// y[k] = f(y[k], z[k]) for k < n.
 template <class F>
 inline void combine(float* y, const float* z, long n, F f) {
     long k = 0;
@@ -120,7 +122,7 @@ inline void add(float* y, const float* z, long n) {
     combine(y, z, n, [](Floats a, Floats b) { return a + b; });
 }
 
-// Sum of f(x[k]) over n numbers; f(0) must be 0.
+// The sum of f(x[k]) for k < n; f(0) must be 0.
 template <class F>
 inline float sum(const float* x, long n, F f) {
     Floats sums[4] = {};
@@ -128,21 +130,21 @@ inline float sum(const float* x, long n, F f) {
     for (; k + 4 * LANES <= n; k += 4 * LANES)
         for (int i = 0; i < 4; i++) sums[i] += f(load(x + k + i * LANES));
     for (; k < n; k += LANES) {
-        float rest[LANES] = {};
-        memcpy(rest, x + k, 4 * (n - k < LANES ? n - k : LANES));
-        sums[0] += f(load(rest));
+        float tail[LANES] = {};
+        memcpy(tail, x + k, 4 * (n - k < LANES ? n - k : LANES));
+        sums[0] += f(load(tail));
     }
-    return total((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    return lane_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-inline float inverse_root(float x) {
-    float root = __builtin_sqrtf(x);
-    return 1.0f / root;
+inline float inverse_sqrt(float x) {
+    float square_root = __builtin_sqrtf(x);
+    return 1.0f / square_root;
 }
 
 inline void rms_norm(const float* x, const float* weight, long n, float eps, float* out) {
     float squares = sum(x, n, [](Floats v) { return v * v; });
-    float factor = inverse_root(squares / float(n) + eps);
+    float factor = inverse_sqrt(squares / float(n) + eps);
     for (long k = 0; k < n; k++) out[k] = x[k] * factor * weight[k];
 }
 
@@ -150,7 +152,7 @@ inline void layer_norm(const float* x, const float* weight, const float* bias, l
     float mean = sum(x, n, [](Floats v) { return v; }) / float(n);
     for (long k = 0; k < n; k++) out[k] = x[k] - mean;
     float squares = sum(out, n, [](Floats v) { return v * v; });
-    float factor = inverse_root(squares / float(n) + 1e-5f);
+    float factor = inverse_sqrt(squares / float(n) + 1e-5f);
     for (long k = 0; k < n; k++) out[k] = out[k] * factor * weight[k] + bias[k];
 }
 
