@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,19 @@ def test_claims_are_judged(folder: Path) -> None:
     found = _document(folder)["claims"]
     assert [c["number"] for c in found] == [2, 3, 5]
     _whole(folder, found)
+    page = (folder / "out" / "claims.html").read_text(encoding="utf-8")
+    for number, module in all_claims().items():
+        row = page[page.index(f"{number}. {html.escape(module.TITLE)}") :].partition("</tr>")[0]
+        assert ("not measured" in row) == (number not in (2, 3, 5)), row
+
+
+def test_a_stop_while_claims_are_judged_keeps_what_is_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(study: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(c2_similarity, "judge", stopped)
+    done = claims(*_options(folder), "--claim", "2,3,5")
+    assert done.exit_code == 130 and "what is finished is kept" in done.stderr
 
 
 @pytest.mark.slow

@@ -100,14 +100,20 @@ def claims(
 
                 for module in modules.values():
                     study.run(module.needs(study), on_done)
+        with progress(terminal, "judgements") as bar:
+            task = bar.add_task("judging", total=len(modules) * len(studies))
+            for number in modules:
+                for study in studies:
+                    bar.update(task, description=f"judging claim {number}, {study.model}")
+                    findings.append(modules[number].judge(study))
+                    bar.advance(task)
+            if c9_ours.NUMBER in modules:
+                c9_ours.beside(studies, [f for f in findings if f.number == c9_ours.NUMBER])
+            others = {n: m.TITLE for n, m in all_claims().items() if n not in modules}
+            path = page.write(output, findings, _made(studies[0].pipe.model.network.device), others)
     except KeyboardInterrupt as e:
         note(terminal, "what is finished is kept; the same command goes on", "stopped")
         raise typer.Exit(status(e)) from None
-    for number in modules:
-        findings += [modules[number].judge(study) for study in studies]
-    if c9_ours.NUMBER in modules:
-        c9_ours.beside(studies, [f for f in findings if f.number == c9_ours.NUMBER])
-    path = page.write(output, findings, _made(studies[0].pipe.model.network.device))
     for finding in findings:
         head = f"{finding.number}. {finding.title}, {finding.model}: "
         terminal.print(Text.assemble(head, (finding.verdict, "bold"), f"\n   {finding.summary}"), soft_wrap=True)

@@ -7,12 +7,12 @@ import html
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.analysis.claims.finding import FAILS, HOLDS, PART, Finding
+from fastcar_cli.analysis.claims.finding import FAILS, HOLDS, OPEN, PART, Finding
 from fastcar_cli.analysis.report.build import filled, head
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import csv_of, write_whole
@@ -30,9 +30,12 @@ def _plain(data: Any) -> Any:
     return [_plain(v) for v in data] if isinstance(data, (list, tuple)) else data
 
 
-def write(folder: Path, findings: Sequence[Finding], made: dict[str, Any]) -> Path:
-    """Write every file of some findings; the path of the page. `made` tells how: command, machine, commit, versions.
+def write(
+    folder: Path, findings: Sequence[Finding], made: dict[str, Any], others: Mapping[int, str] | None = None
+) -> Path:
+    """Write every file of some findings; the path of the page.
 
+    `made` tells how: command, machine, commit, versions. `others` are titles of claims that were not asked for.
     Raises RunError where a file can't be written, RequestError where matplotlib is missing.
     """
     parts: dict[int, list[str]] = {}
@@ -52,7 +55,7 @@ def write(folder: Path, findings: Sequence[Finding], made: dict[str, Any]) -> Pa
     document = {**made, "claims": [_document(f) for f in findings]}
     write_whole(folder / "claims.json", json.dumps(_plain(document), indent=1, ensure_ascii=False) + "\n")
     page = folder / "claims.html"
-    write_whole(page, _page(findings, parts, made))
+    write_whole(page, _page(findings, parts, made, others or {}))
     return page
 
 
@@ -109,7 +112,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     return f'<table class="data"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _page(findings: Sequence[Finding], parts: dict[int, list[str]], made: dict[str, Any]) -> str:
+def _page(
+    findings: Sequence[Finding], parts: dict[int, list[str]], made: dict[str, Any], others: Mapping[int, str]
+) -> str:
     titles = {f.number: (f.title, f.claim) for f in findings}
     sections = "".join(
         f'<section aria-labelledby="claim-{n}"><h2 id="claim-{n}">{n}. {_e(titles[n][0])}</h2>'
@@ -122,6 +127,8 @@ def _page(findings: Sequence[Finding], parts: dict[int, list[str]], made: dict[s
         | {m: next((f.verdict for f in findings if (f.number, f.model) == (n, m)), None) for m in models}
         for n in sorted(titles)
     ]
+    verdicts += [{"claim": f"{n}. {title}"} | dict.fromkeys(models, OPEN) for n, title in others.items()]
+    verdicts.sort(key=lambda row: int(row["claim"].partition(".")[0]))
     values = {
         "head": head(f"fastcar claims: {', '.join(models)}"),
         "lead": "FastCar (arXiv 2505.14709) shows them on one model. Here they are measured on "
