@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,10 +21,12 @@ from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.clip import Clip, Prompt, clips_of
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.frame_reader import FrameReader
+
+if TYPE_CHECKING:
+    from fastcar_cli.models.checkpoint import LoadedModel
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ frames each, and marks those that the analyser finds wrong.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,8 +26,6 @@ def draw_sheet(
     file: Path, videos: NDArray[np.uint8], captions: Sequence[str], wrong: Sequence[bool], columns: int = 4
 ) -> None:
     """Videos uint8 [count, T, H, W, 3] with a caption each; wrong ones have a red caption."""
-    import textwrap
-
     plt = pyplot("a contact sheet")
 
     rows = -(-len(videos) // columns)

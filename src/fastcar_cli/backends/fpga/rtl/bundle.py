@@ -22,10 +22,10 @@ from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.backends.fpga.rtl.stimulus import (
     Layer,
     Packet,
+    layers_of,
     packet_of,
     random_layers,
     short_packets,
-    trace_layers,
 )
 from fastcar_cli.backends.fpga.rtl.units import ARITHMETIC, SOURCE
 from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
@@ -39,7 +39,7 @@ WEIGHTS: tuple[Weights, ...] = ("private", "lockstep", "multicast")
 """By the number that barrier.sv has for each."""
 
 RANDOM_LAYERS = 320
-"""Random layers that are run before those of a trace."""
+"""Random layers that are run before those of saved decisions."""
 
 
 def check(preset: Preset) -> None:
@@ -107,7 +107,7 @@ def others(preset: Preset) -> dict[str, Preset]:
     return {"machine_3": machine(3, 40, "stream", 1, 70), "machine_5": machine(5, 33, "skip", short, None)}
 
 
-def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | None = None) -> dict[str, Any]:
+def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int | None = None) -> dict[str, Any]:
     """Write the folder; returns what is in it: parameters, layers, sources that were changed there and stay.
 
     Raises RequestError for a preset or a model that the RTL can't run, RunError where a file can't be written.
@@ -115,15 +115,15 @@ def write(folder: Path, preset: Preset, trace: Decisions | None, passes: int | N
     check(preset)
     packets: list[Packet] = []
     layers: list[Layer] = []
-    if trace is not None:
-        check_rows(trace.replayed.shape[1])
-        decoder = spec_from_dict(trace.spec).decoder
+    if decisions is not None:
+        check_rows(decisions.replayed.shape[1])
+        decoder = spec_from_dict(decisions.spec).decoder
         program = compile_mlp(
             decoder.width, decoder.mlp_width, preset.format.stored_bits, preset.tile_bytes, preset.window
         )
         packets.append(packet_of(preset, program, Rates.of(preset)))
         _check_dispatch(preset, packets[0])
-        layers += trace_layers(trace.replayed, 0, passes)
+        layers += layers_of(decisions.replayed, 0, passes)
     short = _short(preset)
     layers = [*random_layers(RANDOM_LAYERS, len(short), len(packets)), *layers]
     packets += short

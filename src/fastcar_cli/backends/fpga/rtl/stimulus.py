@@ -1,4 +1,4 @@
-"""What the RTL is run on: the layers of a trace, and random ones with late packets and full queues."""
+"""What the RTL is run on: the layers of saved decisions, and random ones with late packets and full queues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer to run: which pass and layer of a trace (None: random), rows that compute, packet, late packets."""
+    """One layer to run: pass and layer it was saved from (None: random), rows that compute, packet, late packets."""
 
     step: int | None
     layer: int
@@ -77,7 +77,7 @@ def random_layers(count: int, packets: int, first: int, seed: int = 0) -> Iterat
         yield Layer(None, number, index, rows, first + int(rng.integers(packets)), tuple(int(g) for g in gaps))
 
 
-def trace_layers(replayed: NDArray[np.bool_], packet: int, passes: int | None) -> Iterator[Layer]:
+def layers_of(replayed: NDArray[np.bool_], packet: int, passes: int | None) -> Iterator[Layer]:
     """The layers of decisions [layers, rows, passes] in the order they run, of the first `passes`."""
     computing = ~replayed
     for step in range(computing.shape[2] if passes is None else min(passes, computing.shape[2])):
