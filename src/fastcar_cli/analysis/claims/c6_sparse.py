@@ -23,6 +23,8 @@ CLAIM = (
 WINDOWS = (16, 64, 256)
 LONG = (16, 64)
 """Frames of longer videos."""
+LONG_PROMPTS = 4
+"""Prompts of longer videos, at most: 64 frames take eight times as long as 16."""
 
 
 def _windows(study: Study, frames: int | None = None) -> tuple[int, ...]:
@@ -51,7 +53,7 @@ def needs(study: Study) -> list[Job]:
     jobs = [Job(axes=axes)]
     for frames, folder in _longer(study).items():
         axes = (("windows", (None, *_windows(study, frames))), ("ratios", ratios[-1:]))
-        jobs.append(Job(folder, (("generation.frames", frames),), axes))
+        jobs.append(Job(folder, (("generation.frames", frames),), axes, LONG_PROMPTS))
     return jobs
 
 
@@ -115,6 +117,10 @@ def judge(study: Study) -> Finding:
     notes = [
         "Compared is with the dense video under full attention. Time is the emulated U280's at the 7B model's size, "
         "from these decisions; equal time: the least of the ratios that is as fast as the window.",
+    ]
+    notes += [
+        f"Videos of {frames} frames: {len(study.cells(folder))}, the first {LONG_PROMPTS} prompts at most."
+        for frames, folder in _longer(study).items()
     ]
     if not _longer(study):
         notes.append(

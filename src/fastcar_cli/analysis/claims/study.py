@@ -34,12 +34,14 @@ Arrays = dict[str, NDArray[Any]]
 class Job:
     """Cells that a claim needs: the folder's name, keys of the configuration that make it another, and axes.
 
-    `axes` are fields of a sweep's Request: taus, windows, gates, scores, ratios.
+    `axes` are fields of a sweep's Request: taus, windows, gates, scores, ratios. `prompts` is how many of the study's
+    prompts are decoded at most, from the first on.
     """
 
     folder: str = MAIN
     config: tuple[tuple[str, Any], ...] = ()
     axes: tuple[tuple[str, Any], ...] = ()
+    prompts: int | None = None
 
 
 @dataclass
@@ -82,7 +84,7 @@ class Study:
     def _session(self, job: Job) -> Session:
         config = self.base.changed(dict(job.config))
         request = Request(
-            config=config, prompts=self.prompts, seeds=self.seeds, taus=(), repeats=1, metrics=self._metrics(),
+            config=config, prompts=self.prompts[: job.prompts], seeds=self.seeds, taus=(), repeats=1, metrics=self._metrics(),
             tokens="dense",
         )  # fmt: skip
         weights = {k for k, _ in job.config} & {"runtime.dtype", "model"}
@@ -139,7 +141,7 @@ class Study:
         session, _ = self._sessions[folder]
         dense = fields.get("tau") is None and fields.get("ratio") is None
         gate = "row" if dense else session.plan.gates[0]
-        for prompt in self.prompts:
+        for prompt in session.plan.prompts:
             for seed in self.seeds:
                 yield replace(Cell(prompt, seed, None, None, gate, "torch"), **fields)
 
