@@ -51,7 +51,7 @@ def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
     made = (
         transformers.LlamaConfig(**SIZES, rope_parameters=rope | {"rope_theta": 500000.0})
         if int(transformers.__version__.split(".")[0]) >= 5
-        else transformers.LlamaConfig(**SIZES, rope_theta=500000.0, rope_scaling=rope | {"type": "linear"})
+        else transformers.LlamaConfig(**SIZES, rope_theta=500000.0, rope_scaling={"type": "linear", "factor": 2.0})
     )
     made.save_pretrained(tmp_path)
     spec = read_decoder(ConfigFile(tmp_path / "config.json"))

@@ -63,6 +63,23 @@ def test_models_import_nothing_above_them() -> None:
             assert not above, name
 
 
+NEWER_THAN_3_10 = {
+    "typing": {"Self", "Never", "LiteralString", "NotRequired", "Required", "TypeVarTuple", "Unpack", "assert_never",
+               "assert_type", "override", "reveal_type"},
+    "enum": {"StrEnum"}, "datetime": {"UTC"}, "itertools": {"batched"}, "contextlib": {"chdir"},
+}  # fmt: skip
+
+
+def test_nothing_is_imported_that_the_oldest_python_lacks() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))):
+            if isinstance(node, ast.ImportFrom):
+                newer = NEWER_THAN_3_10.get(str(node.module), set()) & {alias.name for alias in node.names}
+                assert not newer, f"{path}: {newer}"
+            elif isinstance(node, ast.Import):
+                assert "tomllib" not in {alias.name for alias in node.names}, path
+
+
 def test_importing_the_package_sets_no_environment_variable() -> None:
     code = "import os; before = dict(os.environ); import fastcar_cli.pipeline; print(dict(os.environ) == before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,6 +13,9 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.registry import folder_of, load
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 from fastcar_cli.models.video_model import VideoModel
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _FAR = 1e3
 
