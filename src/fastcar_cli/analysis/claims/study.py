@@ -84,8 +84,8 @@ class Study:
     def _session(self, job: Job) -> Session:
         config = self.base.changed(dict(job.config))
         request = Request(
-            config=config, prompts=self.prompts[: job.prompts], seeds=self.seeds, taus=(), repeats=1, metrics=self._metrics(),
-            tokens="dense",
+            config=config, prompts=self.prompts[: job.prompts], seeds=self.seeds, taus=(), repeats=1,
+            metrics=self._metrics(), tokens="dense",
         )  # fmt: skip
         weights = {k for k, _ in job.config} & {"runtime.dtype", "model"}
         return Session.open(replace(request, **dict(job.axes)), None if weights else self.pipe)
