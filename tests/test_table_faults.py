@@ -14,10 +14,10 @@ from fastcar_cli.world.table.analyser import analyse, judge
 from fastcar_cli.world.table.ground import PERIOD, ground
 from fastcar_cli.world.table.render import draw, render
 from fastcar_cli.world.table.said import said_of
-from fastcar_cli.world.table.scene import FRAMES, GROUNDS, LIGHTS, SIDE, TURNING, Scene, Thing
+from fastcar_cli.world.table.scene import FRAMES, GROUNDS, LIGHTS, SHAPES, SIDE, SIZES, TURNING, Scene, Thing
 from fastcar_cli.world.table.stories import draw_scene, happens, standing
 
-_DELETED = 9
+_DELETED, _CHANGED = 9, 8
 """First frame of a fault."""
 _SIDES = (*range(10, 20, 2), *range(110, 120, 2))
 _BOTTOM = tuple(range(108, 120, 2))
@@ -54,10 +54,36 @@ def _near_border(rng: random.Random, moves: bool) -> Scene:
             return scene
 
 
+def _anywhere(rng: random.Random, shapes: tuple[str, ...] = SHAPES) -> tuple[Scene, int]:
+    """A scene of any story, and which of its objects stays in the frame and has one of these shapes."""
+    while True:
+        scene = draw_scene(rng)
+        which = rng.randrange(len(scene.things))
+        inside = all(8 <= p.x <= SIDE - 8 and p.y <= SIDE - 4 for p in scene.paths()[0][which])
+        if inside and scene.things[which].shape in shapes:
+            return scene, which
+
+
+def _changed(rng: random.Random, fault: str) -> tuple[Scene, NDArray[np.uint8]]:
+    scene, which = _anywhere(rng, ("cube", "cylinder") if fault == "cube or cylinder" else SHAPES)
+    own = scene.things[which]
+    if fault == "size":
+        other = replace(own, size=next(s for s in SIZES if s != own.size))
+    elif fault == "cube or cylinder":
+        other = replace(own, shape="cylinder" if own.shape == "cube" else "cube")
+    else:
+        other = replace(own, shape=rng.choice([s for s in SHAPES if s != own.shape]))
+    if fault == "alternating shape":
+        return scene, _rendered(scene, lambda t: other if t % 2 else own, which)
+    return scene, _rendered(scene, lambda t: own if t < _CHANGED else other, which)
+
+
 def planted(fault: str, rng: random.Random) -> tuple[Scene, NDArray[np.uint8]]:
     """A scene, and its video with a fault."""
-    scene = _near_border(rng, fault.startswith("moves"))
-    return scene, _rendered(scene, lambda t: scene.things[0] if t < _DELETED else None, 0)
+    if fault in ("stands and is deleted", "moves and is deleted"):
+        scene = _near_border(rng, fault.startswith("moves"))
+        return scene, _rendered(scene, lambda t: scene.things[0] if t < _DELETED else None, 0)
+    return _changed(rng, fault)
 
 
 def noticed(fault: str, count: int) -> float:
@@ -71,13 +97,17 @@ def noticed(fault: str, count: int) -> float:
 
 
 def test_a_scene_without_a_fault_is_as_it_is_rendered() -> None:
-    scene = draw_scene(random.Random(5))
-    assert np.array_equal(_rendered(scene, lambda _: scene.things[0], 0), render(scene))
+    scene, which = _anywhere(random.Random(5))
+    assert np.array_equal(_rendered(scene, lambda _: scene.things[which], which), render(scene))
 
 
 FAULTS = {
     "stands and is deleted": (36, 0.95),
     "moves and is deleted": (36, 0.95),
+    "cube or cylinder": (30, 0.9),
+    "any shape": (30, 0.9),
+    "size": (36, 0.9),
+    "alternating shape": (24, 0.9),
 }
 """Every fault, how many of it are planted, and the least share of them to be noticed."""
 

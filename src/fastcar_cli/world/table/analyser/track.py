@@ -140,8 +140,12 @@ def _locate(
     return best if best[0] <= _LOST or share >= _MOSTLY else (9.0, *guess, turn0, 0.0)
 
 
-def _compare(padded: Array, light: str, track: Track, t: int) -> None:
-    """Note how well every colour, material, shape and size fits in frame t."""
+def _compare(padded: Array, grey: Array, light: str, track: Track, t: int) -> None:
+    """Note how well every colour, material, shape and size fits in frame t.
+
+    Forms differ by little more than their edges, so they count by what they leave unexplained, as share of the object:
+    the object's pixels outside of a form count as much as ground inside of it.
+    """
     place = track.at[t]
     assert place is not None
     x, y, turn = place
@@ -154,19 +158,22 @@ def _compare(padded: Array, light: str, track: Track, t: int) -> None:
     track.tint_errors.append({tint: error_of(with_tint(look, *tint), turn, one_x, one_y) for tint in tints()})
     mine = template(look, turn, light)
     middle = (x + mine.left + mine.solid.shape[1] // 2, y + mine.top + mine.solid.shape[0] // 2)
+    scale = 1 / thin(look, turn, light).area
+
+    def rest_of(other: Look, turn: int, xs: range, ys: range) -> float:
+        return float(unexplained(padded, grey, thin(other, turn, light), xs, ys).min()) * scale
+
     forms: dict[tuple[str, str], float] = {}
     for shape, size in geometries():
         other = Look(shape, size, look.color, look.material)
         found = 9.0
         for other_turn in other.turns():
             box = template(other, other_turn, light)
-            # A small template inside a large object fits too, so what it leaves unexplained counts.
-            unexplained = max(0.0, 1 - box.area / mine.area) * 0.2
             cx = middle[0] - box.left - box.solid.shape[1] // 2
             cy = middle[1] - box.top - box.solid.shape[0] // 2
-            found = min(found, error_of(other, other_turn, places(cx, 3), places(cy, 3)) + unexplained)
+            found = min(found, rest_of(other, other_turn, places(cx, 3), places(cy, 3)))
         forms[shape, size] = found
-    forms[look.shape, look.size] = min(forms[look.shape, look.size], error_of(look, turn, one_x, one_y))
+    forms[look.shape, look.size] = min(forms[look.shape, look.size], rest_of(look, turn, one_x, one_y))
     track.form_errors.append(forms)
     track.judged.append(t)
 
@@ -203,8 +210,10 @@ def follow(frames: Array, backdrop: Backdrop) -> tuple[list[Track], list[str]]:
                 lost.append(track)
             else:
                 track.at.append((x, y, turn))
-                if share >= _WHOLE and _free(state, backdrop.light, present.index(track)):
-                    _compare(padded, backdrop.light, track, t)
+                own = present.index(track)
+                if share >= _WHOLE and _free(state, backdrop.light, own):
+                    rest = _without(grey, state, backdrop.light, own)
+                    _compare(padded, rest, backdrop.light, track, t)
         known = np.zeros((SIDE, SIDE), bool)
         for track in present:
             if track.at[-1] is not None:
@@ -232,6 +241,17 @@ def _free(state: list[tuple[Look, int, int, int]], light: str, own: int) -> bool
         for i, (other, t, ox, oy) in enumerate(state)
         if i != own
     )
+
+
+def _without(grey: Array, state: list[tuple[Look, int, int, int]], light: str, own: int) -> Array:
+    """Padded strangeness with NaN where objects other than `own` are."""
+    if len(state) < 2:
+        return grey
+    others = np.zeros((SIDE, SIDE), bool)
+    for i, (look, turn, x, y) in enumerate(state):
+        if i != own:
+            others |= cover(template(look, turn, light), x, y)
+    return _veiled(grey, ndimage.binary_dilation(others))
 
 
 def _look_for_more(
