@@ -120,6 +120,24 @@ def errors(
     return (total / np.maximum(count, 1)).astype(np.float32), count.astype(np.float32)
 
 
+def unexplained(padded: Array, grey: Array, t: Template, xs: range, ys: range) -> Array:
+    """By how much a template explains a frame better than the ground does, in pixels, negative, at places [y, x].
+
+    `padded` is a padded frame, `grey` its padded strangeness, NaN where something else is. What a small template
+    leaves outside of it, or a large one covers that is ground, counts against it.
+    """
+    offsets, rgb = t.pixels
+    corners = (np.array(ys)[:, None] + t.top + MARGIN) * _SPAN + np.array(xs) + t.left + MARGIN
+    index = corners[..., None] + offsets
+    difference = np.abs(padded[0].take(index) - rgb[0])
+    difference += np.abs(padded[1].take(index) - rgb[1])
+    difference += np.abs(padded[2].take(index) - rgb[2])
+    difference *= np.float32(1 / 3)
+    balance = np.minimum(difference, CAP, out=difference)
+    balance -= np.minimum(grey.take(index), CAP)
+    return np.asarray(np.nansum(balance, -1) / CAP, np.float32)
+
+
 def cover(t: Template, x: int, y: int) -> NDArray[np.bool_]:
     """Pixels of a frame [128, 128] that a template at (x, y), anywhere, hides."""
     out = np.zeros((SIDE, SIDE), bool)

@@ -12,6 +12,7 @@ from fastcar_cli.models.paths import TURNS
 from fastcar_cli.world.table.analyser.backdrop import Backdrop, strangeness
 from fastcar_cli.world.table.analyser.detect import Found, find, places, regions
 from fastcar_cli.world.table.analyser.looks import (
+    MARGIN,
     Look,
     cover,
     errors,
@@ -20,6 +21,7 @@ from fastcar_cli.world.table.analyser.looks import (
     template,
     thin,
     tints,
+    unexplained,
     with_tint,
 )
 from fastcar_cli.world.table.scene import SIDE
@@ -27,6 +29,8 @@ from fastcar_cli.world.table.solids import Array
 
 _LOST = 0.13
 """Mean difference above which an object is not where it was looked for."""
+_ABSENT = 0.05
+"""Share of an object that the ground must explain better than the object, on balance, for it not to be there."""
 _HIDDEN = 0.3
 """Share of an object that must be seen for its place to be measured."""
 _MOSTLY = 0.6
@@ -68,6 +72,17 @@ def _outside(x: int, y: int) -> bool:
     return not (-6 <= x < SIDE + 6 and -6 <= y < SIDE + 24)
 
 
+def _leaving(track: Track, backdrop: Backdrop) -> bool:
+    """Whether an object that was last seen on its way out of the frame is mostly out of it two frames later."""
+    seen = [(k, p) for k, p in enumerate(track.at) if p is not None][-3:]
+    (first, (x0, y0, _)), (last, (x, y, turn)) = seen[0], seen[-1]
+    # What was seen once is taken to stand on the ground, which the camera passes.
+    speed = ((x - x0) / (last - first), (y - y0) / (last - first)) if last > first else (-backdrop.pan, 0)
+    shown = template(track.look, turn, backdrop.light)
+    now, soon = (int(cover(shown, round(x + n * speed[0]), round(y + n * speed[1])).sum()) / shown.area for n in (0, 2))
+    return soon < min(now, _MOSTLY)
+
+
 def _hiding(tracks: list[tuple[Look, int, int, int]], light: str, own: int) -> NDArray[np.bool_]:
     """Pixels [128, 128] hidden by objects whose foot is lower in the picture than object `own`'s."""
     hidden = np.zeros((SIDE, SIDE), bool)
@@ -81,8 +96,19 @@ def _turns(look: Look, turn: int) -> list[int]:
     return [turn, (turn + 1) % TURNS, (turn - 1) % TURNS] if len(look.turns()) > 1 else [0]
 
 
-def _locate(padded: Array, light: str, track: Track, hidden: NDArray[np.bool_]) -> tuple[float, int, int, int, float]:
-    """(error, x, y, turn, share seen) of an object near its last and its expected place."""
+def _veiled(grey: Array, hidden: NDArray[np.bool_]) -> Array:
+    """Padded strangeness with NaN where something else is."""
+    return np.where(np.pad(hidden, MARGIN).ravel(), np.float32(np.nan), grey)
+
+
+def _locate(
+    padded: Array, grey: Array, light: str, track: Track, hidden: NDArray[np.bool_]
+) -> tuple[float, int, int, int, float]:
+    """(error, x, y, turn, share seen) of an object near its last and its expected place.
+
+    The error is 1 where the ground alone explains better what is seen there, so that an object whose colour is not far
+    from the ground's isn't taken to be where nothing is.
+    """
     guess = track.expected()
     x0, y0, turn0 = track.last()
     best = (9.0, x0, y0, turn0, 0.0)
@@ -104,12 +130,22 @@ def _locate(padded: Array, light: str, track: Track, hidden: NDArray[np.bool_]) 
             at = np.unravel_index(int(score.argmin()), score.shape)
             if float(score[at]) < best[0]:
                 best = (float(score[at]), xs[int(at[1])], ys[int(at[0])], turn, float(count[at]) / t.area)
+    if best[0] <= _LOST:
+        _, x, y, turn, seen = best
+        rest = _veiled(grey, hidden) if hidden.any() else grey
+        shown = template(track.look, turn, light)
+        if float(unexplained(padded, rest, shown, range(x, x + 1), range(y, y + 1))[0, 0]) > _ABSENT * shown.area:
+            best = (1.0, x, y, turn, seen)
     # Little of it may be too little to fit: then it is taken to be where it should be.
     return best if best[0] <= _LOST or share >= _MOSTLY else (9.0, *guess, turn0, 0.0)
 
 
-def _compare(padded: Array, light: str, track: Track, t: int) -> None:
-    """Note how well every colour, material, shape and size fits in frame t."""
+def _compare(padded: Array, grey: Array, light: str, track: Track, t: int) -> None:
+    """Note how well every colour, material, shape and size fits in frame t.
+
+    Forms differ by little more than their edges, so they count by what they leave unexplained, as share of the object:
+    the object's pixels outside of a form count as much as ground inside of it.
+    """
     place = track.at[t]
     assert place is not None
     x, y, turn = place
@@ -122,19 +158,22 @@ def _compare(padded: Array, light: str, track: Track, t: int) -> None:
     track.tint_errors.append({tint: error_of(with_tint(look, *tint), turn, one_x, one_y) for tint in tints()})
     mine = template(look, turn, light)
     middle = (x + mine.left + mine.solid.shape[1] // 2, y + mine.top + mine.solid.shape[0] // 2)
+    scale = 1 / thin(look, turn, light).area
+
+    def rest_of(other: Look, turn: int, xs: range, ys: range) -> float:
+        return float(unexplained(padded, grey, thin(other, turn, light), xs, ys).min()) * scale
+
     forms: dict[tuple[str, str], float] = {}
     for shape, size in geometries():
         other = Look(shape, size, look.color, look.material)
         found = 9.0
         for other_turn in other.turns():
             box = template(other, other_turn, light)
-            # A small template inside a large object fits too, so what it leaves unexplained counts.
-            unexplained = max(0.0, 1 - box.area / mine.area) * 0.2
             cx = middle[0] - box.left - box.solid.shape[1] // 2
             cy = middle[1] - box.top - box.solid.shape[0] // 2
-            found = min(found, error_of(other, other_turn, places(cx, 3), places(cy, 3)) + unexplained)
+            found = min(found, rest_of(other, other_turn, places(cx, 3), places(cy, 3)))
         forms[shape, size] = found
-    forms[look.shape, look.size] = min(forms[look.shape, look.size], error_of(look, turn, one_x, one_y))
+    forms[look.shape, look.size] = min(forms[look.shape, look.size], rest_of(look, turn, one_x, one_y))
     track.form_errors.append(forms)
     track.judged.append(t)
 
@@ -145,12 +184,15 @@ def follow(frames: Array, backdrop: Backdrop) -> tuple[list[Track], list[str]]:
     wrong: list[str] = []
     for t, frame in enumerate(frames):
         padded = pad(frame)
+        strange = strangeness(frame, backdrop, t)
+        grey = np.pad(strange, MARGIN, constant_values=np.nan).ravel()
         present = [track for track in tracks if not track.gone]
         state = [(tr.look, tr.last()[2], *tr.expected()) for tr in present]
         measured: list[tuple[float, int, int, int, float]] = []
         for _ in range(2 if len(present) > 1 else 1):
             measured = [
-                _locate(padded, backdrop.light, tr, _hiding(state, backdrop.light, i)) for i, tr in enumerate(present)
+                _locate(padded, grey, backdrop.light, tr, _hiding(state, backdrop.light, i))
+                for i, tr in enumerate(present)
             ]
             state = [
                 (tr.look, m[3], m[1], m[2]) if m[0] <= _LOST else (tr.look, tr.last()[2], *tr.expected())
@@ -168,21 +210,21 @@ def follow(frames: Array, backdrop: Backdrop) -> tuple[list[Track], list[str]]:
                 lost.append(track)
             else:
                 track.at.append((x, y, turn))
-                if share >= _WHOLE and _free(state, backdrop.light, present.index(track)):
-                    _compare(padded, backdrop.light, track, t)
+                own = present.index(track)
+                if share >= _WHOLE and _free(state, backdrop.light, own):
+                    rest = _without(grey, state, backdrop.light, own)
+                    _compare(padded, rest, backdrop.light, track, t)
         known = np.zeros((SIDE, SIDE), bool)
         for track in present:
             if track.at[-1] is not None:
                 x, y, turn = track.at[-1]
                 known |= cover(template(track.look, turn, backdrop.light), x, y)
         known = ndimage.binary_dilation(known, iterations=2)
-        _look_for_more(frame, backdrop, t, tracks, lost, known, wrong)
+        _look_for_more(frame, strange, backdrop, t, tracks, lost, known, wrong)
         for track in lost:
             if track.at[-1] is None:
-                x, y, _ = track.last()
-                near_border = min(x, SIDE - x) < 22 or min(y, SIDE - y) < 22
                 track.gone = True
-                if not near_border:
+                if not _leaving(track, backdrop):
                     wrong.append(f"frame {t}: the {track.look.color} {track.look.shape} is gone")
         for track in tracks:
             if len(track.at) <= t:
@@ -201,8 +243,20 @@ def _free(state: list[tuple[Look, int, int, int]], light: str, own: int) -> bool
     )
 
 
+def _without(grey: Array, state: list[tuple[Look, int, int, int]], light: str, own: int) -> Array:
+    """Padded strangeness with NaN where objects other than `own` are."""
+    if len(state) < 2:
+        return grey
+    others = np.zeros((SIDE, SIDE), bool)
+    for i, (look, turn, x, y) in enumerate(state):
+        if i != own:
+            others |= cover(template(look, turn, light), x, y)
+    return _veiled(grey, ndimage.binary_dilation(others))
+
+
 def _look_for_more(
     frame: Array,
+    strange: Array,
     backdrop: Backdrop,
     t: int,
     tracks: list[Track],
@@ -211,7 +265,6 @@ def _look_for_more(
     wrong: list[str],
 ) -> None:
     """Objects that no track explains: new ones, or lost ones elsewhere."""
-    strange = strangeness(frame, backdrop, t)
     for _ in range(4):
         parts = regions(strange, known)
         if not parts:

@@ -16,7 +16,11 @@ from fastcar_cli.world.table.scene import MASS, RADIUS, SIDE, TURNING, Thing
 from fastcar_cli.world.table.stories import HOPS
 
 _CONTRADICTS = 0.025
-"""By how much another look must fit a frame better than the video's own to count as a change."""
+"""By how much another colour and material must fit a frame better than the video's own to count as a change."""
+_CHANGES = 0.12
+"""By how much another form must fit better than the video's own, summed over the frames, to count as a change."""
+_DOUBT = 0.01
+"""What is taken off for each frame, as what is drawn softly may fit another form a little better."""
 _STILL = 3.0
 """Pixels within which something stands still."""
 _ROUGH = 2.0
@@ -83,21 +87,34 @@ def as_float(video: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _sums(rows: list[dict[tuple[str, str], float]]) -> tuple[str, str]:
-    return min(rows[0], key=lambda k: sum(min(r[k], 0.3) for r in rows))
+    """What fits best in all frames, of which none counts for more than 0.3."""
+    least = [min(r.values()) for r in rows]
+    return min(rows[0], key=lambda k: sum(min(r[k] - low, 0.3) for r, low in zip(rows, least, strict=True)))
 
 
 def _final_look(track: Track, wrong: list[str]) -> tuple[str, str, str, str]:
-    """(shape, size, color, material) over the whole video; frames that contradict it are noted."""
+    """(shape, size, color, material) over the whole video; what contradicts it is noted.
+
+    Another form, that is shape and size, counts by how much better it fits in all frames in which it does: too little
+    to tell in any of them adds up if it lasts or comes again and again. Colours are told apart in every frame.
+    """
     look = track.look
     if not track.judged:
         return look.shape, look.size, look.color, look.material
     shape, size = _sums(track.form_errors)
     color, material = _sums(track.tint_errors)
-    for t, forms, tints in zip(track.judged, track.form_errors, track.tint_errors, strict=True):
-        for table, own in ((forms, (shape, size)), (tints, (color, material))):
-            best = min(table, key=lambda k: table[k])
-            if table[own] > table[best] + _CONTRADICTS:
-                wrong.append(f"frame {t}: the {color} {shape} looks {' '.join(best)}")
+    gains = {
+        form: [max(rest[shape, size] - rest[form] - _DOUBT, 0) for rest in track.form_errors]
+        for form in track.form_errors[0]
+    }
+    other = max(gains, key=lambda form: sum(gains[form]))
+    if sum(gains[other]) > _CHANGES:
+        t = next(t for t, gain in zip(track.judged, gains[other], strict=True) if gain)
+        wrong.append(f"frame {t}: the {color} {shape} looks {' '.join(other)}")
+    for t, tints in zip(track.judged, track.tint_errors, strict=True):
+        best = min(tints, key=lambda k: tints[k])
+        if tints[color, material] > tints[best] + _CONTRADICTS:
+            wrong.append(f"frame {t}: the {color} {shape} looks {' '.join(best)}")
     return shape, size, color, material
 
 
