@@ -197,7 +197,7 @@ def other_prompts(file: Path) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs a list of mapped files")
-def test_what_was_rounded_plainly_is_gone_when_rounding_begins(make, prompts: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_what_was_rounded_plainly_is_gone_when_rounding_begins(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     source, seen = open_source(str(make())), []
 
     def look(what: str, done: int, total: int) -> None:
@@ -205,7 +205,7 @@ def test_what_was_rounded_plainly_is_gone_when_rounding_begins(make, prompts: Pa
             seen.append("/.plain/" in Path("/proc/self/maps").read_text())
 
     form = target_format(source, source.spec, "int8", None)
-    Conversion(source, Path("made").resolve(), form, source.spec, Calibration(PROMPTS[:1])).run(look)
+    Conversion(source, tmp_path / "made", form, source.spec, Calibration(PROMPTS[:1])).run(look)
     assert seen and not any(seen)
 
 

@@ -186,6 +186,12 @@ def test_bad_prompts(run: Run, tmp_path: Path, prompt: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("options", "told"), [((), True), (("--cfg", "2"), False), (("--tau", "off"), False)])
+def test_a_gate_of_pairs_needs_pairs(run: Run, options: tuple[str, ...], told: bool) -> None:
+    done = run("generate", PROMPT, "--frames", "1", "--tau", "-2", "--gate", "pair", *options, "-o", "a.gif")
+    assert done.returncode == 0 and ("guidance 1 makes no pairs" in done.stderr) is told, done.stderr
+
+
 def test_a_report_beside_a_video_replaces_no_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a-red-ball-s1.json").write_text("mine")
     done = run("generate", "a red ball", "a blue car", "--seed", "1", "--frames", "1", "-q")

@@ -184,6 +184,9 @@ def generate(
             f"{option}: {count} videos are decoded in batches of {pipe.batch_size(count)}, one file holds one",
             hint="fewer prompts or --samples at once",
         )
+    rule = pipe.settings.rule
+    if run.replay.gate == "pair" and not rule.pairs and (rule.target is not None or not rule.tau.off):
+        notes.append("--gate pair has no effect, because guidance 1 makes no pairs")
     repository = repository_of(run.model)
     if repository is not None:
         notes.append(licence(run.model, repository))
@@ -234,7 +237,6 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
     dense = run.replay.tau.off and run.replay.ratio is None
     idle = {
         "nothing replays: it takes --tau or --replay-ratio": (dense, ("score", "tas", "gate", "max_replay_age")),
-        "--cfg 1 makes no pairs": (not dense and run.sampling.cfg == 1, ("gate",)),
         f"the score is {run.replay.score}": (not dense and run.replay.score != "tas", ("tas",)),
         "everything is attended to: it takes --window": (run.attention.window is None, ("sinks",)),
         "temperature 0 takes the likeliest code": (run.sampling.temperature == 0, ("top_k", "top_p")),

@@ -97,6 +97,17 @@ def pad(image: Array) -> Array:
     return np.ascontiguousarray(padded.reshape(-1, 3).T)
 
 
+def _differences(padded: Array, t: Template, xs: range, ys: range) -> tuple[Array, NDArray[np.intp]]:
+    """Sum over the colours of the differences [y, x, pixel] of a template at places (ys, xs); where its pixels lie."""
+    offsets, rgb = t.pixels
+    corners = (np.array(ys)[:, None] + t.top + MARGIN) * _SPAN + np.array(xs) + t.left + MARGIN
+    index = corners[..., None] + offsets
+    difference = np.abs(padded[0].take(index) - rgb[0])
+    difference += np.abs(padded[1].take(index) - rgb[1])
+    difference += np.abs(padded[2].take(index) - rgb[2])
+    return difference, index
+
+
 def errors(
     padded: Array, t: Template, xs: range, ys: range, hidden: NDArray[np.bool_] | None = None
 ) -> tuple[Array, Array]:
@@ -105,12 +116,7 @@ def errors(
     `padded` is a padded frame; `hidden` [128, 128] says where something in front hides the object.
     Places must keep the template within the margin.
     """
-    offsets, rgb = t.pixels
-    corners = (np.array(ys)[:, None] + t.top + MARGIN) * _SPAN + np.array(xs) + t.left + MARGIN
-    index = corners[..., None] + offsets
-    difference = np.abs(padded[0].take(index) - rgb[0])
-    difference += np.abs(padded[1].take(index) - rgb[1])
-    difference += np.abs(padded[2].take(index) - rgb[2])
+    difference, index = _differences(padded, t, xs, ys)
     seen = ~np.isnan(difference)
     if hidden is not None:
         seen &= ~np.pad(hidden, MARGIN).ravel().take(index)
@@ -126,12 +132,7 @@ def unexplained(padded: Array, grey: Array, t: Template, xs: range, ys: range) -
     `padded` is a padded frame, `grey` its padded strangeness, NaN where something else is. What a small template
     leaves outside of it, or a large one covers that is ground, counts against it.
     """
-    offsets, rgb = t.pixels
-    corners = (np.array(ys)[:, None] + t.top + MARGIN) * _SPAN + np.array(xs) + t.left + MARGIN
-    index = corners[..., None] + offsets
-    difference = np.abs(padded[0].take(index) - rgb[0])
-    difference += np.abs(padded[1].take(index) - rgb[1])
-    difference += np.abs(padded[2].take(index) - rgb[2])
+    difference, index = _differences(padded, t, xs, ys)
     difference *= np.float32(1 / 3)
     balance = np.minimum(difference, CAP, out=difference)
     balance -= np.minimum(grey.take(index), CAP)
