@@ -30,6 +30,10 @@ def test_a_prompt_is_read_as_people_mean_it(prompt: str) -> None:
     assert " ".join(reading.tokens) == READINGS[prompt] and not reading.unknown
 
 
+def test_a_prompt_without_a_word_has_none_unknown() -> None:
+    assert table_tokenizer().read(" ,").unknown == ()
+
+
 @pytest.mark.parametrize("verb", ["rolls", "slides", "moves", "goes", "comes", "passes"])
 @pytest.mark.parametrize("token", ["in_front_of", "behind", "grass", "wood", "checker", "dusk", "day"])
 def test_every_verb_goes_before_every_place(verb: str, token: str) -> None:

@@ -115,8 +115,6 @@ class Rotary(nn.Module):
         frequencies = spec.rope_theta**-exponent
         if spec.rope_periods:
             frequencies = 2 * math.pi / torch.tensor(spec.rope_periods, dtype=torch.float32, device="cpu")
-        if len(frequencies) != spec.head_dim // 2:
-            raise ValueError(f"rope_periods has {len(frequencies)} values, a head has {spec.head_dim // 2} pairs")
         self.register_buffer("inv_freq", frequencies, persistent=False)
         self.factor = spec.rope_factor
 

@@ -48,7 +48,7 @@ class LayoutTokenizer(PhraseTokenizer):
 
     def _arranged(self, words: list[str]) -> list[str]:
         """Looks said behind a thing before it: "a ball that is red and small" as "a red and small ball"."""
-        return self._said_behind.sub(r"\2 \1", " ".join(words)).split(" ")
+        return self._said_behind.sub(r"\2 \1", " ".join(words)).split()
 
     def to_dict(self) -> dict[str, Any]:
         """What it is made of, as plain data: its own arguments."""
