@@ -163,6 +163,9 @@ class DecoderPass:
         }.items():
             setattr(decoder, field, value)
         self._step = STRUCTS.Step()
+        # The tensors that the last pass was given; the same ones need not be looked at again.
+        self._scored: Tensor | None = None
+        self._scores: Tensor | None = None
         memory = scratch(kernels().decoder_bytes(decoder))
         decoder.scratch = memory.data_ptr()
         # A small pass takes less than a millisecond, so the call itself must do little.
@@ -224,8 +227,10 @@ class DecoderPass:
         step.slot, step.length, step.aligned_from, step.aligned_to = at.slot, at.length, at.aligned_from, at.aligned_to
         step.mask = None if mask is None else expect("mask", mask, (rows, slots), torch.bool)
         step.thresholds = None if thresholds is None else expect("thresholds", thresholds, per_layer, torch.float32)
-        step.scored = None if scored is None else expect("scored", scored, per_layer[:1], torch.bool)
-        step.scores = None if scores is None else expect("scores", scores, per_layer, torch.float32)
+        if scored is not self._scored or scores is not self._scores:
+            step.scored = None if scored is None else expect("scored", scored, per_layer[:1], torch.bool)
+            step.scores = None if scores is None else expect("scores", scores, per_layer, torch.float32)
+            self._scored, self._scores = scored, scores
         step.replayed = None if replayed is None else expect("replayed", replayed, per_layer, torch.bool)
         self._run()
         return float(step.mlp_ns) * 1e-9
