@@ -18,6 +18,9 @@ from fastcar_cli.models.depth import DepthBlock, DepthTransformer
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import QuantisedLinear, multiplied_by
 
+# Below this many bytes of weights one thread is through before a second one has been handed its share.
+SMALL = 128 * 1024
+
 
 def obstacle(model: Network) -> str | None:
     """Why the native kernels can't run this model here; None where they can."""
@@ -128,7 +131,9 @@ class NativeExecutor(HostExecutor):
         self._cos, self._sin = batch.cos.float().unbind(0), batch.sin.float().unbind(0)
         self._dtype = model.dtype
         maps = [m for m in model.projector.modules() if isinstance(m, (nn.Linear, QuantisedLinear))]
-        self._projector = [native.Product(_linear(m), batch.videos, threads) for m in maps]
+        self._projector = [
+            native.Product(_linear(m), batch.videos, 1 if m.weight.nbytes < SMALL else threads) for m in maps
+        ]
         # What is added to the input of each token; the last map takes it as its bias where all videos have the same.
         self._added = None if batch.added is None else batch.added.float()
         self._biases: Tensor | None = None

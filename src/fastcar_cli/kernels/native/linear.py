@@ -10,9 +10,6 @@ from torch import Tensor
 from fastcar_cli.kernels.native.library import kernels, scratch
 from fastcar_cli.kernels.native.structs import STRUCTS, Linear, expect, matrix
 
-# Below this many bytes of weights one thread is through before a second one has been handed its share.
-SMALL = 128 * 1024
-
 
 class Product:
     """A linear map for a fixed number of rows; its weights are used in place."""
@@ -20,8 +17,6 @@ class Product:
     def __init__(self, linear: Linear, rows: int, threads: int = 1) -> None:
         if rows < 1 or threads < 1:
             raise ValueError(f"{rows} rows and {threads} threads, expected at least one of each")
-        if linear.weight.nbytes < SMALL:
-            threads = 1
         self._kernels, self._linear = kernels(), linear
         self._product = STRUCTS.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
         self._bias = self._product.matrix.bias
