@@ -287,6 +287,24 @@ def test_a_given_code_must_be_one(code: int) -> None:
         toy.native()(random(toy.rows, toy.hidden), 0, given=given)
 
 
+def test_other_scores_are_written_where_they_are_given() -> None:
+    toy = Toy()
+    x, cos, sin, at = inputs(toy)
+    run = toy.native()
+    given = tables(toy)
+    first = given["scores"].fill_(torch.nan)
+    run(x.clone(), cos, sin, at, position=2, **given)
+    kept = first.clone()
+    assert not kept.isnan().any()
+    other = {**given, "scores": torch.full_like(first, torch.nan)}
+    with pytest.raises(ValueError, match="scores"):
+        run(x.clone(), cos, sin, at, position=2, **{**given, "scores": torch.zeros(1, 1)})
+    first.fill_(torch.nan)
+    toy.reset()
+    run(x.clone(), cos, sin, at, position=2, **other)
+    assert torch.equal(other["scores"], kept) and first.isnan().all()
+
+
 def test_what_does_not_fit_is_named() -> None:
     toy = Toy()
     x, cos, sin, at = inputs(toy)

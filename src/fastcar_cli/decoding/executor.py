@@ -77,7 +77,10 @@ def prefill(batch: Batch) -> Tensor:
 
 
 class HostExecutor(ABC):
-    """An executor that returns to the host between the decoder and the depth transformer."""
+    """An executor that returns to the host between the decoder and the depth transformer.
+
+    `run` and `draw` are called in torch's inference mode, which the engine enters once for all tokens.
+    """
 
     name: str
 

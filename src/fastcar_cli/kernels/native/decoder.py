@@ -228,8 +228,9 @@ class DecoderPass:
         step.mask = None if mask is None else expect("mask", mask, (rows, slots), torch.bool)
         step.thresholds = None if thresholds is None else expect("thresholds", thresholds, per_layer, torch.float32)
         if scored is not self._scored or scores is not self._scores:
-            step.scored = None if scored is None else expect("scored", scored, per_layer[:1], torch.bool)
+            flags = None if scored is None else expect("scored", scored, per_layer[:1], torch.bool)
             step.scores = None if scores is None else expect("scores", scores, per_layer, torch.float32)
+            step.scored = flags
             self._scored, self._scores = scored, scores
         step.replayed = None if replayed is None else expect("replayed", replayed, per_layer, torch.bool)
         self._run()
