@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import fastcar_cli.bench.__main__ as bench
+from fastcar_cli.bench import neighbour
 from fastcar_cli.bench.contestants import engine, pattern
 from fastcar_cli.bench.measure import contestants, models, pass_bytes
 from fastcar_cli.bench.plan import PROMPT_TOKENS, Benchmark
@@ -103,6 +105,27 @@ def test_json_tells_every_line_and_every_ratio() -> None:
         assert least == min(result["ratios"][name] for result in document["contexts"])
 
 
+def test_busy_processes_are_there_while_passes_are_timed_and_gone_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[subprocess.Popen[bytes]] = []
+    states: list[list[int | None]] = []
+    start = subprocess.Popen
+
+    def started(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        loops.append(start(*arguments, **options))
+        return loops[-1]
+
+    monkeypatch.setattr(neighbour.subprocess, "Popen", started)
+    plan = Benchmark("mini", layers=1, context=100, rows=1, passes=2, turns=1, compiled=False)
+    threads = torch.get_num_threads()
+    result = neighbour.measure(plan, 2, 2, lambda done, total: states.append([loop.poll() for loop in loops]))
+    assert states == [[None, None]] * 2
+    assert len(loops) == 2 and all(loop.poll() is not None for loop in loops)
+    assert torch.get_num_threads() == threads
+    assert result["lines"].keys() == {"float32", "int8"}
+    for line in result["lines"].values():
+        assert line["threads_over_one"] == pytest.approx(line["threads_ms"] / line["one_thread_ms"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -114,6 +137,8 @@ def test_json_tells_every_line_and_every_ratio() -> None:
         (("--shape", "other"), "--shape"),
         (("--turns", "0"), "--turns"),
         (("--device", "tpu"), "--device tpu"),
+        (("--busy", "1", "--generate", "2"), "--generate has no effect with --busy"),
+        (("--busy", "-1"), "--busy"),
     ],
 )
 def test_what_can_not_be_timed_is_refused(

@@ -4,7 +4,8 @@ One run times, turn by turn: our engine dense and at forced replay ratios (rows 
 torch's and with native kernels, with int8 and int4 weights; transformers' LlamaModel on the same weights; and
 a loop that computes every MLP and then selects. `--generate N` also times N whole `fastcar generate`.
 `--video MODEL` decodes a whole video instead, dense and with replay; `--clip small` predicts a clip with a model of
-iVideoGPT's shape, against transformers' generate.
+iVideoGPT's shape, against transformers' generate; `--busy N` times dense passes on one thread and on several beside
+N processes that keep a core busy.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from fastcar_cli.bench.plan import Benchmark
     from fastcar_cli.bench.video import WholeVideo
 
 
@@ -142,6 +144,22 @@ def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> N
     clip_table(console(stderr=False), result)
 
 
+def _beside(plans: list[Benchmark], busy: int, threads: int, as_json: bool) -> None:
+    """Time passes beside busy processes, one context after the other, and print what they took."""
+    from fastcar_cli.bench.neighbour import measure
+    from fastcar_cli.bench.render import neighbour_table
+    from fastcar_cli.cli.render import console
+
+    results = []
+    for plan in plans:
+        work = partial(measure, plan, busy, threads)
+        results.append(_watched("turns", f"context {plan.context:,}", work))
+        if not as_json:
+            neighbour_table(console(stderr=False), results[-1])
+    if as_json:
+        print(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
+
+
 def _watched(things: str, name: str, work: Callable[[Callable[[int, int], None]], dict[str, Any]]) -> dict[str, Any]:
     """What `work(on_progress)` gives, with a bar of the things done."""
     from fastcar_cli.cli.render import console, progress
@@ -192,6 +210,10 @@ def bench(
         str, typer.Option(help="Keys and values of --video: auto (as the model), int8 or int12.")
     ] = "auto",
     generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
+    busy: Annotated[
+        int,
+        typer.Option(help="Instead, dense passes on one thread and on --threads beside so many busy processes.", min=0),
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Time decode passes side by side: dense, at forced replay ratios, in every format, and transformers."""
@@ -242,6 +264,10 @@ def bench(
     ]
     for plan in plans:
         check(plan)
+    if busy:
+        refuse(ctx, ("device", "llama_cpp", "compiled", "generate"), "with --busy", "leave it out")
+        _beside(plans, busy, torch.get_num_threads(), as_json)
+        return
     results = []
     for plan in plans:
         results.append(_watched("runs", f"context {plan.context:,}", partial(measure, plan)))

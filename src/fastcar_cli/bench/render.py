@@ -25,3 +25,18 @@ def clip_table(out: Console, result: dict[str, Any]) -> None:
             cells += [f"{line['speedup']:.2f} of {line['ceiling']:.2f}", f"{line['of_ceiling']:.0%}"]
         table.add_row(name, *cells)
     print_whole(out, table)
+
+
+def neighbour_table(out: Console, result: dict[str, Any]) -> None:
+    """Print what passes took beside busy processes, see `bench.neighbour.measure`."""
+    out.print(f"{result['cpu']}, {result['busy']} busy processes beside it, torch {result['torch']}")
+    threads = f"{result['threads']} threads"
+    table = columns(
+        f"{result['shape']}, context {result['context']}, {result['rows']} rows, dense: "
+        f"median of {result['turns']} turns of {result['passes']} passes",
+        *("", "one thread, ms a pass", f"{threads}, ms a pass", f"{threads} over one"),
+    )
+    for form, line in result["lines"].items():
+        cells = [f"{line['one_thread_ms']:.3f}", f"{line['threads_ms']:.3f}", f"{line['threads_over_one']:.2f}"]
+        table.add_row(form, *cells)
+    print_whole(out, table)
