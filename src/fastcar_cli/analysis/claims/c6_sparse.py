@@ -21,6 +21,8 @@ CLAIM = (
     "17.27 dB at 2.13 x, so replay alleviates the drift of sparse attention (table 2)."
 )
 WINDOWS = (16, 64, 256)
+Curves = dict[tuple[int, int | None, float | None], NDArray[np.float64]]
+"""Quality by frame, by number of frames, window and ratio."""
 LONG = (16, 64)
 """Frames of longer videos."""
 LONG_PROMPTS = 4
@@ -80,7 +82,7 @@ def judge(study: Study) -> Finding:
     beats: list[bool | None] = []
     mends: list[bool | None] = []
     told: list[str] = []
-    curves: dict[str, NDArray[np.float64]] = {}
+    curves: Curves = {}
     for frames, folder in {study.pipe.frames: MAIN, **_longer(study)}.items():
         own = folder == MAIN
         dense = [study.images(c, folder) for c in study.cells(folder)]
@@ -91,7 +93,7 @@ def judge(study: Study) -> Finding:
                 if ratio is None and window is None:
                     continue
                 quality, by_frame = _against(study, cells, dense, folder, key)
-                curves[f"{frames}: window {window or 'off'}, ratio {ratio or 0:g}"] = by_frame
+                curves[frames, window, ratio] = by_frame
                 seconds = _seconds(study, cells, folder, window) if own else math.nan
                 at[ratio, window] = quality, seconds
                 e = estimate(quality)
@@ -153,9 +155,23 @@ def _part(told_apart: list[bool | None]) -> str:
     return HOLDS if all(known) and len(known) == len(told_apart) else FAILS if not any(known) else PART
 
 
-def _draw(figure: Any, curves: dict[str, NDArray[np.float64]], key: str) -> None:
-    axes = figure.subplots()
-    for name, values in curves.items():
-        axes.plot(range(1, len(values) + 1), values, marker=".", label=name)
-    axes.set(xlabel="frame", ylabel=KEYS[key])
-    axes.legend(frameon=False, fontsize=7, bbox_to_anchor=(1.01, 1), loc="upper left")
+def _draw(figure: Any, curves: Curves, key: str) -> None:
+    """One panel a length; colours tell the window, lines the ratio."""
+    lengths, windows, ratios = ([*dict.fromkeys(k[i] for k in curves)] for i in range(3))
+    windows, ratios = sorted(windows, key=lambda w: w or math.inf), sorted(ratios, key=lambda r: r or 0.0)
+    panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
+    for axes, length in zip(panels, lengths, strict=True):
+        for (frames, window, ratio), values in curves.items():
+            if frames == length:
+                style = {"color": f"C{windows.index(window)}", "linestyle": ("-", "--", "-.", ":")[ratios.index(ratio)]}
+                axes.plot(range(1, frames + 1), values, linewidth=1.2, **style)
+        axes.set(xlabel="frame", title=f"{length} frames")
+    panels[0].set(ylabel=KEYS[key])
+    shown = [(f"window {w or 'off'}", {"color": f"C{i}"}) for i, w in enumerate(windows)]
+    shown += [
+        (f"ratio {r:g}" if r else "no replay", {"color": "black", "linestyle": style})
+        for r, style in zip(ratios, ("-", "--", "-.", ":"), strict=False)
+    ]
+    for name, style in shown:
+        panels[-1].plot([], [], label=name, **style)
+    panels[-1].legend(frameon=False, fontsize=8, bbox_to_anchor=(1.01, 1), loc="upper left")
