@@ -61,15 +61,16 @@ def needs(study: Study) -> list[Job]:
 
 def _against(
     study: Study, cells: list[dict[str, Any]], dense: list[NDArray[np.uint8]], folder: str, key: str
-) -> tuple[Values, NDArray[np.float64]]:
-    """Quality against full attention, dense, by prompt; and by frame, mean over videos."""
-    scorer, found, frames = study.scorer(), [], []
+) -> tuple[Values, Values, NDArray[np.float64]]:
+    """Quality against full attention, dense: by prompt, of the last frame by prompt, and by frame, mean over videos."""
+    scorer, found, last, frames = study.scorer(), [], [], []
     for cell, reference in zip(cells, dense, strict=True):
         means, by_frame = scorer.score(study.images(cell, folder), reference)
         value = means[key]
         found.append((cell["prompt"], 60.0 if value is None else float(value)))
         frames.append([60.0 if v is None else float(v) for v in by_frame[key]])
-    return by_prompt(found), np.array(frames, float).mean(0)
+        last.append((cell["prompt"], frames[-1][-1]))
+    return by_prompt(found), by_prompt(last), np.array(frames, float).mean(0)
 
 
 def judge(study: Study) -> Finding:
@@ -86,16 +87,16 @@ def judge(study: Study) -> Finding:
     for frames, folder in {study.pipe.frames: MAIN, **_longer(study)}.items():
         own = folder == MAIN
         dense = [study.images(c, folder) for c in study.cells(folder)]
-        at: dict[tuple[float | None, int | None], tuple[Values, float]] = {}
+        at: dict[tuple[float | None, int | None], tuple[Values, Values, float]] = {}
         for window in (None, *_windows(study, frames)):
             for ratio in (None, *(ratios if own else ratios[-1:])):
                 cells = study.cells(folder, ratio=ratio, window=window)
                 if ratio is None and window is None:
                     continue
-                quality, by_frame = _against(study, cells, dense, folder, key)
+                quality, last, by_frame = _against(study, cells, dense, folder, key)
                 curves[frames, window, ratio] = by_frame
                 seconds = _seconds(study, cells, folder, window) if own else math.nan
-                at[ratio, window] = quality, seconds
+                at[ratio, window] = quality, last, seconds
                 e = estimate(quality)
                 rows.append({
                     "frames": frames, "window": window or "off", "ratio": ratio or 0.0,
@@ -104,7 +105,7 @@ def judge(study: Study) -> Finding:
                 })  # fmt: skip
         for window in _windows(study, frames):
             alone = at[None, window]
-            fast = [r for r in ratios if own and at[r, None][1] <= alone[1]]
+            fast = [r for r in ratios if own and at[r, None][2] <= alone[2]]
             if fast:
                 margin = difference(at[min(fast), None][0], alone[0])
                 beats.append(margin.above_zero if margin.above_zero or margin.below_zero else None)
@@ -114,6 +115,11 @@ def judge(study: Study) -> Finding:
             told.append(
                 f"window {window} with replay {ratios[-1]:g} less without ({frames} frames): {both.text('+.3f')}"
             )
+            if not own:
+                end = difference(at[ratios[-1], window][1], alone[1])
+                told[-1] += f", in the last frame {end.text('+.3f')}"
+        if own:
+            counted = estimate(at[ratios[-1], None][0])
     parts = [_part(beats), _part(mends)]
     verdict = parts[0] if parts[0] == parts[1] else PART
     notes = [
@@ -134,10 +140,9 @@ def judge(study: Study) -> Finding:
             "Replay adds an error of its own. Where a window hardly changes the video, as in short ones whose frames "
             "say all there is to know, there is no drift to mend and that error is what remains."
         )
-    first = estimate(at[ratios[-1], None][0])
     return Finding(
         NUMBER, TITLE, CLAIM, study.model, verdict, f"{KEYS[key]}: {'; '.join(told)}.",
-        first.videos, first.prompts, rows,
+        counted.videos, counted.prompts, rows,
         {"beats": beats, "mends": mends, "parts": parts}, notes,
         [Plot("drift", f"{KEYS[key]} against dense with full attention, by frame", lambda f: _draw(f, curves, key))],
     )  # fmt: skip
