@@ -1,0 +1,52 @@
+"""What the learning curve of `table` predicts, on lines whose ends are known, and in the docs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.world.table.learning_curve import COLUMNS, main, predict, read
+
+DATA = Path(__file__).parents[1] / "docs" / "data" / "table-learning.csv"
+
+
+def test_lines_lead_where_they_were_drawn(tmp_path: Path) -> None:
+    steps = np.array([1000, 2000, 4000, 8000])
+    loss = 6 - 0.5 * np.log(steps)
+    rows = [f"{s},{v},{v},{100 - 30 * v},{90 - 40 * v}" for s, v in zip(steps, loss, strict=True)]
+    file = tmp_path / "curve.csv"
+    file.write_text("\n".join([",".join(COLUMNS), *rows]))
+    found = predict(read(file))
+    for name, wanted in (("right_one", (100 - 85) / 30), ("right_two", (90 - 60) / 40)):
+        assert found[name]["loss"] == pytest.approx(wanted)
+        assert found[name]["steps"] == pytest.approx(math.exp((6 - wanted) / 0.5))
+
+
+def test_docs_tell_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    main([str(DATA), "-o", str(tmp_path / "curve.png")])
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+    said = (DATA.parents[1] / "table-training.md").read_text(encoding="utf-8")
+    for line in capsys.readouterr().out.splitlines():
+        assert line in said
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a,b\n1,2\n", "columns of numbers: steps"),
+        (",".join(COLUMNS) + "\n1000,1,x,2,3\n", "no learning curve"),
+        (",".join(COLUMNS) + "\n1000,1,1,2,3\n2000,1,0.9,,\n", "`right_one`"),
+        (",".join(COLUMNS) + "\n10,1,1,2,3\n20,1,0.9,3,4\n", "`loss_later`"),
+    ],
+)
+def test_another_file_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "curve.csv"
+    file.write_text(text)
+    with pytest.raises(RequestError) as error:
+        read(file)
+    assert told in f"{error.value} {error.value.hint}"
