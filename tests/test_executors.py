@@ -218,16 +218,19 @@ def _decisions(want: Reference) -> Tensor:
 
 
 def _cases() -> list[Any]:
+    """Every executor, format, rule and kind of heads; where cases are slow, every other one is long."""
     found = []
     for name, kind in EXECUTORS.items():
         for form in kind.formats:
-            for rule in kind.rules or RULES:
-                found.append(pytest.param(name, form, rule, id=f"{name}-{form}-{rule}", marks=kind.marks))
+            for i, rule in enumerate(kind.rules or RULES):
+                for kv_heads, heads in ((1, "grouped"), (2, "heads")):
+                    marks = [*kind.marks, pytest.mark.long] if kind.marks and (i + kv_heads) % 2 else kind.marks
+                    case = f"{name}-{form}-{rule}-{heads}"
+                    found.append(pytest.param(name, form, rule, kv_heads, id=case, marks=marks))
     return found
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2], ids=["grouped", "heads"])
-@pytest.mark.parametrize(("executor", "form", "rule"), _cases())
+@pytest.mark.parametrize(("executor", "form", "rule", "kv_heads"), _cases())
 def test_executor_equals_the_reference(executor: str, form: str, rule: str, kv_heads: int) -> None:
     if EXECUTORS[executor].missing:
         pytest.skip(str(EXECUTORS[executor].missing))

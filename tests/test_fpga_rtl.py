@@ -256,6 +256,10 @@ def test_a_trace_of_the_bundled_model_runs_in_the_cycles_that_the_emulator_says(
 def test_a_source_changed_in_the_folder_is_found(tmp_path: Path, name: str, before: str, after: str, said: str) -> None:
     bundle.write(tmp_path, load_preset("edge-small"), None)
     changed(tmp_path / name, before, after)
+    if name.startswith("arithmetic"):
+        # The other machines come before it and have none of it.
+        for machine in tmp_path.glob("machine_*"):
+            shutil.rmtree(machine)
     same, line = tools.simulate(tmp_path)
     print(line)
     assert not same and line.startswith("DIFFERENCE: ") and re.search(said, line), line
