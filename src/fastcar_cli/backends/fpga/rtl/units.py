@@ -10,7 +10,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -55,11 +57,28 @@ def _built(folder: Path, top: str, parameters: Mapping[str, int]) -> Path:
     options = ["--cc", "--top", top, "-y", ".", "-y", "..", "-Mdir", made, "-O3", "-Wno-fatal", *values]
     _made([program, *options, f"{top}.sv"], folder)
     sources = [top + ".cpp", *sorted(str(f.relative_to(folder)) for f in (folder / made).glob("*.cpp"))]
-    sources += [str(include / name) for name in ("verilated.cpp", "verilated_threads.cpp")]
     searched = [f"-I{made}", f"-I{include}", f"-I{include / 'vltstd'}"]
     flags = ["-std=c++17", "-O1", f"-DMACS={parameters['MACS']}", *searched, "-pthread", "-o", top]
-    _made([compiler(), *flags, *sources], folder)
+    _made([compiler(), *flags, *sources, *_runtime(compiler(), include)], folder)
     return folder / top
+
+
+@cache
+def _runtime(program: str, include: Path) -> tuple[str, ...]:
+    """Verilator's own part, the same for every module: compiled once a process."""
+    folder = Path(_kept().name)
+    objects = []
+    for name in ("verilated", "verilated_threads"):
+        objects.append(str(folder / f"{name}.o"))
+        searched = [f"-I{include}", f"-I{include / 'vltstd'}"]
+        _made([program, "-std=c++17", "-O1", "-c", *searched, "-o", objects[-1], str(include / f"{name}.cpp")], folder)
+    return tuple(objects)
+
+
+@cache
+def _kept() -> TemporaryDirectory[str]:
+    """A folder that goes when the process does."""
+    return TemporaryDirectory(prefix="fastcar-verilator-")
 
 
 def _asked(program: Path, request: bytes) -> Tensor:
