@@ -11,6 +11,7 @@ from sweeping import BALL, TINY_METRICS, sweep, tiny_folder
 from typer.testing import CliRunner, Result
 
 from fastcar_cli import extras
+from fastcar_cli.analysis.claims.__main__ import app as claims
 from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
 
@@ -60,6 +61,13 @@ def test_options_that_need_an_extra_are_refused(arguments: tuple[str, ...], extr
     done = _fastcar(*arguments)
     assert isinstance(done.exception, RequestError)
     assert f"fastcar[{extra}]" in str(done.exception)
+
+
+def test_claims_ask_for_their_plots_before_they_decode(tmp_path: Path) -> None:
+    done = CliRunner().invoke(claims, ["--model", "mini", "--prompts", "1", "--seeds", "1", "-o", "claims"])
+    assert isinstance(done.exception, RequestError)
+    assert "the page of the claims needs the extra fastcar[plots]" in str(done.exception)
+    assert not (tmp_path / "claims").exists()
 
 
 @pytest.mark.slow

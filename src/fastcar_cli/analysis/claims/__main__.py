@@ -72,10 +72,13 @@ def claims(
     from fastcar_cli.cli.flags import prompts_of
     from fastcar_cli.cli.render import console, note, progress
     from fastcar_cli.config import load_config
+    from fastcar_cli.extras import pyplot
     from fastcar_cli.pipeline import TextToVideo
     from fastcar_cli.signals import status
 
     modules = _chosen(claim)
+    # Its plots come last: what they need is asked for before hours of decodes.
+    pyplot("the page of the claims")
     terminal = console(quiet)
     given = tuple(prompts_of(prompts_file, "--prompts-file")) if prompts_file is not None else None
     studies = []
