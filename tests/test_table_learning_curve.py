@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.world.table.learning_curve import COLUMNS, main, predict, read
+from fastcar_cli.world.table.learning_curve import COLUMNS, Lines, main, read
 
 DATA = Path(__file__).parents[1] / "docs" / "data" / "table-learning.csv"
 
@@ -20,7 +20,7 @@ def test_lines_lead_where_they_were_drawn(tmp_path: Path) -> None:
     rows = [f"{s},{v},{v},{100 - 30 * v},{90 - 40 * v}" for s, v in zip(steps, loss, strict=True)]
     file = tmp_path / "curve.csv"
     file.write_text("\n".join([",".join(COLUMNS), *rows]))
-    found = predict(read(file))
+    found = Lines.through(read(file)).predict()
     for name, wanted in (("right_one", (100 - 85) / 30), ("right_two", (90 - 60) / 40)):
         assert found[name]["loss"] == pytest.approx(wanted)
         assert found[name]["steps"] == pytest.approx(math.exp((6 - wanted) / 0.5))
@@ -50,3 +50,14 @@ def test_another_file_is_refused(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError) as error:
         read(file)
     assert told in f"{error.value} {error.value.hint}"
+
+
+def test_what_leads_nowhere_or_can_not_be_written_ends_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat = tmp_path / "flat.csv"
+    flat.write_text(",".join(COLUMNS) + "\n1000,2,2,5,5\n2000,2,1.9,5,5\n")
+    for file, output, told in ((flat, "plot.png", "leads nowhere"), (DATA, "none/plot.png", "could not be written")):
+        with pytest.raises(SystemExit) as stop:
+            main([str(file), "-o", str(tmp_path / output)])
+        assert stop.value.code == 2 and told in capsys.readouterr().err

@@ -29,7 +29,7 @@ def clip_table(out: Console, result: dict[str, Any]) -> None:
 
 def neighbour_table(out: Console, result: dict[str, Any]) -> None:
     """Print what passes took beside busy processes, see `bench.neighbour.measure`."""
-    out.print(f"{result['cpu']}, {result['busy']} busy processes beside it, torch {result['torch']}")
+    out.print(f"{result['cpu']}, busy processes beside it: {result['busy']}, torch {result['torch']}")
     threads = f"{result['threads']} threads"
     table = columns(
         f"{result['shape']}, context {result['context']}, {result['rows']} rows, dense: "
