@@ -1,4 +1,4 @@
-// What the library exports. Python picks one of the instruction sets that this processor runs.
+// What the library exports. Python picks one of the sets of kernels that this processor runs.
 #include "structs.h"
 
 #if defined(__x86_64__)
@@ -7,7 +7,7 @@
 
 extern "C" const Kernels kernels_plain;
 #if defined(__x86_64__)
-extern "C" const Kernels kernels_avx2, kernels_avx512, kernels_avx512vnni;
+extern "C" const Kernels kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_zen5;
 #endif
 
 namespace {
@@ -30,15 +30,24 @@ bool os_saves(unsigned registers) {
     return (low & registers) == registers;
 }
 
-// The vector instructions of this processor. 0: none that is used; 1: AVX2 with FMA and F16C; 2: also AVX-512 F, BW, DQ
-// and VL; 3: also VNNI.
+// Whether this is Zen 5 or a later core of AMD (family 26).
+bool is_zen5(Registers zero, Registers one) {
+    constexpr unsigned authentic[] = {0x68747541, 0x69746E65, 0x444D4163};
+    unsigned family = one.a >> 8 & 15;
+    if (family == 15) family += one.a >> 20 & 255;
+    return zero.b == authentic[0] && zero.d == authentic[1] && zero.c == authentic[2] && family >= 26;
+}
+
+// What this processor is. 0: nothing that is used; 1: AVX2 with FMA and F16C; 2: also AVX-512 F, BW, DQ and VL; 3: also
+// VNNI; 4: these and Zen 5.
 int vector_level() {
     Registers one = cpuid(1), seven = cpuid(7);
     constexpr unsigned fma = 1u << 12, saved = 1u << 27, f16c = 1u << 29, avx2 = 1u << 5;
     constexpr unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, vnni = 1u << 11, base = fma | saved | f16c;
     if ((one.c & base) != base || (seven.b & avx2) == 0 || !os_saves(0x6)) return 0;
     if ((seven.b & avx512) != avx512 || !os_saves(0xE6)) return 1;
-    return seven.c & vnni ? 3 : 2;
+    if ((seven.c & vnni) == 0) return 2;
+    return is_zen5(cpuid(0), one) ? 4 : 3;
 }
 #endif
 
@@ -50,12 +59,13 @@ struct KernelSet {
 // The i-th best kernels that this processor runs; null after the last.
 KernelSet kernel_set(long i) {
 #if defined(__x86_64__)
-    constexpr KernelSet all[] = {{"avx512vnni", &kernels_avx512vnni},
+    constexpr KernelSet all[] = {{"zen5", &kernels_zen5},
+                                 {"avx512vnni", &kernels_avx512vnni},
                                  {"avx512", &kernels_avx512},
                                  {"avx2+fma", &kernels_avx2},
                                  {"plain", &kernels_plain}};
-    long index = i + 3 - vector_level();
-    return index < 4 ? all[index] : KernelSet{nullptr, nullptr};
+    long index = i + 4 - vector_level();
+    return index < 5 ? all[index] : KernelSet{nullptr, nullptr};
 #elif defined(__aarch64__)
     return i == 0 ? KernelSet{"neon", &kernels_plain} : KernelSet{nullptr, nullptr};
 #else
