@@ -11,8 +11,9 @@ namespace {
 
 // Cache lines between a prefetch and its use, over all rows of a tile: enough to be on their way while memory answers.
 constexpr long PREFETCH_LINES = 128;
-// Quantised inputs of a tile that stay in the L1 cache while weight rows pass by one at a time, in bytes.
-constexpr long L1_INPUTS = 32 << 10;
+// In bytes: quantised inputs of a tile that stay in the L1 cache while weight rows pass by one at a time, and rows that
+// are long enough for that. Shorter ones side by side are one piece of memory as well, and take fewer sums over lanes.
+constexpr long L1_INPUTS = 32 << 10, LONG_ROW = 1 << 10;
 // Fewer numbers are quantised by the leader alone, before a helper would have noticed the work.
 constexpr long MIN_SHARED_QUANTISE = 8192;
 // Most quantised inputs in a tile: their sums fit the registers.
@@ -188,13 +189,14 @@ __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long
         });
 }
 
-// As above for quantised inputs. With few of them a row at a time, as long as the inputs stay in the L1 cache; else the
+// As above for quantised inputs. Long weight rows are read one at a time where the inputs stay in the L1 cache; else the
 // rows of a tile side by side, which share the loads of inputs. Without AVX-512 sharing them matters most.
 template <class Format, int R, int N>
 __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long last, const char* read_next,
                                              const char* x, long x_step, long rows, float* y, long y_step) {
     constexpr long block_inputs = Format::input_bytes + Format::input_scales * sizeof(float);
-    bool alone = WIDE && N <= 2 && ceil_div(n, Format::block_inputs) * block_inputs * N <= L1_INPUTS;
+    bool alone = WIDE && N <= 2 && w.row >= LONG_ROW &&
+                 ceil_div(n, Format::block_inputs) * block_inputs * N <= L1_INPUTS;
     const char* end = w.at + last * w.row;
     long lines = w.row / CACHE_LINE + 1, o = first;
     auto multiply = [&](auto tile_rows, auto side) __attribute__((always_inline)) {
