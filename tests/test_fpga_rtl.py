@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,9 @@ def changed(file: Path, before: str, after: str) -> None:
     file.write_text(source.replace(before, after))
 
 
+# The step "RTL" of CI runs such a trace too.
 @needs_verilator
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_trace_of_the_bundled_model_runs_in_the_cycles_that_the_emulator_says(run: Run, tmp_path: Path) -> None:
     words = ("--frames", "2", "--tau", "-2", "--seed", "5", "--trace", "t.npz", "-o", "t.mp4")
@@ -328,10 +330,16 @@ def test_verilator_has_nothing_to_say_of_the_sources(tmp_path: Path, weights: st
         assert tools.call([tools.verilator(), *options, *sources], tmp_path) == (0, "")
 
 
+def _machines() -> Iterator[Any]:
+    """Numbers of cores with each way of weights; every other one is long."""
+    for i, cores in enumerate((1, 2, 3, 4, 6, 7, 8)):
+        for j, weights in enumerate(bundle.WEIGHTS):
+            yield pytest.param(cores, weights, marks=pytest.mark.long if (i + j) % 2 else ())
+
+
 @needs_verilator
 @pytest.mark.slow
-@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 7, 8])
-@pytest.mark.parametrize("weights", bundle.WEIGHTS)
+@pytest.mark.parametrize(("cores", "weights"), _machines())
 def test_random_layers_on_any_number_of_cores(tmp_path: Path, cores: int, weights: str) -> None:
     fetch, queue = ("skip", 2) if cores % 2 else ("stream", 1)
     same, line = build(tmp_path, cores=cores, hbm__weights=weights, drs__fetch=fetch, drs__queue=queue)
