@@ -184,7 +184,7 @@ def bench(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, auto.")] = "cpu",
     llama_cpp: Annotated[
-        bool, typer.Option("--llama-cpp", help="Also llama.cpp on files of the same shape; needs fastcar[llama-cpp].")
+        bool, typer.Option("--llama-cpp", help="Also llama.cpp on files of the same shape; needs the extra llama-cpp.")
     ] = False,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Also transformers under torch.compile; needs a C++ compiler.")
