@@ -339,7 +339,7 @@ def _machines() -> Iterator[Any]:
 
 @needs_verilator
 @pytest.mark.slow
-@pytest.mark.parametrize(("cores", "weights"), _machines())
+@pytest.mark.parametrize(("cores", "weights"), list(_machines()))
 def test_random_layers_on_any_number_of_cores(tmp_path: Path, cores: int, weights: str) -> None:
     fetch, queue = ("skip", 2) if cores % 2 else ("stream", 1)
     same, line = build(tmp_path, cores=cores, hbm__weights=weights, drs__fetch=fetch, drs__queue=queue)

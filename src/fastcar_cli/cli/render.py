@@ -65,6 +65,11 @@ class _Bar(Progress):
         super().advance(task_id, advance)
         self._line(task_id)
 
+    def stop(self) -> None:
+        """As `Progress.stop`, which before rich 14.3 ends with an empty line where there is no bar."""
+        if not self.disable:
+            super().stop()
+
     def _line(self, task_id: TaskID) -> None:
         if not self.disable or self._clock() - self._last < PLAIN_SECONDS:
             return

@@ -20,7 +20,11 @@ HALF = 28
 _SAMPLES = 3
 _LIGHT = np.array([-0.50, -0.30, 0.81], np.float32) / np.linalg.norm([-0.50, -0.30, 0.81]).astype(np.float32)
 _VIEW = np.array([0, RISE, -SLANT], np.float32)
-SHADOW_SHIFT = (float(-_LIGHT[0] / _LIGHT[2] / RISE), float(-_LIGHT[1] / _LIGHT[2] / RISE * -SLANT))
+# In float32, which numpy before 2 leaves where a Python number is met.
+SHADOW_SHIFT = (
+    float(-_LIGHT[0] / _LIGHT[2] / np.float32(RISE)),
+    float(-_LIGHT[1] / _LIGHT[2] / np.float32(RISE) * np.float32(-SLANT)),
+)
 """How far (right, down) in px a shadow moves for a pixel of height above the ground."""
 _DARK = 0.50
 """What a full shadow takes of the ground's light."""
