@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -330,16 +330,17 @@ def test_verilator_has_nothing_to_say_of_the_sources(tmp_path: Path, weights: st
         assert tools.call([tools.verilator(), *options, *sources], tmp_path) == (0, "")
 
 
-def _machines() -> Iterator[Any]:
-    """Numbers of cores with each way of weights; every other one is long."""
-    for i, cores in enumerate((1, 2, 3, 4, 6, 7, 8)):
-        for j, weights in enumerate(bundle.WEIGHTS):
-            yield pytest.param(cores, weights, marks=pytest.mark.long if (i + j) % 2 else ())
+MACHINES = [
+    pytest.param(cores, weights, marks=pytest.mark.long if (i + j) % 2 else ())
+    for i, cores in enumerate((1, 2, 3, 4, 6, 7, 8))
+    for j, weights in enumerate(bundle.WEIGHTS)
+]
+"""Numbers of cores with each way of weights; every other one is long."""
 
 
 @needs_verilator
 @pytest.mark.slow
-@pytest.mark.parametrize(("cores", "weights"), list(_machines()))
+@pytest.mark.parametrize(("cores", "weights"), MACHINES)
 def test_random_layers_on_any_number_of_cores(tmp_path: Path, cores: int, weights: str) -> None:
     fetch, queue = ("skip", 2) if cores % 2 else ("stream", 1)
     same, line = build(tmp_path, cores=cores, hbm__weights=weights, drs__fetch=fetch, drs__queue=queue)

@@ -60,8 +60,7 @@ def test_what_nothing_is_planned_for_is_told(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "tau", "least"),
-    [("table-dense", "off", 0.45), pytest.param("table", "off", 0.4, marks=pytest.mark.long), ("table", "-2", 0.4)],
+    ("name", "tau", "least"), [("table-dense", "off", 0.45), ("table", "off", 0.4), ("table", "-2", 0.4)]
 )
 def test_captions_with_one_object_are_shown_right(name: str, tau: str, least: float) -> None:
     """24 captions that were never trained on; what was measured on 300 stands in docs/table.md."""

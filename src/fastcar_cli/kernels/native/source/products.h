@@ -194,9 +194,6 @@ __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long
 template <class Format, int R, int N>
 __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long last, const char* read_next,
                                              const char* x, long x_step, long rows, float* y, long y_step) {
-    constexpr long bytes = Format::input_bytes + Format::input_scales * sizeof(float);
-    long input_bytes = ceil_div(n, Format::block_inputs) * bytes * N;
-    bool one_at_a_time = WIDE && N <= 2 && w.row >= LONG_ROW && input_bytes <= L1_INPUTS;
     const char* end = w.at + last * w.row;
     long lines = w.row / CACHE_LINE + 1, o = first;
     auto multiply = [&](auto tile_rows, auto side) __attribute__((always_inline)) {
@@ -210,10 +207,13 @@ __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long
                                                                y + r * y_step + o, y_step);
             });
     };
-    if (one_at_a_time)
-        multiply(Count<R>{}, Count<1>{});
-    else
-        multiply(Count<R>{}, Count<R>{});
+    if constexpr (WIDE && N <= 2) {
+        constexpr long bytes = Format::input_bytes + Format::input_scales * sizeof(float);
+        long input_bytes = ceil_div(n, Format::block_inputs) * bytes * N;
+        if (w.row >= LONG_ROW && input_bytes <= L1_INPUTS) multiply(Count<R>{}, Count<1>{});
+    }
+    // What is left.
+    multiply(Count<R>{}, Count<R>{});
     multiply(Count<1>{}, Count<1>{});
 }
 
