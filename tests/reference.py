@@ -30,9 +30,10 @@ def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def _rounded(x: Tensor, bits: int) -> Tensor:
-    scale = x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
-    return (x / scale).round() * scale
+def _rounded(x: Tensor, prompt: int) -> Tensor:
+    mean = x[:, :prompt].mean(1, keepdim=True)
+    scale = (x - mean).abs().amax(-1, keepdim=True) / 127
+    return ((x - mean) / scale).round().nan_to_num() * scale + mean
 
 
 def _rope(x: Tensor, position: Tensor, theta: float) -> Tensor:
@@ -57,15 +58,16 @@ def decode(
     sinks: int = 0,
     forced: Tensor | None = None,
     target: Target | None = None,
-    kv_bits: int | None = None,
+    kv_dtype: str = "auto",
     code: Callable[[Tensor], Tensor] = lambda x: x,
     code_latent: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Reference:
     """Float64 decode of forced codes [P, tokens, depth]; rows as in the engine.
 
     taus: a threshold a layer, infinity where it never replays. forced: decisions bool [layers, rows, tokens - 1] in
-    their place. kv_bits: visual tokens attend to keys and values rounded to 127ths (8 bits) or 2047ths (12) of the
-    largest of their head and token; TAS reads them unrounded. code, code_latent: what products of the blocks and the
+    their place. kv_dtype int8: visual tokens attend to keys and values that lie more than N tokens back, and are not of
+    the prompt (with a window of the sinks), as rounded to 127ths of the largest of their head and token, around the
+    prompt's mean. code, code_latent: what products of the blocks and the
     projector's keep of their inputs. target: a ratio, kept by the project's controller (which test_controller.py
     holds) on these scores.
     """
@@ -124,10 +126,11 @@ def decode(
                 if window is not None:
                     allowed &= (query - key < window) | (key < min(sinks, p))
                 heads = score.masked_fill(~allowed, float("-inf")).softmax(-1) @ v
-                if kv_bits is not None:
-                    stored_k, stored_v = _rounded(kr, kv_bits), _rounded(v, kv_bits)
-                    score = (qr @ stored_k.transpose(1, 2) / math.sqrt(d)).masked_fill(~allowed, float("-inf"))
-                    heads = torch.cat([heads[:, :p], (score.softmax(-1) @ stored_v)[:, p:]], 1)
+                if kv_dtype == "int8":
+                    exact = (query - key <= n) | (key < (p if window is None else min(sinks, p))) | (query < p)
+                    rounded = qr @ _rounded(kr, p).transpose(1, 2) / math.sqrt(d)
+                    weights = torch.where(exact, score, rounded).masked_fill(~allowed, float("-inf")).softmax(-1)
+                    heads = weights.masked_fill(~exact, 0) @ v + weights.masked_fill(exact, 0) @ _rounded(v, p)
                 attended.append(x + code(heads.transpose(0, 1).reshape(s, -1)) @ block.self_attn.o_proj.weight.T)
                 if t >= n:
                     used = qr if tas == "attention" else q

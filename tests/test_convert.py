@@ -115,7 +115,7 @@ def test_int4_holds_the_rounded_weights_with_zeros_behind(make: Callable[..., Pa
         packed, scale = quantise_int4(weight)
         assert torch.equal(made.weight, packed) and torch.equal(made.scale, scale)
     assert isinstance(model.projector.layers, torch.nn.Sequential)
-    assert all(isinstance(m, Int4Linear) for m in (model.projector.layers[0], model.depth.in_mlp_2))
+    assert isinstance(model.projector.layers[0], Int4Linear) and isinstance(model.depth.in_mlp_2, Int8Linear)
     # What is added to the MLP makes no difference: the same weights without it give the same sums.
     x = matrix(3, 32)
     gate, up = (m.widened(torch.float32)[:48] for m in (block.mlp.gate_proj, block.mlp.up_proj))  # type: ignore[operator]
@@ -125,7 +125,7 @@ def test_int4_holds_the_rounded_weights_with_zeros_behind(make: Callable[..., Pa
 
 def test_widths_that_int4_cant_take_leave_the_projector_in_floats(make: Callable[..., Path], run: Run) -> None:
     odd = {"tower__rqvaesiglip__embed_dim": 24, "tower__rqtransformer__input_embed_dim_1": 24}
-    folder = converted(run, make(**odd), "out", "--depth-dtype", "int8")
+    folder = converted(run, make(**odd))
     model = load(str(folder)).network
     kinds = [type(m) for m in (model.projector.layers[0], model.depth.in_mlp_1, model.llm.blocks[0].mlp.up_proj)]
     assert kinds == [torch.nn.Linear, Int8Linear, Int4Linear]

@@ -126,21 +126,18 @@ def test_block_outputs_and_feedback(group: str) -> None:
     close(fed, tensors[f"{group}/feedback_embed"], 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kv_dtype", "most"), [("int12", 1e-3), pytest.param("int8", 6e-3, marks=pytest.mark.slow)], ids=["int12", "int8"]
-)
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith(("t20", "t50", "t80", "mixed"))])
-def test_keys_and_values_in_few_bits_change_few_decisions(name: str, kv_dtype: str, most: float) -> None:
+def test_keys_and_values_in_int8_change_one_decision_in_a_thousand(name: str) -> None:
     """Of those that are taken, by a threshold in the midst of the scores; bfloat16 ones change up to 2.2 in 1,000."""
     case, exact = traced(name, kernels="native")
     data, tensors, model = golden()
     prompts = [data["prompts"][i] for i in case["prompt_indices"]]
     codes = tensors[f"{name}/codes"][: len(prompts)].long()
     options = {"tau": case["tau_per_layer"], "cfg": case["cfg"], "kernels": "native", "steps": exact.steps}
-    rounded = trace(model, prompts, codes, kv_dtype=kv_dtype, **options)
+    rounded = trace(model, prompts, codes, kv_dtype="int8", **options)
     taken = ~exact.tas.isnan()
-    assert float((rounded.replayed != exact.replayed)[taken].float().mean()) <= most
-    assert 0 < float((rounded.hidden - exact.hidden).norm() / exact.hidden.norm()) <= 5 * most
+    assert float((rounded.replayed != exact.replayed)[taken].float().mean()) <= 1e-3
+    assert 0 < float((rounded.hidden - exact.hidden).norm() / exact.hidden.norm()) <= 0.01
 
 
 def test_dense_run_has_no_scores() -> None:

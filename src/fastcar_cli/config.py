@@ -97,9 +97,7 @@ class Attention(_Section):
 
     window: int | None = Field(None, ge=1, le=LARGEST, description="last tokens attended to; none: all")
     sinks: int = Field(4, ge=0, le=LARGEST, description="first prompt tokens kept beside a window")
-    kv_dtype: Literal["auto", "int8", "int12"] = Field(
-        "auto", description="keys and values: auto (as the model), int8, int12"
-    )
+    kv_dtype: Literal["auto", "int8"] = Field("auto", description="keys and values: auto (as the model), int8")
 
     @field_validator("window", mode="before")
     @classmethod

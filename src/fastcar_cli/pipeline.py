@@ -21,7 +21,6 @@ from torch import Tensor
 
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.engine import Decode, row_limit
-from fastcar_cli.decoding.kv_cache import KV_BITS
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.state import Watcher
 from fastcar_cli.errors import RequestError
@@ -129,7 +128,7 @@ class TextToVideo:
         replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
         rows, prompt = videos * (1 if guided == 1.0 else 2), spec.layout.lead or PROMPT_TOKENS
         attention = config.attention
-        asked = Demand(rows, frames, prompt, attention.window, attention.sinks, KV_BITS[attention.kv_dtype])
+        asked = Demand(rows, frames, prompt, attention.window, attention.sinks, attention.kv_dtype)
         every = replay.eligible == "all"
         return {
             name: make_plan(spec, form, asked, device=device, replaying=replaying, delimiters=every)
@@ -148,7 +147,7 @@ class TextToVideo:
         return videos_that_fit(
             network.spec,
             max(1, min(videos, row_limit(network, settings.kernels) // rows)),
-            Demand(rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_bits),
+            Demand(rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_dtype),
             itemsize=network.dtype.itemsize,
             device=str(network.device),
             replays=not settings.rule.off,

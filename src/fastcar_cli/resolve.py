@@ -10,7 +10,6 @@ import torch
 
 from fastcar_cli.config import DEVICES, RunConfig
 from fastcar_cli.decoding.controller import Target, max_ratio
-from fastcar_cli.decoding.kv_cache import KV_BITS
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
@@ -61,7 +60,7 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
         rule=rule,
         window=config.attention.window,
         sinks=config.attention.sinks,
-        kv_bits=KV_BITS[config.attention.kv_dtype],
+        kv_dtype=config.attention.kv_dtype,
         kernels=_kernels(config),
         threads=threads,
     )

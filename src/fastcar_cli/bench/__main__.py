@@ -206,9 +206,7 @@ def bench(
     save: Annotated[
         Path | None, typer.Option(help="File for the frames of --video; the same command goes on behind the last one.")
     ] = None,
-    kv_dtype: Annotated[
-        str, typer.Option(help="Keys and values of --video: auto (as the model), int8 or int12.")
-    ] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="Keys and values of --video: auto (as the model) or int8.")] = "auto",
     generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
     busy: Annotated[
         int,
@@ -223,11 +221,12 @@ def bench(
     from fastcar_cli.bench.measure import measure
     from fastcar_cli.bench.plan import Benchmark, check
     from fastcar_cli.cli.flags import given, one_of, refuse
+    from fastcar_cli.decoding.kv_int8 import KV_DTYPES
     from fastcar_cli.resolve import resolve_device
 
     one_of("--shape", shape, ("mini", "vila-u-7b"))
     one_of("--clip", clip, ("small", "medium"))
-    one_of("--kv-dtype", kv_dtype, ("auto", "int8", "int12"))
+    one_of("--kv-dtype", kv_dtype, KV_DTYPES)
     if video is not None:
         from fastcar_cli.bench.video import WholeVideo
 

@@ -14,7 +14,6 @@ import torch
 from fastcar_cli.analysis.machine import Stream, processor
 from fastcar_cli.bench.contestants import pattern
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.kv_cache import KV_BITS
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.decoding.state import DecodeSettings
@@ -40,7 +39,7 @@ class WholeVideo:
     """What to decode: frames of one video; `ratio` of all MLPs are replayed, jointly, in the second variant.
 
     With `tokens` only so many are decoded, from the middle of the video, and the rest is reckoned from them.
-    `kv_dtype` is that of keys and values: auto (as the model), int8 or int12.
+    `kv_dtype` is that of keys and values: auto (as the model) or int8.
     """
 
     model: str
@@ -56,15 +55,12 @@ def _read_by(decode: Decode, first: int, last: int) -> int:
     mlp = network.weights_bytes("llm.layers.", ".mlp.") // spec.decoder.layers
     fixed = network.weights_bytes("llm.layers.") - mlp * spec.decoder.layers
     fixed += network.weights_bytes("projector.") + spec.code_depth * network.weights_bytes("depth.")
-    cache = decode.cache
-    attended = [t for t in (cache.k, cache.v, cache.k_scale, cache.v_scale) if t is not None]
-    slot = sum(t.nbytes for t in attended) // cache.k.shape[3]
     total = 0
     for index in range(max(first, 1), last):
         computed = spec.decoder.layers
         if decode.replay is not None:
             computed = int((~decode.replay.replayed[:, :, index - 1]).any(1).sum())
-        total += fixed + mlp * computed + slot * (decode.padded + index)
+        total += fixed + mlp * computed + decode.cache.bytes_read(decode.padded + index - 1)
     return total
 
 
@@ -78,7 +74,7 @@ def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
         frames=plan.frames,
         sampling=SamplingSettings(own.cfg, own.temperature, own.top_k, own.top_p, own.first_frame_top_p),
         rule=ReplayRule(OFF if variant == "dense" else Tau((float("-inf"),))),
-        kv_bits=KV_BITS[plan.kv_dtype],
+        kv_dtype=plan.kv_dtype,
     )
     decode = Decode(network, rows, settings, uniforms(0, plan.frames * n, spec.code_depth)[None])
     if decode.replay is not None:

@@ -83,7 +83,7 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Probability mass kept.")] = None,
     window: Annotated[str | None, typer.Option(help="Last tokens attended to, or 'off'.")] = None,
     sinks: Annotated[int | None, typer.Option(help="First prompt tokens kept beside a window.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="Keys and values: auto (as the model), int8 or int12.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="Keys and values: auto (as the model) or int8.")] = None,
     backend: Annotated[str | None, typer.Option(help="Who executes the MLPs: torch or fpga-sim.")] = None,
     fpga: Annotated[str | None, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = None,
     report_to: Annotated[

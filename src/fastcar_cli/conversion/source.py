@@ -18,6 +18,7 @@ from fastcar_cli.models.layouts import layout_of
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.quantised import GROUP, WeightFormat
 from fastcar_cli.models.registry import folder_of, identity, public_name, shapes_of
+from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.models.weights import Component, Weights
 
 DTYPES = ("int4", "int8", "bfloat16")
@@ -109,14 +110,16 @@ def padded(spec: Spec, dtype: str) -> Spec:
 
 
 def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = None) -> WeightFormat:
-    """What the weights of a source become; `depth` is that of the depth transformer beside int4.
+    """What the weights of a source become; `depth` is that of the depth transformer beside int4, int8 by default.
 
-    Raises RequestError for widths that int4 can't divide into groups. A projector whose input is such a width stays in
-    floats.
+    It is small and every code goes through it: in int4 it costs `table` more than all its blocks do. Raises
+    RequestError for widths that int4 can't divide into groups. A projector whose input is such a width stays in floats.
     """
     if dtype == "bfloat16":
         return WeightFormat(dtype, torch.bfloat16)
-    form = WeightFormat(dtype, source.floats, blocks=dtype, projector=dtype, depth=depth or dtype)
+    if depth is None:
+        depth = "int8" if isinstance(spec, ModelSpec) else dtype
+    form = WeightFormat(dtype, source.floats, blocks=dtype, projector=dtype, depth=depth)
     network = empty_network(spec)
     uneven = {
         name: parameter.shape[1]

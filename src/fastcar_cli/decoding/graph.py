@@ -36,7 +36,7 @@ def obstacle(batch: Batch) -> str | None:
         (batch.model.depth is None, "the model has no depth transformer, which the graph draws codes with"),
         (batch.given is not None, "codes are given instead of drawn"),
         (batch.keep_logits, "logits are kept"),
-        (batch.settings.kv_bits is not None, f"keys and values have {batch.settings.kv_bits} bits"),
+        (batch.settings.kv_dtype != "auto", f"keys and values are {batch.settings.kv_dtype}"),
         (batch.settings.rule.target is not None, "a replay ratio is kept, which moves the thresholds as it goes"),
         (batch.tokens < 2, "there is one token only"),
     )

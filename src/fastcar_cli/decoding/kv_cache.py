@@ -5,11 +5,6 @@ every row has the same) and lies in a slot of memory. Without a window the slot 
 one, StreamingLLM's pattern is kept: the first `sinks` tokens of each row's own prompt lie in the
 first slots, the last `window` tokens in a ring behind them, and one more ring keeps the keys of a
 frame for TAS, so that memory does not grow with the video. Keys are stored after rotation.
-
-Quantised keys and values are integers with one float scale per head and token (absmax / 127 or / 2047).
-A 12-bit row is d bytes of high 8 bits, then d / 2 bytes of low nibbles: byte k holds element k in its low
-nibble and d / 2 + k in its high one. The keys that TAS reads are not quantised: they are kept in that ring,
-as a decision may hang on their last digits.
 """
 
 from __future__ import annotations
@@ -17,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastcar_cli.kernels.native import Slots
+from fastcar_cli.kernels.native import OlderTokens, Slots
 from fastcar_cli.models.decoder import DecoderSpec
 
 
@@ -36,41 +31,15 @@ def prompt_mask(lengths: Tensor, padded: int, window: int | None, sinks: int) ->
     return (allowed | (query == key))[:, None]
 
 
-KV_BITS: dict[str, int | None] = {"auto": None, "int8": 8, "int12": 12}
-"""Bits of a number of keys and values by the name that a run asks for; None: they are as the model."""
-
-
-def packed(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Floats [..., d] in 8 (int8 [..., d]) or 12 bits (uint8 [..., 3 d / 2]) and their scales float32 [...].
-
-    NaN and infinity are in the scale.
-    """
-    scale = x.float().abs().amax(-1) / (2 ** (bits - 1) - 1)
-    numbers = (x / scale.clamp_min(1e-30)[..., None]).round()
-    if bits == 8:
-        return numbers.to(torch.int8), scale
-    whole = numbers.to(torch.int16)
-    first, second = (whole & 15).to(torch.uint8).chunk(2, -1)
-    return torch.cat([(whole >> 4).to(torch.int8).view(torch.uint8), first | second << 4], -1), scale
-
-
-def unpacked(stored: Tensor) -> Tensor:
-    """The integers [..., d] of `packed`, int8 or int16."""
-    if stored.dtype == torch.int8:
-        return stored
-    half = stored.shape[-1] // 3
-    upper, lower = stored.split([2 * half, half], -1)
-    return (upper.view(torch.int8).to(torch.int16) << 4) | torch.cat([lower & 15, lower >> 4], -1)
-
-
 class KVCache:
     """Keys and values of a batch.
 
     Attributes:
-        k, v: [layers, rows, kv_heads, slots, head_dim], in few bits as `packed` lays out the last.
-        k_scale, v_scale: of keys and values in few bits, float32 [layers, rows, kv_heads, slots]; else None.
-        aligned: where keys of aligned tokens are read: k, or with a window or in few bits the ring [layers, rows,
-            kv_heads, N + 1, head_dim], in which index i lies in slot i % (N + 1).
+        k, v: [layers, rows, kv_heads, slots, head_dim].
+        aligned: where keys of aligned tokens are read: k, or with a window the ring [layers, rows, kv_heads, N + 1,
+            head_dim], in which index i lies in slot i % (N + 1).
+        older: tokens that are kept beside these; None (see `kv_int8`).
+        nbytes: bytes allocated.
         pad: padding before each prompt, int64 [rows].
         sinks: sinks of each row, int64 [rows]: as asked for, at most the tokens of its own prompt.
         first_ring_slot: slots set apart for sinks.
@@ -87,45 +56,34 @@ class KVCache:
         dtype: torch.dtype,
         window: int | None = None,
         sinks: int = 0,
-        bits: int | None = None,
     ) -> None:
-        rows, device = len(lengths), lengths.device
-        self.window, self.frame, self.padded, self._bits = window, frame, padded, bits
+        self.window, self.frame, self.padded = window, frame, padded
         self.pad = padded - lengths
         self.sinks = lengths.clamp(max=sinks if window else 0)
         self.first_ring_slot = int(self.sinks.max())
-        slots = padded + tokens if window is None else self.first_ring_slot + window
-        shape = (2, spec.layers, rows, spec.kv_heads, slots)
-        kept, width = dtype, spec.head_dim
-        self.k_scale: Tensor | None = None
-        self.v_scale: Tensor | None = None
-        if bits is not None:
-            kept, width = torch.int8 if bits == 8 else torch.uint8, spec.head_dim * bits // 8
-            self.k_scale, self.v_scale = torch.zeros(shape, device=device)
-        self.k, self.v = torch.zeros(*shape, width, dtype=kept, device=device)
-        self.aligned = self.k
-        if window is not None or bits is not None:
-            ring = (spec.layers, rows, spec.kv_heads, frame + 1, spec.head_dim)
-            self.aligned = torch.zeros(ring, dtype=dtype, device=device)
+        self.older: OlderTokens | None = None
         self.index = padded
         """Index of the token that is decoded next."""
         self._padding = bool(self.pad.any())
-        tensors = (self.k, self.v, self.k_scale, self.v_scale, None if self.aligned is self.k else self.aligned)
-        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
-        """Bytes allocated."""
+        self._allocate((spec.layers, len(lengths), spec.kv_heads), spec.head_dim, tokens, dtype)
+        self.nbytes = sum(tensor.nbytes for tensor in self._tensors())
 
-    def _put(self, layer: int, slots: int | slice | Tensor, k: Tensor, v: Tensor) -> None:
-        """Store keys and values, [rows, kv_heads, slots if there are several, head_dim]."""
-        for cache, scales, new in ((self.k, self.k_scale, k), (self.v, self.v_scale, v)):
-            if scales is None or self._bits is None:
-                cache[layer][:, :, slots] = new
-            else:
-                cache[layer][:, :, slots], scales[layer][:, :, slots] = packed(new, self._bits)
+    def _allocate(self, heads: tuple[int, ...], width: int, tokens: int, dtype: torch.dtype) -> None:
+        """Make the tensors for this many visual tokens; `heads` are layers, rows and KV heads."""
+        device = self.pad.device
+        slots = self.padded + tokens if self.window is None else self.first_ring_slot + self.window
+        self.k, self.v = torch.zeros(2, *heads, slots, width, dtype=dtype, device=device)
+        self.aligned = self.k
+        if self.window is not None:
+            self.aligned = torch.zeros(*heads, self.frame + 1, width, dtype=dtype, device=device)
 
-    def _get(self, cache: Tensor, scales: Tensor | None, layer: int, end: int) -> Tensor:
-        """What is stored before `end`, [rows, kv_heads, end, head_dim], as floats."""
-        found = cache[layer, :, :, :end]
-        return found if scales is None else (unpacked(found) * scales[layer, :, :, :end, None]).to(self.aligned.dtype)
+    def _tensors(self) -> list[Tensor]:
+        """All that is allocated."""
+        return list({id(tensor): tensor for tensor in (self.k, self.v, self.aligned)}.values())
+
+    def bytes_read(self, index: int) -> int:
+        """Bytes of keys and values that attention reads at the token of this index, that token's included."""
+        return 2 * self.k[:, :, :, : index + 1].nbytes
 
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Take the prompt's keys and values, [rows, kv_heads, padded, head_dim]."""
@@ -133,13 +91,19 @@ class KVCache:
             last = torch.arange(max(0, self.padded - self.frame), self.padded, device=k.device)
             self.aligned[layer][:, :, last % (self.frame + 1)] = k[:, :, last]
         if self.window is None:
-            self._put(layer, slice(k.shape[2]), k, v)
+            self.k[layer, :, :, : self.padded], self.v[layer, :, :, : self.padded] = k, v
             return
+        self._keep_sinks(layer, k, v)
+        recent = torch.arange(max(0, self.padded - self.window), self.padded, device=k.device)
+        ring = self.first_ring_slot + recent % self.window
+        self.k[layer][:, :, ring], self.v[layer][:, :, ring] = k[:, :, recent], v[:, :, recent]
+
+    def _keep_sinks(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Put the first tokens of each row's prompt into the first slots."""
         first = self.pad[:, None] + torch.arange(self.first_ring_slot, device=k.device)
         index = first.clamp(max=self.padded - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
-        recent = torch.arange(max(0, self.padded - self.window), self.padded, device=k.device)
-        self._put(layer, slice(self.first_ring_slot), k.gather(2, index), v.gather(2, index))
-        self._put(layer, self.first_ring_slot + recent % self.window, k[:, :, recent], v[:, :, recent])
+        end = self.first_ring_slot
+        self.k[layer, :, :, :end], self.v[layer, :, :, :end] = k.gather(2, index), v.gather(2, index)
 
     def slots(self) -> Slots:
         """Of the current token."""
@@ -150,14 +114,14 @@ class KVCache:
         return Slots(self.first_ring_slot + i % self.window, self.k.shape[3], aligned, own)
 
     def append(self, layer: int, k: Tensor, v: Tensor, at: Slots) -> tuple[Tensor, Tensor]:
-        """Store the current token, [rows, kv_heads, 1, head_dim]; returns all keys and values before `length`."""
-        self._put(layer, at.slot, k[:, :, 0], v[:, :, 0])
+        """Store the current token, [rows, kv_heads, 1, head_dim]; returns all keys and values to attend to."""
+        self.k[layer, :, :, at.slot], self.v[layer, :, :, at.slot] = k[:, :, 0], v[:, :, 0]
         if self.aligned is not self.k:
             self.aligned[layer, :, :, at.aligned_to] = k[:, :, 0]
-        return self._get(self.k, self.k_scale, layer, at.length), self._get(self.v, self.v_scale, layer, at.length)
+        return self.k[layer, :, :, : at.length], self.v[layer, :, :, : at.length]
 
     def mask(self) -> Tensor | None:
-        """Which slots before `length` each row may attend to at the current token, bool [rows, slots]; None for all."""
+        """What each row may attend to of what `append` returns, bool [rows, slots]; None for all."""
         if self.window is None and not self._padding:
             return None
         i = self.index
@@ -175,18 +139,9 @@ class KVCache:
 
     def fill(self, tokens: int, generator: torch.Generator) -> None:
         """Go on by this many tokens with random keys and values, for measuring."""
-        for cache in {id(c): c for c in (self.k, self.v, self.aligned)}.values():
+        for cache in self._tensors():
             for layer in cache:
-                if cache.dtype == torch.int8:
-                    layer.random_(-127, 128, generator=generator)
-                elif cache.dtype == torch.uint8:
-                    layer.random_(256, generator=generator)
-                else:
-                    layer.normal_(generator=generator)
-        for scales in (self.k_scale, self.v_scale):
-            if scales is not None:
-                # The numbers above have a standard deviation of 73, those of 12 bits 1182.
-                scales.fill_(1 / 73 if self._bits == 8 else 1 / 1182)
+                layer.normal_(generator=generator)
         self.index += tokens
 
     def rewind(self, tokens: int) -> None:
@@ -196,4 +151,3 @@ class KVCache:
     def release(self) -> None:
         """Let go of the memory."""
         self.k = self.v = self.aligned = self.k.new_empty(0)
-        self.k_scale = self.v_scale = None

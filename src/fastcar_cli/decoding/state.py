@@ -13,6 +13,7 @@ from torch import Tensor
 from fastcar_cli.backends import MLPBackend, TorchBackend
 from fastcar_cli.decoding.controller import Size
 from fastcar_cli.decoding.kv_cache import KVCache
+from fastcar_cli.decoding.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.replay import Replay, ReplayRule
 from fastcar_cli.decoding.sampling import CodeSampler, SamplingSettings
 from fastcar_cli.decoding.scores import BlockState
@@ -27,8 +28,8 @@ class DecodeSettings:
     """How to decode.
 
     `rule` says what replays; `keep_tas` computes and keeps the scores of every layer. A `window` attends to the last
-    tokens and each prompt's first `sinks` only. `kv_bits`, 8 or 12, are those of a number of keys and values; None:
-    they are as the model. `kernels` is one of KERNELS; `threads` those of the native kernels (None: as many as torch
+    tokens and each prompt's first `sinks` only. `kv_dtype` is what keys and values are kept in, one of
+    KV_DTYPES. `kernels` is one of KERNELS; `threads` those of the native kernels (None: as many as torch
     has), which change nobody else's.
     """
 
@@ -37,7 +38,7 @@ class DecodeSettings:
     rule: ReplayRule = field(default_factory=ReplayRule)
     window: int | None = None
     sinks: int = 4
-    kv_bits: int | None = None
+    kv_dtype: str = "auto"
     keep_tas: bool = False
     kernels: str = "auto"
     threads: int | None = None
@@ -143,8 +144,16 @@ class Batch:
         self.ids, self.lengths = ids.to(device), lengths.to(device)
         self.padded = ids.shape[1]
         self.aligned = layout.aligned(self.padded)
-        kept = settings.window, settings.sinks, settings.kv_bits
-        self.cache = KVCache(spec.decoder, self.lengths, self.padded, self.tokens - 1, self.frame, model.dtype, *kept)
+        self.cache = (Int8KVCache if settings.kv_dtype == "int8" else KVCache)(
+            spec.decoder,
+            self.lengths,
+            self.padded,
+            self.tokens - 1,
+            self.frame,
+            model.dtype,
+            settings.window,
+            settings.sinks,
+        )
         self.replay: Replay | None = None
         if settings.keep_tas or not settings.rule.off:
             self.replay = Replay(

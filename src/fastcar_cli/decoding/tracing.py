@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastcar_cli.backends import MLPBackend
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.kv_cache import KV_BITS
+from fastcar_cli.decoding.kv_int8 import KV_DTYPES
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
@@ -149,7 +149,7 @@ def trace(
         mlp_tokens: input tokens for which MLP outputs are kept.
         gate: who decides on a replay, `row` or `pair`.
         kernels: `torch`, or `native`, which keeps neither MLP nor block outputs.
-        kv_dtype: what keys and values are kept in: `auto` (as the model), `int8` or `int12`.
+        kv_dtype: what keys and values are kept in: `auto` (as the model) or `int8`.
         backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
         eligible: tokens that may replay; `codes`: frame tokens only; `all`: frame delimiters too.
         seeds: one a prompt, by which what it leaves open is drawn as `generate --seed` draws it; None: stays open.
@@ -181,8 +181,8 @@ def trace(
         raise RequestError(f"kernels is {kernels!r}, allowed: 'torch', 'native'")
     if kernels == "native" and mlp_tokens:
         raise RequestError("mlp_tokens: native kernels keep no MLP outputs", hint="allowed: kernels='torch'")
-    if kv_dtype not in KV_BITS:
-        raise RequestError(f"kv_dtype is {kv_dtype!r}, allowed: {', '.join(map(repr, KV_BITS))}")
+    if kv_dtype not in KV_DTYPES:
+        raise RequestError(f"kv_dtype is {kv_dtype!r}, allowed: {', '.join(map(repr, KV_DTYPES))}")
     layers = spec.decoder.layers
     given = list(tau) if isinstance(tau, Sequence) else [tau]
     given *= layers if len(given) == 1 else 1
@@ -205,7 +205,7 @@ def trace(
         rule=rule,
         keep_tas=True,
         kernels=kernels,
-        kv_bits=KV_BITS[kv_dtype],
+        kv_dtype=kv_dtype,
     )
     conditions = model.tokenizer.conditions(given_prompts, spec.layout.context + frames)
     mlps = None if backend is None else backend(network.llm, len(rows))

@@ -120,12 +120,18 @@ class Demand:
     prompt_tokens: int
     window: int | None = None
     sinks: int = 4
-    kv_bits: int | None = None
+    kv_dtype: str = "auto"
 
-    def slot_bytes(self, spec: Spec, itemsize: int) -> int:
-        """Bytes of the keys of one head and token; in few bits with their float32 scale."""
-        width = spec.decoder.head_dim
-        return width * itemsize if self.kv_bits is None else width * self.kv_bits // 8 + 4
+    def bytes_of_kv(self, spec: Spec, itemsize: int, tokens: int) -> int:
+        """Bytes of keys and values of one head for this many tokens of a row, its sinks or prompt among them.
+
+        In int8 these and the last N + 1 are floats, the others have a float32 scale each.
+        """
+        width, floats = spec.decoder.head_dim, tokens
+        if self.kv_dtype == "int8":
+            first = self.prompt_tokens if self.window is None else self.sinks
+            floats = min(tokens, first + spec.tokens_per_frame + 1)
+        return 2 * (floats * width * itemsize + (tokens - floats) * (width + 4))
 
 
 def cache_bytes(spec: Spec, itemsize: int, asked: Demand, *, replays: bool) -> tuple[int, int]:
@@ -133,10 +139,14 @@ def cache_bytes(spec: Spec, itemsize: int, asked: Demand, *, replays: bool) -> t
     decoder, n, window = spec.decoder, spec.tokens_per_frame, asked.window
     heads = decoder.layers * asked.rows * decoder.kv_heads
     slots = asked.prompt_tokens + asked.frames * n - 1 if window is None else window + asked.sinks
-    # The keys that TAS reads have a ring of their own with a window or in few bits.
-    ring = n + 1 if window is not None or asked.kv_bits is not None else 0
-    keys_and_values = heads * (2 * slots * asked.slot_bytes(spec, itemsize) + ring * decoder.head_dim * itemsize)
-    return keys_and_values, decoder.layers * asked.rows * n * decoder.width * itemsize if replays else 0
+    if asked.kv_dtype == "int8":
+        first = asked.prompt_tokens if window is None else asked.sinks
+        # The ring is there however short video and window are. The prompt's means are float32.
+        head = asked.bytes_of_kv(spec, itemsize, max(slots, first + n + 1)) + 8 * decoder.head_dim
+    else:
+        # With a window the keys that TAS reads have a ring of their own.
+        head = asked.bytes_of_kv(spec, itemsize, slots) + (n + 1 if window else 0) * decoder.head_dim * itemsize
+    return heads * head, decoder.layers * asked.rows * n * decoder.width * itemsize if replays else 0
 
 
 PIXEL_COPIES = 8
@@ -172,13 +182,12 @@ def make_plan(
     decoder, n = spec.decoder, spec.tokens_per_frame
     weights = stored_bytes(network, form)
     tokens = asked.frames * n
-    slot = decoder.layers * asked.rows * decoder.kv_heads * asked.slot_bytes(spec, size)
     kv_cache, replay = cache_bytes(spec, size, asked, replays=replaying > 0)
     mlp = stored_bytes(network, form, ".mlp.gate_proj") * 3
     blocks = stored_bytes(network, form, "llm.layers.")
     draws = stored_bytes(network, form, "depth.") * spec.code_depth + stored_bytes(network, form, "lm_head.")
     seen = min(asked.window or tokens, asked.prompt_tokens + tokens // 2)
-    step = blocks + draws + 2 * slot * seen
+    step = blocks + draws + decoder.layers * asked.rows * decoder.kv_heads * asked.bytes_of_kv(spec, size, seen)
     dense = n + (0 if delimiters else len(spec.layout.delimiters) * (asked.frames - 1))
     ratio = max(0.0, 1 - dense / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
     saved = mlp * ratio

@@ -22,7 +22,6 @@ from fastcar_cli.kernels.native.structs import FORMATS, STRUCTS, Linear, expect,
 
 MOST_ROWS = 1024
 _FLOATS = (torch.float32, torch.bfloat16)
-_QUANTISED = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,32 @@ class Slots:
     """Where a token reads and writes the caches.
 
     slot: where its key and value are written. length: slots below it are attended to. aligned_from: slot of the aligned
-    key that the token is scored against. aligned_to: where its own aligned key is written.
+    key that the token is scored against. aligned_to: where its own aligned key is written. older: of the older tokens,
+    how many are attended to. moved_to: where among them the token goes that lay in `slot`; -1: nowhere.
     """
 
     slot: int
     length: int
     aligned_from: int
     aligned_to: int
+    older: int = 0
+    moved_to: int = -1
+
+
+@dataclass(frozen=True)
+class OlderTokens:
+    """Keys and values int8 [layers, rows, kv_heads, older slots, head width] of tokens that lie further back.
+
+    Scales are float32 [layers, rows, kv_heads, older slots]. A row is its numbers times its scale, plus the mean
+    float32 [layers, rows, kv_heads, head width].
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor
+    value_scales: Tensor
+    key_means: Tensor
+    value_means: Tensor
 
 
 def _block_struct(block: BlockWeights, layer: int, width: int) -> Any:
@@ -92,11 +110,9 @@ class DecoderPass:
     """All blocks and the last norm on one token of every row. Weights and caches are used in place, not copied.
 
     norm: weight of the last norm, float32 [width]. eps: of all norms.
-    keys, values: [layers, rows, kv_heads, slots, head width], float32, bfloat16 or quantised. Quantised ones are int8,
-    or 12-bit integers as uint8 with 3/2 of the head width: first the upper bytes, then the lower halves, those of
-    numbers k and head width / 2 + k in a byte. They have key_scales and value_scales, float32 [layers, rows, kv_heads,
-    slots].
-    aligned: the keys that TAS reads, floats. Its slots may differ, or it may be the same tensor as keys.
+    keys, values: [layers, rows, kv_heads, slots, head width], float32 or bfloat16.
+    aligned: the keys that TAS reads. Its slots may differ, or it may be the same tensor as keys.
+    older: tokens that are attended to beside those of keys and values, or None.
     outputs: the replay cache, [layers, rows, N, width] float32 or bfloat16. None: nothing is stored or replayed.
     start: int64 [rows]; slots before it are padding. It must not change.
     released: TAS takes the query before its rotation, as the released code does.
@@ -117,8 +133,7 @@ class DecoderPass:
         aligned: Tensor,
         outputs: Tensor | None,
         start: Tensor,
-        key_scales: Tensor | None = None,
-        value_scales: Tensor | None = None,
+        older: OlderTokens | None = None,
         released: bool = False,
         pairs: bool = False,
         threads: int = 1,
@@ -132,31 +147,32 @@ class DecoderPass:
             raise ValueError(f"heads are {d} wide, expected an even number")
         if not 1 <= rows <= MOST_ROWS or (pairs and rows % 2):
             raise ValueError(f"{rows} rows: expected 1 to {MOST_ROWS}, an even number in pairs")
-        quantised = keys.dtype in _QUANTISED
-        if quantised == (key_scales is None or value_scales is None):
-            raise ValueError("key_scales, value_scales: quantised keys and values have them, others none")
-        slots, aligned_slots = keys.shape[3], aligned.shape[3]
-        positions = 0 if outputs is None else outputs.shape[2]
-        aligned_dtype = aligned.dtype if quantised and aligned.dtype in _FLOATS else keys.dtype
-        per_slot = (len(blocks), rows, kv_heads, slots)
-        full = (*per_slot, d + d // 2 if keys.dtype is torch.uint8 else d)
+        slots, aligned_slots, older_slots = keys.shape[3], aligned.shape[3], 0 if older is None else older.keys.shape[3]
+        positions, layers = 0 if outputs is None else outputs.shape[2], len(blocks)
+        heads_of = (layers, rows, kv_heads)
         caches: dict[str, tuple[Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = {
-            "keys": (keys, full, (*_FLOATS, *_QUANTISED)),
-            "values": (values, full, (keys.dtype,)),
-            "aligned": (aligned, (*per_slot[:3], aligned_slots, d), (aligned_dtype,)),
-            "key_scales": (key_scales, per_slot, (torch.float32,)),
-            "value_scales": (value_scales, per_slot, (torch.float32,)),
-            "outputs": (outputs, (len(blocks), rows, positions, decoder.width), _FLOATS),
+            "keys": (keys, (*heads_of, slots, d), _FLOATS),
+            "values": (values, (*heads_of, slots, d), (keys.dtype,)),
+            "aligned": (aligned, (*heads_of, aligned_slots, d), (keys.dtype,)),
+            "outputs": (outputs, (layers, rows, positions, decoder.width), _FLOATS),
         }
+        if older is not None and older_slots:
+            for part in ("key", "value"):
+                numbers, scales, means = (getattr(older, f"{part}{kind}") for kind in ("s", "_scales", "_means"))
+                caches |= {
+                    f"older_{part}s": (numbers, (*heads_of, older_slots, d), (torch.int8,)),
+                    f"older_{part}_scales": (scales, (*heads_of, older_slots), (torch.float32,)),
+                    f"{part}_means": (means, (*heads_of, d), (torch.float32,)),
+                }
         for name, (tensor, shape, dtypes) in caches.items():
             if tensor is not None:
                 expect(name, tensor, shape, *dtypes)
-                for i in range(len(blocks)):
+                for i in range(layers):
                     setattr(decoder.blocks[i], name, tensor[i].data_ptr())
         for field, value in {
             **{"rows": rows, "heads": heads, "kv_heads": kv_heads, "head_width": d, "slots": slots},
-            **{"aligned_slots": aligned_slots, "positions": positions, "pairs": pairs, "released": released},
-            **{"cache_format": FORMATS[keys.dtype], "aligned_format": FORMATS[aligned_dtype]},
+            **{"aligned_slots": aligned_slots, "older_slots": older_slots, "positions": positions},
+            **{"pairs": pairs, "released": released, "cache_format": FORMATS[keys.dtype]},
             "output_format": 0 if outputs is None else FORMATS[outputs.dtype],
             "norm": expect("norm", norm, (decoder.width,), torch.float32),
             "start": expect("start", start, (rows,), torch.int64),
@@ -171,7 +187,7 @@ class DecoderPass:
         # A small pass takes less than a millisecond, so the call itself must do little.
         self._run = partial(kernels().decode, ctypes.byref(decoder), ctypes.byref(self._step))
         self._rows, self._width, self._d, self._positions = rows, decoder.width, d, positions
-        self._layers, self._slots, self._aligned_slots = len(blocks), slots, aligned_slots
+        self._layers, self._slots, self._aligned_slots, self._older_slots = layers, slots, aligned_slots, older_slots
         # What an address points to must live as long as this object.
         self._held = (decoder, memory, blocks, norm, caches, start)
         self._last_start = int(start.max())
@@ -194,23 +210,27 @@ class DecoderPass:
     ) -> float:
         """Run one token of every row; x [rows, width] float32 becomes its hidden state after the last norm.
 
-        cos, sin: float32 [rows or 1, head width]. mask: bool [rows, slots], the slots to attend to; None: all from
-        `start` on. position: slot in the replay cache. scored: bool [layers], the layers where TAS is computed and
-        gates the MLP; None: all. Other layers are dense. scores float32 and replayed bool [layers, rows] are written in
-        the scored layers; both or neither are given. thresholds: float32 [layers, rows]; a row replays where its score
-        (in pairs the mean) is greater: never with +inf, with -inf unless the score is NaN. None: nothing replays.
-        A replayed MLP output is added from the replay cache, a computed one is stored there. Returns the seconds spent
-        in MLP branches.
+        cos, sin: float32 [rows or 1, head width]. mask: bool [rows, slots + older slots], the slots to attend to;
+        None: all from `start` on. position: slot in the replay cache. scored: bool [layers], the layers where TAS is
+        computed and gates the MLP; None: all. Other layers are dense. scores float32 and replayed bool [layers, rows]
+        are written in the scored layers; both or neither are given. thresholds: float32 [layers, rows]; a row replays
+        where its score (in pairs the mean) is greater: never with +inf, with -inf unless the score is NaN. None:
+        nothing replays. A replayed MLP output is added from the replay cache, a computed one is stored there. Returns
+        the seconds spent in MLP branches.
         """
         step, rows, slots, aligned_slots = self._step, self._rows, self._slots, self._aligned_slots
+        older_slots = self._older_slots
         if not (
             0 <= at.slot < slots
             and self._last_start < at.length <= slots
             and 0 <= at.aligned_from < aligned_slots
             and 0 <= at.aligned_to < aligned_slots
+            and 0 <= at.older <= older_slots
+            and -1 <= at.moved_to < older_slots
         ):
             raise ValueError(
-                f"{at} lies outside of {slots} slots from {self._last_start} on, or {aligned_slots} aligned ones"
+                f"{at} lies outside of {slots} slots from {self._last_start} on, {aligned_slots} aligned or "
+                f"{older_slots} older ones"
             )
         if self._positions and not 0 <= position < self._positions:
             raise ValueError(f"position is {position}, expected 0 to {self._positions - 1}")
@@ -225,7 +245,8 @@ class DecoderPass:
         step.cos, step.sin = expect("cos", cos, angles, torch.float32), expect("sin", sin, angles, torch.float32)
         step.angle_rows, step.position = angles[0], position
         step.slot, step.length, step.aligned_from, step.aligned_to = at.slot, at.length, at.aligned_from, at.aligned_to
-        step.mask = None if mask is None else expect("mask", mask, (rows, slots), torch.bool)
+        step.older, step.moved_to = at.older, at.moved_to
+        step.mask = None if mask is None else expect("mask", mask, (rows, slots + older_slots), torch.bool)
         step.thresholds = None if thresholds is None else expect("thresholds", thresholds, per_layer, torch.float32)
         if scored is not self._scored or scores is not self._scores:
             flags = None if scored is None else expect("scored", scored, per_layer[:1], torch.bool)

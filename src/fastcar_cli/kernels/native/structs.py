@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-"""Numbers of the formats in `source/formats.h` by dtype. uint8 is int4 in weights and 12 bits in caches."""
+"""Numbers of the formats in `source/formats.h` by dtype; uint8 is int4."""
 GROUP = 32
 """Weights that share a scale in int4."""
 

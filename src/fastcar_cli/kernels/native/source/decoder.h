@@ -41,52 +41,56 @@ inline void rotate(const float* x, const float* cos, const float* sin, long d, f
 }
 
 template <class Format>
-inline void write_row(Format, const float* x, long n, void* rows, float*, long row) {
+inline void write_row(const float* x, long n, void* rows, long row) {
     char* at = static_cast<char*>(rows) + row * n * Format::size;
     for (long k = 0; k < n; k++) Format::write(at + k * Format::size, x[k]);
 }
 
-// Quantised rows show NaN and infinity in their scale.
+// Row `from` of floats less their mean, to row `to` in int8. NaN and infinity show in the scale.
 template <class Format>
-inline void write_quantised(const float* x, long n, void* rows, float* scales, long row) {
+inline void write_int8(const void* rows, long from, const float* mean, long n, float* x, void* older, float* scales,
+                       long to) {
+    const char* at = static_cast<const char*>(rows) + from * n * Format::size;
     float most = 0;
     for (long k = 0; k < n; k++) {
+        x[k] = Format::read(at + k * Format::size) - mean[k];
         float size = __builtin_fabsf(x[k]);
-        most = size <= most ? most : size;
-        if (size != size) break;
+        // True of a NaN too, which then stays.
+        if (!(size <= most) && most == most) most = size;
     }
-    float scale = scales[row] = most / Format::largest;
+    float scale = scales[to] = most / 127;
     float factor = scale > 1e-30f && most < __builtin_inff() ? 1 / scale : 0;
-    char* at = static_cast<char*>(rows) + row * Format::bytes(n);
-    for (long k = 0; k < n; k++) Format::write(at, n, k, int(__builtin_rintf(x[k] * factor)));
-}
-inline void write_row(CachedInt8, const float* x, long n, void* rows, float* scales, long row) {
-    write_quantised<CachedInt8>(x, n, rows, scales, row);
-}
-inline void write_row(CachedInt12, const float* x, long n, void* rows, float* scales, long row) {
-    write_quantised<CachedInt12>(x, n, rows, scales, row);
+    auto out = static_cast<int8_t*>(older) + to * n;
+    for (long k = 0; k < n; k++) out[k] = int8_t(int(__builtin_rintf(factor ? x[k] * factor : 0)));
 }
 
 // Attention of the heads of row r that share KV head g: rotates their queries and the new key, writes key and value to
 // the caches and, where `scored`, computes the heads' share of TAS.
-template <class Format, class Aligned>
+template <class Format>
 void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, bool scored) {
     long n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = r * d.heads + first;
-    long head = r * d.kv_heads + g, slots = step.length - d.start[r], bytes = Format::bytes(n);
+    long head = r * d.kv_heads + g, bytes = n * Format::size, start = head * d.slots + d.start[r];
+    long at = head * d.slots + step.slot, older = head * d.older_slots;
     const float* cos = step.cos + (step.angle_rows == 1 ? 0 : r * n);
     const float* sin = step.sin + (step.angle_rows == 1 ? 0 : r * n);
     float* key = w.query[item];
+    const float* key_mean = d.older_slots ? b.key_means + head * n : nullptr;
+    const float* value_mean = d.older_slots ? b.value_means + head * n : nullptr;
+    if (step.moved_to >= 0) {
+        write_int8<Format>(b.keys, at, key_mean, n, key, b.older_keys, b.older_key_scales, older + step.moved_to);
+        write_int8<Format>(b.values, at, value_mean, n, key, b.older_values, b.older_value_scales,
+                           older + step.moved_to);
+    }
     rotate(w.k[r] + g * n, cos, sin, n, key);
-    write_row(Format{}, key, n, b.keys, b.key_scales, head * d.slots + step.slot);
-    write_row(Aligned{}, key, n, b.aligned, nullptr, head * d.aligned_slots + step.aligned_to);
-    write_row(Format{}, w.v[r] + g * n, n, b.values, b.value_scales, head * d.slots + step.slot);
+    write_row<Format>(key, n, b.keys, at);
+    write_row<Format>(key, n, b.aligned, head * d.aligned_slots + step.aligned_to);
+    write_row<Format>(w.v[r] + g * n, n, b.values, at);
 
     Queries queries{{w.query[item], w.query.step}, {w.output[item], w.output.step},
                     w.softmax_state + 2 * LANES * item, groups};
     float scale = inverse_sqrt(float(n));
-    auto keys = static_cast<const char*>(b.keys) + head * d.slots * bytes;
-    auto aligned =
-        static_cast<const char*>(b.aligned) + (head * d.aligned_slots + step.aligned_from) * n * Aligned::size;
+    auto keys = static_cast<const char*>(b.keys), values = static_cast<const char*>(b.values);
+    auto aligned = static_cast<const char*>(b.aligned) + (head * d.aligned_slots + step.aligned_from) * bytes;
     for (long h = 0; h < groups; h++) {
         const float* q = w.q[r] + (first + h) * n;
         float* query = queries.query[h];
@@ -94,19 +98,27 @@ void attend_group(const Decoder& d, const Block& b, const Step& step, const Work
         if (scored) {
             if (d.released) memcpy(w.output[item + h], q, 4 * n);
             const float* tas_query = d.released ? w.output[item + h] : query;
-            dot<Aligned, 1, 1>(aligned, n * Aligned::size, n, PrefetchDistance{0, 0, 0}, tas_query, 0,
-                               w.head_scores + item + h, 0);
+            dot<Format, 1, 1>(aligned, bytes, n, PrefetchDistance{0, 0, 0}, tas_query, 0, w.head_scores + item + h, 0);
         }
         for (long k = 0; k < n; k++) query[k] *= scale;
     }
+    begin_attention(queries, n);
+    const uint8_t* mask = step.mask ? step.mask + r * (d.slots + d.older_slots) : nullptr;
+    if (step.older) {
+        auto of_head = [&](const void* rows) { return static_cast<const char*>(rows) + older * n; };
+        attend<CachedInt8>({of_head(b.older_keys), of_head(b.older_values), keys + start * bytes, step.older,
+                            mask ? mask + d.slots : nullptr, b.older_key_scales + older, b.older_value_scales + older,
+                            key_mean, value_mean},
+                           queries, n);
+    }
+    // What the next head reads first.
     long next = head + 1 < d.rows * d.kv_heads ? head + 1 : head;
-    auto scales = [&](const float* all) { return all ? all + head * d.slots + d.start[r] : nullptr; };
-    HeadCache cache{keys + d.start[r] * bytes,
-                    static_cast<const char*>(b.values) + (head * d.slots + d.start[r]) * bytes,
-                    static_cast<const char*>(b.keys) + (next * d.slots + d.start[next / d.kv_heads]) * bytes,
-                    scales(b.key_scales), scales(b.value_scales),
-                    step.mask ? step.mask + r * d.slots + d.start[r] : nullptr, slots};
-    attend<Format>(cache, queries, n);
+    const char* then = keys + (next * d.slots + d.start[next / d.kv_heads]) * bytes;
+    if (step.older) then = static_cast<const char*>(b.older_keys) + next * d.older_slots * n;
+    attend<Format>({keys + start * bytes, values + start * bytes, then, step.length - d.start[r],
+                    mask ? mask + d.start[r] : nullptr},
+                   queries, n);
+    end_attention(queries, n);
     for (long h = 0; h < groups; h++) memcpy(w.attended[r] + (first + h) * n, queries.output[h], 4 * n);
 }
 
@@ -151,9 +163,8 @@ void decode(const Decoder* decoder, Step* request) {
         const Rows mapped[] = {w.q, w.k, w.v};
         products(team, maps, w.normed, rows, mapped);
         parallel_for(team, rows * d.kv_heads, [&](long i) {
-            with_caches(d.cache_format, d.aligned_format, [&](auto format, auto aligned) {
-                attend_group<decltype(format), decltype(aligned)>(d, b, step, w, i / d.kv_heads, i % d.kv_heads,
-                                                                        scored);
+            with_cache_format(d.cache_format, [&](auto format) {
+                attend_group<decltype(format)>(d, b, step, w, i / d.kv_heads, i % d.kv_heads, scored);
             });
         });
         product(team, b.o, w.attended, rows, w.branch, [&](long first, long last) {

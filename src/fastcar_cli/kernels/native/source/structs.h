@@ -10,24 +10,24 @@ struct Matrix {
     int64_t outputs, inputs, format;
 };
 
-// A decoder block: its weights, KV cache and replay cache. keys, values [rows, kv heads, slots, head width]; quantised
-// ones (int8 is format 2, 12 bits are format 3) have a scale for each slot, else the scales are null. aligned [rows, kv
-// heads, aligned_slots, head width] are the keys that TAS reads. outputs [rows, positions, width] is the replay cache
-// or null.
+// A decoder block: its weights, KV cache and replay cache. keys, values [rows, kv heads, slots, head width]. aligned
+// [rows, kv heads, aligned_slots, head width] are the keys that TAS reads. outputs [rows, positions, width] is the
+// replay cache or null. With older_slots, older keys and values int8 [rows, kv heads, older_slots, head width] with a
+// scale a slot are what is added to the means [rows, kv heads, head width].
 struct Block {
     const float* norm1;
     Matrix q, k, v, o;
     const float* norm2;
     Matrix gate, up, down;
-    void *keys, *values, *aligned, *outputs;
-    float *key_scales, *value_scales;
+    void *keys, *values, *aligned, *outputs, *older_keys, *older_values;
+    float *older_key_scales, *older_value_scales, *key_means, *value_means;
 };
 
 // All blocks. start [rows]: each row's first slot that is not padding. pairs: rows r and r + rows / 2 decide together
 // whether they replay. released: TAS takes the query before its rotation, as the released code does.
 struct Decoder {
-    int64_t layers, rows, width, heads, kv_heads, head_width, slots, aligned_slots, positions;
-    int64_t cache_format, aligned_format, output_format, pairs, released, threads;
+    int64_t layers, rows, width, heads, kv_heads, head_width, slots, aligned_slots, older_slots;
+    int64_t positions, cache_format, output_format, pairs, released, threads;
     double eps;
     const Block* blocks;
     const float* norm;
@@ -36,13 +36,14 @@ struct Decoder {
 };
 
 // One pass: x [rows, width] is overwritten with its result. cos, sin [angle_rows, head width]; angle_rows is rows or 1.
-// The new token is written to `slot` and attends to the slots below `length`; among the aligned keys it is scored
-// against `aligned_from` and written to `aligned_to`. May be null: mask [rows, slots], thresholds [layers, rows],
+// The new token is written to `slot`, whose token goes to slot `moved_to` of the older ones (-1: nowhere), and attends
+// to the slots below `length` and to `older` of the older ones; among the aligned keys it is scored against
+// `aligned_from` and written to `aligned_to`. May be null: mask [rows, slots + older_slots], thresholds [layers, rows],
 // scored [layers], scores and replayed [layers, rows]. The pass sets mlp_ns, the nanoseconds spent in MLP branches.
 struct Step {
     float* x;
     const float *cos, *sin;
-    int64_t angle_rows, slot, length, aligned_from, aligned_to, position;
+    int64_t angle_rows, slot, length, aligned_from, aligned_to, older, moved_to, position;
     const uint8_t* mask;
     const float* thresholds;
     const uint8_t* scored;
