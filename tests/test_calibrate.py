@@ -121,7 +121,7 @@ def test_every_matrix_of_the_bundled_model_is_nearer(prompts: Path, run: Run) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--dtype", "int8"], ["--depth-dtype", "int8"]])
+@pytest.mark.parametrize("options", [["--dtype", "int8"], [], ["--depth-dtype", "int4"]])
 @pytest.mark.parametrize(
     "changes",
     [
