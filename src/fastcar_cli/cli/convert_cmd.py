@@ -21,7 +21,8 @@ def convert(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to make; there must be none of this name.")],
     dtype: Annotated[str, typer.Option(help="int4, int8 or bfloat16.")] = "int4",
     depth_dtype: Annotated[
-        str | None, typer.Option(help="int8 or int4 for the depth transformer of an int4 model; default int8 below 1,024 wide.")
+        str | None,
+        typer.Option(help="int8 or int4 for the depth transformer of an int4 model; default int8 below 1,024 wide."),
     ] = None,
     calibrate: Annotated[
         Path | None,
