@@ -123,6 +123,21 @@ def test_int4_holds_the_rounded_weights_with_zeros_behind(make: Callable[..., Pa
     assert torch.allclose(block.mlp(x), inside @ block.mlp.down_proj.widened(torch.float32)[:, :48].T, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("width", "options", "kind"),
+    [(32, [], Int8Linear), (32, ["--depth-dtype", "int4"], Int4Linear), (1024, [], Int4Linear)],
+)
+def test_a_narrow_depth_transformer_stays_int8_unless_int4_is_asked_for(
+    make: Callable[..., Path], run: Run, width: int, options: list[str], kind: type
+) -> None:
+    source = make(tower__rqtransformer__embed_dim=width)
+    done = run("convert", str(source), "-o", "out", "--dtype", "int4", *options)
+    assert done.returncode == 0 and ("the depth transformer is narrow" in done.stderr) == (kind is Int8Linear)
+    network = load("out").network
+    assert isinstance(network.depth.head_transformer.blocks[0].mlp[0], kind)
+    assert isinstance(network.llm.blocks[0].mlp.up_proj, Int4Linear)
+
+
 def test_widths_that_int4_cant_take_leave_the_projector_in_floats(make: Callable[..., Path], run: Run) -> None:
     odd = {"tower__rqvaesiglip__embed_dim": 24, "tower__rqtransformer__input_embed_dim_1": 24}
     folder = converted(run, make(**odd))

@@ -61,6 +61,8 @@ def convert(
         before, after = source.spec.decoder.mlp_width, spec.decoder.mlp_width
         note(terminal, f"MLPs of width {before} get zeros up to {after}, a multiple of 32, which changes nothing else")
     form = target_format(source, spec, dtype, depth_dtype)
+    if dtype == "int4" and form.depth == "int8" and depth_dtype is None:
+        note(terminal, "the depth transformer is narrow and becomes int8: --depth-dtype int4 is smaller and less exact")
     conversion = Conversion(source, output, form, spec, calibration)
     result = _run(conversion, terminal)
     if as_json:
