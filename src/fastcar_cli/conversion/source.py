@@ -138,6 +138,6 @@ def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = No
         name, width = next(iter(uneven.items()))
         raise RequestError(
             f"`dtype` int4 needs inputs of a multiple of {GROUP}, the model {spec.name!r} has {width} ({name})",
-            hint="allowed here: int8, bfloat16" if name.startswith("llm.") else "leave `depth_dtype` int4 out",
+            hint="allowed here: int8, bfloat16" + ("" if name.startswith("llm.") else ", or `depth_dtype` int8"),
         )
     return form

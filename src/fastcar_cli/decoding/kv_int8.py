@@ -63,8 +63,8 @@ class Int8KVCache(KVCache):
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """See `KVCache.prefill`."""
         own = torch.arange(self.padded, device=k.device) >= self.pad[:, None]
-        ring, older = self.frame + 1, self.older
-        for x, means in ((k, older.key_means), (v, older.value_means)):
+        ring = self.frame + 1
+        for x, (_, _, means) in zip((k, v), self._both(), strict=True):
             means[layer] = (x.float() * own[:, None, :, None]).sum(2) / own.sum(1)[:, None, None]
         last = torch.arange(max(0, self.padded - ring), self.padded, device=k.device)
         at = self._ring_at + (last - self.padded) % ring
@@ -73,17 +73,18 @@ class Int8KVCache(KVCache):
             self.k[layer, :, :, : self.padded], self.v[layer, :, :, : self.padded] = k, v
             return
         self._keep_sinks(layer, k, v)
-        count, end = older.keys.shape[3], max(0, self.padded - ring)
+        count, end = self.older.keys.shape[3], max(0, self.padded - ring)
         left = torch.arange(max(0, end - count), end, device=k.device)
         self._move(layer, left % max(1, count), k[:, :, left], v[:, :, left])
 
+    def _both(self) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Numbers, scales and means of the older keys, and of the older values."""
+        old = self.older
+        return (old.keys, old.key_scales, old.key_means), (old.values, old.value_scales, old.value_means)
+
     def _move(self, layer: int, to: slice | Tensor, k: Tensor, v: Tensor) -> None:
         """Round keys and values, [rows, kv_heads, tokens, head_dim], of tokens that leave the ring."""
-        old = self.older
-        for x, numbers, scales, means in (
-            (k, old.keys, old.key_scales, old.key_means),
-            (v, old.values, old.value_scales, old.value_means),
-        ):
+        for x, (numbers, scales, means) in zip((k, v), self._both(), strict=True):
             numbers[layer][:, :, to], scales[layer][:, :, to] = packed(x - means[layer][:, :, None])
 
     def slots(self) -> Slots:
@@ -102,15 +103,12 @@ class Int8KVCache(KVCache):
             to = slice(at.moved_to, at.moved_to + 1)
             self._move(layer, to, self.k[layer, :, :, own], self.v[layer, :, :, own])
         keys, values = super().append(layer, k, v, at)
-        old, seen = self.older, (layer, slice(None), slice(None), slice(at.older))
-        more = [
+        seen = (layer, slice(None), slice(None), slice(at.older))
+        older_keys, older_values = (
             (numbers[seen] * scales[seen][..., None] + means[layer][:, :, None]).to(keys.dtype)
-            for numbers, scales, means in (
-                (old.keys, old.key_scales, old.key_means),
-                (old.values, old.value_scales, old.value_means),
-            )
-        ]
-        return torch.cat([keys, more[0]], 2), torch.cat([values, more[1]], 2)
+            for numbers, scales, means in self._both()
+        )
+        return torch.cat([keys, older_keys], 2), torch.cat([values, older_values], 2)
 
     def mask(self) -> Tensor | None:
         """See `KVCache.mask`."""
@@ -133,11 +131,10 @@ class Int8KVCache(KVCache):
         for tensor in (self.k, self.v):
             for layer in tensor:
                 layer.normal_(generator=generator)
-        for numbers in (self.older.keys, self.older.values):
+        for numbers, scales, _ in self._both():
             for layer in numbers:
                 layer.random_(-127, 128, generator=generator)
-        for scales in (self.older.key_scales, self.older.value_scales):
-            # The numbers above have a standard deviation of 73.
+            # These numbers have a standard deviation of 73.
             scales.fill_(1 / 73)
         self.index += tokens
 

@@ -115,7 +115,7 @@ inline void begin_attention(const Queries& queries, long d) {
 // Adds the keys and values of `cache` to the softmax of every query. Slots are processed TILE_SLOTS at a time, and the
 // sums so far are scaled down whenever a higher score is met (online softmax: Milakov and Gimelshein, 2018,
 // arXiv:1805.02867). While the keys of a tile are read its values are prefetched, while the values are read the keys of
-// the next tile. A cache with means must be the first: its weights are those summed so far.
+// the next tile. A cache with means must be the first: its scores and weights are those met so far.
 template <class Format>
 void attend(const HeadCache& cache, const Queries& queries, long d) {
     long row = d * Format::size;
@@ -126,12 +126,8 @@ void attend(const HeadCache& cache, const Queries& queries, long d) {
         for (long g = 0; g < queries.count; g++) {
             float p[TILE_SLOTS], *weight_sum = queries.state + 2 * g * LANES, *top = weight_sum + LANES;
             score_rows<Format>(keys, d, count, g ? 0 : values - keys, queries.query[g], p);
-            if (cache.key_scales) {
-                float of_mean;
-                dot<Float32, 1, 1>(reinterpret_cast<const char*>(cache.key_mean), 4 * d, d, PrefetchDistance{0, 0, 0},
-                                   queries.query[g], 0, &of_mean, 0);
-                for (long i = 0; i < count; i++) p[i] = p[i] * cache.key_scales[s + i] + of_mean;
-            }
+            if (cache.key_scales)
+                for (long i = 0; i < count; i++) p[i] *= cache.key_scales[s + i];
             Floats sum = load(weight_sum);
             add_to_softmax(p, count, cache.mask ? cache.mask + s : nullptr, queries.output[g], d, sum, *top);
             store(weight_sum, sum);
@@ -140,8 +136,13 @@ void attend(const HeadCache& cache, const Queries& queries, long d) {
             add_weighted_rows<Format>(values, d, count, g ? 0 : next - values, p, queries.output[g]);
         }
     }
-    for (long g = 0; g < queries.count && cache.value_mean; g++) {
-        float weights = lane_sum(load(queries.state + 2 * g * LANES));
+    // The mean of the keys adds the same to every score so far, that of the values once as much as all weights are.
+    for (long g = 0; g < queries.count && cache.key_mean; g++) {
+        float *weight_sum = queries.state + 2 * g * LANES, *top = weight_sum + LANES, of_mean;
+        dot<Float32, 1, 1>(reinterpret_cast<const char*>(cache.key_mean), 4 * d, d, PrefetchDistance{0, 0, 0},
+                           queries.query[g], 0, &of_mean, 0);
+        *top += of_mean;
+        float weights = lane_sum(load(weight_sum));
         for (long k = 0; k < d; k++) queries.output[g][k] += weights * cache.value_mean[k];
     }
 }
