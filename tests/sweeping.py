@@ -15,7 +15,7 @@ from conftest import SCREEN, tiny_spec
 from typer.testing import CliRunner, Result
 
 from fastcar_cli.cli.app import app
-from fastcar_cli.models.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults, save
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.world.captions import VOCABULARY
 from fastcar_cli.world.recipe import mini_tokenizer

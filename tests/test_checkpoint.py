@@ -8,8 +8,8 @@ from conftest import tiny_model
 from safetensors.torch import load_file, save_file
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import GenerationDefaults, save
-from fastcar_cli.models.registry import load
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.loading.registry import load
 from fastcar_cli.world.recipe import mini_tokenizer
 
 

@@ -21,9 +21,10 @@ from test_vila_u import small
 
 from fastcar_cli.conversion import measure
 from fastcar_cli.decoding import trace
-from fastcar_cli.models import load, vila_u
-from fastcar_cli.models.checkpoint import loading_format
+from fastcar_cli.models import load
 from fastcar_cli.models.dummy import write_configs, write_tokenizer, write_weights
+from fastcar_cli.models.loading import vila_u
+from fastcar_cli.models.loading.checkpoint import loading_format
 from fastcar_cli.models.quantised import (
     Int4Linear,
     Int8Linear,
@@ -194,7 +195,8 @@ def test_the_plan_of_a_converted_model_is_its_own(make: Callable[..., Path], run
 
 MAPPED = """
 import re, sys, torch
-from fastcar_cli.models import load, vila_u
+from fastcar_cli.models import load
+from fastcar_cli.models.loading import vila_u
 model = load(sys.argv[1])
 touched = sum(int(t.flatten().view(torch.uint8)[::64].sum()) for t in model.network.state_dict().values())
 print("ready", flush=True)

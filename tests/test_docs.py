@@ -17,7 +17,7 @@ from sweeping import tiny_folder
 
 from fastcar_cli.cli.flags import MODELS
 from fastcar_cli.config import allowed_keys, presets
-from fastcar_cli.models.registry import BUNDLED
+from fastcar_cli.models.loading.registry import BUNDLED
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

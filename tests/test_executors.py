@@ -32,7 +32,7 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
-from fastcar_cli.models.checkpoint import loading_format
+from fastcar_cli.models.loading.checkpoint import loading_format
 from fastcar_cli.models.quantised import WeightFormat, widen_int4
 from fastcar_cli.models.video_model import VideoModel
 

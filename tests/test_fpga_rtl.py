@@ -27,7 +27,7 @@ from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
 from fastcar_cli.backends.fpga.rtl import bundle, synth, tools
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.registry import folder_of, shapes_of, spec_of
+from fastcar_cli.models.loading.registry import folder_of, shapes_of, spec_of
 
 
 def have(find: Any) -> str | None:

@@ -31,7 +31,7 @@ from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
-from fastcar_cli.models.published import IVIDEOGPT, published_spec
+from fastcar_cli.models.loading.published import IVIDEOGPT, published_spec
 from fastcar_cli.pipeline import TextToVideo
 
 STRIDE = 17

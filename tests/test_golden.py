@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from fastcar_cli.decoding import Trace, trace
 from fastcar_cli.models import load
-from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.llama_text import templated
+from fastcar_cli.models.loading.checkpoint import LoadedModel
 
 GOLDEN = Path(os.environ.get("FASTCAR_GOLDEN", Path(__file__).parents[2] / "shared" / "golden"))
 CASES = (

@@ -16,7 +16,7 @@ from fastcar_cli.decoding.kv_int8 import KV_DTYPES, Int8KVCache, packed
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native
 from fastcar_cli.models import load
-from fastcar_cli.models.plan import Demand, cache_bytes
+from fastcar_cli.models.loading.memory_plan import Demand, cache_bytes
 
 
 @given(arrays("float32", (3, 10), elements=st.floats(-1e6, 1e6, width=32)).map(torch.from_numpy))

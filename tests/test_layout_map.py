@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcar_cli.decoding import trace
-from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel
 from fastcar_cli.models.layout_map import LayoutMap, read_scenery
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults, LoadedModel
 from fastcar_cli.models.paths import simulate
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world.table.captions import caption

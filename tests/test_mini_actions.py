@@ -11,7 +11,7 @@ import pytest
 from conftest import Run
 
 from fastcar_cli.config import load_config
-from fastcar_cli.models.registry import folder_of
+from fastcar_cli.models.loading.registry import folder_of
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.video import read_frames
 from fastcar_cli.world.actions import clips, evaluate

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 
+from fastcar_cli.models.loading.weights import write_safetensors
 from fastcar_cli.models.quantised import (
     Int4Linear,
     Int8Linear,
@@ -24,7 +25,6 @@ from fastcar_cli.models.quantised import (
     unpack_int4,
     widen_int4,
 )
-from fastcar_cli.models.weights import write_safetensors
 
 
 def matrices(low: float, high: float) -> st.SearchStrategy[torch.Tensor]:

@@ -17,7 +17,7 @@ from fastcar_cli import __version__
 from fastcar_cli.cli.app import app
 from fastcar_cli.config import RunConfig, flat, preset_folder
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.registry import identity
+from fastcar_cli.models.loading.registry import identity
 from fastcar_cli.recipe import settings_of
 from fastcar_cli.video import open_writer, read_frames, read_recipe
 
@@ -148,7 +148,7 @@ def test_an_identity_tells_weights_apart(tmp_path: Path) -> None:
 def test_a_revision_of_the_hub_is_named_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    from fastcar_cli.models import hub
+    from fastcar_cli.models.loading import hub
 
     folder = tmp_path / "models--x" / "snapshots" / "0123abc"
     folder.mkdir(parents=True)

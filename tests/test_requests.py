@@ -19,7 +19,7 @@ from fastcar_cli.cli.flags import flag_of
 from fastcar_cli.config import allowed_keys, load_config, parse_yaml
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.models.plan import out_of_memory
+from fastcar_cli.models.loading.memory_plan import out_of_memory
 
 NUMBERS = st.one_of(
     st.integers().map(str),

@@ -24,7 +24,7 @@ from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.results import inert, knees
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.registry import folder_of
+from fastcar_cli.models.loading.registry import folder_of
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.world.render import render
 from fastcar_cli.world.scene import Scene
@@ -202,7 +202,7 @@ torch.save(network.state_dict(), file)
 
 from fastcar_cli.analysis.sweep.lpips_metric import load_lpips
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.registry import folder_of
+from fastcar_cli.models.loading.registry import folder_of
 compare = load_lpips(file)
 a = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3)).astype(np.uint8)
 b = a.copy()

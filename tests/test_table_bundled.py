@@ -11,7 +11,7 @@ from conftest import Run
 
 from fastcar_cli.config import load_config
 from fastcar_cli.models.layout_map import read_scenery
-from fastcar_cli.models.registry import folder_of, load, shapes_of
+from fastcar_cli.models.loading.registry import folder_of, load, shapes_of
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.video import read_frames
 from fastcar_cli.world.evaluate import generate_videos

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcar_cli.models.decoder import rotate
-from fastcar_cli.models.registry import load
+from fastcar_cli.models.loading.registry import load
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.world import steps
 from fastcar_cli.world.muon import Muon

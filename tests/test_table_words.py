@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fastcar_cli.models.registry import folder_of
+from fastcar_cli.models.loading.registry import folder_of
 from fastcar_cli.world.table.lexicon import PHRASES, table_tokenizer
 
 READINGS = {

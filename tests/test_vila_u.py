@@ -20,8 +20,8 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.dummy import FULL, write_configs, write_tokenizer, write_weights
 from fastcar_cli.models.llama_text import LlamaTokenizer, templated
-from fastcar_cli.models.vila_u import read_spec
-from fastcar_cli.models.weights import weight_files
+from fastcar_cli.models.loading.vila_u import read_spec
+from fastcar_cli.models.loading.weights import weight_files
 
 
 def small(**changes: Any) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def test_positions_bound_the_frames(run: Run, make: Callable[..., Path]) -> None
 MEASURE = """
 import resource, sys, torch
 from fastcar_cli.models import load
-from fastcar_cli.models.vila_u import read_spec
+from fastcar_cli.models.loading.vila_u import read_spec
 load(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 model = load(sys.argv[2], sys.argv[3])

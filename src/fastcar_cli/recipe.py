@@ -17,7 +17,7 @@ from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
 from fastcar_cli.config import RunConfig, flat, later_wins
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.clip import Prompt, TokenisedClip
-from fastcar_cli.models.registry import identity, public_name
+from fastcar_cli.models.loading.registry import identity, public_name
 
 if TYPE_CHECKING:
     from fastcar_cli.pipeline import TextToVideo

@@ -14,9 +14,9 @@ from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.loading.checkpoint import LoadedModel
+from fastcar_cli.models.loading.registry import BUNDLED
 from fastcar_cli.models.network import Layout
-from fastcar_cli.models.registry import BUNDLED
 
 SMALL_MODEL_THREADS = 2
 """Threads of the native kernels for a bundled model: its products are too short to share among more."""

@@ -13,7 +13,7 @@ import numpy as np
 from fastcar_cli._version import __version__
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayStats
-from fastcar_cli.models.plan import peak_bytes
+from fastcar_cli.models.loading.memory_plan import peak_bytes
 from fastcar_cli.models.text import Reading
 
 if TYPE_CHECKING:

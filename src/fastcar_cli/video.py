@@ -24,7 +24,7 @@ from PIL.GifImagePlugin import getdata, getheader
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import empty_file, hidden_beside, publish, publish_folder
-from fastcar_cli.models.plain_data import parse_json
+from fastcar_cli.models.loading.plain_data import parse_json
 from fastcar_cli.signals import uninterrupted
 
 Image8 = NDArray[np.uint8]

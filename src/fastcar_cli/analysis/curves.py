@@ -19,7 +19,7 @@ from fastcar_cli.cli.flags import Command
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, write_whole
-from fastcar_cli.models.plain_data import parse_json
+from fastcar_cli.models.loading.plain_data import parse_json
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 FORMS = {"replayed": ".3f", "psnr_db": ".1f", "temporal": ".2f", "right": ".2f"}

@@ -12,10 +12,10 @@ import torch
 from fastcar_cli.analysis.machine import measure_machine
 from fastcar_cli.analysis.profiler import Shape, profile_length, random_shape, replay_table, vision_seconds
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import DTYPES
-from fastcar_cli.models.plan import default_dtype
-from fastcar_cli.models.published import published_spec
-from fastcar_cli.models.registry import folder_of, load, shapes_of
+from fastcar_cli.models.loading.checkpoint import DTYPES
+from fastcar_cli.models.loading.memory_plan import default_dtype
+from fastcar_cli.models.loading.published import published_spec
+from fastcar_cli.models.loading.registry import folder_of, load, shapes_of
 from fastcar_cli.resolve import resolve_device
 
 

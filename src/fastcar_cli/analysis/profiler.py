@@ -25,10 +25,10 @@ from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import DTYPES, empty_network, ready
 from fastcar_cli.models.dummy import random_tensor
+from fastcar_cli.models.loading.checkpoint import DTYPES, empty_network, ready
+from fastcar_cli.models.loading.memory_plan import available_bytes, gib, parameter_bytes
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.plan import available_bytes, gib, parameter_bytes
 from fastcar_cli.models.quantised import WeightFormat
 
 LAYER_PARTS = ("attention.", "mlp.", "tas")

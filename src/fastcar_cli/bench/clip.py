@@ -27,10 +27,10 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import need
-from fastcar_cli.models.checkpoint import empty_network, ready
 from fastcar_cli.models.dummy import random_tensor
 from fastcar_cli.models.dummy_ivideogpt import MEDIUM, TOKENIZERS, TRANSFORMER, write_configs
-from fastcar_cli.models.ivideogpt_checkpoint import DEFAULTS, loading_format, read_spec
+from fastcar_cli.models.loading.checkpoint import empty_network, ready
+from fastcar_cli.models.loading.ivideogpt import DEFAULTS, loading_format, read_spec
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
 

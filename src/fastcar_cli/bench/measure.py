@@ -21,8 +21,8 @@ from fastcar_cli.bench.plan import RATIOS, Benchmark
 from fastcar_cli.decoding.engine import synchronise
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
-from fastcar_cli.models.checkpoint import empty_network, loading_format
 from fastcar_cli.models.dummy import full_spec
+from fastcar_cli.models.loading.checkpoint import empty_network, loading_format
 from fastcar_cli.models.network import Network, Projector
 from fastcar_cli.models.quantised import KINDS, WeightFormat
 

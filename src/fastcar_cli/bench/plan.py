@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.dummy import full_spec
+from fastcar_cli.models.loading.memory_plan import available_bytes, gib
+from fastcar_cli.models.loading.registry import folder_of, shapes_of
 from fastcar_cli.models.network import Spec
-from fastcar_cli.models.plan import available_bytes, gib
-from fastcar_cli.models.registry import folder_of, shapes_of
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 PROMPT_TOKENS = 12

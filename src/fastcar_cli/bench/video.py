@@ -20,11 +20,11 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
-from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.dummy import full_spec
-from fastcar_cli.models.plain_data import parse_json
-from fastcar_cli.models.plan import peak_bytes
-from fastcar_cli.models.registry import identity
+from fastcar_cli.models.loading.checkpoint import LoadedModel
+from fastcar_cli.models.loading.memory_plan import peak_bytes
+from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.models.loading.registry import identity
 
 PROMPT = "a red ball rolling to the right on the grass"
 PUBLISHED = {"dense": 689.7, "replay": 354.5}

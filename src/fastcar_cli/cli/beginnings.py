@@ -58,7 +58,7 @@ class Given:
 
     def _check_kind(self, model: str, needed: bool) -> None:
         from fastcar_cli.config import shown
-        from fastcar_cli.models.registry import spec_of
+        from fastcar_cli.models.loading.registry import spec_of
 
         context = spec_of(model).layout.context
         if context and (self.texts or isinstance(self.recipe, str)):

@@ -103,7 +103,7 @@ def _document(source: Source, result: Result, dtype: str, depth: str | None) -> 
 
 
 def _told(terminal: Any, result: Result, dtype: str) -> None:
-    from fastcar_cli.models.plan import gib
+    from fastcar_cli.models.loading.memory_plan import gib
 
     kept = f", {result.kept} shards were there" if result.kept else ""
     terminal.print(

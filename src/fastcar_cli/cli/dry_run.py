@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     """Print files, sizes, memory and the replay ceiling; raises RequestError as the run would."""
-    from fastcar_cli.models import hub
-    from fastcar_cli.models.plan import choose_dtype, default_dtype
-    from fastcar_cli.models.registry import BUNDLED, folder_of, published_shapes, shapes_of
+    from fastcar_cli.models.loading import hub
+    from fastcar_cli.models.loading.memory_plan import choose_dtype, default_dtype
+    from fastcar_cli.models.loading.registry import BUNDLED, folder_of, published_shapes, shapes_of
     from fastcar_cli.pipeline import TextToVideo
 
     repository = hub.repository_of(run.model)
@@ -69,8 +69,8 @@ def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int
     Without a network, and with nothing in the cache, a model whose shapes are known has no folder. Raises RunError for
     any other.
     """
-    from fastcar_cli.models import hub
-    from fastcar_cli.models.registry import published_shapes
+    from fastcar_cli.models.loading import hub
+    from fastcar_cli.models.loading.registry import published_shapes
 
     revision = hub.revision_of(model)
     try:
@@ -87,21 +87,21 @@ def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int
 
 def _files(folder: Path) -> list[Path]:
     """The files of weights of a folder; they need not exist."""
-    from fastcar_cli.models import converted
-    from fastcar_cli.models.layouts import layout_of
+    from fastcar_cli.models.loading import converted
+    from fastcar_cli.models.loading.checkpoint_format import format_of
 
-    layout = layout_of(folder)
+    released = format_of(folder)
     if converted.is_converted(folder):
         return [folder / shard for shard in converted.describe(folder).shards]
     with contextlib.suppress(RequestError):
-        if layout is not None:
-            return layout.weights_of(folder)
+        if released is not None:
+            return released.weights_of(folder)
     return [folder / "model.safetensors"]
 
 
 def _table(document: dict[str, Any], plan: Any) -> None:
     from fastcar_cli.cli.render import console, facts
-    from fastcar_cli.models.plan import gib
+    from fastcar_cli.models.loading.memory_plan import gib
 
     table = facts(f"{document['model']}: nothing was loaded")
     table.add_row("folder", document["folder"] or "none: the hub can't be reached, the shapes are as published")

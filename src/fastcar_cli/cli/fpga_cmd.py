@@ -61,8 +61,8 @@ def fpga(
     from fastcar_cli.backends.fpga.summary import compare
     from fastcar_cli.backends.fpga.workload import workload_of
     from fastcar_cli.config import load_config
-    from fastcar_cli.models.registry import spec_of
-    from fastcar_cli.models.specs import spec_from_dict
+    from fastcar_cli.models.loading.registry import spec_of
+    from fastcar_cli.models.loading.specs import spec_from_dict
 
     if table:
         refuse_all_but(ctx, ("table", "preset", "as_json"), "with --table, which emulates the published runs")

@@ -173,7 +173,7 @@ def generate(
 
     from fastcar_cli.cli import writing
     from fastcar_cli.cli.render import console, note, summary
-    from fastcar_cli.models.hub import licence, repository_of
+    from fastcar_cli.models.loading.hub import licence, repository_of
 
     terminal = console(quiet)
     pipe = writing.load(run, count, terminal)

@@ -12,7 +12,7 @@ from fastcar_cli.cli.flags import check_file, check_made, one_of, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import read_text, write_whole
-from fastcar_cli.models.plain_data import parse_json
+from fastcar_cli.models.loading.plain_data import parse_json
 
 if TYPE_CHECKING:
     from fastcar_cli.analysis.profile_report import ProfilePlan
@@ -49,7 +49,7 @@ def profile(
     """Measure one decode step by context length, or a real run with --decode."""
     from fastcar_cli.analysis.profile_report import ProfilePlan, ratios
     from fastcar_cli.analysis.profiler import parse_lengths
-    from fastcar_cli.models.published import published_spec
+    from fastcar_cli.models.loading.published import published_spec
 
     one_of("--backend", backend, ("torch", "fpga-sim"))
     one_of("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
@@ -103,7 +103,7 @@ def profile(
 
 def _lengths(model: str) -> str:
     """The lengths where nobody says: of a model whose prompt is frames, all the positions that it has."""
-    from fastcar_cli.models.registry import spec_of
+    from fastcar_cli.models.loading.registry import spec_of
 
     spec = spec_of(model)
     return "2k,4k,8k" if spec.layout.lead is None else str(spec.decoder.max_positions)
@@ -127,7 +127,7 @@ def _measured(plan: ProfilePlan, timeline: Path | None) -> dict[str, Any]:
 
 def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str) -> dict[str, Any]:
     from fastcar_cli.analysis.emulated import emulated_lengths
-    from fastcar_cli.models.registry import spec_of
+    from fastcar_cli.models.loading.registry import spec_of
 
     spec = spec_of(model)
     return emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)

@@ -53,7 +53,7 @@ def write(
     """
     from fastcar_cli.analysis.truth import beside
     from fastcar_cli.cli.render import progress
-    from fastcar_cli.models.plan import out_of_memory
+    from fastcar_cli.models.loading.memory_plan import out_of_memory
     from fastcar_cli.recipe import recipe_of
     from fastcar_cli.video import open_writer
 

@@ -26,9 +26,9 @@ from fastcar_cli.conversion.draws import drawn_codes
 from fastcar_cli.conversion.rounding import calibrated, widened
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
-from fastcar_cli.models import converted
 from fastcar_cli.models.decoder import Block, RMSNorm, Rotary, rotate
 from fastcar_cli.models.depth import Classifier, DepthBlock
+from fastcar_cli.models.loading import converted
 from fastcar_cli.models.network import Projector, Spec
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.text import PromptReader

@@ -25,13 +25,13 @@ from fastcar_cli.conversion.source import Source
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import write_whole
 from fastcar_cli.locks import locked
-from fastcar_cli.models.checkpoint import empty_network
-from fastcar_cli.models.converted import UNFINISHED, Converted, names_of, tokenizer_of, working_folder
+from fastcar_cli.models.loading.checkpoint import empty_network
+from fastcar_cli.models.loading.converted import UNFINISHED, Converted, names_of, tokenizer_of, working_folder
+from fastcar_cli.models.loading.memory_plan import gib
+from fastcar_cli.models.loading.weights import write_safetensors
 from fastcar_cli.models.network import Spec
-from fastcar_cli.models.plan import gib
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.video_model import ModelSpec
-from fastcar_cli.models.weights import write_safetensors
 
 _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes.json", ".states"
 _MARGIN = 2**20

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
 from fastcar_cli.decoding.state import DecodeSettings
-from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.loading.checkpoint import LoadedModel
 
 
 def drawn_codes(model: LoadedModel, prompts: Sequence[str], seeds: Sequence[int], frames: int) -> Tensor:

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models import converted
-from fastcar_cli.models.checkpoint import GenerationDefaults, empty_network, read_config
-from fastcar_cli.models.layouts import layout_of
+from fastcar_cli.models.loading import converted
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults, empty_network, read_config
+from fastcar_cli.models.loading.checkpoint_format import format_of
+from fastcar_cli.models.loading.registry import folder_of, identity, public_name, shapes_of
+from fastcar_cli.models.loading.weights import Component, Weights
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.quantised import GROUP, WeightFormat
-from fastcar_cli.models.registry import folder_of, identity, public_name, shapes_of
 from fastcar_cli.models.video_model import ModelSpec
-from fastcar_cli.models.weights import Component, Weights
 
 DTYPES = ("int4", "int8", "bfloat16")
 """What a model can be converted to."""
@@ -77,17 +77,17 @@ def open_source(model: str) -> Source:
     spec = described.spec
     network = empty_network(spec)
     shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
-    layout = layout_of(folder)
-    if layout is not None:
-        components, text = layout.components(folder, network), None
-        files = layout.tokenizer_files(folder)
+    released = format_of(folder)
+    if released is not None:
+        components, text = released.components(folder, network), None
+        files = released.tokenizer_files(folder)
     else:
         components = [Component(folder, {name: name for name in shapes}, lambda key: False)]
         text, files = read_config(folder)["text"], ()
     weights = Weights(components, shapes)
     stored = weights.read("llm.norm.weight").dtype
     # Our own models run in float32 on a CPU, others in what they are published in, and no CPU runs float16.
-    kept = torch.float32 if layout is None else layout.loading_format("int8").floats
+    kept = torch.float32 if released is None else released.loading_format("int8").floats
     floats = torch.float32 if stored == torch.float32 else kept
     found = identity(model)
     name = model if public_name(model) else spec.name

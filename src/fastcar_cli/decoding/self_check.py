@@ -25,8 +25,8 @@ from fastcar_cli.decoding.state import Batch
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import write_whole
-from fastcar_cli.models.plain_data import parse_json
-from fastcar_cli.models.plan import out_of_memory
+from fastcar_cli.models.loading.memory_plan import out_of_memory
+from fastcar_cli.models.loading.plain_data import parse_json
 
 TOKENS = 12
 """Positions that are decoded both ways, for each of the settings tried."""

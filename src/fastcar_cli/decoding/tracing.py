@@ -26,7 +26,7 @@ from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.frame_reader import FrameReader
 
 if TYPE_CHECKING:
-    from fastcar_cli.models.checkpoint import LoadedModel
+    from fastcar_cli.models.loading.checkpoint import LoadedModel
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ __all__ = ["load"]
 
 def __getattr__(name: str) -> Any:
     if name == "load":
-        from fastcar_cli.models.registry import load
+        from fastcar_cli.models.loading.registry import load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,12 +23,14 @@ import yaml
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fastcar_cli.models.checkpoint import DTYPES, empty_network
 from fastcar_cli.models.llama_text import ADDED, SYSTEM
+from fastcar_cli.models.loading.checkpoint import DTYPES, empty_network
+from fastcar_cli.models.loading.vila_u import MODEL_TYPE, components, read_spec
 from fastcar_cli.models.video_model import ModelSpec
-from fastcar_cli.models.vila_u import MODEL_TYPE, components, read_spec
 
-FULL: dict[str, Any] = yaml.safe_load((resources.files(__package__) / "vila_u_7b.yaml").read_text(encoding="utf-8"))
+FULL: dict[str, Any] = yaml.safe_load(
+    (resources.files("fastcar_cli.models.loading") / "vila_u_7b.yaml").read_text(encoding="utf-8")
+)
 """Config files of the 7B model by part: llm, tower, projector."""
 
 

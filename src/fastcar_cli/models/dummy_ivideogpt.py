@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from fastcar_cli.models.checkpoint import DTYPES
 from fastcar_cli.models.dummy import random_tensor
+from fastcar_cli.models.loading.checkpoint import DTYPES
 
 Shapes = dict[str, tuple[int, ...]]
 

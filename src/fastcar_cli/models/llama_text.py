@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.clip import Prompt, text_of
-from fastcar_cli.models.plain_data import parse_json
+from fastcar_cli.models.loading.plain_data import parse_json
 from fastcar_cli.models.text import Reading
 
 SYSTEM = (

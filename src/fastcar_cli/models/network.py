@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
-from fastcar_cli.models.plain_data import check_values
+from fastcar_cli.models.loading.plain_data import check_values
 from fastcar_cli.models.quantised import QuantisedLinear
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults
 from fastcar_cli.models.rqvae import RQVAE
 from fastcar_cli.models.text import PhraseTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.registry import folder_of, load
+from fastcar_cli.models.loading.registry import folder_of, load
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 from fastcar_cli.models.video_model import VideoModel
 

@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import GenerationDefaults, save
 from fastcar_cli.models.ivideogpt import IVideoGPTSpec
-from fastcar_cli.models.registry import load
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.loading.registry import load
 from fastcar_cli.models.text import PhraseTokenizer
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.world import recipe, train_decoder, train_tokenizer

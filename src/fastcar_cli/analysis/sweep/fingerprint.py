@@ -13,7 +13,7 @@ from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.config import flat
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import sha256_of
-from fastcar_cli.models.registry import folder_of
+from fastcar_cli.models.loading.registry import folder_of
 from fastcar_cli.pipeline import TextToVideo
 
 SWEPT = (

@@ -25,7 +25,7 @@ from fastcar_cli.analysis.sweep.worker import Worker
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.hub import repository_of
+from fastcar_cli.models.loading.hub import repository_of
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.video_input import Inputs
 

@@ -23,7 +23,7 @@ from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.models.clip import Clip, Prompt
-from fastcar_cli.models.plan import out_of_memory
+from fastcar_cli.models.loading.memory_plan import out_of_memory
 from fastcar_cli.pipeline import TextToVideo
 from fastcar_cli.recipe import recipe_of
 

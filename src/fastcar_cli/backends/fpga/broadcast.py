@@ -12,7 +12,7 @@ from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights, fpga_presets, load_preset
 from fastcar_cli.backends.fpga.workload import Workload, workload_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.registry import spec_of
+from fastcar_cli.models.loading.registry import spec_of
 
 Fetch = Literal["skip", "stream"]
 WAYS: tuple[tuple[Weights, Fetch], ...] = (

@@ -1,4 +1,4 @@
-"""A trained model as a folder in the layout of the released checkpoints, which `ivideogpt_checkpoint` reads."""
+"""A trained model as a folder in the format of the released checkpoints, which `models.loading.ivideogpt` reads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
-from fastcar_cli.models.ivideogpt_checkpoint import WEIGHTS, names_of
 from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
+from fastcar_cli.models.loading.ivideogpt import WEIGHTS, names_of
 from fastcar_cli.world.actions.train_tokenizer import ActionsTokenizer
 
 SHARPER = 4.0

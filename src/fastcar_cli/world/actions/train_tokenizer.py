@@ -22,7 +22,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.models.ivideogpt_blocks import CrossAttention
 from fastcar_cli.models.ivideogpt_tokenizer import Codebook, Tokenizer, TokenizerSpec
-from fastcar_cli.models.registry import load
+from fastcar_cli.models.loading.registry import load
 from fastcar_cli.world.actions.codes import CELLS, GRID, WIDE, dictionary
 from fastcar_cli.world.actions.recipe import TOKENIZER
 from fastcar_cli.world.actions.scene import Look, draw_story, image, looks

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.layout_map import MapSpec
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.world.table.ground import PERIOD
 from fastcar_cli.world.table.layout import CELL, TOKENS

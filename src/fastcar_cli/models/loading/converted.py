@@ -17,7 +17,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import (
+from fastcar_cli.models.frame_reader import FrameReader
+from fastcar_cli.models.ivideogpt import IVideoGPT
+from fastcar_cli.models.layout_text import phrase_tokenizer
+from fastcar_cli.models.llama_text import LlamaTokenizer
+from fastcar_cli.models.loading.checkpoint import (
     DTYPES,
     GenerationDefaults,
     LoadedModel,
@@ -26,19 +30,15 @@ from fastcar_cli.models.checkpoint import (
     ready,
     with_shared,
 )
-from fastcar_cli.models.frame_reader import FrameReader
-from fastcar_cli.models.ivideogpt import IVideoGPT
-from fastcar_cli.models.layout_text import phrase_tokenizer
-from fastcar_cli.models.llama_text import LlamaTokenizer
+from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.models.loading.specs import spec_from_dict
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.plain_data import parse_json
 from fastcar_cli.models.quantised import GROUP, KINDS, WeightFormat
-from fastcar_cli.models.specs import spec_from_dict
 from fastcar_cli.models.text import PromptReader
 
 FORMAT = "fastcar-converted"
 VERSION = 1
-"""Version of the layout and of the packing of weights; a folder of another one is refused."""
+"""Version of the folder format and of the packing of weights; a folder of another one is refused."""
 
 UNFINISHED = "conversion.json"
 """File that only a folder has in which a conversion is not done."""

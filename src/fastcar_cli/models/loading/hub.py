@@ -10,8 +10,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from fastcar_cli.errors import FastcarError, RunError
-from fastcar_cli.models.layouts import LAYOUTS, layout_of
-from fastcar_cli.models.published import IVIDEOGPT
+from fastcar_cli.models.loading.checkpoint_format import CHECKPOINT_FORMATS, format_of
+from fastcar_cli.models.loading.published import IVIDEOGPT
 
 REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"} | {name: f"thuml/{name}" for name in IVIDEOGPT}
 """Short names of checkpoints and their repositories."""
@@ -26,7 +26,7 @@ _LLAMA_2 = (
 
 _TERMS = "the terms of the weights of {name} stand on https://huggingface.co/{repository}"
 
-_WANTED = [pattern for layout in LAYOUTS for pattern in layout.PATTERNS]
+_WANTED = [pattern for released in CHECKPOINT_FORMATS for pattern in released.PATTERNS]
 _CONFIGS = [
     *(p if p.endswith(".json") else p.replace("*", "*.json") for p in _WANTED if not p.endswith(".safetensors")),
     *("llm/tokenizer.model", "model/llm/tokenizer.model"),
@@ -72,11 +72,11 @@ def _unreachable(repository: str, error: Exception) -> RunError:
 def _complete(folder: Path) -> bool:
     """Whether every file that loading needs is in the folder."""
     try:
-        layout = layout_of(folder)
-        if layout is None:
+        released = format_of(folder)
+        if released is None:
             return False
-        layout.read_spec(folder)
-        return all(f.is_file() for f in layout.weights_of(folder))
+        released.read_spec(folder)
+        return all(f.is_file() for f in released.weights_of(folder))
     except FastcarError:
         return False
 

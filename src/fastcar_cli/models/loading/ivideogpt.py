@@ -1,4 +1,4 @@
-"""iVideoGPT checkpoints in the official layout: config files to a specification, tensor names to parameters.
+"""iVideoGPT checkpoints in the official format: config files to a specification, tensor names to parameters.
 
 The folder is read as it is: `tokenizer/` and `transformer/`, safetensors only. Whether a model takes actions is told by
 its tensors: with actions the LLaMA's names begin with `llm.` and `action_linear` lies beside them.
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.models import checkpoint
-from fastcar_cli.models.checkpoint import GenerationDefaults
-from fastcar_cli.models.config_file import ConfigFile, read_decoder
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import SIDE, TokenizerSpec
+from fastcar_cli.models.loading import checkpoint
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults
+from fastcar_cli.models.loading.config_file import ConfigFile, read_decoder
+from fastcar_cli.models.loading.published import published_frames
+from fastcar_cli.models.loading.weights import Component, stored_shapes, weight_files
 from fastcar_cli.models.network import Network
-from fastcar_cli.models.published import published_frames
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.weights import Component, stored_shapes, weight_files
 
 FRAMES, FPS = 16, 4
 

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import empty_network, no_such_dtype
+from fastcar_cli.models.loading.checkpoint import empty_network, no_such_dtype
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
 

@@ -1,4 +1,4 @@
-"""VILA-U checkpoints in the official layout: config files to a specification, tensor names to parameters.
+"""VILA-U checkpoints in the official format: config files to a specification, tensor names to parameters.
 
 The folder is read as it is: `llm/`, `vision_tower/`, `mm_projector/` and a root config.json.
 """
@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models import checkpoint
-from fastcar_cli.models.checkpoint import GenerationDefaults
-from fastcar_cli.models.config_file import ConfigFile, read_decoder
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.llama_text import LlamaTokenizer
+from fastcar_cli.models.loading import checkpoint
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults
+from fastcar_cli.models.loading.config_file import ConfigFile, read_decoder
+from fastcar_cli.models.loading.weights import Component, weight_files
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
-from fastcar_cli.models.weights import Component, weight_files
 
 MODEL_TYPE = "vila_u_llama"
 FRAMES, FPS = 8, 8

@@ -1,4 +1,4 @@
-"""Reading and writing model folders in fastcar's own layout: config.json and model.safetensors."""
+"""Reading and writing model folders in the format of fastcar: config.json and model.safetensors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.config_file import ConfigFile
 from fastcar_cli.models.layout_text import phrase_tokenizer
+from fastcar_cli.models.loading.config_file import ConfigFile
+from fastcar_cli.models.loading.plain_data import check_values
+from fastcar_cli.models.loading.weights import Component, Progress, Store, fill
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.plain_data import check_values
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.text import PhraseTokenizer, PromptReader
 from fastcar_cli.models.video_model import ModelSpec
-from fastcar_cli.models.weights import Component, Progress, Store, fill
 
 NetworkT = TypeVar("NetworkT", bound=Network)
 
@@ -85,7 +85,7 @@ class LoadedModel:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder of this layout. Raises RequestError for any other."""
+    """The config.json of a folder of this format. Raises RequestError for any other."""
     file = folder / "config.json"
     if not file.is_file():
         raise RequestError(f"{folder} is no model folder: it has no config.json")
@@ -146,7 +146,7 @@ def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseToke
 
 
 def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
-    """Load a folder of this layout in a weight format. Raises RequestError naming file and key."""
+    """Load a folder of this format in a weight format. Raises RequestError naming file and key."""
     spec, defaults, tokenizer = read_folder(folder)
     form, file = loading_format(dtype), folder / "model.safetensors"
     try:

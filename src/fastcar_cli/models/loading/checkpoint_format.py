@@ -1,19 +1,19 @@
-"""Layouts of released checkpoints, each a module of its own."""
+"""Formats of released checkpoints, each a module of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Protocol
 
-from fastcar_cli.models import ivideogpt_checkpoint, vila_u
-from fastcar_cli.models.checkpoint import GenerationDefaults
+from fastcar_cli.models.loading import ivideogpt, vila_u
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults
+from fastcar_cli.models.loading.weights import Component
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.text import PromptReader
-from fastcar_cli.models.weights import Component
 
 
-class CheckpointLayout(Protocol):
+class CheckpointFormat(Protocol):
     """What such a module offers."""
 
     @property
@@ -46,9 +46,9 @@ class CheckpointLayout(Protocol):
         """What reads the prompts of a model with this network. Raises RequestError naming a file that is damaged."""
 
 
-LAYOUTS: tuple[CheckpointLayout, ...] = (vila_u, ivideogpt_checkpoint)
+CHECKPOINT_FORMATS: tuple[CheckpointFormat, ...] = (vila_u, ivideogpt)
 
 
-def layout_of(folder: Path) -> CheckpointLayout | None:
-    """The layout of a folder that holds a released checkpoint."""
-    return next((layout for layout in LAYOUTS if layout.is_checkpoint(folder)), None)
+def format_of(folder: Path) -> CheckpointFormat | None:
+    """The format of a folder that holds a released checkpoint."""
+    return next((released for released in CHECKPOINT_FORMATS if released.is_checkpoint(folder)), None)

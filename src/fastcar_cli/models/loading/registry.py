@@ -1,4 +1,4 @@
-"""Models by name: bundled, on the hub, or a folder; the only module that knows every layout."""
+"""Models by name: bundled, on the hub, or a folder; the only module that knows every checkpoint format."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models import converted, ivideogpt_checkpoint
-from fastcar_cli.models.checkpoint import (
+from fastcar_cli.models.ivideogpt import IVideoGPTSpec
+from fastcar_cli.models.loading import converted, ivideogpt
+from fastcar_cli.models.loading.checkpoint import (
     FORMATS,
     GenerationDefaults,
     LoadedModel,
@@ -25,11 +26,10 @@ from fastcar_cli.models.checkpoint import (
     no_such_dtype,
     read_folder,
 )
-from fastcar_cli.models.hub import REPOSITORIES, commit_of, fetch, repository_of, revision_of
-from fastcar_cli.models.ivideogpt import IVideoGPTSpec
-from fastcar_cli.models.layouts import layout_of
+from fastcar_cli.models.loading.checkpoint_format import format_of
+from fastcar_cli.models.loading.hub import REPOSITORIES, commit_of, fetch, repository_of, revision_of
+from fastcar_cli.models.loading.published import published_spec
 from fastcar_cli.models.network import Spec
-from fastcar_cli.models.published import published_spec
 from fastcar_cli.models.quantised import WeightFormat
 
 BUNDLED = ("mini", "table", "table-dense", "mini-actions")
@@ -127,16 +127,16 @@ class Shapes:
 
 
 def shapes_of(folder: Path) -> Shapes:
-    """Of a model folder of any layout; a converted one has one format. Raises RequestError naming file and key."""
+    """Of a model folder of any format; a converted one has one format. Raises RequestError naming file and key."""
     if converted.is_converted(folder):
         found = converted.describe(folder)
         return Shapes(found.spec, found.defaults, {found.form.name: found.form})
-    layout = layout_of(folder)
-    if layout is None:
+    released = format_of(folder)
+    if released is None:
         spec, defaults, _ = read_folder(folder)
         return Shapes(spec, defaults, {name: loading_format(name) for name in FORMATS})
-    formats = {name: layout.loading_format(name) for name in FORMATS}
-    return Shapes(layout.read_spec(folder), layout.DEFAULTS, formats)
+    formats = {name: released.loading_format(name) for name in FORMATS}
+    return Shapes(released.read_spec(folder), released.DEFAULTS, formats)
 
 
 def published_shapes(model: str) -> Shapes | None:
@@ -144,8 +144,8 @@ def published_shapes(model: str) -> Shapes | None:
     spec = published_spec(_short_name(model))
     if not isinstance(spec, IVideoGPTSpec):
         return None
-    formats = {name: ivideogpt_checkpoint.loading_format(name) for name in FORMATS}
-    return Shapes(spec, ivideogpt_checkpoint.DEFAULTS, formats)
+    formats = {name: ivideogpt.loading_format(name) for name in FORMATS}
+    return Shapes(spec, ivideogpt.DEFAULTS, formats)
 
 
 def load(
@@ -166,13 +166,13 @@ def load(
         raise no_such_dtype(dtype, FORMATS)
     if dtype == "int8" and where.type != "cpu":
         raise RequestError(f"`dtype` int8 runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
-    layout = layout_of(folder)
-    if layout is not None:
+    released = format_of(folder)
+    if released is not None:
         if dtype == "float16" and where.type == "cpu":
             raise RequestError("`dtype` float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
-        spec = layout.read_spec(folder)
+        spec = released.read_spec(folder)
         network = empty_network(spec)
-        reader = layout.reader(folder, network)
-        filled(network, layout.components(folder, network), layout.loading_format(dtype), where, progress)
-        return LoadedModel(model if repository_of(model) else spec.name, network, reader, layout.DEFAULTS)
+        reader = released.reader(folder, network)
+        filled(network, released.components(folder, network), released.loading_format(dtype), where, progress)
+        return LoadedModel(model if repository_of(model) else spec.name, network, reader, released.DEFAULTS)
     return load_folder(folder, dtype, where)
