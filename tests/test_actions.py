@@ -98,7 +98,7 @@ def test_training_pass_equals_the_engine_with_replay(tau: float) -> None:
         hidden, _, shares = train_transformer.hidden_states(model, batch, torch.tensor([tau, tau]))
     lead = TOKENIZER.prompt_tokens
     rule = ReplayRule(Tau((tau,)))
-    settings = DecodeSettings(7, SamplingSettings(cfg=1.0), rule, kernels="torch")
+    settings = DecodeSettings(7, SamplingSettings(cfg=1.0), rule, executor="torch")
     codes = batch.ids[:, lead:, None]
     decode = Decode(model, batch.ids[:, :lead].tolist(), settings, torch.zeros(codes.shape), None, batch.actions)
     mine = torch.stack([s.hidden for s in decode.steps(codes)])[1:].transpose(0, 1)

@@ -32,8 +32,8 @@ def test_forced_decisions_have_their_ratio_exactly(ratio: float, layers: int, ro
         assert not joint or bool((flags == flags[:, :1]).all())
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
-def test_weights_of_forced_mlps_are_not_touched_and_others_are(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("executor", ["torch", "native"])
+def test_weights_of_forced_mlps_are_not_touched_and_others_are(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fastcar_cli.decoding.executor import HostExecutor
 
     hidden: list[torch.Tensor] = []
@@ -42,7 +42,7 @@ def test_weights_of_forced_mlps_are_not_touched_and_others_are(kernels: str, mon
     model = tiny_model()
     for ratio, broken in ((1.0, False), (0.5, True)):
         # The first frame is computed while the weights are whole.
-        passes = engine(model, rows=2, context=PROMPT_TOKENS + 6, passes=2, kernels=kernels, ratio=ratio)
+        passes = engine(model, rows=2, context=PROMPT_TOKENS + 6, passes=2, executor=executor, ratio=ratio)
         weights = [weight for block in model.llm.blocks for weight in block.mlp.parameters()]
         whole = [weight.clone() for weight in weights]
         for weight in weights:

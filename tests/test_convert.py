@@ -98,7 +98,7 @@ def test_native_kernels_run_all_of_int8(make: Callable[..., Path], run: Run, cha
 
     with multiplied_by(product):
         plain = trace(model, [PROMPT], CODES, tau=-1000, cfg=1.0)
-    native = trace(model, [PROMPT], CODES, tau=-1000, cfg=1.0, kernels="native")
+    native = trace(model, [PROMPT], CODES, tau=-1000, cfg=1.0, executor="native")
     # Of 32 inputs that share a scale, one in the middle between two codes weighs much: measured 3.4e-5 and 5.5e-5.
     for found, wanted in ((native.hidden, plain.hidden), (native.logits, plain.logits)):
         assert float((found - wanted).norm()) <= 1e-4 * float(wanted.norm())

@@ -80,7 +80,7 @@ def test_all_rows_replaying_calls_no_mlp_after_the_first_frame() -> None:
             calls.append(layer)
             return model.llm.layers[layer].mlp(x)
 
-    settings = DecodeSettings(4, SamplingSettings(cfg=2.0), ReplayRule(Tau.read("-inf")), kernels="torch")
+    settings = DecodeSettings(4, SamplingSettings(cfg=2.0), ReplayRule(Tau.read("-inf")), executor="torch")
     decode = Decode(model, PROMPTS, settings, torch.zeros(codes.shape), Counting())
     for _ in decode.steps(codes):
         pass
@@ -134,9 +134,9 @@ def test_neighbours_with_short_prompts_take_no_sinks_from_a_video() -> None:
 def test_kernels_that_do_not_go_are_refused() -> None:
     model, codes = tiny_model(), _codes(2, 2)
     for kernels, word in (("graph", "cuda"), ("native", "watched"), ("numba", "unknown")):
-        decode = Decode(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0), kernels=kernels), codes.float())
+        decode = Decode(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0), executor=kernels), codes.float())
         decode.watch = cast(Watcher, object()) if kernels == "native" else None
-        with pytest.raises(RequestError, match=rf"`kernels` {kernels}: .*{word}"):
+        with pytest.raises(RequestError, match=rf"`executor` {kernels}: .*{word}"):
             decode.start()
 
 
@@ -145,7 +145,7 @@ def test_auto_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastcar_cli.decoding.native.native.unavailable", lambda: "not built: no compiler")
     decode = Decode(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0)), codes.float())
     decode.start()
-    assert (decode.kernels, decode.why) == ("torch", "not built: no compiler")
+    assert (decode.executor_name, decode.why) == ("torch", "not built: no compiler")
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4))

@@ -145,7 +145,7 @@ def _decode(
     forced, keep = rule.pop("forced", None), rule.pop("keep_tas", True)
     rule["tau"] = Tau.read(rule.get("tau", "off"))
     asked = DecodeSettings(
-        codes.shape[1] // N, SamplingSettings(cfg=cfg), ReplayRule(**rule), keep_tas=keep, kernels="torch", **options
+        codes.shape[1] // N, SamplingSettings(cfg=cfg), ReplayRule(**rule), keep_tas=keep, executor="torch", **options
     )
     decode = Decode(model, prompts, asked, torch.zeros(codes.shape))
     if forced is not None:
@@ -293,7 +293,7 @@ def test_a_replayed_mlp_is_not_touched(executor: str) -> None:
     if EXECUTORS[executor].missing:
         pytest.skip(str(EXECUTORS[executor].missing))
     model = tiny_model()
-    asked = DecodeSettings(FRAMES, SamplingSettings(cfg=1.0), ReplayRule(Tau((-INF,))), kernels="torch")
+    asked = DecodeSettings(FRAMES, SamplingSettings(cfg=1.0), ReplayRule(Tau((-INF,))), executor="torch")
     decode = Decode(model, PROMPTS[:1], asked, torch.zeros(1, FRAMES * N, 3))
     decode.executor = EXECUTORS[executor].make(decode)
     for step in decode.steps(CODES[:1]):
@@ -323,7 +323,7 @@ def test_drawn_tokens_are_the_same_in_every_way(executor: str) -> None:
     sampling = SamplingSettings(cfg=2.0, top_p=0.9, top_k=6, first_frame_top_p=1.0)
     drawn = []
     for kind in ("torch", executor):
-        asked = DecodeSettings(FRAMES, sampling, ReplayRule(Tau((0.0,))), kernels="torch")
+        asked = DecodeSettings(FRAMES, sampling, ReplayRule(Tau((0.0,))), executor="torch")
         decode = Decode(model, PROMPTS, asked, noise)
         decode.executor = EXECUTORS[kind].make(decode)
         for _ in decode.steps():

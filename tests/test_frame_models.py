@@ -35,7 +35,7 @@ from fastcar_cli.models.loading.published import IVIDEOGPT, published_spec
 from fastcar_cli.pipeline import TextToVideo
 
 STRIDE = 17
-KERNELS = ["torch", "native"]
+EXECUTORS = ["torch", "native"]
 
 
 def tiny(actions: int = 0, context: int = 1) -> IVideoGPT:
@@ -108,10 +108,10 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return official(tiny(actions=3), tmp_path_factory.mktemp("models") / "acting", torch.float16)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("delimiters", [False, True])
 @pytest.mark.parametrize("options", [{}, {"window": 40}], ids=["plain", "window"])
-def test_a_prompt_laid_out_as_frames_can_be_replayed(kernels: str, delimiters: bool, options: dict[str, Any]) -> None:
+def test_a_prompt_laid_out_as_frames_can_be_replayed(executor: str, delimiters: bool, options: dict[str, Any]) -> None:
     """With a frame in the prompt, the frame behind it decides and computes as if that had been decoded."""
     network = tiny(actions=3)
     layout = network.spec.layout
@@ -124,7 +124,7 @@ def test_a_prompt_laid_out_as_frames_can_be_replayed(kernels: str, delimiters: b
         frames = 3 - given
         settings = DecodeSettings(
             frames, SamplingSettings(cfg=1.0), ReplayRule(Tau((0.1,)), delimiters=delimiters), keep_tas=True,
-            kernels=kernels, **options,
+            executor=executor, **options,
         )  # fmt: skip
         rows = torch.cat([prompts, codes[:, : given * STRIDE, 0]], 1).tolist()
         decode = Decode(network, rows, settings, torch.zeros(2, frames * STRIDE, 1), conditions=actions)
@@ -140,10 +140,10 @@ def test_a_prompt_laid_out_as_frames_can_be_replayed(kernels: str, delimiters: b
     assert torch.allclose(hidden, others, atol=1e-3)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_a_ratio_is_kept_without_the_delimiters(free: Path, kernels: str) -> None:
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_ratio_is_kept_without_the_delimiters(free: Path, executor: str) -> None:
     replay = {"ratio": 0.4}
-    config = {"generation": {"frames": 13}, "replay": replay, "runtime": {"kernels": kernels}}
+    config = {"generation": {"frames": 13}, "replay": replay, "runtime": {"executor": executor}}
     pipe = TextToVideo(load(str(free)), RunConfig.from_dict(config))
     shown = list(pipe.stream(clips_of(clip()), [3]))
     assert [frame.index for frame in shown] == list(range(13))
@@ -193,7 +193,7 @@ def test_converted(acting: Path, tmp_path: Path, dtype: str) -> None:
     Conversion(source, folder, target_format(source, spec, dtype), spec).run()
     model, original = load(str(folder)), load(str(acting))
     assert model.network.spec.to_dict() == spec.to_dict() and model.network.weight_format == dtype
-    a, b = (trace(m, inputs=clip(4), actions=moves(), tau=None, kernels="native") for m in (model, original))
+    a, b = (trace(m, inputs=clip(4), actions=moves(), tau=None, executor="native") for m in (model, original))
     assert torch.equal(a.frames, b.frames) and a.input_ids == b.input_ids
     error = float((a.logits - b.logits).norm() / b.logits.norm())
     assert 0 < error < {"int8": 0.05, "int4": 0.5, "bfloat16": 0.05}[dtype]

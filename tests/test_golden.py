@@ -29,8 +29,8 @@ pytestmark = pytest.mark.skipif(not CASES, reason=f"no recorded outputs of the r
 
 # Plain torch takes minutes for what the native kernels do in seconds; tests/test_golden_small.py holds it to a part.
 BOTH = [
-    pytest.param(name, kernels, marks=pytest.mark.slow if kernels == "torch" else ())
-    for kernels in ("torch", "native")
+    pytest.param(name, executor, marks=pytest.mark.slow if executor == "torch" else ())
+    for executor in ("torch", "native")
     for name in CASES
 ]
 
@@ -42,7 +42,7 @@ def golden() -> tuple[dict[str, Any], dict[str, torch.Tensor], LoadedModel]:
 
 
 @cache
-def traced(name: str, unreachable: bool = False, kernels: str = "torch") -> tuple[dict[str, Any], Trace]:
+def traced(name: str, unreachable: bool = False, executor: str = "torch") -> tuple[dict[str, Any], Trace]:
     data, tensors, model = golden()
     case = next(c for c in data["cases"] if c["name"] == name)
     prompts = [data["prompts"][i] for i in case["prompt_indices"]]
@@ -51,8 +51,10 @@ def traced(name: str, unreachable: bool = False, kernels: str = "torch") -> tupl
     if all(t is None for t in tau):
         tau = float("inf") if unreachable else None
     steps = sorted({*case["hidden_steps"], *case["logit_steps"], *data["layer_out_steps"]})
-    tokens = case["mlp_positions"] if kernels == "torch" else ()
-    return case, trace(model, prompts, codes, tau=tau, cfg=case["cfg"], steps=steps, mlp_tokens=tokens, kernels=kernels)
+    tokens = case["mlp_positions"] if executor == "torch" else ()
+    return case, trace(
+        model, prompts, codes, tau=tau, cfg=case["cfg"], steps=steps, mlp_tokens=tokens, executor=executor
+    )
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor, limit: float) -> None:
@@ -68,7 +70,7 @@ def at(run: Trace, steps: list[int]) -> list[int]:
 def test_prompt_ids_and_positions(group: str) -> None:
     data, tensors, _ = golden()
     batch = next(b for b in data["batches"] if b["name"] == group)
-    _, run = traced(f"{group}/none", kernels="native")
+    _, run = traced(f"{group}/none", executor="native")
     prompts = [data["prompts"][i] for i in batch["prompt_indices"]]
     texts = [*map(templated, prompts), templated(" ")]
     assert [t + "<vi_start>" for t in texts] == batch["row_strings"]
@@ -79,17 +81,17 @@ def test_prompt_ids_and_positions(group: str) -> None:
     assert torch.equal(later, tensors[f"{group}/decode_position_ids"].long())
 
 
-@pytest.mark.parametrize(("name", "kernels"), BOTH)
-def test_hidden_states_and_logits(name: str, kernels: str) -> None:
-    case, run = traced(name, kernels=kernels)
+@pytest.mark.parametrize(("name", "executor"), BOTH)
+def test_hidden_states_and_logits(name: str, executor: str) -> None:
+    case, run = traced(name, executor=executor)
     tensors = golden()[1]
     close(run.hidden[at(run, case["hidden_steps"])], tensors[f"{name}/hidden"], 2e-4)
     close(run.logits[at(run, case["logit_steps"])], tensors[f"{name}/logits"], 1e-3)
 
 
-@pytest.mark.parametrize(("name", "kernels"), BOTH)
-def test_scores_and_decisions(name: str, kernels: str) -> None:
-    case, run = traced(name, unreachable=True, kernels=kernels)
+@pytest.mark.parametrize(("name", "executor"), BOTH)
+def test_scores_and_decisions(name: str, executor: str) -> None:
+    case, run = traced(name, unreachable=True, executor=executor)
     data, tensors, _ = golden()
     first = data["first_eligible_input_token"]
     wanted = tensors[f"{name}/tas"].permute(0, 2, 1)
@@ -129,11 +131,11 @@ def test_block_outputs_and_feedback(group: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith(("t20", "t50", "t80", "mixed"))])
 def test_keys_and_values_in_int8_change_one_decision_in_a_thousand(name: str) -> None:
     """Of those that are taken, by a threshold in the midst of the scores; bfloat16 ones change up to 2.2 in 1,000."""
-    case, exact = traced(name, kernels="native")
+    case, exact = traced(name, executor="native")
     data, tensors, model = golden()
     prompts = [data["prompts"][i] for i in case["prompt_indices"]]
     codes = tensors[f"{name}/codes"][: len(prompts)].long()
-    options = {"tau": case["tau_per_layer"], "cfg": case["cfg"], "kernels": "native", "steps": exact.steps}
+    options = {"tau": case["tau_per_layer"], "cfg": case["cfg"], "executor": "native", "steps": exact.steps}
     rounded = trace(model, prompts, codes, kv_dtype="int8", **options)
     taken = ~exact.tas.isnan()
     assert float((rounded.replayed != exact.replayed)[taken].float().mean()) <= 1e-3
@@ -141,6 +143,6 @@ def test_keys_and_values_in_int8_change_one_decision_in_a_thousand(name: str) ->
 
 
 def test_dense_run_has_no_scores() -> None:
-    _, run = traced(CASES[0], kernels="native")
+    _, run = traced(CASES[0], executor="native")
     assert run.tas.isnan().all() and not run.replayed.any() and run.replay_ratio == 0.0
     assert np.isfinite(run.logits.numpy()).all()

@@ -31,7 +31,7 @@ DATA: dict[str, Any] = (
 MODELS = {m["name"]: m for m in DATA["models"]}
 RUNS = [(name, run["name"]) for name, m in MODELS.items() for run in m["replay"]]
 GREEDY = [(name, g["segment_length"]) for name, m in MODELS.items() for g in m["generated"] if g["kind"] == "greedy"]
-KERNELS = ["torch", "native"]
+EXECUTORS = ["torch", "native"]
 pytestmark = pytest.mark.skipif(not MODELS, reason=f"no recorded outputs of the released code in {GOLDEN}")
 
 
@@ -138,21 +138,21 @@ def test_ids_that_are_no_codes_have_a_frame(name: str) -> None:
 
 
 @cache
-def forced(name: str, kernels: str) -> Trace:
+def forced(name: str, executor: str) -> Trace:
     inputs = recorded(name, "clip")
-    return trace(model(name), inputs=inputs, actions=actions(name), codes=later(name), tau=None, kernels=kernels)
+    return trace(model(name), inputs=inputs, actions=actions(name), codes=later(name), tau=None, executor=executor)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", MODELS)
-def test_forced_ids(name: str, kernels: str) -> None:
-    found, first = forced(name, kernels), MODELS[name]["first_delimiter"]
+def test_forced_ids(name: str, executor: str) -> None:
+    found, first = forced(name, executor), MODELS[name]["first_delimiter"]
     at = [(i, p + 1 - first) for i, p in enumerate(MODELS[name]["forced_positions"]) if p + 1 - first in found.steps]
     here, steps = map(list, zip(*at, strict=True))
     assert len(steps) > 10
     close(found.logits[steps, 0].transpose(0, 1), recorded(name, "forced/logits")[:, here], 2e-3)
     close(found.hidden[steps, 0], recorded(name, "forced/final_hidden")[here], 1e-3)
-    if kernels == "torch":
+    if executor == "torch":
         close(found.block_out[steps, :, 0].transpose(0, 1), recorded(name, "forced/layer_out")[:, here], 1e-3)
 
 
@@ -191,10 +191,10 @@ def generated(name: str, frames: int, rows: slice = slice(None), **settings: Any
     return pipe, list(pipe.stream(clips, list(range(len(clips)))))
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("name", "frames"), GREEDY)
-def test_greedy_generation(name: str, frames: int, kernels: str) -> None:
-    config = {"sampling": {"temperature": 0.0}, "runtime": {"kernels": kernels}}
+def test_greedy_generation(name: str, frames: int, executor: str) -> None:
+    config = {"sampling": {"temperature": 0.0}, "runtime": {"executor": executor}}
     pipe, shown = generated(name, frames, **config)
     ids = recorded(name, f"greedy{frames}/ids")
     first = MODELS[name]["first_delimiter"]
@@ -206,13 +206,13 @@ def test_greedy_generation(name: str, frames: int, kernels: str) -> None:
         close_bytes(last, recorded(name, f"greedy{frames}/frames_u8")[:, -1])
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_drawn_id_is_among_the_hundred_best(name: str, kernels: str) -> None:
+def test_every_drawn_id_is_among_the_hundred_best(name: str, executor: str) -> None:
     """Delimiters too where the model draws them; where it doesn't, they are where they belong."""
     data, spec = MODELS[name], model(name).network.spec
     frames = min(data["segment_lengths"])
-    pipe, _ = generated(name, frames, slice(0, 1), runtime={"kernels": kernels})
+    pipe, _ = generated(name, frames, slice(0, 1), runtime={"executor": executor})
     drawn = torch.from_numpy(pipe.codes)
     given = actions(name)
     found = trace(
@@ -248,33 +248,33 @@ def test_fewer_context_frames(name: str) -> None:
     close_bytes(shrunk.network.to_bytes(found.frames[:, -1:]), recorded(name, "shrunk/frames_u8"))
 
 
-def replayed(name: str, kernels: str, tau: Any, tas: str, eligible: str = "codes", mlp_tokens: Any = ()) -> Trace:
+def replayed(name: str, executor: str, tau: Any, tas: str, eligible: str = "codes", mlp_tokens: Any = ()) -> Trace:
     """Row 0 over the recorded ids and one made-up frame more, so that the last recorded id is an input too."""
     given, codes = actions(name), later(name)[:1]
     if given is not None:
         given = torch.cat([given[:1], given[:1, -1:]], 1)
     return trace(
         model(name), inputs=recorded(name, "clip")[:1], actions=given, codes=torch.cat([codes, codes[:, :17]], 1),
-        tau=tau, tas=tas, eligible=eligible, kernels=kernels, mlp_tokens=mlp_tokens,
+        tau=tau, tas=tas, eligible=eligible, executor=executor, mlp_tokens=mlp_tokens,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("name", "run"), RUNS)
-def test_replay_decisions(name: str, run: str, kernels: str) -> None:
+def test_replay_decisions(name: str, run: str, executor: str) -> None:
     data = next(r for r in MODELS[name]["replay"] if r["name"] == run)
     wanted = recorded(name, f"{run}/replayed").bool()
     tokens, offsets = wanted.shape[1], data["recorded_offsets"]
     found = replayed(
-        name, kernels, data["tau_per_layer"], data["definition"], data["eligible"],
-        offsets if kernels == "torch" else (),
+        name, executor, data["tau_per_layer"], data["definition"], data["eligible"],
+        offsets if executor == "torch" else (),
     )  # fmt: skip
     assert torch.equal(found.replayed[:, 0, :tokens], wanted) and int(wanted.sum()) == data["replayed"]
     scored = torch.tensor([tau is not None for tau in data["tau_per_layer"]])
     close(found.tas[scored, 0, 17:tokens], recorded(name, f"{run}/tas")[scored, 17:], 3e-4)
     assert bool(found.tas[:, :, :17].isnan().all())
     close(found.logits[[t + 1 for t in offsets], 0, 0], recorded(name, f"{run}/logits"), 2e-3)
-    if kernels == "torch":
+    if executor == "torch":
         close(found.mlp[:, :, 0], recorded(name, f"{run}/mlp_out"), 1e-3)
 
 

@@ -113,7 +113,7 @@ def test_random_layers_are_as_many_as_fit_or_refused() -> None:
 def test_fast_forward_stands_where_decoding_would(window: int | None) -> None:
     model = tiny_model()
     settings = DecodeSettings(
-        frames=4, sampling=SamplingSettings(cfg=2.0), keep_tas=True, kernels="torch", window=window, sinks=2
+        frames=4, sampling=SamplingSettings(cfg=2.0), keep_tas=True, executor="torch", window=window, sinks=2
     )
     decode = Decode(model, [[1, 2, 3], [1, 2]], settings, torch.rand(1, 16, 3))
     steps = list(decode.steps(first=9))

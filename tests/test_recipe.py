@@ -61,7 +61,7 @@ def test_a_recipe_holds_no_path_and_nothing_of_the_machine(tmp_path: Path) -> No
     text = json.dumps(recipe)
     assert "secret" not in text and str(tmp_path) not in text and "/" not in text
     keys = flat(recipe["settings"])
-    assert not {"model", "backend.preset", "runtime.device", "runtime.threads", "runtime.kernels"} & keys.keys()
+    assert not {"model", "backend.preset", "runtime.device", "runtime.threads", "runtime.executor"} & keys.keys()
     assert recipe["model"] == {"name": "tiny", "weights": identity(str(model)).weights, "commit": None}
     assert recipe["accelerator"] == "mine"
 
@@ -101,12 +101,12 @@ def test_a_stranger_names_no_preset_on_this_machine(preset: object) -> None:
 
 
 def test_only_what_makes_the_tokens_is_taken() -> None:
-    recipe = _recipe(runtime__device="cuda:7", runtime__threads=1000, runtime__kernels="gone", replay__tau=-1.5)
+    recipe = _recipe(runtime__device="cuda:7", runtime__threads=1000, runtime__executor="gone", replay__tau=-1.5)
     taken, notes = settings_of(recipe, "clip.gif", [])
     assert (taken["replay.tau"], taken["model"], taken["generation.seed"]) == (-1.5, "mini", 3)
     assert [k for k in taken if k.startswith("runtime.")] == ["runtime.dtype"]
     assert len(notes) == 1
-    for key in ("runtime.device", "runtime.threads", "runtime.kernels"):
+    for key in ("runtime.device", "runtime.threads", "runtime.executor"):
         assert key in notes[0]
     assert "generation.seed" not in settings_of(recipe, "clip.gif", ["generation.seed"])[0]
     assert "replay.tau" not in settings_of(recipe, "clip.gif", ["replay.ratio"])[0]

@@ -46,7 +46,7 @@ def _decode(score: str, tau: Tau = OFF, seed: int = 5) -> tuple[Decode, _Kept]:
     decode.watch = kept
     for _ in decode.steps(CODES):
         pass
-    assert decode.kernels == "torch"
+    assert decode.executor_name == "torch"
     return decode, kept
 
 
@@ -122,9 +122,9 @@ def test_configuration_knows_every_score() -> None:
 
 def test_other_executors_are_refused_by_name_and_left_by_auto() -> None:
     rule = ReplayRule(Tau((0.0,)), score="input")
-    asked = DecodeSettings(FRAMES, SamplingSettings(cfg=2.0), rule, kernels="native")
+    asked = DecodeSettings(FRAMES, SamplingSettings(cfg=2.0), rule, executor="native")
     decode = Decode(tiny_model(), PROMPTS, asked, torch.zeros(1, FRAMES * N, 3))
-    with pytest.raises(RequestError, match="`kernels` native: the score is input"):
+    with pytest.raises(RequestError, match="`executor` native: the score is input"):
         decode.start()
 
 
@@ -145,7 +145,7 @@ def test_wrong_requests_are_one_sentence(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert all(name in done.stderr for name in SCORES)
     words = ["generate", BALL, "--score", "query", "--model", str(tiny_folder(tmp_path / "model")), "--seed", "1"]
-    done = run(*words, "--tau", "-2", "--kernels", "native")
-    assert done.returncode == 2 and "--kernels native: the score is query" in done.stderr
+    done = run(*words, "--tau", "-2", "--executor", "native")
+    assert done.returncode == 2 and "--executor native: the score is query" in done.stderr
     done = run(*words)
     assert "--score has no effect" in done.stderr

@@ -29,6 +29,9 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.files import read_text
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
+RENAMED = {"runtime.kernels": "runtime.executor"}
+"""Keys of earlier versions, which files and recipes may still have."""
+
 LARGEST = 2**31 - 1
 """Largest number of tokens, codes or frames; what memory and model allow is told later."""
 
@@ -125,9 +128,9 @@ class Runtime(_Section):
         "auto",
         description="auto, float32, bfloat16, float16, int8 (block matrices in int8, CPU); converted: its own",
     )
-    kernels: Literal["auto", "torch", "native", "graph"] = Field(
+    executor: Literal["auto", "torch", "native", "graph"] = Field(
         "auto",
-        description="who runs a decode step: torch, native (CPU kernels), graph (CUDA); auto: the fastest",
+        description="who runs a decode pass: torch, native (CPU kernels), graph (CUDA); auto: the fastest",
     )
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; default all")
 
@@ -158,7 +161,7 @@ class RunConfig(_Section):
         Without a source the keys are parameters that the caller gave one by one.
         """
         try:
-            return cls.model_validate(dict(data))
+            return cls.model_validate(current(data))
         except ValidationError as e:
             raise _explain(e, source) from None
 
@@ -342,6 +345,16 @@ def later_wins(data: dict[str, Any], keys: Iterable[str]) -> None:
                 section.pop(other, None)
 
 
+def current(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested configuration data with the keys of today."""
+    data = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
+    for old, new in RENAMED.items():
+        section, _, last = old.partition(".")
+        if isinstance(data.get(section), dict) and last in data[section]:
+            data[section].setdefault(new.partition(".")[2], data[section].pop(last))
+    return data
+
+
 def load_config(
     name: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None
 ) -> RunConfig:
@@ -350,20 +363,21 @@ def load_config(
     if name is not None:
         data, path = read_preset("configuration", name, presets(), preset_folder())
         RunConfig.from_dict(data, str(path))
-        data = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
+        data = current(data)
     later_wins(data, [o.partition("=")[0].strip() for o in overrides])
     for override in overrides:
         key, equals, text = override.partition("=")
         source = f"`overrides` {shown(override)}"
         if not equals:
             raise RequestError(f"{source}: needs the form key=value, such as replay.tau=-2")
-        if key.strip() not in allowed_keys():
-            raise _unknown(source, key.strip(), [*allowed_keys()])
+        key = RENAMED.get(key.strip(), key.strip())
+        if key not in allowed_keys():
+            raise _unknown(source, key, [*allowed_keys()])
         try:
             value = parse_yaml(text)
         except ValueError:
             raise RequestError(f"{source}: {shown(text)} is not valid YAML") from None
-        _put(data, key.strip(), value, source)
+        _put(data, key, value, source)
         RunConfig.from_dict(data, source)
     later_wins(data, flags or {})
     for key, value in (flags or {}).items():

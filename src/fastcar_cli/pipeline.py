@@ -153,7 +153,7 @@ class TextToVideo:
         prompt = network.spec.layout.lead or PROMPT_TOKENS
         return videos_that_fit(
             network.spec,
-            max(1, min(videos, row_limit(network, settings.kernels) // rows)),
+            max(1, min(videos, row_limit(network, settings.executor) // rows)),
             Demand(rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_dtype),
             itemsize=network.dtype.itemsize,
             device=str(network.device),

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastcar_cli._version import __version__
 from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
-from fastcar_cli.config import RunConfig, flat, later_wins
+from fastcar_cli.config import RunConfig, current, flat, later_wins
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.clip import Prompt, TokenisedClip
 from fastcar_cli.models.loading.registry import identity, public_name
@@ -70,7 +70,7 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     `given` are the keys that the user gives. Raises RequestError where the recipe leaves open what has to be known,
     or holds what no run allows.
     """
-    found = flat(recipe["settings"])
+    found = flat(current(recipe["settings"]))
     taken = {k: v for k, v in found.items() if k.startswith(_TAKEN) and k not in given}
     model, preset = found.get("model"), found.get("backend.preset")
     # Anybody can put files under another revision of a public repository, as a pull request.

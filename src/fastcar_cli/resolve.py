@@ -61,7 +61,7 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
         window=config.attention.window,
         sinks=config.attention.sinks,
         kv_dtype=config.attention.kv_dtype,
-        kernels=_kernels(config),
+        executor=_executor(config),
         threads=threads,
     )
 
@@ -100,12 +100,12 @@ def _target(config: RunConfig, frames: int, layout: Layout) -> Target | None:
     return Target(asked.ratio, asked.controller)
 
 
-def _kernels(config: RunConfig) -> str:
+def _executor(config: RunConfig) -> str:
     """Who decodes. Raises RequestError for what does not go with another MLP backend."""
-    backend, asked = config.backend.name, config.runtime.kernels
+    backend, asked = config.backend.name, config.runtime.executor
     if backend != "torch" and asked not in ("auto", "torch"):
         raise RequestError(
-            f"`kernels` {asked} does not go with `backend.name` {backend}", hint="allowed: `kernels` torch"
+            f"`executor` {asked} does not go with `backend.name` {backend}", hint="allowed: `executor` torch"
         )
     return asked
 

@@ -155,7 +155,7 @@ class Run:
                 "tokens_per_s": done * decode.videos / clock.decode if clock.decode else 0.0,
                 "mlp_share": clock.mlp / clock.decode if timed else None,
             },
-            "kernels": {"name": decode.kernels, "why": decode.why},
+            "kernels": {"name": decode.executor_name, "why": decode.why},
             "memory": {
                 "weights_bytes": network.weights_bytes(),
                 "kv_cache_bytes": decode.cache.nbytes,

@@ -188,7 +188,7 @@ def decode_at(shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, sco
     if scored:
         first = max(first, n + 1)
     frames = -(-(first + steps + 1) // n)
-    decode = decode_of(shape.network, rows, text, frames, rule=ReplayRule(tau), keep_tas=scored, kernels="torch")
+    decode = decode_of(shape.network, rows, text, frames, rule=ReplayRule(tau), keep_tas=scored, executor="torch")
     yield decode
     yield from decode.steps(first=first)
 

@@ -59,7 +59,7 @@ def engine(
     rows: int,
     context: int,
     passes: int,
-    kernels: str,
+    executor: str,
     ratio: float | None = None,
     joint: bool = True,
     select: bool = False,
@@ -69,7 +69,7 @@ def engine(
     first = context - PROMPT_TOKENS
     frames = -(-(first + passes + 1) // n)
     rule = ReplayRule(OFF if ratio is None else Tau((float("-inf"),)))
-    decode = decode_of(model, rows, PROMPT_TOKENS, frames, rule=rule, kernels=kernels)
+    decode = decode_of(model, rows, PROMPT_TOKENS, frames, rule=rule, executor=executor)
     if decode.replay is not None:
         assert ratio is not None
         forced = torch.zeros_like(decode.replay.replayed)
@@ -78,8 +78,8 @@ def engine(
     if select:
         decode.executor = ComputeThenSelect(decode)
     decode.start()
-    executor = decode.executor
-    assert isinstance(executor, HostExecutor)
+    runner = decode.executor
+    assert isinstance(runner, HostExecutor)
     # transformers is given embeddings, so ours need not look up codes either.
     identity = isinstance(model.projector.layers, nn.Identity)
     inputs = model.spec.decoder.width if identity else model.spec.code_width
@@ -89,17 +89,17 @@ def engine(
     @torch.inference_mode()
     def run(count: int) -> None:
         for t in range(first, first + count):
-            executor.token_pass(t, latent)
+            runner.token_pass(t, latent)
         decode.cache.rewind(count)
 
     return run
 
 
 @torch.inference_mode()
-def mlp_only(model: Network, *, rows: int, kernels: str) -> Passes:
+def mlp_only(model: Network, *, rows: int, executor: str) -> Passes:
     """Only the MLP branches of all layers, for their share of a pass."""
     x = torch.randn(rows, model.spec.decoder.width, generator=torch.Generator().manual_seed(0)).to(model.dtype)
-    if kernels == "native":
+    if executor == "native":
         weights = [block_weights(block) for block in model.llm.blocks]
         branches = native.MLPs(weights, model.spec.decoder.rms_eps, torch.get_num_threads())
         wide = x.float()

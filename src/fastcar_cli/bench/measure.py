@@ -79,17 +79,17 @@ def contestants(plan: Benchmark, found: Mapping[str, Network]) -> dict[str, Pass
         kinds = ["native"] if name in KINDS else ["torch", "native"]
         if plan.device != "cpu":
             kinds = ["torch"]
-        for kernels in kinds:
-            label = f"{name}/{kernels}"
-            made[f"{label}/dense"] = engine(model, kernels=kernels, **common)
-            made[f"{label}/mlp"] = mlp_only(model, rows=plan.rows, kernels=kernels)
+        for executor in kinds:
+            label = f"{name}/{executor}"
+            made[f"{label}/dense"] = engine(model, executor=executor, **common)
+            made[f"{label}/mlp"] = mlp_only(model, rows=plan.rows, executor=executor)
             for ratio in RATIOS:
-                made[f"{label}/joint {ratio:g}"] = engine(model, kernels=kernels, ratio=ratio, **common)
+                made[f"{label}/joint {ratio:g}"] = engine(model, executor=executor, ratio=ratio, **common)
                 if plan.rows > 1 and 0 < ratio < 1:
                     made[f"{label}/alone {ratio:g}"] = engine(
-                        model, kernels=kernels, ratio=ratio, joint=False, **common
+                        model, executor=executor, ratio=ratio, joint=False, **common
                     )
-    made[f"{first}/compute-then-select 1"] = engine(found[first], kernels="torch", ratio=1.0, select=True, **common)
+    made[f"{first}/compute-then-select 1"] = engine(found[first], executor="torch", ratio=1.0, select=True, **common)
     made[f"{first}/transformers eager"] = llama(found[first], compiled=False, **common)
     if plan.compiled:
         made[f"{first}/transformers compiled"] = llama(found[first], compiled=True, **common)
@@ -198,8 +198,8 @@ def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], firs
     def faster(ours: str, theirs: str) -> float:
         return statistics.median(b / a for a, b in zip(times[ours], times[theirs], strict=True))
 
-    kernels = "native" if f"{first}/native/dense" in times else "torch"
-    best, eager = f"{first}/{kernels}", f"{first}/transformers eager"
+    executor = "native" if f"{first}/native/dense" in times else "torch"
+    best, eager = f"{first}/{executor}", f"{first}/transformers eager"
     ratios = {
         "dense_vs_transformers": faster(f"{best}/dense", eager),
         "torch_dense_vs_transformers": faster(f"{first}/torch/dense", eager),

@@ -47,7 +47,7 @@ def measure(
                 # An executor takes the number that torch has when it is made.
                 torch.set_num_threads(count)
                 runs[form, count] = engine(
-                    model, rows=plan.rows, context=plan.context, passes=plan.passes, kernels="native"
+                    model, rows=plan.rows, context=plan.context, passes=plan.passes, executor="native"
                 )
     finally:
         torch.set_num_threads(before)

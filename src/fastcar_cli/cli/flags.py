@@ -52,6 +52,7 @@ def configured(ctx: typer.Context) -> dict[str, Any]:
 
     names = {flag: p.name for p in ctx.command.params if p.name for flag in p.opts}
     values = {key: ctx.params.get(names.get(flag_of(key, names) or "", "")) for key in allowed_keys()}
+    values["runtime.executor"] = values["runtime.executor"] or ctx.params.get("kernels")
     return {key: value for key, value in values.items() if value is not None}
 
 

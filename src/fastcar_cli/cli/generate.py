@@ -96,12 +96,13 @@ def generate(
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16, float16 or int8; a converted model has its own.")
     ] = None,
-    kernels: Annotated[
+    executor: Annotated[
         str | None,
         typer.Option(
-            help="Who runs a decode step: torch, native (CPU kernels) or graph (CUDA); auto takes the fastest."
+            help="Who runs a decode pass: torch, native (CPU kernels) or graph (CUDA); auto takes the fastest."
         ),
     ] = None,
+    kernels: Annotated[str | None, typer.Option(hidden=True, help="Name of --executor in earlier versions.")] = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads; default all, of the native kernels two for the bundled model.")
     ] = None,

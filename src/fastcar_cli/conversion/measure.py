@@ -51,11 +51,11 @@ def errors(found: Trace, wanted: Trace) -> dict[str, float]:
     }
 
 
-def _executor(preset: Preset) -> Callable[[Decoder, int], FpgaBackend]:
+def _emulated(preset: Preset) -> Callable[[Decoder, int], FpgaBackend]:
     return lambda decoder, rows: FpgaBackend(decoder, preset, rows)
 
 
-def _kernels(network: Network) -> str:
+def _executor(network: Network) -> str:
     """The executor that `generate` would take: native kernels round inputs too where weights have few bits."""
     return "torch" if obstacle(network) else "native"
 
@@ -76,15 +76,15 @@ def compare(
     lines = []
     for name, other in [("bfloat16", (model, "bfloat16")), *((folder, (folder, "auto")) for folder in folders)]:
         loaded = load(*other)
-        kernels = _kernels(loaded.network)
-        found = errors(trace(loaded, prompts, codes, kernels=kernels, **options), wanted)
-        lines.append({"model": name, "kernels": kernels, "bytes": loaded.network.weights_bytes(), **found})
+        executor = _executor(loaded.network)
+        found = errors(trace(loaded, prompts, codes, executor=executor, **options), wanted)
+        lines.append({"model": name, "kernels": executor, "bytes": loaded.network.weights_bytes(), **found})
     for preset in presets:
-        found = errors(trace(reference, prompts, codes, **options, backend=_executor(preset)), wanted)
+        found = errors(trace(reference, prompts, codes, **options, backend=_emulated(preset)), wanted)
         lines.append({"model": model, "fpga": preset.name, "format": preset.format.kind, **found})
-    kernels, size = _kernels(reference.network), reference.network.weights_bytes()
-    found = errors(trace(reference, prompts, codes, kv_dtype="int8", kernels=kernels, **options), wanted)
-    lines.append({"model": "int8 keys and values", "kernels": kernels, "bytes": size, **found})
+    executor, size = _executor(reference.network), reference.network.weights_bytes()
+    found = errors(trace(reference, prompts, codes, kv_dtype="int8", executor=executor, **options), wanted)
+    lines.append({"model": "int8 keys and values", "kernels": executor, "bytes": size, **found})
     return lines
 
 

@@ -16,7 +16,7 @@ from fastcar_cli.decoding import graph, native, self_check
 from fastcar_cli.decoding.executor import Executor, HostExecutor, prefill
 from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.scores import DEFAULT
-from fastcar_cli.decoding.state import KERNELS, Batch, Step
+from fastcar_cli.decoding.state import EXECUTORS, Batch, Step
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
 from fastcar_cli.models.network import Network
@@ -33,13 +33,13 @@ class Decode(Batch):
 
     Attributes:
         executor: runs the passes, chosen when decoding begins.
-        kernels: its name, None before.
+        executor_name: its name, None before.
         why: the reason for the choice, for people.
 
     """
 
     executor: Executor | None = None
-    kernels: str | None = None
+    executor_name: str | None = None
     why: str = ""
 
     @torch.inference_mode()
@@ -47,7 +47,7 @@ class Decode(Batch):
         """Choose the executor and run the prompts; returns their last hidden states, [rows, width]."""
         if self.executor is None:
             self.executor, self.why = choose(self)
-        self.kernels = self.executor.name
+        self.executor_name = self.executor.name
         began = time.perf_counter()
         hidden = self.executor.prefill() if isinstance(self.executor, HostExecutor) else prefill(self)
         synchronise(hidden.device)
@@ -91,22 +91,22 @@ class Decode(Batch):
                 began = time.perf_counter()
 
 
-def row_limit(model: Network, kernels: str) -> int:
+def row_limit(model: Network, executor: str) -> int:
     """Rows that can be decoded at once without giving up the executor asked for."""
-    if model.device.type == "cuda" and kernels in ("auto", "graph"):
+    if model.device.type == "cuda" and executor in ("auto", "graph"):
         return graph.row_limit(model.device)
     return MOST_ROWS
 
 
 def choose(batch: Batch) -> tuple[Executor, str]:
-    """The executor of a batch by its `kernels` setting, and why.
+    """The executor of a batch by its `executor` setting, and why.
 
     `auto` takes the native kernels on a CPU and a CUDA graph on a GPU where the rules allow it, else plain
     torch, which can do everything. Raises RequestError where the one asked for can't be had.
     """
-    asked, device, replay = batch.settings.kernels, batch.model.device.type, batch.replay
-    if asked not in KERNELS:
-        raise RequestError(f"`kernels` {asked}: unknown", hint=f"allowed: {', '.join(KERNELS)}")
+    asked, device, replay = batch.settings.executor, batch.model.device.type, batch.replay
+    if asked not in EXECUTORS:
+        raise RequestError(f"`executor` {asked}: unknown", hint=f"allowed: {', '.join(EXECUTORS)}")
     rules = (
         (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
         (batch.watch is not None or batch.on_block is not None, "every block is watched"),
@@ -127,5 +127,5 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     else:
         why = "asked for" if asked == "torch" else f"the device is {device}"
     if asked not in ("auto", "torch"):
-        raise RequestError(f"`kernels` {asked}: {why}", hint="allowed here: auto, torch")
+        raise RequestError(f"`executor` {asked}: {why}", hint="allowed here: auto, torch")
     return PlainExecutor(batch), why

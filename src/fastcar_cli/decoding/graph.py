@@ -121,6 +121,6 @@ class GraphExecutor:
         except Exception as e:  # whatever triton's compiler, the driver or the capture raise
             reason = (str(e).strip() or type(e).__name__).splitlines()[0]
             raise RunError(
-                f"a step can't be captured as a CUDA graph: {reason}", hint="allowed: `kernels` torch"
+                f"a step can't be captured as a CUDA graph: {reason}", hint="allowed: `executor` torch"
             ) from e
         return graph.replay

@@ -19,7 +19,7 @@ from fastcar_cli.decoding.sampling import CodeSampler, SamplingSettings
 from fastcar_cli.decoding.scores import BlockState
 from fastcar_cli.models.network import FrameDecoder, Network
 
-KERNELS = ("auto", "torch", "native", "graph")
+EXECUTORS = ("auto", "torch", "native", "graph")
 """Who executes a decode pass; `auto` takes the fastest that can, see `engine.choose`."""
 
 
@@ -29,7 +29,7 @@ class DecodeSettings:
 
     `rule` says what replays; `keep_tas` computes and keeps the scores of every layer. A `window` attends to the last
     tokens and each prompt's first `sinks` only. `kv_dtype` is what keys and values are kept in, one of
-    KV_DTYPES. `kernels` is one of KERNELS; `threads` those of the native kernels (None: as many as torch
+    KV_DTYPES. `executor` is one of EXECUTORS; `threads` those of the native kernels (None: as many as torch
     has), which change nobody else's.
     """
 
@@ -40,7 +40,7 @@ class DecodeSettings:
     sinks: int = 4
     kv_dtype: str = "auto"
     keep_tas: bool = False
-    kernels: str = "auto"
+    executor: str = "auto"
     threads: int | None = None
 
 

@@ -126,7 +126,7 @@ def trace(
     steps: Sequence[int] | None = None,
     mlp_tokens: Sequence[int] = (),
     gate: str = "row",
-    kernels: str = "torch",
+    executor: str = "torch",
     kv_dtype: str = "auto",
     backend: Callable[[Decoder, int], MLPBackend] | None = None,
     eligible: str = "codes",
@@ -148,7 +148,7 @@ def trace(
         steps: predicted tokens for which logits and hidden states are kept; None keeps all.
         mlp_tokens: input tokens for which MLP outputs are kept.
         gate: who decides on a replay, `row` or `pair`.
-        kernels: `torch`, or `native`, which keeps neither MLP nor block outputs.
+        executor: `torch`, or `native`, which keeps neither MLP nor block outputs.
         kv_dtype: what keys and values are kept in: `auto` (as the model) or `int8`.
         backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
         eligible: tokens that may replay; `codes`: frame tokens only; `all`: frame delimiters too.
@@ -177,10 +177,10 @@ def trace(
         raise RequestError(f"gate is {gate!r}, allowed: 'row', 'pair'")
     if eligible not in ("codes", "all"):
         raise RequestError(f"eligible is {eligible!r}, allowed: 'codes', 'all'")
-    if kernels not in ("torch", "native"):
-        raise RequestError(f"kernels is {kernels!r}, allowed: 'torch', 'native'")
-    if kernels == "native" and mlp_tokens:
-        raise RequestError("mlp_tokens: native kernels keep no MLP outputs", hint="allowed: kernels='torch'")
+    if executor not in ("torch", "native"):
+        raise RequestError(f"executor is {executor!r}, allowed: 'torch', 'native'")
+    if executor == "native" and mlp_tokens:
+        raise RequestError("mlp_tokens: native kernels keep no MLP outputs", hint="allowed: executor='torch'")
     if kv_dtype not in KV_DTYPES:
         raise RequestError(f"kv_dtype is {kv_dtype!r}, allowed: {', '.join(map(repr, KV_DTYPES))}")
     layers = spec.decoder.layers
@@ -204,14 +204,14 @@ def trace(
         sampling=SamplingSettings(cfg=cfg),
         rule=rule,
         keep_tas=True,
-        kernels=kernels,
+        executor=executor,
         kv_dtype=kv_dtype,
     )
     conditions = model.tokenizer.conditions(given_prompts, spec.layout.context + frames)
     mlps = None if backend is None else backend(network.llm, len(rows))
     decode = Decode(network, rows, settings, torch.zeros(codes.shape), mlps, conditions)
-    watcher = _Keep(layers, kept if kernels == "torch" else [], mlp_tokens, len(rows), spec.decoder.width)
-    if kernels == "torch":
+    watcher = _Keep(layers, kept if executor == "torch" else [], mlp_tokens, len(rows), spec.decoder.width)
+    if executor == "torch":
         decode.watch = watcher
     kept_at = {s: i for i, s in enumerate(kept)}
     logits = torch.zeros(len(kept), spec.code_depth, videos, spec.codes)

@@ -99,7 +99,7 @@ def token_data(pipe: TextToVideo, observe: bool = True) -> dict[str, NDArray[Any
     if not observe:
         return found
     rule = replace(decode.settings.rule, tau=OFF, target=None, score=DEFAULT)
-    settings = replace(decode.settings, rule=rule, keep_tas=True, kernels="torch")
+    settings = replace(decode.settings, rule=rule, keep_tas=True, executor="torch")
     rows = [ids[-int(length) :].tolist() for ids, length in zip(decode.ids, decode.lengths, strict=True)]
     again = Decode(decode.model, rows, settings, decode.uniforms, conditions=decode.conditions)
     assert again.replay is not None
