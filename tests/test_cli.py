@@ -234,9 +234,9 @@ def test_a_full_disk(run: Run, tmp_path: Path) -> None:
 WAITING = """
 import signal
 from fastcar_cli.cli.app import main
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 
-whole = TextToVideo.stream
+whole = VideoPipeline.stream
 
 
 def stream(self, *arguments):
@@ -251,7 +251,7 @@ def stream(self, *arguments):
             signal.raise_signal(number)
 
 
-TextToVideo.stream = stream
+VideoPipeline.stream = stream
 main()
 """
 
@@ -278,17 +278,17 @@ def test_an_interrupted_mp4_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from typer.testing import CliRunner
 
     from fastcar_cli.cli.app import app
-    from fastcar_cli.pipeline import TextToVideo
+    from fastcar_cli.pipeline import VideoPipeline
 
-    whole = TextToVideo.stream
+    whole = VideoPipeline.stream
 
-    def stopped(self: TextToVideo, *arguments: Any) -> Iterator[Frame]:
+    def stopped(self: VideoPipeline, *arguments: Any) -> Iterator[Frame]:
         for frame in whole(self, *arguments):
             if frame.index == 3:
                 raise KeyboardInterrupt
             yield frame
 
-    monkeypatch.setattr(TextToVideo, "stream", stopped)
+    monkeypatch.setattr(VideoPipeline, "stream", stopped)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["generate", PROMPT, "--seed", "1", "-o", "a.mp4", "--json"])
     assert done.exit_code == 130

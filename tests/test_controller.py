@@ -12,7 +12,7 @@ from conftest import Run, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcar_cli import RunConfig, TextToVideo
+from fastcar_cli import RunConfig, VideoPipeline
 from fastcar_cli.config import load_config
 from fastcar_cli.decoding.controller import Size, Target, max_ratio
 from fastcar_cli.decoding.engine import Decode
@@ -162,7 +162,7 @@ def test_what_shares_the_batch_changes_nothing() -> None:
     ],
 )
 def test_the_bundled_model_meets_its_target_on_any_prompt(scope: str, cfg: float, ratios: tuple[float, ...]) -> None:
-    pipe = TextToVideo.from_config(RunConfig.from_dict({"sampling": {"cfg": cfg}}))
+    pipe = VideoPipeline.from_config(RunConfig.from_dict({"sampling": {"cfg": cfg}}))
     prompts = [
         "a big red ball rolling to the right on the grass",
         "a small green boat on the sea",

@@ -32,7 +32,7 @@ from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
 from fastcar_cli.models.loading.published import IVIDEOGPT, published_spec
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 
 STRIDE = 17
 EXECUTORS = ["torch", "native"]
@@ -144,7 +144,7 @@ def test_a_prompt_laid_out_as_frames_can_be_replayed(executor: str, delimiters: 
 def test_a_ratio_is_kept_without_the_delimiters(free: Path, executor: str) -> None:
     replay = {"ratio": 0.4}
     config = {"generation": {"frames": 13}, "replay": replay, "runtime": {"executor": executor}}
-    pipe = TextToVideo(load(str(free)), RunConfig.from_dict(config))
+    pipe = VideoPipeline(load(str(free)), RunConfig.from_dict(config))
     shown = list(pipe.stream(clips_of(clip()), [3]))
     assert [frame.index for frame in shown] == list(range(13))
     report = pipe.report(0)["replay"]
@@ -154,15 +154,15 @@ def test_a_ratio_is_kept_without_the_delimiters(free: Path, executor: str) -> No
     assert decode is not None and decode.replay is not None
     assert not decode.replay.replayed[:, :, ::STRIDE].any()
     with pytest.raises(RequestError, match="allow at most 0.8"):
-        TextToVideo(load(str(free)), RunConfig.from_dict({**config, "replay": {"ratio": 0.9}}))
+        VideoPipeline(load(str(free)), RunConfig.from_dict({**config, "replay": {"ratio": 0.9}}))
 
 
 def test_what_shares_a_batch_changes_nothing(acting: Path) -> None:
     clips = clips_of(clip(2, 3), moves(4, 3))
     model, config = load(str(acting)), RunConfig.from_dict({"generation": {"frames": 4}})
-    together = TextToVideo(model, config)
+    together = VideoPipeline(model, config)
     frames = list(together.stream(clips, [5, 6, 7]))
-    alone = TextToVideo(model, config)
+    alone = VideoPipeline(model, config)
     single = list(alone.stream(clips[1:2], [6]))
     assert np.array_equal(together.codes[1], alone.codes[0])
     assert all(
@@ -301,7 +301,7 @@ def test_names_of_attention_in_older_files(acting: Path, tmp_path: Path) -> None
     ],
 )
 def test_a_wrong_prompt_is_refused(acting: Path, prompt: Any, said: str) -> None:
-    pipe = TextToVideo(load(str(acting)), RunConfig.from_dict({"generation": {"frames": 4}}))
+    pipe = VideoPipeline(load(str(acting)), RunConfig.from_dict({"generation": {"frames": 4}}))
     with pytest.raises(RequestError, match=said):
         list(pipe.stream([prompt], [0]))
 
@@ -316,7 +316,7 @@ def test_other_wrong_requests(free: Path) -> None:
         ({"generation": {"frames": 90}}, "1024 positions"),
     ):
         with pytest.raises(RequestError, match=said):
-            TextToVideo(model, RunConfig.from_dict(data))
+            VideoPipeline(model, RunConfig.from_dict(data))
     for given, said in (
         ({"inputs": clip(1)}, "no frames behind the model's context"),
         ({}, "one of them is needed"),

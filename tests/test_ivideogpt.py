@@ -22,7 +22,7 @@ from fastcar_cli.models.clip import clips_of
 from fastcar_cli.models.decoder import rotate
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.models.loading.checkpoint import LoadedModel
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 
 GOLDEN = Path(os.environ.get("FASTCAR_GOLDEN_FRAMES", Path(__file__).parents[2] / "shared" / "golden-ivideogpt"))
 DATA: dict[str, Any] = (
@@ -182,12 +182,12 @@ def test_a_whole_sequence_at_once(name: str) -> None:
     close(net.lm_head(net.llm.norm(x))[0, at], recorded(name, "forced/logits")[0], 2e-3)
 
 
-def generated(name: str, frames: int, rows: slice = slice(None), **settings: Any) -> tuple[TextToVideo, list[Any]]:
+def generated(name: str, frames: int, rows: slice = slice(None), **settings: Any) -> tuple[VideoPipeline, list[Any]]:
     """A pipeline that has gone on from the clips of some rows, and its frames."""
     given = actions(name)
     clips = clips_of(recorded(name, "clip")[rows], None if given is None else given[rows])
     config = RunConfig.from_dict({"generation": {"frames": frames}, **settings})
-    pipe = TextToVideo(model(name), config)
+    pipe = VideoPipeline(model(name), config)
     return pipe, list(pipe.stream(clips, list(range(len(clips)))))
 
 
@@ -240,7 +240,7 @@ def test_fewer_context_frames(name: str) -> None:
         ids = shrunk.network.tokenizer.tokenize(pixels(name)[:, 1:])
     assert torch.equal(ids, recorded(name, "shrunk/ids"))
     config = {"generation": {"frames": data["segment_length"]}, "sampling": {"temperature": 0.0}}
-    pipe = TextToVideo(shrunk, RunConfig.from_dict(config))
+    pipe = VideoPipeline(shrunk, RunConfig.from_dict(config))
     list(pipe.stream(clips_of(recorded(name, "clip")[:, 1:]), [0, 0]))
     codes = torch.from_numpy(pipe.codes[..., 0])
     assert torch.equal(codes, recorded(name, "shrunk/greedy_ids")[:, -codes.shape[1] :])

@@ -12,18 +12,18 @@ from conftest import Run
 
 from fastcar_cli.config import load_config
 from fastcar_cli.models.loading.registry import folder_of
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.video import read_frames
 from fastcar_cli.world.actions import clips, evaluate
 from fastcar_cli.world.analyser import follow
 
 
 @pytest.fixture(scope="module")
-def pipe() -> TextToVideo:
-    return TextToVideo.from_config(load_config(None, [], {"model": "mini-actions"}))
+def pipe() -> VideoPipeline:
+    return VideoPipeline.from_config(load_config(None, [], {"model": "mini-actions"}))
 
 
-def test_objects_of_the_bundled_model_obey(pipe: TextToVideo) -> None:
+def test_objects_of_the_bundled_model_obey(pipe: VideoPipeline) -> None:
     stories = clips.held_out(12, 3)
     videos, _ = evaluate.generate(pipe, stories, 1)
     found = evaluate.obedience(videos, stories)
@@ -35,7 +35,7 @@ def test_objects_of_the_bundled_model_obey(pipe: TextToVideo) -> None:
 
 def test_objects_obey_when_most_of_what_may_replay_does() -> None:
     stories = clips.held_out(12, 3)
-    replaying = TextToVideo.from_config(load_config(None, [], {"model": "mini-actions", "replay.tau": "-2"}))
+    replaying = VideoPipeline.from_config(load_config(None, [], {"model": "mini-actions", "replay.tau": "-2"}))
     videos, ratios = evaluate.generate(replaying, stories, 1)
     found = evaluate.obedience(videos, stories)
     # A model that was not trained for replay loses the object: 20 to 30 % are within 2 px.

@@ -12,14 +12,14 @@ from sweeping import tiny_folder
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding import trace
 from fastcar_cli.models import load
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 
 SAID = "a red ball"
 
 
-def _pipe(folder: Path, **sections: dict[str, object]) -> TextToVideo:
+def _pipe(folder: Path, **sections: dict[str, object]) -> VideoPipeline:
     config = {"model": str(tiny_folder(folder)), "generation": {"frames": 3}, **sections}
-    return TextToVideo.from_config(RunConfig.from_dict(config))
+    return VideoPipeline.from_config(RunConfig.from_dict(config))
 
 
 def test_a_report_on_the_way_does_not_stand_for_the_end(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from fastcar_cli import Frame
 from fastcar_cli.cli import flags, render
 from fastcar_cli.cli.app import app
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.signals import Terminated
 from fastcar_cli.video import read_frames
 
@@ -30,15 +30,15 @@ import os, signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 from pathlib import Path
-from fastcar_cli.pipeline import TextToVideo
-whole = TextToVideo.stream
+from fastcar_cli.pipeline import VideoPipeline
+whole = VideoPipeline.stream
 def slow(self, prompts, *arguments):
     for n, frame in enumerate(whole(self, prompts, *arguments)):
         if n == int(os.environ["FRAMES"]) * len(prompts):
             Path(os.environ["READY"]).touch()
             time.sleep(600)
         yield frame
-TextToVideo.stream = slow
+VideoPipeline.stream = slow
 from fastcar_cli.cli.app import main
 main()
 """
@@ -135,11 +135,11 @@ def test_json_tells_progress_on_a_terminal(tmp_path: Path, terminal: bool, monke
 
 
 def test_an_error_within_a_run_is_no_lack_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: TextToVideo, *arguments: Any) -> Iterator[Frame]:
+    def broken(self: VideoPipeline, *arguments: Any) -> Iterator[Frame]:
         yield from ()
         raise RuntimeError("the allocation of rows failed")
 
-    monkeypatch.setattr(TextToVideo, "stream", broken)
+    monkeypatch.setattr(VideoPipeline, "stream", broken)
     done = CliRunner().invoke(app, ["generate", PROMPT, "-o", str(tmp_path / "a.mp4")])
     assert isinstance(done.exception, RuntimeError)
     assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ from fastcar_cli.analysis.sweep.target import Target, parse_target
 from fastcar_cli.config import load_config
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.world.captions import caption
 from fastcar_cli.world.scene import scenes_of, split_combinations
 
@@ -194,7 +194,7 @@ def test_the_bundled_model_meets_a_ratio_on_other_prompts_and_seeds(wanted: floa
     done = sweep("--prompts", prompts, "--seeds", "0-1", "--find", f"replay={wanted}", "-o", tmp_path / "d")
     assert done.exit_code == 0, done.exception
     assert abs(results(tmp_path / "d")["find"]["validation"]["value"] - wanted) <= 0.03
-    pipe = TextToVideo.from_config(load_config(str(tmp_path / "d" / "found.yaml")))
+    pipe = VideoPipeline.from_config(load_config(str(tmp_path / "d" / "found.yaml")))
     rng = random.Random(50)
     # Captions of the training split: the command holds out others.
     captions = [caption(rng.choice(scenes_of(c)), rng) for c in rng.sample(split_combinations()[0], 64)]

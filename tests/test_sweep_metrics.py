@@ -25,7 +25,7 @@ from fastcar_cli.analysis.sweep.results import inert, knees
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.registry import folder_of
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.world.render import render
 from fastcar_cli.world.scene import Scene
 
@@ -117,7 +117,7 @@ def test_a_sweep_measures_decoded_frames(tmp_path: Path) -> None:
     dense, cell = results(tmp_path / "d")["cells"]
     videos = []
     for tau in ("off", -math.inf):
-        pipe = TextToVideo.from_config(
+        pipe = VideoPipeline.from_config(
             load_config(None, (), {"model": model, "replay.tau": tau, "generation.frames": 3})
         )
         videos.append(np.stack([f.image for f in pipe.stream([BALL], [4])]))

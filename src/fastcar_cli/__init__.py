@@ -8,14 +8,14 @@ from fastcar_cli._version import __version__
 
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
-    from fastcar_cli.pipeline import Frame, TextToVideo
+    from fastcar_cli.pipeline import Frame, VideoPipeline
 
-__all__ = ["Frame", "RunConfig", "TextToVideo", "__version__"]
+__all__ = ["Frame", "RunConfig", "VideoPipeline", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     # torch and pydantic are imported when they are used, not with the package.
-    if name in ("TextToVideo", "Frame"):
+    if name in ("VideoPipeline", "Frame"):
         from fastcar_cli import pipeline
 
         return getattr(pipeline, name)

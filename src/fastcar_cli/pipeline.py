@@ -1,4 +1,4 @@
-"""TextToVideo: prompts in, frames out one by one. The only place that knows all the parts.
+"""VideoPipeline: prompts in, frames out one by one. The only place that knows all the parts.
 
 Who owns what: `from_config` decides device, dtype and threads once and holds the memory plan; what the
 configuration leaves to the model's defaults is filled in by resolve.py; `stream` divides the videos
@@ -56,13 +56,13 @@ class Frame:
     image: NDArray[np.uint8]
 
 
-class TextToVideo:
+class VideoPipeline:
     """A loaded model with the settings of a run; `model` is shared by every pipeline that is made from this one.
 
     `tokens_per_frame` is N, `grid` the rows and columns of codes a frame.
 
     Example:
-        >>> pipe = TextToVideo.from_config(RunConfig())
+        >>> pipe = VideoPipeline.from_config(RunConfig())
         >>> for frame in pipe.stream(["a red ball rolling to the right"], [0]):
         ...     print(frame.index, frame.image.shape)
 
@@ -94,7 +94,7 @@ class TextToVideo:
     @classmethod
     def from_config(
         cls, config: RunConfig, *, videos: int = 1, on_load: Callable[[int, int], None] | None = None
-    ) -> TextToVideo:
+    ) -> VideoPipeline:
         """Load the model that the configuration names, where and in the dtype it says.
 
         `videos` are decoded at once; `on_load(bytes, total)` is told of the loading of a large model.
@@ -290,13 +290,13 @@ class TextToVideo:
         run, index = self._run_of(video)
         return run.document(index)
 
-    def with_config(self, config: RunConfig) -> TextToVideo:
+    def with_config(self, config: RunConfig) -> VideoPipeline:
         """The same loaded model in another run; model, device and dtype of `config` are not looked at."""
-        return TextToVideo(self.model, config)
+        return VideoPipeline(self.model, config)
 
-    def with_settings(self, **changes: Any) -> TextToVideo:
+    def with_settings(self, **changes: Any) -> VideoPipeline:
         """The same loaded model with other decode settings (fields of `DecodeSettings`)."""
-        other = object.__new__(TextToVideo)
+        other = object.__new__(VideoPipeline)
         other.__dict__.update(self.__dict__)
         other.settings = replace(self.settings, **changes)
         other.frames = other.settings.frames + self.context

@@ -20,13 +20,13 @@ from fastcar_cli.models.clip import Prompt, TokenisedClip
 from fastcar_cli.models.loading.registry import identity, public_name
 
 if TYPE_CHECKING:
-    from fastcar_cli.pipeline import TextToVideo
+    from fastcar_cli.pipeline import VideoPipeline
 
 _TAKEN = ("model", "generation.frames", "sampling", "replay", "attention", "backend", "runtime.dtype", "video")
 _DECIDED = ("generation.seed", "generation.samples")
 
 
-def recipe_of(pipe: TextToVideo, prompt: Prompt, seed: int, ids: Sequence[int] = ()) -> dict[str, Any]:
+def recipe_of(pipe: VideoPipeline, prompt: Prompt, seed: int, ids: Sequence[int] = ()) -> dict[str, Any]:
     """The recipe of one video of a pipeline: prompt, seed, settings, which model and which weights, version.
 
     `ids` are those of a prompt of frames, which stand for the frames: they take a few bytes, and another machine

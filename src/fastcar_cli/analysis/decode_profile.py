@@ -14,7 +14,7 @@ from torch import Tensor
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayRule, ReplayStats
 from fastcar_cli.decoding.tau import Tau
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
@@ -91,7 +91,7 @@ class DecodeProfile:
         }
 
 
-def _run(pipe: TextToVideo, prompt: str, seed: int, watch: Any = None) -> tuple[Decode, NDArray[np.uint8]]:
+def _run(pipe: VideoPipeline, prompt: str, seed: int, watch: Any = None) -> tuple[Decode, NDArray[np.uint8]]:
     images = []
     for frame in pipe.stream([prompt], [seed], watch=watch):
         images.append(frame.image)
@@ -99,7 +99,7 @@ def _run(pipe: TextToVideo, prompt: str, seed: int, watch: Any = None) -> tuple[
     return pipe.decode, np.stack(images)
 
 
-def profile_decode(pipe: TextToVideo, prompt: str, seed: int) -> DecodeProfile:
+def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> DecodeProfile:
     """Decode the prompt dense and at the pipeline's tau. A list of thresholds counts as its first number."""
     rule = pipe.settings.rule
     dense = pipe.with_settings(rule=ReplayRule(tas=rule.tas), keep_tas=True)

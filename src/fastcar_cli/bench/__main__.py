@@ -97,10 +97,10 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
     from fastcar_cli.bench.video import whole_video
     from fastcar_cli.cli.render import columns, console, print_whole
     from fastcar_cli.config import RunConfig
-    from fastcar_cli.pipeline import TextToVideo
+    from fastcar_cli.pipeline import VideoPipeline
 
     config = RunConfig.from_dict({"model": plan.model, "runtime": {"threads": threads}})
-    model = TextToVideo.from_config(config).model
+    model = VideoPipeline.from_config(config).model
     result = _watched("tokens", "video", partial(whole_video, model, plan, save))
     if as_json:
         print(json.dumps(result))

@@ -14,7 +14,7 @@ from fastcar_cli.errors import RequestError
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
     from fastcar_cli.models.clip import Prompt
-    from fastcar_cli.pipeline import TextToVideo
+    from fastcar_cli.pipeline import VideoPipeline
     from fastcar_cli.video_input import Excerpt, Inputs
 
 
@@ -81,7 +81,7 @@ class Given:
             )
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
 
-    def jobs(self, pipe: TextToVideo, first_seed: int, samples: int, *, truth: bool) -> list[Job]:
+    def jobs(self, pipe: VideoPipeline, first_seed: int, samples: int, *, truth: bool) -> list[Job]:
         """The videos to make, samples of a beginning side by side. Raises RequestError for what can't be read.
 
         With `truth` every frame of the videos has to be among the input's.

@@ -20,7 +20,7 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     from fastcar_cli.models.loading import hub
     from fastcar_cli.models.loading.memory_plan import choose_dtype, default_dtype
     from fastcar_cli.models.loading.registry import BUNDLED, folder_of, published_shapes, shapes_of
-    from fastcar_cli.pipeline import TextToVideo
+    from fastcar_cli.pipeline import VideoPipeline
 
     repository = hub.repository_of(run.model)
     if repository is not None:
@@ -32,7 +32,7 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         sizes = {str(f.relative_to(folder)): f.stat().st_size if f.is_file() else 0 for f in files}
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
     shapes = published_shapes(run.model) if folder is None else shapes_of(folder)
-    plans = TextToVideo.plans(run, videos=videos, shapes=shapes)
+    plans = VideoPipeline.plans(run, videos=videos, shapes=shapes)
     asked: str = run.runtime.dtype
     any_plan = next(iter(plans.values()))
     if run.model in BUNDLED and asked == "auto":

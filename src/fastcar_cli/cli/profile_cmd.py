@@ -136,10 +136,10 @@ def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str) -> di
 def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> Any:
     from fastcar_cli.analysis.decode_profile import profile_decode
     from fastcar_cli.config import load_config
-    from fastcar_cli.pipeline import TextToVideo
+    from fastcar_cli.pipeline import VideoPipeline
 
     flags = {"model": model, "replay.tau": tau, "runtime.device": device, "runtime.dtype": dtype}
-    pipe = TextToVideo.from_config(load_config(None, (), flags))
+    pipe = VideoPipeline.from_config(load_config(None, (), flags))
     pipe.notices([prompt])
     return profile_decode(pipe, prompt, seed)
 

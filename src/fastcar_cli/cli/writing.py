@@ -15,7 +15,7 @@ from fastcar_cli.signals import uninterrupted
 
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
-    from fastcar_cli.pipeline import Frame, TextToVideo
+    from fastcar_cli.pipeline import Frame, VideoPipeline
     from fastcar_cli.video import Writer
 
 
@@ -27,10 +27,10 @@ class Written:
     images: list[Any] = field(default_factory=list)
 
 
-def load(run: RunConfig, videos: int, terminal: Any) -> TextToVideo:
+def load(run: RunConfig, videos: int, terminal: Any) -> VideoPipeline:
     """The pipeline, with a bar while a large checkpoint is read."""
     from fastcar_cli.cli.render import loading
-    from fastcar_cli.pipeline import TextToVideo
+    from fastcar_cli.pipeline import VideoPipeline
 
     with loading(terminal) as bar:
         task = None
@@ -40,11 +40,11 @@ def load(run: RunConfig, videos: int, terminal: Any) -> TextToVideo:
             task = bar.add_task("loading", total=total) if task is None else task
             bar.update(task, completed=min(done, total))
 
-        return TextToVideo.from_config(run, videos=videos, on_load=on_load)
+        return VideoPipeline.from_config(run, videos=videos, on_load=on_load)
 
 
 def write(
-    pipe: TextToVideo, run: RunConfig, jobs: list[Job], paths: list[Path], *, new: bool, truth: bool, terminal: Any
+    pipe: VideoPipeline, run: RunConfig, jobs: list[Job], paths: list[Path], *, new: bool, truth: bool, terminal: Any
 ) -> tuple[dict[int, Written], KeyboardInterrupt | None]:
     """Decode and write every video: those that have a frame, closed, and what stopped the run early.
 

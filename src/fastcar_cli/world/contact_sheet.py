@@ -18,7 +18,7 @@ from fastcar_cli.analysis.claims.prompts import prompts_for
 from fastcar_cli.analysis.sweep.fidelity import judge_of, world_of
 from fastcar_cli.config import load_config
 from fastcar_cli.extras import pyplot
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.world.evaluate import generate_videos
 
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=48)
     parser.add_argument("--seed", type=int, default=77)
     options = parser.parse_args(arguments)
-    pipe = TextToVideo.from_config(load_config(None, [], {"model": options.model, "replay.tau": options.tau}))
+    pipe = VideoPipeline.from_config(load_config(None, [], {"model": options.model, "replay.tau": options.tau}))
     texts = prompts_for(pipe, options.count, options.seed)
     seeds = [options.seed * 1000 + i for i in range(len(texts))]
     videos, _ = generate_videos(pipe, texts, seeds, batch=12)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fastcar_cli.analysis.machine import commit
 from fastcar_cli.config import RunConfig, load_config
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.world.analyser import analyse, judge, shares, wanted_of
 from fastcar_cli.world.captions import caption
 from fastcar_cli.world.render import render
@@ -37,7 +37,7 @@ def held_out_captions(count: int, seed: int) -> list[tuple[Scene, str]]:
 
 
 def generate_videos(
-    pipe: TextToVideo, captions: Sequence[str], seeds: Sequence[int], batch: int = 40
+    pipe: VideoPipeline, captions: Sequence[str], seeds: Sequence[int], batch: int = 40
 ) -> tuple[NDArray[np.uint8], dict[str, float]]:
     """Videos uint8 [count, T, H, W, 3] of captions and seeds, and means of replay ratios and speed."""
     videos: list[NDArray[np.uint8]] = []
@@ -55,7 +55,7 @@ def generate_videos(
 
 
 def fidelity(
-    pipe: TextToVideo, count: int, seed: int, batch: int = 40, reference: NDArray[np.uint8] | None = None
+    pipe: VideoPipeline, count: int, seed: int, batch: int = 40, reference: NDArray[np.uint8] | None = None
 ) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     """Shares of held-out captions whose video is right, attribute by attribute, with replay ratios, and the videos.
 
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config: RunConfig = load_config(None, options.overrides, {"model": options.model, "replay.tau": tau.strip()})
         began = time.perf_counter()
         row, videos = fidelity(
-            TextToVideo.from_config(config), options.captions, options.seed, options.batch, reference
+            VideoPipeline.from_config(config), options.captions, options.seed, options.batch, reference
         )
         reference = videos if tau.strip() == "off" else reference
         result["fidelity"].append({"tau": tau.strip(), "seconds": round(time.perf_counter() - began, 1), **row})

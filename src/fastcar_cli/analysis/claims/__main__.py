@@ -73,7 +73,7 @@ def claims(
     from fastcar_cli.cli.render import console, note, progress
     from fastcar_cli.config import load_config
     from fastcar_cli.extras import pyplot
-    from fastcar_cli.pipeline import TextToVideo
+    from fastcar_cli.pipeline import VideoPipeline
     from fastcar_cli.signals import status
 
     modules = _chosen(claim)
@@ -84,7 +84,7 @@ def claims(
     studies = []
     for name in model or [default_model()]:
         config = load_config(None, set_ or [], {"model": name})
-        pipe = TextToVideo.from_config(config)
+        pipe = VideoPipeline.from_config(config)
         studies.append(Study.open(pipe, config, output, given or prompts_for(pipe, prompts), range(seeds)))
     if len({s.model for s in studies}) < len(studies):
         raise RequestError("`model`: two of the same name", hint="rename one folder")

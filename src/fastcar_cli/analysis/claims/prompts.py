@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastcar_cli.analysis.sweep.fidelity import unseen_captions, world_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 
 ANY = (
     "a red ball rolling to the right on the grass",
@@ -29,7 +29,7 @@ POOL = 128
 """Captions drawn; the first of them are taken, so that more prompts begin with the same ones."""
 
 
-def prompts_for(pipe: TextToVideo, count: int, seed: int = 0) -> tuple[str, ...]:
+def prompts_for(pipe: VideoPipeline, count: int, seed: int = 0) -> tuple[str, ...]:
     """Different prompts that the model understands. Raises RequestError where there are not so many."""
     drawn = unseen_captions(world_of(pipe), POOL, seed) or ANY
     found = tuple(dict.fromkeys(drawn))[:count]

@@ -20,7 +20,7 @@ from fastcar_cli.analysis.sweep.session import Request, Session
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.config import RunConfig
 from fastcar_cli.errors import RequestError
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 
 TAUS = (0.0, -0.5, -1.0, -2.0, -4.0, -8.0)
 """Thresholds of the paper's figure 4."""
@@ -53,12 +53,12 @@ class Study:
     prompts: tuple[str, ...]
     seeds: tuple[int, ...]
     base: RunConfig
-    pipe: TextToVideo
+    pipe: VideoPipeline
     _sessions: dict[str, tuple[Session, Store]] = field(default_factory=dict)
 
     @classmethod
     def open(
-        cls, pipe: TextToVideo, config: RunConfig, folder: Path, prompts: Sequence[str], seeds: Sequence[int]
+        cls, pipe: VideoPipeline, config: RunConfig, folder: Path, prompts: Sequence[str], seeds: Sequence[int]
     ) -> Study:
         """Of the model that a pipeline of this configuration has. Raises RequestError for prompts it can't read."""
         pipe.notices(prompts)
@@ -111,7 +111,7 @@ class Study:
             found.append(ratio)
         return tuple(found)
 
-    def with_frames(self, frames: int) -> TextToVideo:
+    def with_frames(self, frames: int) -> VideoPipeline:
         """The model making longer videos. Raises RequestError where it has no positions for them."""
         return self.pipe.with_config(self.base.changed({"generation.frames": frames}))
 

@@ -6,11 +6,11 @@ import hashlib
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.clip import Clip
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.video_input import Inputs
 
 
-def named_clips(inputs: Inputs, pipe: TextToVideo) -> dict[str, Clip]:
+def named_clips(inputs: Inputs, pipe: VideoPipeline) -> dict[str, Clip]:
     """Clips by names that tell their contents too, so that a folder never mixes two clips of one name.
 
     Raises RequestError for what can't be read, and a clip that is given twice.

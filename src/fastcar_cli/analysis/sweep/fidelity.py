@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.models.text import PhraseTokenizer
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.world import scene as mini
 from fastcar_cli.world.table import scene as table
 from fastcar_cli.world.table.lexicon import PHRASES as TABLE_PHRASES
@@ -19,7 +19,7 @@ Judge = Callable[[NDArray[np.uint8], Sequence[str]], dict[str, bool | None]]
 None for what the reading leaves open. `persists` tells whether objects stay what they are, `all_right` joins all."""
 
 
-def world_of(pipe: TextToVideo) -> str | None:
+def world_of(pipe: VideoPipeline) -> str | None:
     """The bundled model, mini or table, of whose world a model speaks in frames of a size that its analyser reads."""
     tokenizer, height, width = pipe.model.tokenizer, pipe.height, pipe.width
     if not isinstance(tokenizer, PhraseTokenizer):

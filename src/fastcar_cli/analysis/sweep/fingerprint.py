@@ -14,7 +14,7 @@ from fastcar_cli.config import flat
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import sha256_of
 from fastcar_cli.models.loading.registry import folder_of
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 
 SWEPT = (
     "generation.seed",
@@ -41,7 +41,7 @@ def model_identity(model: str) -> dict[str, str]:
 
 
 def fingerprint(
-    pipe: TextToVideo, model: str, metrics: tuple[str, ...], lpips: Path | None, backends: tuple[str, ...]
+    pipe: VideoPipeline, model: str, metrics: tuple[str, ...], lpips: Path | None, backends: tuple[str, ...]
 ) -> dict[str, Any]:
     """Everything that changes a cell apart from its own parameters, as flat keys."""
     found = {k: v for k, v in flat(pipe.effective).items() if k not in SWEPT}

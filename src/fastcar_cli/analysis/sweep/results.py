@@ -17,7 +17,7 @@ from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.decoding.scores import SCORES
 from fastcar_cli.decoding.tau import Tau
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 
 QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
 """What the knee is looked for in: the first of these that was measured."""
@@ -27,7 +27,7 @@ CURVE = ("window", "gate", "backend", "score")
 _WORSE_IS_MORE = ("lpips", "temporal")
 
 
-def build(store: Store, pipe: TextToVideo, config: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     """results.json of everything finished in a folder. `metrics` are keys of results."""
     axes = store.axes
     ranks = {key: {_hashable(v): i for i, v in enumerate(axes[key])} for key in axes if isinstance(axes[key], list)}

@@ -26,7 +26,7 @@ from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.hub import repository_of
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.video_input import Inputs
 
 
@@ -80,10 +80,10 @@ class Session:
     on_done: Callable[[Cell], None] | None = None
 
     @classmethod
-    def open(cls, request: Request, loaded: TextToVideo | None = None) -> Session:
+    def open(cls, request: Request, loaded: VideoPipeline | None = None) -> Session:
         """Load the model, unless a pipeline has it, and refuse what can't be done. Raises RequestError."""
         config = _plain(request)
-        pipe = TextToVideo.from_config(config) if loaded is None else loaded.with_config(config)
+        pipe = VideoPipeline.from_config(config) if loaded is None else loaded.with_config(config)
         taus = request.taus
         if taus is None:
             tau = request.config.replay.tau

@@ -18,7 +18,7 @@ from torch import Tensor
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.scores import DEFAULT, SCORES, BlockState, Scorer
 from fastcar_cli.decoding.tau import OFF
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 
 BY_TOKEN = ("change", "cosine", "elsewhere", "output", "input", "attention", "residual", "tas_reach")
 BY_LAYER = ("up_max", "gate_max", "residual_min", "attention_max", "tas_max")
@@ -77,7 +77,7 @@ class _TokenRecorder:
         self._past[place] = (now[0].clone(), now[1].clone(), now[2].clone())
 
 
-def token_data(pipe: TextToVideo, observe: bool = True) -> dict[str, NDArray[Any]]:
+def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[Any]]:
     """Of the last video of a pipeline: `replayed` bool [layers, rows, T*N - 1], and `codes` int16 [T*N, depth].
 
     With `observe` by token [layers, rows, T*N - 1], NaN in the first frame: `scores` float32 [scores, layers, rows,

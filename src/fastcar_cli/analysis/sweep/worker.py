@@ -24,7 +24,7 @@ from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.models.clip import Clip, Prompt
 from fastcar_cli.models.loading.memory_plan import out_of_memory
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.recipe import recipe_of
 
 
@@ -60,7 +60,7 @@ class Worker:
         config: RunConfig,
         scorer: Scorer,
         fidelity: bool,
-        pipe: TextToVideo | None = None,
+        pipe: VideoPipeline | None = None,
         tokens: str | None = None,
         clips: Mapping[str, Clip] | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class Worker:
         self.clips = dict(clips or {})
         self.tokens = tokens
         self.config, self.scorer = config, scorer
-        self.base = pipe or TextToVideo.from_config(config)
+        self.base = pipe or VideoPipeline.from_config(config)
         world = world_of(self.base) if fidelity else None
         self.judge = None if world is None else judge_of(world)
         self._warm: set[str] = set()
@@ -82,7 +82,7 @@ class Worker:
         """What videos of a prompt begin with: the clip of that name, else the text itself."""
         return self.clips.get(prompt, prompt)
 
-    def pipe(self, cell: Cell) -> TextToVideo:
+    def pipe(self, cell: Cell) -> VideoPipeline:
         """The pipeline of a cell, sharing the model."""
         keys = {"replay.tau": "off" if cell.tau is None else cell.tau, "replay.ratio": cell.ratio}
         keys |= {"replay.gate": cell.gate, "replay.score": cell.score}
@@ -101,7 +101,7 @@ class Worker:
                 pass
         self._warm.add(cell.backend)
 
-    def decode(self, cell: Cell) -> tuple[TextToVideo, NDArray[np.uint8]]:
+    def decode(self, cell: Cell) -> tuple[VideoPipeline, NDArray[np.uint8]]:
         """Decode a cell; its pipeline with the report, and the frames uint8 [T, H, W, 3]."""
         try:
             self.warm_up(cell)
@@ -130,7 +130,7 @@ class Worker:
     def _measure(
         self,
         cell: Cell,
-        pipe: TextToVideo,
+        pipe: VideoPipeline,
         images: NDArray[np.uint8],
         reference: NDArray[np.uint8] | None,
         run: dict[str, float],
@@ -159,7 +159,7 @@ class Worker:
         return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe, tokens)
 
 
-def replay_map(pipe: TextToVideo) -> list[list[list[float]]]:
+def replay_map(pipe: VideoPipeline) -> list[list[list[float]]]:
     """Share of layers and rows that replayed at each code's position, [T, h, w].
 
     0 in frames that the prompt holds, and for the last token, which is never fed back.

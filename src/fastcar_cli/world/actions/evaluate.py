@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fastcar_cli.analysis.machine import commit
 from fastcar_cli.config import load_config
 from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.world.actions.clips import clip_of, frames_of, held_out
 from fastcar_cli.world.actions.codes import dictionary
 from fastcar_cli.world.actions.scene import Story, centre
@@ -32,7 +32,7 @@ LIMITS = (2, 4)
 
 
 def generate(
-    pipe: TextToVideo, stories: Sequence[Story], seed: int, batch: int = 25
+    pipe: VideoPipeline, stories: Sequence[Story], seed: int, batch: int = 25
 ) -> tuple[NDArray[np.uint8], dict[str, float]]:
     """Videos uint8 [count, frames, 64, 64, 3] that a model makes of first frames and pushes, and mean replay ratios."""
     videos = np.zeros((len(stories), pipe.frames, pipe.height, pipe.width, 3), np.uint8)
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked += [("ratio", float(ratio)) for ratio in options.ratio.split(";") if ratio]
     for key, value in asked:
         config = load_config(None, options.overrides, {"model": options.model, f"replay.{key}": value})
-        videos, ratios = generate(TextToVideo.from_config(config), stories, options.seed)
+        videos, ratios = generate(VideoPipeline.from_config(config), stories, options.seed)
         reference = videos if reference is None else reference
         same = float((videos == reference).all((1, 2, 3, 4)).mean())
         quality = {"psnr_truth": psnr(videos, truth), "psnr_reference": psnr(videos, reference), "same": same}

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastcar_cli.config import load_config
-from fastcar_cli.pipeline import TextToVideo
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.world.evaluate import generate_videos
 from fastcar_cli.world.table.analyser import analyse, judge, shares
 from fastcar_cli.world.table.captions import caption
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reference: NDArray[np.uint8] | None = None
         for tau in (t.strip() for t in options.tau.split(";")):
             config = load_config(None, [*options.overrides, f"replay.tau={tau}"], {"model": options.model})
-            pipe = TextToVideo.from_config(config)
+            pipe = VideoPipeline.from_config(config)
             seeds = [options.seed * 100_003 + i for i in range(len(chosen))]
             videos, replay = generate_videos(pipe, [c for _, c in chosen], seeds, options.batch)
             row: dict[str, Any] = {"tau": tau, "replay": replay, "right": _judged(scenes, list(videos))}
