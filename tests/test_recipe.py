@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from typer.testing import CliRunner, Result
 from fastcar_cli import __version__
 from fastcar_cli.cli.app import app
 from fastcar_cli.config import RunConfig, flat, preset_folder
+from fastcar_cli.decoding.controller import Target
+from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.registry import identity
-from fastcar_cli.recipe import settings_of
+from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.recipe import recipe_of, settings_of
 from fastcar_cli.video import open_writer, read_frames, read_recipe
 
 PROMPT = "a red ball on the grass"
@@ -98,6 +103,34 @@ def test_a_stranger_names_no_preset_on_this_machine(preset: object) -> None:
     with pytest.raises(RequestError, match="an accelerator of its owner"):
         settings_of(recipe, "clip.gif", [])
     assert "backend.preset" not in settings_of(recipe, "clip.gif", ["backend.preset"])[0]
+
+
+def test_a_recipe_follows_the_settings_of_its_pipeline() -> None:
+    pipe = VideoPipeline.from_config(RunConfig.from_dict({"replay": {"tau": -1}}))
+    rule = ReplayRule(Tau((-3.0,)), "released", max_age=2, delimiters=True, score="input")
+    sampling = replace(pipe.settings.sampling, top_k=5, cfg=1.0)
+    other = pipe.with_settings(frames=2, sampling=sampling, rule=rule, window=16, sinks=1, kv_dtype="int8")
+    settings = flat(recipe_of(other, PROMPT, 1)["settings"])
+    wanted = {
+        "generation.frames": 2,
+        "sampling.top_k": 5,
+        "sampling.cfg": 1.0,
+        "replay.tau": -3.0,
+        "replay.ratio": None,
+        "replay.score": "input",
+        "replay.tas": "released",
+        "replay.gate": "row",
+        "replay.max_age": 2,
+        "replay.eligible": "all",
+        "attention.window": 16,
+        "attention.sinks": 1,
+        "attention.kv_dtype": "int8",
+    }
+    assert settings | wanted == settings
+    assert RunConfig.from_dict(other.effective).replay.tau == Tau((-3.0,))
+    kept = other.with_settings(rule=ReplayRule(target=Target(0.5, "global")))
+    assert (kept.effective["replay"]["ratio"], kept.effective["replay"]["controller"]) == (0.5, "global")
+    assert pipe.effective["replay"]["tau"] == -1.0 and pipe.frames == 8
 
 
 def test_only_what_makes_the_tokens_is_taken() -> None:

@@ -168,8 +168,7 @@ class RunConfig(_Section):
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads."""
         data = self.model_dump(mode="python")
-        tau = self.replay.tau.plain()
-        data["replay"]["tau"] = [_told(v) for v in tau] if isinstance(tau, list) else _told(tau)
+        data["replay"]["tau"] = tau_to_plain(self.replay.tau)
         return data
 
     def changed(self, keys: Mapping[str, Any]) -> RunConfig:
@@ -184,9 +183,11 @@ class RunConfig(_Section):
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
 
-def _told(tau: float | str | None) -> float | str:
-    """A threshold in a configuration file, where null would stand for "not given"."""
-    return "off" if tau is None else tau
+def tau_to_plain(tau: Tau) -> Any:
+    """Thresholds as a configuration file has them, where null would stand for "not given"."""
+    plain = tau.plain()
+    values = ["off" if v is None else v for v in (plain if isinstance(plain, list) else [plain])]
+    return values if isinstance(plain, list) else values[0]
 
 
 def allowed_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, str]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.engine import Decode, row_limit
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.state import Watcher
+from fastcar_cli.decoding.state import DecodeSettings, Watcher
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.clip import Prompt
 from fastcar_cli.models.loading.checkpoint import LoadedModel
@@ -68,14 +68,24 @@ class VideoPipeline:
 
     """
 
-    def __init__(self, model: LoadedModel, config: RunConfig, *, load_seconds: float = 0.0) -> None:
-        """Resolve what `config` leaves open. Raises RequestError for what this model can't do."""
-        self.model, self._load_seconds = model, load_seconds
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: RunConfig,
+        *,
+        settings: DecodeSettings | None = None,
+        load_seconds: float = 0.0,
+    ) -> None:
+        """Resolve what `config` leaves open; `settings` replace those that follow from it.
+
+        Raises RequestError for what this model can't do.
+        """
+        self.model, self.config, self._load_seconds = model, config, load_seconds
         spec = model.network.spec
         self.name, self.layers = model.name, spec.decoder.layers
         self.tokens_per_frame, self.grid = spec.tokens_per_frame, spec.grid
         self.context = spec.layout.context
-        self.settings = settings_of(model, config)
+        self.settings = settings or settings_of(model, config)
         self.frames = self.context + self.settings.frames
         self.fps = spec.fps if config.video.fps is None else config.video.fps
         self.height, self.width = spec.frame_size
@@ -296,9 +306,5 @@ class VideoPipeline:
 
     def with_settings(self, **changes: Any) -> VideoPipeline:
         """The same loaded model with other decode settings (fields of `DecodeSettings`)."""
-        other = object.__new__(VideoPipeline)
-        other.__dict__.update(self.__dict__)
-        other.settings = replace(self.settings, **changes)
-        other.frames = other.settings.frames + self.context
-        other._runs = []
-        return other
+        settings = replace(self.settings, **changes)
+        return VideoPipeline(self.model, self.config, settings=settings, load_seconds=self._load_seconds)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fastcar_cli.config import DEVICES, RunConfig
+from fastcar_cli.config import DEVICES, RunConfig, tau_to_plain
 from fastcar_cli.decoding.controller import Target, max_ratio
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
@@ -111,12 +111,18 @@ def _executor(config: RunConfig) -> str:
 
 
 def effective(config: RunConfig, settings: DecodeSettings, frames: int, fps: int) -> dict[str, Any]:
-    """The configuration with every default of the model filled in; `frames` counts those that are given too."""
-    data = config.to_dict()
+    """The configuration with what the settings say in place of what it leaves open or says otherwise.
+
+    `frames` counts the context frames too.
+    """
+    data, rule, target = config.to_dict(), settings.rule, settings.rule.target
     data["generation"]["frames"] = frames
     data["sampling"] = asdict(settings.sampling)
-    data["replay"]["tas"] = settings.rule.tas
-    data["replay"]["gate"] = "pair" if settings.rule.pairs else "row"
+    data["replay"] |= {"tau": tau_to_plain(rule.tau), "score": rule.score, "tas": rule.tas, "max_age": rule.max_age}
+    data["replay"] |= {"gate": "pair" if rule.pairs else "row", "eligible": "all" if rule.delimiters else "codes"}
+    data["replay"] |= {"ratio": None} if target is None else {"ratio": target.ratio, "controller": target.scope}
+    data["attention"] = {"window": settings.window, "sinks": settings.sinks, "kv_dtype": settings.kv_dtype}
+    data["runtime"]["executor"] = settings.executor
     data["video"]["fps"] = fps
     return data
 

@@ -10,7 +10,7 @@ import torch
 
 from fastcar_cli._version import __version__
 from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.config import flat
+from fastcar_cli.config import RENAMED, flat
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import sha256_of
 from fastcar_cli.models.loading.registry import folder_of
@@ -68,6 +68,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
 
     An accelerator named by one of them only is no difference: a sweep may add `--backend fpga-sim` later.
     """
+    before = {RENAMED.get(key, key): value for key, value in before.items()}
     for key in sorted({*before, *now}):
         if key == "backend.preset" and not (key in before and key in now):
             continue

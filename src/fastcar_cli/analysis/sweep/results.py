@@ -44,7 +44,8 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
     return {
         "version": __version__,
         "machine": names_of(pipe.model.network.device),
-        "config": config,
+        # Earlier versions called the executor kernels.
+        "config": config | {"runtime": {**config["runtime"], "kernels": config["runtime"]["executor"]}},
         "plan": axes,
         "model": {
             "name": pipe.name,
