@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 from fastcar_cli.cli.app import app
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults, save
 from fastcar_cli.models.video_model import VideoModel
-from fastcar_cli.world.captions import VOCABULARY
-from fastcar_cli.world.recipe import mini_tokenizer
+from fastcar_lab.worlds.mini.captions import VOCABULARY
+from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer
 
 BALL, STAR = "a red ball rolling to the right on the grass", "a big yellow star bouncing at night"
 _ENV = {**os.environ, **SCREEN, "OMP_NUM_THREADS": "1"}

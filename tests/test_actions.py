@@ -22,13 +22,13 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.video import read_frames
-from fastcar_cli.world import steps
-from fastcar_cli.world.actions import clips, train_tokenizer, train_transformer
-from fastcar_cli.world.actions.codes import GRID, dictionary
-from fastcar_cli.world.actions.recipe import MINI_ACTIONS, TOKENIZER, initialise
-from fastcar_cli.world.actions.scene import PLACES, Look, Story, centre, draw_story, image, looks, render
-from fastcar_cli.world.actions.train_transformer import ActionSettings
-from fastcar_cli.world.analyser import follow
+from fastcar_lab.training import steps
+from fastcar_lab.worlds.actions import clips, train_tokenizer, train_transformer
+from fastcar_lab.worlds.actions.codes import GRID, dictionary
+from fastcar_lab.worlds.actions.hyperparameters import MINI_ACTIONS, TOKENIZER, initialise
+from fastcar_lab.worlds.actions.scene import PLACES, Look, Story, centre, draw_story, image, looks, render
+from fastcar_lab.worlds.actions.train_transformer import ActionSettings
+from fastcar_lab.worlds.mini.analyser import follow
 
 SPOTS = list(itertools.product(range(PLACES), range(PLACES)))
 

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-import fastcar_cli.bench.__main__ as bench
-from fastcar_cli.bench import neighbour
-from fastcar_cli.bench.contestants import engine, pattern
-from fastcar_cli.bench.measure import contestants, models, pass_bytes
-from fastcar_cli.bench.plan import PROMPT_TOKENS, Benchmark
+import fastcar_lab.bench.__main__ as bench
 from fastcar_cli.cli.render import columns, print_whole
+from fastcar_lab.bench import neighbour
+from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
+from fastcar_lab.bench.contestants import engine, pattern
+from fastcar_lab.bench.measure import contestants, models, pass_bytes
 
 
 @given(st.floats(0, 1), st.integers(1, 8), st.integers(1, 4), st.integers(1, 40))
@@ -66,7 +66,7 @@ def test_a_table_in_a_file_is_not_cut() -> None:
 def test_every_contestant_of_the_large_shape_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     # Widths that groups of int4 divide; code vectors are narrower than the decoder, as there.
-    monkeypatch.setattr("fastcar_cli.bench.measure.full_spec", lambda: tiny_spec(times=4))
+    monkeypatch.setattr("fastcar_lab.bench.measure.full_spec", lambda: tiny_spec(times=4))
     plan = Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 1, 1, False)
     made = contestants(plan, models(plan))
     assert {"bfloat16/native/dense", "int8/native/mlp", "int4/native/alone 0.5"} <= made.keys()
@@ -85,7 +85,7 @@ def test_bytes_of_a_pass_are_the_weights_once_and_every_rows_keys_and_values() -
 
 @pytest.mark.slow
 def test_json_tells_every_line_and_every_ratio() -> None:
-    command = [sys.executable, "-m", "fastcar_cli.bench", "--turns", "1", "--passes", "2", "--context", "100,120"]
+    command = [sys.executable, "-m", "fastcar_lab.bench", "--turns", "1", "--passes", "2", "--context", "100,120"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

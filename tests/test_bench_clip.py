@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 
-import fastcar_cli.bench.__main__ as bench
-import fastcar_cli.bench.clip as clip
-from fastcar_cli.bench.clip import PredictedClip, forced, measure, networks
+import fastcar_lab.bench.__main__ as bench
+import fastcar_lab.bench.prediction as clip
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.dummy_ivideogpt import TOKENIZERS, TRANSFORMER
+from fastcar_lab.bench.prediction import PredictedClip, forced, measure, networks
+from fastcar_lab.dummy.ivideogpt import TOKENIZERS, TRANSFORMER
 
 SMALL = {
     **TRANSFORMER,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fastcar_cli.bench.llama_cpp import FORMATS, llama_cpp, write_gguf
 from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_lab.bench.llama_cpp import FORMATS, llama_cpp, write_gguf
 
 SPEC = DecoderSpec(width=64, layers=3, heads=4, kv_heads=2, mlp_width=96, vocab=99, rope_theta=50.0, max_positions=64)
 BITS = {"BF16": 16, "Q8_0": 8.5, "Q4_0": 4.5}

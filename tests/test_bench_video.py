@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import fastcar_cli.bench.__main__ as bench
-from fastcar_cli.bench.video import WholeVideo, whole_video
+import fastcar_lab.bench.__main__ as bench
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
+from fastcar_lab.bench.video import WholeVideo, whole_video
 
 PLAN = WholeVideo("mini", frames=3, ratio=0.5)
 

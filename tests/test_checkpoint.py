@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults, save
 from fastcar_cli.models.loading.registry import load
-from fastcar_cli.world.recipe import mini_tokenizer
+from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ from test_report import Open, browser, look  # noqa: F401
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from fastcar_cli.analysis.claims import c1_shares, c2_similarity, c3_bound
-from fastcar_cli.analysis.claims.__main__ import all_claims, app, default_model
-from fastcar_cli.analysis.claims.accelerator import independent
-from fastcar_cli.analysis.claims.stats import area_under_curve, difference, estimate, rank_correlation
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models import load
+from fastcar_lab.claims import c1_shares, c2_similarity, c3_bound
+from fastcar_lab.claims.__main__ import all_claims, app, default_model
+from fastcar_lab.claims.accelerator import independent
+from fastcar_lab.claims.stats import area_under_curve, difference, estimate, rank_correlation
 
 SAID = ("a small red ball rolling to the right on the grass", "a big yellow star bouncing at night")
 """Leave nothing open, so that their readings are the same without a seed."""
@@ -223,7 +223,7 @@ def test_started_again_nothing_is_decoded_and_the_page_is_the_same(folder: Path)
 def test_a_killed_run_goes_on(folder: Path, tmp_path: Path) -> None:
     asked = ["--model", str(folder / "tiny"), "--claim", "2", "--seeds", "2"]
     asked += ["--prompts-file", str(folder / "p.txt"), "-o", str(tmp_path / "out")]
-    process = held(*asked, at=2, suffix=".json", module="fastcar_cli.analysis.claims")
+    process = held(*asked, at=2, suffix=".json", module="fastcar_lab.claims")
     process.kill()
     process.communicate()
     cells = tmp_path / "out" / "tiny" / "main" / "cells"

@@ -21,10 +21,9 @@ from test_vila_u import small
 
 from fastcar_cli.conversion import measure
 from fastcar_cli.decoding import trace
-from fastcar_cli.models import load
-from fastcar_cli.models.dummy import write_configs, write_tokenizer, write_weights
-from fastcar_cli.models.loading import vila_u
+from fastcar_cli.models import load, vila_u
 from fastcar_cli.models.loading.checkpoint import loading_format
+from fastcar_cli.models.loading.vila_u_7b import write_configs
 from fastcar_cli.models.quantised import (
     Int4Linear,
     Int8Linear,
@@ -32,6 +31,7 @@ from fastcar_cli.models.quantised import (
     multiplied_by,
     quantise_int4,
 )
+from fastcar_lab.dummy.vila_u import write_tokenizer, write_weights
 
 PROMPT = "a red ball"
 CODES = torch.randint(0, 20, (1, 12, 3), generator=torch.Generator().manual_seed(0))

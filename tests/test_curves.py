@@ -1,4 +1,4 @@
-"""Sweeps side by side: `python -m fastcar_cli.analysis.curves`."""
+"""Sweeps side by side: `python -m fastcar_lab.figures.curves`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from sweep_folder import write_folder
 from typer.testing import CliRunner
 
-from fastcar_cli.analysis.curves import app
 from fastcar_cli.errors import RequestError
+from fastcar_lab.figures.curves import app
 
 PROMPTS = ("a red ball", "a blue boat", "a green star")
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fastcar_cli.analysis.curves", *map(str, arguments)]
+    command = [sys.executable, "-m", "fastcar_lab.figures.curves", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from fastcar_cli.models.dummy_ivideogpt import (
+from fastcar_lab.dummy.ivideogpt import (
     MEDIUM,
     TOKENIZERS,
     TRANSFORMER,

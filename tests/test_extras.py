@@ -11,9 +11,9 @@ from sweeping import BALL, TINY_METRICS, sweep, tiny_folder
 from typer.testing import CliRunner, Result
 
 from fastcar_cli import extras
-from fastcar_cli.analysis.claims.__main__ import app as claims
 from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
+from fastcar_lab.claims.__main__ import app as claims
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import pytest
 
 from fastcar_cli.config import load_config
 from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.world.evaluate import fidelity, held_out_captions, tokenizer_quality
-from fastcar_cli.world.scene import split_combinations
+from fastcar_lab.worlds.mini.evaluate import fidelity, held_out_captions, tokenizer_quality
+from fastcar_lab.worlds.mini.scene import split_combinations
 
 BARS = {"background": 0.98, "color": 0.98, "shape": 0.92, "motion": 0.92, "size": 0.9, "all": 0.85}
 

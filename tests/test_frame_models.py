@@ -26,13 +26,13 @@ from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
-from fastcar_cli.models.clip import Clip, clips_of
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
 from fastcar_cli.models.loading.published import IVIDEOGPT, published_spec
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.prompt import Clip, clips_of
 
 STRIDE = 17
 EXECUTORS = ["torch", "native"]

@@ -15,8 +15,8 @@ import pytest
 from conftest import Run
 from safetensors import safe_open
 
-from fastcar_cli.models.dummy_ivideogpt import TOKENIZERS, TRANSFORMER, write
 from fastcar_cli.video import open_writer, read_frames, read_recipe
+from fastcar_lab.dummy.ivideogpt import TOKENIZERS, TRANSFORMER, write
 
 ACTIONS = 3
 SHARED = Path(os.environ.get("FASTCAR_GOLDEN_FRAMES", Path(__file__).parents[2] / "shared" / "golden-ivideogpt"))

@@ -18,11 +18,11 @@ from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding import Trace, trace
 from fastcar_cli.decoding.sampling import distribution
 from fastcar_cli.models import load
-from fastcar_cli.models.clip import clips_of
 from fastcar_cli.models.decoder import rotate
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.prompt import clips_of
 
 GOLDEN = Path(os.environ.get("FASTCAR_GOLDEN_FRAMES", Path(__file__).parents[2] / "shared" / "golden-ivideogpt"))
 DATA: dict[str, Any] = (

@@ -12,17 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcar_cli.decoding import trace
-from fastcar_cli.models.layout_map import LayoutMap, read_scenery
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults, LoadedModel
-from fastcar_cli.models.paths import simulate
+from fastcar_cli.models.placement_map import PlacementMap
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
-from fastcar_cli.world.table.captions import caption
-from fastcar_cli.world.table.layout import looks_of, of_scene
-from fastcar_cli.world.table.lexicon import table_tokenizer
-from fastcar_cli.world.table.recipe import TABLE, TABLE_MAP
-from fastcar_cli.world.table.scene import Scene, Thing
-from fastcar_cli.world.table.stories import draw_scene
-from fastcar_cli.world.train_decoder import hidden_states
+from fastcar_cli.worlds.physics import simulate
+from fastcar_cli.worlds.scenery import read_scenery
+from fastcar_lab.worlds.mini.train_decoder import hidden_states
+from fastcar_lab.worlds.table.captions import caption
+from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
+from fastcar_lab.worlds.table.lexicon import table_tokenizer
+from fastcar_lab.worlds.table.placement import looks_of, of_scene
+from fastcar_lab.worlds.table.scene import Scene, Thing
+from fastcar_lab.worlds.table.stories import draw_scene
 
 WORDS = table_tokenizer()
 BALL = Thing("ball", "red", "metal", "small", 44, 70, vx=4)
@@ -37,17 +38,17 @@ def ids_of(scene: Scene, *, layout: bool = True) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def told() -> LayoutMap:
+def told() -> PlacementMap:
     """A map that tells something of everything."""
     torch.manual_seed(0)
-    layout_map = LayoutMap(TABLE_MAP, (8, 8), 16, 32)
+    layout_map = PlacementMap(TABLE_MAP, (8, 8), 16, 32)
     layout_map.initialise()
     torch.nn.init.normal_(layout_map.ground.weight)
     torch.nn.init.normal_(layout_map.thing.weight)
     return layout_map.requires_grad_(False)
 
 
-def at(layout_map: LayoutMap, scene: Scene, frames: int = 1) -> torch.Tensor:
+def at(layout_map: PlacementMap, scene: Scene, frames: int = 1) -> torch.Tensor:
     """Vectors [frames, rows, columns, width] of all tokens."""
     drawn = torch.arange(64 * frames)[None]
     return layout_map(torch.tensor([ids_of(scene)]), drawn)[0].view(frames, 8, 8, -1)
@@ -66,12 +67,12 @@ def test_the_paths_of_a_prompt_are_those_of_its_scene(number: int) -> None:
     )
 
 
-def test_without_a_layout_nothing_is_told(told: LayoutMap) -> None:
+def test_without_a_layout_nothing_is_told(told: PlacementMap) -> None:
     ids = torch.tensor([ids_of(SCENE, layout=False), WORDS.blank()])
     assert not told(ids, torch.arange(128)[None]).any()
 
 
-def test_training_in_bfloat16_is_told_the_same(told: LayoutMap) -> None:
+def test_training_in_bfloat16_is_told_the_same(told: PlacementMap) -> None:
     ids, tokens = torch.tensor([ids_of(SCENE)]), torch.arange(128)[None]
     with torch.autocast("cpu", torch.bfloat16):
         found = told(ids, tokens)
@@ -81,7 +82,7 @@ def test_training_in_bfloat16_is_told_the_same(told: LayoutMap) -> None:
 
 @given(right=st.integers(-2, 1), down=st.integers(-2, 2))
 @settings(max_examples=12)
-def test_a_patch_is_told_where_things_are_from_its_middle(told: LayoutMap, right: int, down: int) -> None:
+def test_a_patch_is_told_where_things_are_from_its_middle(told: PlacementMap, right: int, down: int) -> None:
     """A thing and its patch moved by two patches tell the same; so does the ground, which repeats after two."""
     one = replace(SCENE, things=(replace(BALL, x=56, y=64, vx=0),), story="alone")
     other = replace(one, things=(replace(one.things[0], x=56 + 16 * right, y=64 + 16 * down),))
@@ -107,7 +108,7 @@ def test_a_patch_is_told_where_things_are_from_its_middle(told: LayoutMap, right
     ],
     ids=str,
 )
-def test_every_word_of_a_thing_counts_near_it_and_only_there(told: LayoutMap, change: dict[str, object]) -> None:
+def test_every_word_of_a_thing_counts_near_it_and_only_there(told: PlacementMap, change: dict[str, object]) -> None:
     alone = replace(SCENE, things=(replace(BALL, vx=0),), story="alone")
     other = replace(alone, things=(replace(alone.things[0], **change),))
     differs = (at(told, alone, 2) != at(told, other, 2)).any(-1)
@@ -115,7 +116,7 @@ def test_every_word_of_a_thing_counts_near_it_and_only_there(told: LayoutMap, ch
     assert not differs[:, :, 6:].any() and not differs[:, :1, :2].any()
 
 
-def test_a_thing_that_was_hit_is_told_where_it_goes(told: LayoutMap) -> None:
+def test_a_thing_that_was_hit_is_told_where_it_goes(told: PlacementMap) -> None:
     stays = at(told, replace(SCENE, things=(replace(BALL, vx=0), SCENE.things[1])), 16)
     moved = at(told, SCENE, 16)
     paths, contacts = SCENE.paths()

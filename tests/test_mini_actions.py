@@ -14,8 +14,8 @@ from fastcar_cli.config import load_config
 from fastcar_cli.models.loading.registry import folder_of
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.video import read_frames
-from fastcar_cli.world.actions import clips, evaluate
-from fastcar_cli.world.analyser import follow
+from fastcar_lab.worlds.actions import clips, evaluate
+from fastcar_lab.worlds.mini.analyser import follow
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ from fastcar_cli.config import load_config
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.world.captions import caption
-from fastcar_cli.world.scene import scenes_of, split_combinations
+from fastcar_lab.worlds.mini.captions import caption
+from fastcar_lab.worlds.mini.scene import scenes_of, split_combinations
 
 TAS = np.random.default_rng(0).normal(-1, 2, 5000).astype(np.float32)
 

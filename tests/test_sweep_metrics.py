@@ -19,15 +19,15 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from sweeping import BALL, results, sweep
 
 from fastcar_cli.analysis.metrics import scales_of
-from fastcar_cli.analysis.sweep.fidelity import judge_mini
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.results import inert, knees
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.registry import folder_of
 from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.world.render import render
-from fastcar_cli.world.scene import Scene
+from fastcar_lab.worlds.fidelity import judge_mini
+from fastcar_lab.worlds.mini.render import render
+from fastcar_lab.worlds.mini.scene import Scene
 
 ALL = Scorer(("psnr", "ssim", "ms-ssim", "temporal"))
 

@@ -10,15 +10,15 @@ import pytest
 from conftest import Run
 
 from fastcar_cli.config import load_config
-from fastcar_cli.models.layout_map import read_scenery
 from fastcar_cli.models.loading.registry import folder_of, load, shapes_of
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.video import read_frames
-from fastcar_cli.world.evaluate import generate_videos
-from fastcar_cli.world.table.analyser import analyse, judge
-from fastcar_cli.world.table.evaluate import held_out_captions
-from fastcar_cli.world.table.recipe import TABLE, TABLE_MAP
-from fastcar_cli.world.table.said import said_of
+from fastcar_cli.worlds.scenery import read_scenery
+from fastcar_lab.worlds.mini.evaluate import generate_videos
+from fastcar_lab.worlds.table.analyser import analyse, judge
+from fastcar_lab.worlds.table.evaluate import held_out_captions
+from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
+from fastcar_lab.worlds.table.said import said_of
 
 MODELS = ("table", "table-dense")
 HIT = "a red metal ball rolls to the right and hits a blue cube"

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fastcar_cli.world.table.analyser import analyse, judge
-from fastcar_cli.world.table.ground import PERIOD, ground
-from fastcar_cli.world.table.render import draw, render
-from fastcar_cli.world.table.said import said_of
-from fastcar_cli.world.table.scene import FRAMES, GROUNDS, LIGHTS, SHAPES, SIDE, SIZES, TURNING, Scene, Thing
-from fastcar_cli.world.table.stories import draw_scene, happens, standing
+from fastcar_lab.worlds.table.analyser import analyse, judge
+from fastcar_lab.worlds.table.ground import PERIOD, ground
+from fastcar_lab.worlds.table.render import draw, render
+from fastcar_lab.worlds.table.said import said_of
+from fastcar_lab.worlds.table.scene import FRAMES, GROUNDS, LIGHTS, SHAPES, SIDE, SIZES, TURNING, Scene, Thing
+from fastcar_lab.worlds.table.stories import draw_scene, happens, standing
 
 _DELETED, _CHANGED = 9, 8
 """First frame of a fault."""

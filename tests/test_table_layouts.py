@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.layout_text import LayoutTokenizer, phrase_tokenizer
-from fastcar_cli.world.table.captions import caption
-from fastcar_cli.world.table.layout import LOOKS, TOKENS, looks_of, of_scene
-from fastcar_cli.world.table.layouts import draw_layouts
-from fastcar_cli.world.table.lexicon import PHRASES, PROMPT_LENGTH, VOCABULARY, table_tokenizer
-from fastcar_cli.world.table.scene import GROUNDS, LIGHTS, SHAPES, SIZES, Scene, Thing
-from fastcar_cli.world.table.stories import draw_scene, happens
+from fastcar_cli.worlds.placement_text import PlacementTokenizer, phrase_tokenizer
+from fastcar_lab.worlds.table.captions import caption
+from fastcar_lab.worlds.table.lexicon import PHRASES, PROMPT_LENGTH, VOCABULARY, table_tokenizer
+from fastcar_lab.worlds.table.placement import LOOKS, TOKENS, looks_of, of_scene
+from fastcar_lab.worlds.table.placements import draw_placements
+from fastcar_lab.worlds.table.scene import GROUNDS, LIGHTS, SHAPES, SIZES, Scene, Thing
+from fastcar_lab.worlds.table.stories import draw_scene, happens
 
 WORDS = table_tokenizer()
 SENTENCE = "a red metal ball rolls to the right and hits a blue cube"
@@ -114,15 +114,15 @@ def test_a_prompt_too_long_to_complete_stays_as_it_is() -> None:
 
 
 def test_every_kept_layout_is_in_the_vocabulary_and_has_a_part_for_each_thing() -> None:
-    for signature, rows in WORDS.layouts.items():
+    for signature, rows in WORDS.placements.items():
         for row in rows:
             assert len(row) == signature.split().count("thing") + 1
             assert all(VOCABULARY[i] in TOKENS for part in row for i in part)
 
 
 def test_layouts_are_drawn_anew_alike_and_hold_for_any_size() -> None:
-    made = draw_layouts(120, seed=3)
-    assert made == draw_layouts(120, seed=3) != draw_layouts(120, seed=4)
+    made = draw_placements(120, seed=3)
+    assert made == draw_placements(120, seed=3) != draw_placements(120, seed=4)
     rows = made["thing still"]
     assert rows and "thing" in made
     for row in rows:
@@ -139,7 +139,7 @@ def test_no_layout_token_is_a_word() -> None:
 
 def test_it_is_plain_data() -> None:
     again = phrase_tokenizer(WORDS.to_dict())
-    assert isinstance(again, LayoutTokenizer)
+    assert isinstance(again, PlacementTokenizer)
     assert again.complete(again.read(SENTENCE), 5) == WORDS.complete(WORDS.read(SENTENCE), 5)
     with pytest.raises(TypeError):
         phrase_tokenizer({k: v for k, v in WORDS.to_dict().items() if k != "things"})

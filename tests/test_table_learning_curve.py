@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.world.table.learning_curve import COLUMNS, Lines, main, read
+from fastcar_lab.figures.learning_curve import COLUMNS, Lines, main, read
 
 DATA = Path(__file__).parents[1] / "docs" / "data" / "table-learning.csv"
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastcar_cli.models.layout_map import read_scenery
-from fastcar_cli.models.paths import simulate
 from fastcar_cli.models.video_model import VideoModel
-from fastcar_cli.world.patches import to_patches
-from fastcar_cli.world.table import train_map
-from fastcar_cli.world.table.clips import Clips
-from fastcar_cli.world.table.lexicon import table_tokenizer
-from fastcar_cli.world.table.recipe import TABLE, TABLE_MAP
-from fastcar_cli.world.table.render import render
-from fastcar_cli.world.table.scene import Scene, Thing
-from fastcar_cli.world.table.tokenizer import TableTokenizer
-from fastcar_cli.world.table.train_decoder import TableSettings
-from fastcar_cli.world.train_decoder import TABLES, hidden_states, optimizers
+from fastcar_cli.worlds.physics import simulate
+from fastcar_cli.worlds.scenery import read_scenery
+from fastcar_lab.worlds.mini.patches import to_patches
+from fastcar_lab.worlds.mini.train_decoder import TABLES, hidden_states, optimizers
+from fastcar_lab.worlds.table import train_map
+from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
+from fastcar_lab.worlds.table.lexicon import table_tokenizer
+from fastcar_lab.worlds.table.render import render
+from fastcar_lab.worlds.table.samples import Clips
+from fastcar_lab.worlds.table.scene import Scene, Thing
+from fastcar_lab.worlds.table.tokenizer import TableTokenizer
+from fastcar_lab.worlds.table.train_decoder import TableSettings
 
 SCENE = Scene((Thing("ring", "cyan", "metal", "large", 60, 70, vx=4, vy=-2),), "wood", "dusk", "alone", 2, 6)
 
@@ -81,7 +81,7 @@ def test_a_map_has_a_rate_of_its_own() -> None:
 
 
 def test_a_clip_without_words_is_told_its_layout_all_the_same(tokenizer: TableTokenizer) -> None:
-    batch, _ = Clips(tokenizer, drop_words=1.0, drop_layout=0.0, drop_caption=0.0).draw(2, 1, random.Random(0))
+    batch, _ = Clips(tokenizer, drop_words=1.0, drop_placement=0.0, drop_caption=0.0).draw(2, 1, random.Random(0))
     blank = torch.tensor(table_tokenizer().blank())
     assert (batch.text == blank).all() and not (batch.told == blank).all(1).any()
     model = small().requires_grad_(False)

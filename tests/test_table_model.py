@@ -17,25 +17,25 @@ from hypothesis import strategies as st
 from fastcar_cli.models.decoder import rotate
 from fastcar_cli.models.loading.registry import load
 from fastcar_cli.models.video_model import ModelSpec
-from fastcar_cli.world import steps
-from fastcar_cli.world.muon import Muon
-from fastcar_cli.world.patches import quantize, to_patches
-from fastcar_cli.world.recipe import new_model
-from fastcar_cli.world.steps import OutOfTime
-from fastcar_cli.world.table import train_decoder, train_tokenizer
-from fastcar_cli.world.table.clips import Clips, Encoder, around_things, swapped
-from fastcar_cli.world.table.frames import Pool, changed_patches, cut
-from fastcar_cli.world.table.lexicon import PROMPT_LENGTH, SPECIALS, VOCABULARY
-from fastcar_cli.world.table.recipe import TABLE, TABLE_MAP
-from fastcar_cli.world.table.render import render
-from fastcar_cli.world.table.scene import FRAMES
-from fastcar_cli.world.table.start import heed_words, look_up_nearest, predict_aligned
-from fastcar_cli.world.table.stories import scene_of
-from fastcar_cli.world.table.tokenizer import TableTokenizer
-from fastcar_cli.world.table.train_decoder import TableSettings
-from fastcar_cli.world.table.train_tokenizer import TokenizerSettings
-from fastcar_cli.world.train_decoder import _causal, hidden_states
-from fastcar_cli.world.training import WORLDS
+from fastcar_lab.training import steps
+from fastcar_lab.training.muon import Muon
+from fastcar_lab.training.stages import WORLDS
+from fastcar_lab.training.steps import OutOfTime
+from fastcar_lab.worlds.mini.hyperparameters import new_model
+from fastcar_lab.worlds.mini.patches import quantize, to_patches
+from fastcar_lab.worlds.mini.train_decoder import _causal, hidden_states
+from fastcar_lab.worlds.table import train_decoder, train_tokenizer
+from fastcar_lab.worlds.table.frames import Pool, changed_patches, cut
+from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
+from fastcar_lab.worlds.table.lexicon import PROMPT_LENGTH, SPECIALS, VOCABULARY
+from fastcar_lab.worlds.table.render import render
+from fastcar_lab.worlds.table.samples import Clips, Encoder, around_things, swapped
+from fastcar_lab.worlds.table.scene import FRAMES
+from fastcar_lab.worlds.table.start import heed_words, look_up_nearest, predict_aligned
+from fastcar_lab.worlds.table.stories import scene_of
+from fastcar_lab.worlds.table.tokenizer import TableTokenizer
+from fastcar_lab.worlds.table.train_decoder import TableSettings
+from fastcar_lab.worlds.table.train_tokenizer import TokenizerSettings
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_clips_hold_the_codes_of_their_frames(tokenizer: TableTokenizer) -> None
 
 
 def test_a_scene_that_says_too_much_is_told_without_its_layout(tokenizer: TableTokenizer) -> None:
-    clips = Clips(tokenizer, drop_caption=0.0, drop_layout=0.0)
+    clips = Clips(tokenizer, drop_caption=0.0, drop_placement=0.0)
     clips.words.length = 22
     batch, scenes = clips.draw(12, 1, random.Random(3))
     layouts = ["column" in " ".join(TABLE_MAP.meanings[i] for i in row) for row in batch.told.tolist()]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fastcar_cli.models.loading.registry import folder_of
-from fastcar_cli.world.table.lexicon import PHRASES, table_tokenizer
+from fastcar_lab.worlds.table.lexicon import PHRASES, table_tokenizer
 
 READINGS = {
     "a large blue metal cylinder slides in front of a large yellow rubber ball":

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcar_cli.analysis.sweep.fidelity import judge_table
-from fastcar_cli.models.paths import STEP, contact_distance
-from fastcar_cli.world.table.analyser import analyse, judge
-from fastcar_cli.world.table.analyser.looks import Look, cover, template
-from fastcar_cli.world.table.captions import caption
-from fastcar_cli.world.table.lexicon import FILLERS, PHRASES, PROMPT_LENGTH, table_tokenizer
-from fastcar_cli.world.table.render import render
-from fastcar_cli.world.table.said import Said, SaidThing, said_in, said_of
-from fastcar_cli.world.table.scene import COLORS, SHAPES, SIDE, Scene, Thing
-from fastcar_cli.world.table.stories import STORIES, draw_scene, held_out, scene_of
+from fastcar_cli.worlds.physics import STEP, contact_distance
+from fastcar_lab.worlds.fidelity import judge_table
+from fastcar_lab.worlds.table.analyser import analyse, judge
+from fastcar_lab.worlds.table.analyser.looks import Look, cover, template
+from fastcar_lab.worlds.table.captions import caption
+from fastcar_lab.worlds.table.lexicon import FILLERS, PHRASES, PROMPT_LENGTH, table_tokenizer
+from fastcar_lab.worlds.table.render import render
+from fastcar_lab.worlds.table.said import Said, SaidThing, said_in, said_of
+from fastcar_lab.worlds.table.scene import COLORS, SHAPES, SIDE, Scene, Thing
+from fastcar_lab.worlds.table.stories import STORIES, draw_scene, held_out, scene_of
 
 RED = Thing("ball", "red", "metal", "large", 26, 60, vx=6)
 BLUE = Thing("cube", "blue", "rubber", "large", 72, 60)

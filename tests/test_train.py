@@ -20,9 +20,11 @@ from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
-from fastcar_cli.world import steps, train_decoder, train_tokenizer, training
-from fastcar_cli.world.recipe import MINI
-from fastcar_cli.world.train_decoder import TrainSettings
+from fastcar_lab.training import stages as training
+from fastcar_lab.training import steps
+from fastcar_lab.worlds.mini import train_decoder, train_tokenizer
+from fastcar_lab.worlds.mini.hyperparameters import MINI
+from fastcar_lab.worlds.mini.train_decoder import TrainSettings
 
 SMALL = replace(
     MINI,

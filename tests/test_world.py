@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcar_cli.models.text import PhraseTokenizer
-from fastcar_cli.world.analyser import analyse, judge, shares, wanted_of
-from fastcar_cli.world.captions import caption
-from fastcar_cli.world.patches import build_dictionary, image, quantize, to_patches
-from fastcar_cli.world.recipe import mini_tokenizer
-from fastcar_cli.world.render import background, coverage, place, render, template
-from fastcar_cli.world.scene import (
+from fastcar_cli.worlds.phrases import PhraseTokenizer
+from fastcar_lab.worlds.mini.analyser import analyse, judge, shares, wanted_of
+from fastcar_lab.worlds.mini.captions import caption
+from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer
+from fastcar_lab.worlds.mini.patches import build_dictionary, image, quantize, to_patches
+from fastcar_lab.worlds.mini.render import background, coverage, place, render, template
+from fastcar_lab.worlds.mini.scene import (
     ATTRIBUTES,
     COLORS,
     MOTIONS,

@@ -24,7 +24,6 @@ from fastcar_cli.decoding.engine import Decode, row_limit
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.state import DecodeSettings, Watcher
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.clip import Prompt
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.memory_plan import (
     Demand,
@@ -35,6 +34,7 @@ from fastcar_cli.models.loading.memory_plan import (
     videos_that_fit,
 )
 from fastcar_cli.models.loading.registry import BUNDLED, Shapes, folder_of, load, shapes_of
+from fastcar_cli.prompt import Prompt
 from fastcar_cli.resolve import effective, resolve_device, settings_of
 from fastcar_cli.run_report import Run
 

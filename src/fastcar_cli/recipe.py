@@ -16,8 +16,8 @@ from fastcar_cli._version import __version__
 from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
 from fastcar_cli.config import RunConfig, current, flat, later_wins
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.clip import Prompt, TokenisedClip
 from fastcar_cli.models.loading.registry import identity, public_name
+from fastcar_cli.prompt import Prompt, TokenisedClip
 
 if TYPE_CHECKING:
     from fastcar_cli.pipeline import VideoPipeline

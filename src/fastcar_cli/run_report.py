@@ -14,7 +14,7 @@ from fastcar_cli._version import __version__
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayStats
 from fastcar_cli.models.loading.memory_plan import peak_bytes
-from fastcar_cli.models.text import Reading
+from fastcar_cli.prompt import Reading
 
 if TYPE_CHECKING:
     from fastcar_cli.backends.fpga.decisions import Decisions

@@ -25,11 +25,11 @@ from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.dummy import random_tensor
 from fastcar_cli.models.loading.checkpoint import DTYPES, empty_network, ready
 from fastcar_cli.models.loading.memory_plan import available_bytes, gib, parameter_bytes
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
+from fastcar_cli.models.random_weights import random_tensor
 
 LAYER_PARTS = ("attention.", "mlp.", "tas")
 """Parts that every layer has, scaled to the full depth where fewer layers run."""

@@ -5,18 +5,43 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from fastcar_cli import plugins
 from fastcar_cli._version import __version__
-from fastcar_cli.cli import convert_cmd, fpga_cmd, generate, profile_cmd, sweep_cmd, train_cmd
+from fastcar_cli.cli import convert_cmd, fpga_cmd, generate, profile_cmd, sweep_cmd
 from fastcar_cli.cli.flags import Command, refuse_all_but
-from fastcar_cli.errors import FastcarError
+from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.signals import status, stop_on_sigterm
+
+LABORATORY = ("train", "lab")
+"""Commands that the package fastcar_lab adds."""
+
+
+class Commands(TyperGroup):
+    """The commands of this package and those that others add, which are looked for only when they are needed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, the added ones last."""
+        return [*super().list_commands(ctx), *plugins.command_names()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name. Raises RequestError for one that a missing package has."""
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        if (program := plugins.command(cmd_name)) is not None:
+            return typer.main.get_command(program)
+        if cmd_name in LABORATORY:
+            raise RequestError(f"fastcar {cmd_name} is of the package fastcar_lab, which is not installed")
+        return None
+
 
 app = typer.Typer(
     name="fastcar",
+    cls=Commands,
     help="Video from text with auto-regressive models, decoded fast with cache attentive replay.",
     no_args_is_help=True,
     add_completion=False,
@@ -45,7 +70,6 @@ app.command("convert", cls=Command)(convert_cmd.convert)
 app.command("profile", cls=Command)(profile_cmd.profile)
 app.add_typer(sweep_cmd.app, name="sweep", help="Speed against quality over thresholds, prompts and seeds.")
 app.add_typer(fpga_cmd.app, name="fpga", help="The emulated accelerator on saved or drawn decisions.")
-app.command("train", cls=Command)(train_cmd.train)
 
 
 @app.command("config", cls=Command)

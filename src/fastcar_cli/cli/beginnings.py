@@ -13,8 +13,8 @@ from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
-    from fastcar_cli.models.clip import Prompt
     from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_cli.prompt import Prompt
     from fastcar_cli.video_input import Excerpt, Inputs
 
 

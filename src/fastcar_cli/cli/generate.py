@@ -17,7 +17,7 @@ from fastcar_cli.signals import status
 
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
-    from fastcar_cli.models.clip import Prompt
+    from fastcar_cli.prompt import Prompt
 
 
 def generate(

@@ -31,8 +31,8 @@ from fastcar_cli.models.depth import Classifier, DepthBlock
 from fastcar_cli.models.loading import converted
 from fastcar_cli.models.network import Projector, Spec
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.text import PromptReader
-from fastcar_cli.models.video_model import ModelSpec, PlaceTables, layout_map
+from fastcar_cli.models.video_model import ModelSpec, PlaceTables, placement_map
+from fastcar_cli.prompt import PromptReader
 
 MOST_PROMPTS = 32
 """More would take memory for their tokens, and no model was seen to need them."""
@@ -184,9 +184,9 @@ class Walk:
             places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width)
             added = self._loaded(places, "places.")(torch.arange(fed))
             visual = [x + added for x in visual]
-        if (layout := layout_map(spec)) is not None:
+        if (placements := placement_map(spec)) is not None:
             prompts = torch.tensor(self._rows[: len(visual)])
-            vectors = self._loaded(layout, "map.")(prompts, torch.arange(1, fed + 1)[None])
+            vectors = self._loaded(placements, "map.")(prompts, torch.arange(1, fed + 1)[None])
             visual = [x + added for x, added in zip(visual, vectors, strict=True)]
         table = self._read("llm.embed_tokens.weight")
         texts = [table[torch.tensor(row)].float() for row in self._rows]

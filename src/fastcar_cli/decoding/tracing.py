@@ -21,9 +21,9 @@ from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.clip import Clip, Prompt, clips_of
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.frame_reader import FrameReader
+from fastcar_cli.prompt import Clip, Prompt, clips_of
 
 if TYPE_CHECKING:
     from fastcar_cli.models.loading.checkpoint import LoadedModel

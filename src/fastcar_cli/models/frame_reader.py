@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.clip import Clip, Prompt, TokenisedClip
 from fastcar_cli.models.ivideogpt import IVideoGPT
-from fastcar_cli.models.text import Reading
+from fastcar_cli.prompt import Clip, Prompt, Reading, TokenisedClip
 
 
 class FrameReader:

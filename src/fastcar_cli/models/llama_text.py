@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.clip import Prompt, text_of
 from fastcar_cli.models.loading.plain_data import parse_json
-from fastcar_cli.models.text import Reading
+from fastcar_cli.prompt import Prompt, Reading, text_of
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "

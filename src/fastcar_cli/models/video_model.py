@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder, table
 from fastcar_cli.models.depth import DepthSpec, DepthTransformer
-from fastcar_cli.models.layout_map import LayoutMap, MapSpec
 from fastcar_cli.models.network import FrameDecoder, FrameSpec, Layout, Network, Projector, SamplingWeights, Spec
+from fastcar_cli.models.placement_map import PlacementMap
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
+from fastcar_cli.worlds.scenery import MapSpec
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ModelSpec(Spec):
 
     `place_tables` adds learned vectors for the frame and for the position within the frame to the embedding of a
     visual token (VILA-U has none); `projector_layers` counts the linear maps from code width to decoder width. `map`
-    says how layouts in prompts are embedded into visual tokens, see `layout_map.py`; None: they are not.
+    says how placements in prompts are embedded into visual tokens, see `placement_map.py`; None: they are not.
     """
 
     depth: DepthSpec
@@ -88,12 +89,12 @@ class PlaceTables(nn.Module):
         return self.frame(t) + self.place(index % n)
 
 
-def layout_map(spec: ModelSpec) -> LayoutMap | None:
-    """What tells layouts to visual tokens, where the model has it."""
+def placement_map(spec: ModelSpec) -> PlacementMap | None:
+    """What embeds placements into visual tokens, where the model has it."""
     if spec.map is None:
         return None
     patch = spec.rqvae.frame_size[0] // spec.rqvae.grid[0]
-    return LayoutMap(spec.map, spec.rqvae.grid, patch, spec.decoder.width)
+    return PlacementMap(spec.map, spec.rqvae.grid, patch, spec.decoder.width)
 
 
 class RQFrameDecoder:
@@ -123,7 +124,7 @@ class VideoModel(Network):
         self.llm = Decoder(spec.decoder)
         self.projector = Projector(spec.rqvae.code_width, spec.decoder.width, spec.projector_layers)
         self.places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width) if spec.place_tables else None
-        self.map = layout_map(spec)
+        self.map = placement_map(spec)
         self.depth = DepthTransformer(spec.depth)
         self.lm_head = None
         self.rqvae = RQVAE(spec.rqvae)
@@ -139,7 +140,7 @@ class VideoModel(Network):
         return x if self.places is None or index is None else x + self.places(index)
 
     def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
-        """See `Network`: learned vectors for places and layouts, where the model has them."""
+        """See `Network`: learned vectors for places and placements, where the model has them."""
         index = torch.arange(tokens, device=self.device)
         places = None if self.places is None else self.places(index)[:, None]
         if self.map is None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.clip import Clip
+from fastcar_cli.prompt import Clip
 from fastcar_cli.video_input.actions import Rows, actions_in, has_actions, read_actions
 from fastcar_cli.video_input.frames import Image8, frames_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.clip import Clip
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.prompt import Clip
 from fastcar_cli.video_input import Inputs
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from fastcar_cli.analysis.sweep.fidelity import unseen_captions, world_of
 from fastcar_cli.analysis.sweep.results import cells_of, dense_line, summarise
 from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Session
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.target import HELD_OUT, TOLERANCE, Target
 from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.plugins import world_of
 
 _ALLOWED = 0.8 * HELD_OUT
 """Farthest that a move takes the ratio of the searched videos from the target; less than what the target allows."""
@@ -85,7 +85,9 @@ class CaptionSet:
 
 def captions_of(session: Session, number: int) -> list[CaptionSet]:
     """The captions of a round, of what training leaves out; empty for a model of no world of ours."""
-    drawn = unseen_captions(world_of(session.worker.base), _CAPTIONS, number)
+    base = session.worker.base
+    world = world_of(base.model.tokenizer, base.height, base.width)
+    drawn = [] if world is None else world.unseen_captions(_CAPTIONS, number)
     captions = dict.fromkeys(text for text in drawn if text not in session.plan.prompts)
     return [CaptionSet(session, tuple(captions), _CAPTION_SEED + number)] if captions else []
 

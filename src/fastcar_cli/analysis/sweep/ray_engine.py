@@ -18,7 +18,7 @@ from fastcar_cli.analysis.sweep.worker import Finding, Task, Worker
 from fastcar_cli.config import RunConfig
 from fastcar_cli.errors import FastcarError, RequestError, RunError
 from fastcar_cli.extras import need
-from fastcar_cli.models.clip import Clip
+from fastcar_cli.prompt import Clip
 
 RETRIES = 10
 """How often a task is done again after its worker or node was lost."""

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.sweep.fidelity import judge_of, world_of
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import CellRecord
@@ -22,9 +21,10 @@ from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RunError
-from fastcar_cli.models.clip import Clip, Prompt
 from fastcar_cli.models.loading.memory_plan import out_of_memory
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.plugins import world_of
+from fastcar_cli.prompt import Clip, Prompt
 from fastcar_cli.recipe import recipe_of
 
 
@@ -74,8 +74,9 @@ class Worker:
         self.tokens = tokens
         self.config, self.scorer = config, scorer
         self.base = pipe or VideoPipeline.from_config(config)
-        world = world_of(self.base) if fidelity else None
-        self.judge = None if world is None else judge_of(world)
+        base = self.base
+        world = world_of(base.model.tokenizer, base.height, base.width) if fidelity else None
+        self.judge = None if world is None else world.judge
         self._warm: set[str] = set()
 
     def begin(self, prompt: str) -> Prompt:

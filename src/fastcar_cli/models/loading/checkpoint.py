@@ -13,14 +13,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.layout_text import phrase_tokenizer
 from fastcar_cli.models.loading.config_file import ConfigFile
 from fastcar_cli.models.loading.plain_data import check_values
 from fastcar_cli.models.loading.weights import Component, Progress, Store, fill
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
-from fastcar_cli.models.text import PhraseTokenizer, PromptReader
 from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.prompt import PromptReader
+from fastcar_cli.worlds.phrases import PhraseTokenizer
+from fastcar_cli.worlds.placement_text import phrase_tokenizer
 
 NetworkT = TypeVar("NetworkT", bound=Network)
 

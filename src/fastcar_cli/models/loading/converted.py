@@ -19,7 +19,6 @@ from torch import Tensor
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT
-from fastcar_cli.models.layout_text import phrase_tokenizer
 from fastcar_cli.models.llama_text import LlamaTokenizer
 from fastcar_cli.models.loading.checkpoint import (
     DTYPES,
@@ -34,7 +33,8 @@ from fastcar_cli.models.loading.plain_data import parse_json
 from fastcar_cli.models.loading.specs import spec_from_dict
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import GROUP, KINDS, WeightFormat
-from fastcar_cli.models.text import PromptReader
+from fastcar_cli.prompt import PromptReader
+from fastcar_cli.worlds.placement_text import phrase_tokenizer
 
 FORMAT = "fastcar-converted"
 VERSION = 1

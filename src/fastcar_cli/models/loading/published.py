@@ -55,7 +55,7 @@ def published_spec(name: str) -> Spec | None:
     if name in IVIDEOGPT:
         return _ivideogpt(name)
     if name == "vila-u-7b":
-        from fastcar_cli.models.dummy import full_spec
+        from fastcar_cli.models.loading.vila_u_7b import full_spec
 
         return full_spec()
     return None

@@ -1,1 +1,0 @@
-"""The benchmark that anybody can run: `python -m fastcar_cli.bench`."""

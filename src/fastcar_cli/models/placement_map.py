@@ -1,0 +1,106 @@
+"""Embeds a prompt's placements into each visual token: the nearby objects and their offsets from the token's patch.
+
+A prompt's placements say where each object begins and how it moves; `worlds/physics.py` computes where it is in every
+frame. The
+embedding of a token describes the patch that the token draws: the ground under it, and of each object near it the looks
+and the offset from the patch. What the patch looks like is left to the decoder.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcar_cli.models.decoder import table
+from fastcar_cli.worlds.physics import STEP, TURNS, simulate
+from fastcar_cli.worlds.scenery import MapSpec, Scenery, read_scenery
+
+_FAR = 19
+"""Steps of the grid from a patch's middle beyond which something is not in the patch."""
+_GAIN = 4.0
+"""Factor on the output, so that weights of ordinary size and learning rate have a visible effect."""
+_AXES = 4
+"""Numbers of a place: right and down of the object as seen, right and down of its shadow."""
+
+
+class PlacementMap(nn.Module):
+    """Embeddings [..., width] of what is near visual tokens; zeros where a prompt has no placements."""
+
+    def __init__(self, spec: MapSpec, grid: tuple[int, int], patch: int, width: int) -> None:
+        super().__init__()
+        self.spec, self.grid, self.patch = spec, grid, patch
+        self._phases, self._cells = spec.period // STEP, spec.period // patch
+        self._lights, self._sizes = spec.count("light"), spec.count("size")
+        self.ground = table(spec.count("floor") * self._lights * self._cells * self._phases, width)
+        self.place = table(_AXES * (2 * _FAR + 1), spec.hidden)
+        self.pose = table(spec.count("shape") * self._sizes * TURNS, spec.hidden)
+        self.color = table(spec.count("color"), spec.hidden)
+        self.material = table(spec.count("material"), spec.hidden)
+        self.light = table(self._lights, spec.hidden)
+        self.thing = nn.Linear(spec.hidden, width, bias=False)
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Fresh weights in place, as training begins with."""
+        # Eight numbers of about 1 in all join in a unit; the embedding is half as large as a visual token's own vector.
+        for part in (self.place, self.pose, self.color, self.material, self.light):
+            part.weight.normal_(0.0, 8**-0.5)
+        self.ground.weight.normal_(0.0, 1.2 / _GAIN)
+        self.thing.weight.normal_(0.0, 3.2 / _GAIN / self.spec.hidden**0.5)
+
+    def forward(self, ids: Tensor, drawn: Tensor) -> Tensor:
+        """Vectors [P, K, width] for prompts ids [P, L] and the tokens that are `drawn`, [P or 1, K], counted from 0."""
+        tokens = drawn.expand(len(ids), -1).cpu()
+        grounds: list[list[Tensor]] = []
+        things: list[list[Tensor]] = []
+        for video, row in enumerate(ids.tolist()):
+            scenery = read_scenery(row, self.spec)
+            if scenery.things:
+                first = video * tokens.shape[1]
+                grounds.append([torch.arange(first, first + tokens.shape[1]), self._ground_of(scenery, tokens[video])])
+                things += [[first + part[0], *part[1:]] for part in self._near(scenery, tokens[video])]
+        weight = self.ground.weight
+        result = weight.new_zeros(tokens.numel(), weight.shape[1])
+        if grounds:
+            at, known = (torch.cat(part).to(weight.device) for part in zip(*grounds, strict=True))
+            result = result.index_add(0, at, self.ground(known))
+        if things:
+            at, place, pose, look = (torch.cat(part).to(weight.device) for part in zip(*things, strict=True))
+            color, material, light = look.unbind(1)
+            joined = self.place(place).sum(1) + self.pose(pose) + self.light(light)
+            joined = joined + self.color(color) + self.material(material)
+            # Under autocast the layer answers in bfloat16.
+            result = result.index_add(0, at, self.thing(F.gelu(joined)).to(result.dtype))
+        return _GAIN * result.view(*tokens.shape, -1)
+
+    def _ground_of(self, scenery: Scenery, drawn: Tensor) -> Tensor:
+        """Which ground lies under each of a video's tokens [K], as a row of the table."""
+        rows, columns = self.grid
+        frame, row, column = drawn // (rows * columns), drawn // columns % rows, drawn % columns
+        phase = column * (self.patch // STEP) + scenery.shift + frame * (scenery.pan // STEP)
+        known = (scenery.floor * self._lights + scenery.light) * self._cells + row % self._cells
+        return known * self._phases + phase % self._phases
+
+    def _near(self, scenery: Scenery, drawn: Tensor) -> list[list[Tensor]]:
+        """What is near a video's tokens [K], for each thing that is.
+
+        Which tokens [n]; rows of the tables of places [n, 4] and poses [n]; color, material and light [n, 3].
+        """
+        rows, columns = self.grid
+        frame, row, column = drawn // (rows * columns), drawn // columns % rows, drawn % columns
+        paths, _ = simulate(scenery.things, scenery.pan, int(frame.max()) + 1)
+        right, down = self.spec.shadow
+        middle = torch.stack([column, row, column, row], -1) * self.patch + self.patch // 2
+        axes = torch.arange(_AXES) * (2 * _FAR + 1) + _FAR
+        found = []
+        for thing, path in zip(scenery.things, paths, strict=True):
+            at = torch.tensor([(p.x, p.y - p.z, p.x + right * p.z, p.y + down * p.z) for p in path])
+            steps = ((at[frame] - middle) / STEP).round().long()
+            near = steps.abs() < _FAR
+            chosen = ((near[:, 0] & near[:, 1]) | (near[:, 2] & near[:, 3])).nonzero()[:, 0]
+            turns = torch.tensor([p.turn for p in path])[frame[chosen]]
+            pose = (thing.shape * self._sizes + thing.size) * TURNS + turns
+            look = torch.tensor([thing.color, thing.material, scenery.light]).expand(len(chosen), -1)
+            found.append([chosen, steps[chosen].clamp(-_FAR, _FAR) + axes, pose, look])
+        return found

@@ -1,0 +1,62 @@
+"""What other packages add to fastcar, by entry points: commands, and worlds of which videos can be judged.
+
+An entry of the group `fastcar.commands` is a Typer program that becomes `fastcar NAME`; one of `fastcar.worlds` is a
+function as `Recogniser` describes. The laboratory, fastcar_lab, brings both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.prompt import PromptReader
+
+COMMANDS = "fastcar.commands"
+WORLDS = "fastcar.worlds"
+
+
+class World(Protocol):
+    """A world that a model draws."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def judge(self, video: NDArray[np.uint8], tokens: Sequence[str]) -> dict[str, bool | None]:
+        """Right or wrong for each thing that can be said, given a video [T, H, W, 3] and a completed reading's tokens.
+
+        None for what the reading leaves open. `persists` says whether objects stay what they are, `all_right` joins
+        all.
+        """
+
+    def unseen_captions(self, count: int, seed: int) -> list[str]:
+        """Captions that training left out."""
+
+
+Recogniser = Callable[[PromptReader, int, int], World | None]
+"""The world of which a model speaks that reads prompts so and draws frames of this height and width; None of none."""
+
+
+def command_names() -> list[str]:
+    """Names of the commands that are added."""
+    return sorted(entry_points(group=COMMANDS).names)
+
+
+def command(name: str) -> Any:
+    """The Typer program of an added command; None where there is none of this name."""
+    return next((entry.load() for entry in entry_points(group=COMMANDS, name=name)), None)
+
+
+def can_judge() -> bool:
+    """Whether any package is installed that judges videos."""
+    return bool(entry_points(group=WORLDS))
+
+
+def world_of(reader: PromptReader, height: int, width: int) -> World | None:
+    """The world of which a model speaks, see `Recogniser`."""
+    recognisers: list[Recogniser] = [entry.load() for entry in entry_points(group=WORLDS)]
+    return next((world for recognise in recognisers if (world := recognise(reader, height, width))), None)

@@ -1,0 +1,137 @@
+"""What a video begins with, a text or frames and the actions between them, and what a model reads in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Frames of a video from its first on, and an action a frame.
+
+    Attributes:
+        frames: uint8 [S, H, W, 3], or float32 in 0 .. 1; those behind a model's context frames are not looked at.
+        actions: float32 [S, A] or one row less, row t leads from frame t to frame t + 1; None without.
+        name: what to call it, such as its file.
+
+    Raises:
+        RequestError: arrays of other shapes or numbers.
+
+    """
+
+    frames: NDArray[np.uint8] | NDArray[np.float32]
+    actions: NDArray[np.float32] | None = None
+    name: str = "input"
+
+    def __post_init__(self) -> None:
+        floats = self.frames.dtype == np.float32
+        if self.frames.ndim != 4 or self.frames.shape[-1] != 3 or not (floats or self.frames.dtype == np.uint8):
+            given = f"{self.frames.dtype} {list(self.frames.shape)}"
+            raise RequestError(f"{self.name}: frames are {given}, needed: uint8 [S, H, W, 3], or float32 in 0 .. 1")
+        if floats and not ((self.frames >= 0) & (self.frames <= 1)).all():
+            raise RequestError(f"{self.name}: frames are float32 beyond 0 .. 1", hint="255 is 1, or give uint8")
+        _check_actions(self.name, self.actions)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class TokenisedClip:
+    """Context frames as the ids that a model's tokenizer gave, so that their video can be made again without them.
+
+    Attributes:
+        ids: of the prompt.
+        actions: as those of a `Clip`.
+        name: of the clip.
+
+    Raises:
+        RequestError: actions of other shapes or numbers.
+
+    """
+
+    ids: tuple[int, ...]
+    actions: NDArray[np.float32] | None = None
+    name: str = "input"
+
+    def __post_init__(self) -> None:
+        _check_actions(self.name, self.actions)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _check_actions(name: str, actions: NDArray[np.float32] | None) -> None:
+    if actions is not None:
+        if actions.ndim != 2 or not np.issubdtype(actions.dtype, np.floating):
+            shape = f"{actions.dtype} {list(actions.shape)}"
+            raise RequestError(f"{name}: actions are {shape}, needed: floats [S, A]")
+        if not np.isfinite(actions).all():
+            raise RequestError(f"{name}: actions hold NaN or infinite values")
+
+
+Prompt = str | Clip | TokenisedClip
+"""What a video begins with."""
+
+
+def text_of(prompt: Prompt, model: str = "the model") -> str:
+    """The text of a prompt. Raises RequestError for one that is none."""
+    if not isinstance(prompt, str):
+        raise RequestError(f"{model} takes a text, not frames", hint="describe the video in a few words")
+    return prompt
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a tokenizer made of a prompt: ids, the tokens they stand for, words it does not know.
+
+    `drawn` are tokens that the prompt left open and a seed decided.
+    """
+
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    unknown: tuple[str, ...]
+    drawn: tuple[str, ...] = ()
+
+
+class PromptReader(Protocol):
+    """What the pipeline asks of what reads a model's prompts."""
+
+    def read(self, prompt: Prompt) -> Reading:
+        """Token ids of a prompt. Raises RequestError for one that the model can't take."""
+
+    def complete(self, reading: Reading, seed: int) -> Reading:
+        """The reading with what the prompt leaves open decided by the seed, where the model needs that."""
+
+    def blank(self) -> tuple[int, ...]:
+        """Ids of the prompt that says nothing (the unconditional row)."""
+
+    def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
+        """What videos of so many frames are given beside their prompts, see `Network.added`."""
+
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
+        """What a user should know before the run. Raises RequestError for a prompt that can't be drawn."""
+
+
+def clips_of(inputs: Any, actions: Any = None) -> list[Clip]:
+    """Clips from arrays or tensors, frames [rows, S, H, W, 3] as those of a `Clip` and actions [rows, S, A].
+
+    Raises RequestError for other shapes.
+    """
+    frames = np.asarray(inputs)
+    moves = None if actions is None else np.asarray(actions, dtype=np.float32)
+    if frames.ndim != 5:
+        raise RequestError(f"inputs have shape {list(frames.shape)}, needed: [rows, S, H, W, 3]")
+    if moves is not None and (moves.ndim != 3 or len(moves) != len(frames)):
+        raise RequestError(f"actions have shape {list(moves.shape)}, needed: [{len(frames)}, S, A]")
+    return [Clip(f, None if moves is None else moves[i], f"row {i}") for i, f in enumerate(frames)]

@@ -1,1 +1,0 @@
-"""The captioned synthetic world of the bundled model: renderer, captions, analyser, training."""

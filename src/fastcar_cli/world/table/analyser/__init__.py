@@ -1,6 +1,0 @@
-"""What a video of the table world shows, read from its pixels alone, and whether that is what was asked for."""
-
-from fastcar_cli.world.table.analyser.judge import judge, shares
-from fastcar_cli.world.table.analyser.verdict import TrackedObject, Verdict, analyse
-
-__all__ = ["TrackedObject", "Verdict", "analyse", "judge", "shares"]

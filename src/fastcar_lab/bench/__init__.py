@@ -1,0 +1,1 @@
+"""The benchmark that anybody can run: `python -m fastcar_lab.bench`."""

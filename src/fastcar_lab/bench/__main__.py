@@ -1,0 +1,295 @@
+"""`python -m fastcar_lab.bench [--shape mini|vila-u-7b] [--json]`: decode passes timed side by side.
+
+One run times, turn by turn: our engine dense and at forced replay ratios (rows together and alone), with
+torch's and with native kernels, with int8 and int4 weights; transformers' LlamaModel on the same weights; and
+a loop that computes every MLP and then selects. `--generate N` also times N whole `fastcar generate`.
+`--video MODEL` decodes a whole video instead, dense and with replay; `--clip small` predicts a clip with a model of
+iVideoGPT's shape, against transformers' generate; `--busy N` times dense passes on one thread and on several beside
+N processes that keep a core busy.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fastcar_lab.bench.cases import Benchmark
+    from fastcar_lab.bench.video import WholeVideo
+
+
+def whole_command(count: int) -> dict[str, Any]:
+    """Wall seconds of `fastcar generate` as a process, to the first frame on disk and to its end, and in turn with
+    it those of a process that only imports torch.
+    """
+    first, total, bare = [], [], []
+    for _ in range(count):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        bare.append(time.perf_counter() - began)
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            command = [sys.executable, "-m", "fastcar_cli", "generate", "a red ball rolling to the right", "-o", "f"]
+            process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
+            while process.poll() is None and not list(Path(folder).glob("*f*/0000.png")):
+                time.sleep(0.005)
+            first.append(time.perf_counter() - began)
+            if process.wait():
+                raise SystemExit("fastcar generate failed")
+            total.append(time.perf_counter() - began)
+    middle = statistics.median
+    return {
+        "first_frame_s": middle(first),
+        "total_s": middle(total),
+        "import_torch_s": middle(bare),
+        # By pairs, as the machine's speed changes from minute to minute.
+        "first_frame_beyond_torch_s": middle(a - b for a, b in zip(first, bare, strict=True)),
+        "total_beyond_torch_s": middle(a - b for a, b in zip(total, bare, strict=True)),
+        "runs": count,
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    from fastcar_cli.cli.render import columns, console, print_whole
+
+    out, machine = console(stderr=False), result["machine"]
+    out.print(
+        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; reads "
+        f"{machine['read_gb_s']:.1f} GB/s, copies {machine['copy_gb_s']:.1f} GB/s; beside the passes "
+        f"{result['bandwidth_gb_s']:.1f} GB/s, each share counts from what was read right after it"
+    )
+    table = columns(
+        f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows: "
+        f"median of {result['turns']} turns of {result['passes']} passes",
+        *("", "ms a pass", "least to most", "tokens/s", "GB/s", "of bandwidth", "speed-up", "of its ceiling"),
+    )
+    for name, line in result["lines"].items():
+        low, high = line["spread_ms"]
+        cells = [name, f"{line['ms']:.3f}", f"{low:.3f} to {high:.3f}", f"{line['tokens_per_s']:,.0f}"]
+        cells += [f"{line['gb_s']:.1f}", f"{line['of_bandwidth']:.0%}"] if "gb_s" in line else ["", ""]
+        cells += [f"{line['speedup']:.2f}", f"{line['of_ceiling']:.1%}"] if "speedup" in line else ["", ""]
+        table.add_row(*cells)
+    print_whole(out, table)
+    for name, value in result["ratios"].items():
+        out.print(f"{name:>34}  {value:.3f}")
+
+
+def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result as it is; of several, each, and the least of every ratio."""
+    if len(results) == 1:
+        return results[0]
+    names = results[0]["ratios"]
+    return {"contexts": results, "ratios": {name: min(r["ratios"][name] for r in results) for name in names}}
+
+
+def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_json: bool) -> None:
+    """Time it and print what it took."""
+    from fastcar_cli.cli.render import columns, console, print_whole
+    from fastcar_cli.config import RunConfig
+    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_lab.bench.video import whole_video
+
+    config = RunConfig.from_dict({"model": plan.model, "runtime": {"threads": threads}})
+    model = VideoPipeline.from_config(config).model
+    result = _watched("tokens", "video", partial(whole_video, model, plan, save))
+    if as_json:
+        print(json.dumps(result))
+        return
+    out = console(stderr=False)
+    lines = result["variants"]
+    kept = f"{result['weights']}, keys and values {result['kv_dtype']}"
+    table = columns(f"{result['model']}, {kept}, {result['frames']} frames, {result['cpu']}", "", *lines)
+    rows = {
+        "seconds": ("seconds", "{:.1f}"),
+        "of them the prompt": ("prefill_s", "{:.1f}"),
+        "decoding": ("decode_s", "{:.1f}"),
+        "  of it MLPs": ("mlp_s", "{:.1f}"),
+        "  of it drawing codes": ("draw_s", "{:.1f}"),
+        "pixels": ("vision_s", "{:.1f}"),
+        "GB/s while decoding": ("gb_s", "{:.1f}"),
+        "of what memory gave": ("of_bandwidth", "{:.0%}"),
+        "most memory, bytes": ("peak_bytes", "{:,}"),
+        "published, U280": ("published_s", "{:.1f}"),
+    }
+    for name, (key, form) in rows.items():
+        if all(line[key] is not None for line in lines.values()):
+            table.add_row(name, *(form.format(line[key]) for line in lines.values()))
+    print_whole(out, table)
+    if result["decoded"] < result["tokens"]:
+        out.print(f"decoded {result['decoded']} of {result['tokens']:,} tokens, from the middle; the rest is reckoned")
+    out.print(f"replay of {result['ratio']:.0%} of all MLPs: {result['speedup']:.2f} x")
+
+
+def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> None:
+    """Time a predicted clip and print what it took."""
+    from fastcar_cli.cli.render import console
+    from fastcar_lab.bench.prediction import SHAPES, PredictedClip, measure
+    from fastcar_lab.bench.render import clip_table
+
+    plan = PredictedClip(SHAPES[shape], frames=frames, ratio=ratio, turns=turns)
+    result = _watched("clips", "clips", partial(measure, plan))
+    if as_json:
+        print(json.dumps(result))
+        return
+    clip_table(console(stderr=False), result)
+
+
+def _beside(plans: list[Benchmark], busy: int, threads: int, as_json: bool) -> None:
+    """Time passes beside busy processes, one context after the other, and print what they took."""
+    from fastcar_cli.cli.render import console
+    from fastcar_lab.bench.neighbour import measure
+    from fastcar_lab.bench.render import neighbour_table
+
+    results = []
+    for plan in plans:
+        work = partial(measure, plan, busy, threads)
+        results.append(_watched("turns", f"context {plan.context:,}", work))
+        if not as_json:
+            neighbour_table(console(stderr=False), results[-1])
+    if as_json:
+        print(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
+
+
+def _watched(things: str, name: str, work: Callable[[Callable[[int, int], None]], dict[str, Any]]) -> dict[str, Any]:
+    """What `work(on_progress)` gives, with a bar of the things done."""
+    from fastcar_cli.cli.render import console, progress
+
+    with progress(console(quiet=False), things) as bar:
+        task = bar.add_task(name, total=None)
+        return work(lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def bench(
+    ctx: typer.Context,
+    shape: Annotated[str, typer.Option(help="mini, the bundled model, or vila-u-7b, layers of it.")] = "mini",
+    layers: Annotated[int, typer.Option(help="Layers of vila-u-7b.", min=1)] = 2,
+    context: Annotated[
+        str | None, typer.Option(help="Tokens attended to, comma-separated. [default: 300, or 512,2k,8k]")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(help="Rows of the batch. [default: 1, or 2]", min=1)] = None,
+    passes: Annotated[int | None, typer.Option(help="Passes a turn. [default: 48, or 6]", min=1)] = None,
+    turns: Annotated[int, typer.Option(help="Turns; a first one only warms up.", min=1)] = 9,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads. [default: all, for mini two at most]", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N, auto.")] = "cpu",
+    llama_cpp: Annotated[
+        bool, typer.Option("--llama-cpp", help="Also llama.cpp on files of the same shape; needs the extra llama-cpp.")
+    ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also transformers under torch.compile; needs a C++ compiler.")
+    ] = False,
+    video: Annotated[
+        str | None, typer.Option(help="Instead, time a whole video of this model, a name or a folder.")
+    ] = None,
+    clip: Annotated[
+        str | None,
+        typer.Option(help="Instead, time a clip of iVideoGPT's shape: small (138 M) or medium (436 M parameters)."),
+    ] = None,
+    frames: Annotated[int | None, typer.Option(help="Frames of --video or --clip. [default: 8, or 16]", min=2)] = None,
+    replay_ratio: Annotated[
+        float, typer.Option(help="MLPs replayed in the second go of --video or --clip.", min=0, max=1)
+    ] = 0.8,
+    tokens: Annotated[
+        int | None, typer.Option(help="Decode so many tokens of --video, from its middle, and reckon the rest.", min=2)
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="File for the frames of --video; the same command goes on behind the last one.")
+    ] = None,
+    kv_dtype: Annotated[str, typer.Option(help="Keys and values of --video: auto (as the model) or int8.")] = "auto",
+    generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
+    busy: Annotated[
+        int,
+        typer.Option(help="Instead, dense passes on one thread and on --threads beside so many busy processes.", min=0),
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Time decode passes side by side: dense, at forced replay ratios, in every format, and transformers."""
+    import torch
+
+    from fastcar_cli.analysis.profiler import parse_lengths
+    from fastcar_cli.cli.flags import given, one_of, refuse
+    from fastcar_cli.decoding.kv_int8 import KV_DTYPES
+    from fastcar_cli.resolve import resolve_device
+    from fastcar_lab.bench.cases import Benchmark, check
+    from fastcar_lab.bench.measure import measure
+
+    one_of("--shape", shape, ("mini", "vila-u-7b"))
+    one_of("--clip", clip, ("small", "medium"))
+    one_of("--kv-dtype", kv_dtype, KV_DTYPES)
+    if video is not None:
+        from fastcar_lab.bench.video import WholeVideo
+
+        of_video = {"video", "frames", "replay_ratio", "tokens", "save", "kv_dtype", "threads", "as_json"}
+        refuse(ctx, given(ctx).keys() - of_video, "with --video", "leave it out")
+        whole = WholeVideo(video, frames=frames or 8, ratio=replay_ratio, tokens=tokens, kv_dtype=kv_dtype)
+        _whole_video(whole, threads, save, as_json)
+        return
+    if clip is not None:
+        of_clip = {"clip", "frames", "replay_ratio", "turns", "threads", "as_json"}
+        refuse(ctx, given(ctx).keys() - of_clip, "with --clip", "leave it out")
+        torch.set_num_threads(threads or torch.get_num_threads())
+        _clip(clip, frames or 16, replay_ratio, turns, as_json)
+        return
+    refuse(ctx, ("frames", "replay_ratio", "tokens", "save", "kv_dtype"), "without --video", "it needs --video MODEL")
+    mini = shape == "mini"
+    place = resolve_device(device)
+    # Nothing else runs beside a benchmark, so a small model gets more than `generate` gives it.
+    most = torch.get_num_threads()
+    torch.set_num_threads(threads or (min(2, most) if mini else most))
+    plans = [
+        Benchmark(
+            shape=shape,
+            layers=layers,
+            context=tokens,
+            rows=rows or (1 if mini else 2),
+            passes=passes or (48 if mini else 6),
+            turns=turns,
+            compiled=compiled,
+            device=place,
+            llama_cpp=llama_cpp,
+        )
+        for tokens in parse_lengths(context or ("300" if mini else "512,2k,8k"), "context")
+    ]
+    for plan in plans:
+        check(plan)
+    if busy:
+        refuse(ctx, ("device", "llama_cpp", "compiled", "generate"), "with --busy", "leave it out")
+        _beside(plans, busy, torch.get_num_threads(), as_json)
+        return
+    results = []
+    for plan in plans:
+        results.append(_watched("runs", f"context {plan.context:,}", partial(measure, plan)))
+        if not as_json:
+            _print(results[-1])
+    document = _document(results)
+    if generate:
+        document["generate"] = whole_command(generate)
+        if not as_json:
+            print(document["generate"])
+    if as_json:
+        print(json.dumps(document))
+
+
+def main() -> None:
+    """Run it; errors end as those of `fastcar` do."""
+    from fastcar_cli.cli.app import main as run
+    from fastcar_cli.cli.flags import Command
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(cls=Command)(bench)
+    run(app)
+
+
+if __name__ == "__main__":
+    main()

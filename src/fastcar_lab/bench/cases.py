@@ -1,0 +1,62 @@
+"""What the benchmark times, and whether it can be timed here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.loading.memory_plan import available_bytes, gib
+from fastcar_cli.models.loading.registry import folder_of, shapes_of
+from fastcar_cli.models.loading.vila_u_7b import full_spec
+from fastcar_cli.models.network import Spec
+
+RATIOS = (0.25, 0.5, 0.75, 1.0)
+PROMPT_TOKENS = 12
+_LONGEST = 2**20
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What to time: shape (`mini` or `vila-u-7b`), layers of the latter, context, rows, passes a turn, turns."""
+
+    shape: str
+    layers: int
+    context: int
+    rows: int
+    passes: int
+    turns: int
+    compiled: bool
+    device: str = "cpu"
+    llama_cpp: bool = False
+
+    @property
+    def contestants(self) -> int:
+        """Those with keys and values of their own, at most: dense and forced in four formats, and six others."""
+        return 4 * (2 * len(RATIOS)) + 6
+
+
+def check(plan: Benchmark) -> None:
+    """Raise RequestError for a context without a frame to replay or past the model's positions, or without room for
+    the keys and values of every contestant.
+    """
+    mini = plan.shape == "mini"
+    spec: Spec = shapes_of(folder_of("mini")).spec if mini else full_spec()
+    decoder = spec.decoder
+    least = PROMPT_TOKENS + spec.tokens_per_frame + 1
+    most = (decoder.max_positions if mini else _LONGEST) - plan.passes
+    if not least <= plan.context <= most:
+        raise RequestError(
+            f"`context` {plan.context}: the prompt takes {PROMPT_TOKENS} tokens, a frame {spec.tokens_per_frame}, and "
+            f"{plan.passes} passes follow",
+            hint=f"allowed: {least} to {most}",
+        )
+    layers, number = (decoder.layers, 4) if mini else (plan.layers, 2)
+    slot = 2 * layers * decoder.kv_heads * decoder.head_dim * number
+    caches = plan.contestants * plan.rows * (plan.context + plan.passes + spec.tokens_per_frame) * slot
+    free = available_bytes(plan.device)
+    if caches > free:
+        raise RequestError(
+            f"`context` {plan.context}: {plan.contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
+            f"keys and values, {gib(free)} are free",
+            hint="a shorter `context`, or fewer `rows` or `layers`",
+        )

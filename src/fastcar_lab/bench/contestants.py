@@ -1,0 +1,183 @@
+"""Who is timed: our decode pass in its variants, transformers' LlamaModel, and a compute-then-select loop.
+
+All of them run the same decoder blocks with the same weights on one token of every row at the same
+context length. A contestant is a function that makes a number of passes and starts over.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.analysis.profiler import decode_of
+from fastcar_cli.decoding.executor import HostExecutor
+from fastcar_cli.decoding.native import block_weights
+from fastcar_cli.decoding.plain import PlainExecutor
+from fastcar_cli.decoding.replay import Replay, ReplayRule
+from fastcar_cli.decoding.tau import OFF, Tau
+from fastcar_cli.extras import need
+from fastcar_cli.kernels import native
+from fastcar_cli.models.network import Network
+from fastcar_lab.bench.cases import PROMPT_TOKENS
+
+Passes = Callable[[int], None]
+
+
+class ComputeThenSelect(PlainExecutor):
+    """What the released FastCar code does: every MLP is computed, then rows are selected."""
+
+    def _mlp(self, layer: int, t: int, x: Tensor, replay: Replay | None) -> Tensor:
+        """As the plain executor has it; the result is the same, the saving is not."""
+        assert replay is not None
+        slot = replay.outputs[layer, :, t % replay.frame]
+        y = self._batch.blocks[layer].mlp_branch(x)
+        slot.copy_(torch.where(replay.replayed[layer, :, t, None], slot, y))
+        return slot
+
+
+def pattern(ratio: float, layers: int, rows: int, passes: int, joint: bool) -> Tensor:
+    """Forced decisions, bool [layers, rows, passes]: exactly this share of them, rounded, spread at random.
+
+    Jointly all rows of a (layer, pass) replay or none; else each row has a draw of its own.
+    """
+    generator = torch.Generator().manual_seed(0)
+    lines = []
+    for _ in range(1 if joint else rows):
+        flags = torch.zeros(layers * passes, dtype=torch.bool)
+        flags[torch.randperm(len(flags), generator=generator)[: round(ratio * len(flags))]] = True
+        lines.append(flags.view(layers, passes))
+    return torch.stack(lines * rows if joint else lines, 1)
+
+
+def engine(
+    model: Network,
+    *,
+    rows: int,
+    context: int,
+    passes: int,
+    executor: str,
+    ratio: float | None = None,
+    joint: bool = True,
+    select: bool = False,
+) -> Passes:
+    """Our decode pass at a context length; with a ratio the decisions are forced and TAS is still computed."""
+    n, layers = model.spec.tokens_per_frame, model.spec.decoder.layers
+    first = context - PROMPT_TOKENS
+    frames = -(-(first + passes + 1) // n)
+    rule = ReplayRule(OFF if ratio is None else Tau((float("-inf"),)))
+    decode = decode_of(model, rows, PROMPT_TOKENS, frames, rule=rule, executor=executor)
+    if decode.replay is not None:
+        assert ratio is not None
+        forced = torch.zeros_like(decode.replay.replayed)
+        forced[:, :, first : first + passes] = pattern(ratio, layers, rows, passes, joint)
+        decode.replay.force(forced)
+    if select:
+        decode.executor = ComputeThenSelect(decode)
+    decode.start()
+    runner = decode.executor
+    assert isinstance(runner, HostExecutor)
+    # transformers is given embeddings, so ours need not look up codes either.
+    identity = isinstance(model.projector.layers, nn.Identity)
+    inputs = model.spec.decoder.width if identity else model.spec.code_width
+    latent = torch.zeros(decode.videos, inputs, device=model.device, dtype=model.dtype)
+    decode.fast_forward(first)
+
+    @torch.inference_mode()
+    def run(count: int) -> None:
+        for t in range(first, first + count):
+            runner.token_pass(t, latent)
+        decode.cache.rewind(count)
+
+    return run
+
+
+@torch.inference_mode()
+def mlp_only(model: Network, *, rows: int, executor: str) -> Passes:
+    """Only the MLP branches of all layers, for their share of a pass."""
+    x = torch.randn(rows, model.spec.decoder.width, generator=torch.Generator().manual_seed(0)).to(model.dtype)
+    if executor == "native":
+        weights = [block_weights(block) for block in model.llm.blocks]
+        branches = native.MLPs(weights, model.spec.decoder.rms_eps, torch.get_num_threads())
+        wide = x.float()
+
+        def together(count: int) -> None:
+            branches(wide, count)
+
+        return together
+    blocks = model.llm.blocks
+
+    @torch.inference_mode()
+    def run(count: int) -> None:
+        for _ in range(count):
+            for block in blocks:
+                block.mlp_branch(x)
+
+    return run
+
+
+def llama(model: Network, *, rows: int, context: int, passes: int, compiled: bool) -> Passes:
+    """Transformers' LlamaModel with a static cache: the same weights, embeddings given."""
+    transformers = need("transformers", "the comparison with transformers")
+    LlamaModel, StaticCache = transformers.LlamaModel, transformers.StaticCache
+    spec = model.spec.decoder
+    # One token more than is used, so that both attend to about as many slots.
+    slots = context + passes + 1
+    options: dict[str, Any] = {
+        "hidden_size": spec.width,
+        "intermediate_size": spec.mlp_width,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "vocab_size": spec.vocab,
+        "rms_norm_eps": spec.rms_eps,
+        "max_position_embeddings": max(slots, spec.max_positions),
+        "rope_theta": spec.rope_theta,
+        "attn_implementation": "sdpa",
+    }
+    config = transformers.LlamaConfig(**options)
+    with torch.device("meta"):
+        twin = LlamaModel(config)
+    weights = {k: v for k, v in model.llm.state_dict().items() if "inv_freq" not in k}
+    twin.load_state_dict(weights, strict=False, assign=True)
+    twin.rotary_emb = type(twin.rotary_emb)(config)
+    twin.rotary_emb.inv_freq = model.llm.rotary.inv_freq.clone()
+    twin.eval().requires_grad_(False)
+    accepted = inspect.signature(StaticCache.__init__).parameters
+    sizes: dict[str, Any] = {"config": config, "max_cache_len": slots}
+    if "max_batch_size" in accepted:
+        sizes |= {"max_batch_size": rows, "device": model.device, "dtype": model.dtype}
+    cache = StaticCache(**sizes)
+    forward: Any = torch.compile(twin) if compiled else twin
+    x = torch.randn(rows, 1, spec.width).to(model.device, model.dtype)
+    takes_position = "cache_position" in inspect.signature(LlamaModel.forward).parameters
+
+    def one(position: int) -> None:
+        at = torch.tensor([position], device=model.device)
+        more = {"cache_position": at} if takes_position else {}
+        forward(inputs_embeds=x, past_key_values=cache, position_ids=at[None].expand(rows, 1), use_cache=True, **more)
+
+    def seek(position: int) -> None:
+        # transformers 5 counts in the cache, 4 is told the position.
+        for layer in getattr(cache, "layers", []):
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length.fill_(position)
+
+    with torch.inference_mode():
+        twin(
+            inputs_embeds=x, past_key_values=cache, position_ids=torch.zeros(rows, 1, dtype=torch.int64), use_cache=True
+        )
+        for layer in getattr(cache, "layers", []):
+            layer.keys.normal_()
+            layer.values.normal_()
+
+    @torch.inference_mode()
+    def run(count: int) -> None:
+        seek(context)
+        for position in range(context, context + count):
+            one(position)
+
+    return run

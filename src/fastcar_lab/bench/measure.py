@@ -1,0 +1,226 @@
+"""Times contestants interleaved in one run and turns the times into ratios."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.analysis.machine import Machine, Stream, measure_machine
+from fastcar_cli.analysis.profiler import random_shape
+from fastcar_cli.decoding.engine import synchronise
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models import load
+from fastcar_cli.models.loading.checkpoint import empty_network, loading_format
+from fastcar_cli.models.loading.vila_u_7b import full_spec
+from fastcar_cli.models.network import Network, Projector
+from fastcar_cli.models.quantised import KINDS, WeightFormat
+from fastcar_lab.bench.cases import RATIOS, Benchmark
+from fastcar_lab.bench.contestants import Passes, engine, llama, mlp_only
+from fastcar_lab.bench.llama_cpp import FORMATS as GGUF_FORMATS
+from fastcar_lab.bench.llama_cpp import llama_cpp
+
+
+def models(plan: Benchmark) -> dict[str, Network]:
+    """The same weights in the formats that are compared, by format; the first is what transformers runs."""
+    if plan.shape == "mini":
+        found = {"float32": load("mini", "float32", plan.device).network}
+        return found | ({"int8": load("mini", "int8").network} if plan.device == "cpu" else {})
+    spec = full_spec()
+    spec = replace(spec, decoder=replace(spec.decoder, layers=plan.layers))
+    spec = replace(spec, decoder=replace(spec.decoder, max_positions=max(plan.context + 2 * plan.passes, 4096)))
+    shape = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context)
+    if shape.layers < plan.layers:
+        raise RequestError(f"`layers` {plan.layers}: there is memory for {shape.layers} of this width")
+    network = shape.network
+    # transformers is given embeddings; a projector of 4096 x 4096 would weigh much beside one or two layers.
+    network.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
+    found = {"bfloat16": network}
+    if plan.device == "cpu":
+        for form in (loading_format("int8", torch.bfloat16), WeightFormat("int4", torch.bfloat16, blocks="int4")):
+            found[form.name] = _packed(network, form)
+    return found
+
+
+def _packed(network: Network, form: WeightFormat) -> Network:
+    """A network whose blocks are those of another in a format; the rest is shared."""
+    twin = empty_network(network.spec)
+    for name, part in network.named_children():
+        if name != "llm":
+            setattr(twin, name, part)
+    form.use(twin)
+    weights: dict[str, Tensor] = {}
+    for name, tensor in network.llm.state_dict(prefix="llm.").items():
+        weights |= {key.removeprefix("llm."): value for key, value in form.stored(name, tensor).items()}
+    twin.llm.load_state_dict(weights, assign=True)
+    twin.llm.rotary = network.llm.rotary
+    return twin.eval().requires_grad_(False)
+
+
+def pass_bytes(model: Network, rows: int, context: int) -> int:
+    """Bytes a dense pass must read: the weights of the blocks once, and every row's keys and values."""
+    spec = model.spec.decoder
+    slot = 2 * spec.layers * spec.kv_heads * spec.head_dim * model.dtype.itemsize
+    return model.weights_bytes("llm.layers.") + rows * context * slot
+
+
+def contestants(plan: Benchmark, found: Mapping[str, Network]) -> dict[str, Passes]:
+    """Everything that is timed, by name."""
+    first = next(iter(found))
+    common: dict[str, Any] = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}
+    made: dict[str, Passes] = {}
+    for name, model in found.items():
+        kinds = ["native"] if name in KINDS else ["torch", "native"]
+        if plan.device != "cpu":
+            kinds = ["torch"]
+        for executor in kinds:
+            label = f"{name}/{executor}"
+            made[f"{label}/dense"] = engine(model, executor=executor, **common)
+            made[f"{label}/mlp"] = mlp_only(model, rows=plan.rows, executor=executor)
+            for ratio in RATIOS:
+                made[f"{label}/joint {ratio:g}"] = engine(model, executor=executor, ratio=ratio, **common)
+                if plan.rows > 1 and 0 < ratio < 1:
+                    made[f"{label}/alone {ratio:g}"] = engine(
+                        model, executor=executor, ratio=ratio, joint=False, **common
+                    )
+    made[f"{first}/compute-then-select 1"] = engine(found[first], executor="torch", ratio=1.0, select=True, **common)
+    made[f"{first}/transformers eager"] = llama(found[first], compiled=False, **common)
+    if plan.compiled:
+        made[f"{first}/transformers compiled"] = llama(found[first], compiled=True, **common)
+    return made
+
+
+def _whole(name: str) -> bool:
+    """Whether a contestant reads all weights, so that its GB/s can be told."""
+    return name.endswith(("dense", "eager", "compiled"))
+
+
+def time_all(
+    made: Mapping[str, Passes], passes: int, turns: int, device: torch.device, on_progress: Callable[[int, int], None]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds a pass of every contestant, one number a turn, and bytes/s the machine moved right after each that
+    reads all weights.
+
+    In each turn every contestant has its go. The bandwidth of a machine changes from one moment to the next, above
+    all where it is shared, so it is measured beside what is held against it.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in made}
+    moved: dict[str, list[float]] = {name: [] for name in made if _whole(name)}
+    stream, ran = Stream(device), 0
+    for turn in range(turns + 1):
+        for name, run in made.items():
+            # What ran before left its own things in the caches.
+            run(1)
+            synchronise(device)
+            began = time.perf_counter()
+            run(passes)
+            synchronise(device)
+            if turn:
+                seconds[name].append((time.perf_counter() - began) / passes)
+                if name in moved:
+                    moved[name].append(stream.rate())
+            ran += 1
+            on_progress(ran, len(made) * (turns + 1))
+    return seconds, moved
+
+
+def _line(times: Sequence[float], size: int, rates: Sequence[float] | None) -> dict[str, Any]:
+    median = statistics.median(times)
+    line: dict[str, Any] = {
+        "ms": median * 1e3,
+        "spread_ms": [min(times) * 1e3, max(times) * 1e3],
+        "tokens_per_s": 1 / median,
+    }
+    if rates is not None:
+        share = statistics.median(size / seconds / rate for seconds, rate in zip(times, rates, strict=True))
+        line |= {"gb_s": size / median / 1e9, "of_bandwidth": share}
+    return line
+
+
+def measure(plan: Benchmark, on_progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
+    """Run the benchmark of one shape at one context length; `on_progress(done, total)` counts runs of contestants.
+
+    Returns machine, the bandwidth measured between the contestants (median), plan, a line a contestant, for each of
+    our variants the speed-up against the Amdahl ceiling 1 / (1 - m r) (m: time of the MLPs alone over the dense
+    pass, r: ratio), and `ratios`.
+    """
+    device = torch.device(plan.device)
+    found = models(plan)
+    machine: Machine = measure_machine(device, next(iter(found.values())).dtype)
+    spec = next(iter(found.values())).spec.decoder
+    sizes = {name: pass_bytes(model, plan.rows, plan.context) for name, model in found.items()}
+    with ExitStack() as stack:
+        made = contestants(plan, found)
+        for kind in GGUF_FORMATS if plan.llama_cpp else ():
+            # Its keys and values are float16.
+            cached = 4 * plan.rows * plan.context * spec.layers * spec.kv_heads * spec.head_dim
+            options = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}
+            run, weights = stack.enter_context(
+                llama_cpp(spec, layers=spec.layers, kind=kind, threads=torch.get_num_threads(), **options)
+            )
+            made[f"llama.cpp {kind}/dense"], sizes[f"llama.cpp {kind}"] = run, weights + cached
+        times, rates = time_all(made, plan.passes, plan.turns, device, on_progress)
+    bandwidth = statistics.median(rate for several in rates.values() for rate in several) / 1e9
+    lines: dict[str, dict[str, Any]] = {}
+    for name, values in times.items():
+        lines[name] = _line(values, sizes[name.partition("/")[0]], rates.get(name))
+    for name, line in lines.items():
+        kind, _, what = name.rpartition("/")
+        if what.startswith(("joint", "alone")):
+            # A small number of MLPs can't be split at every ratio: what was forced counts.
+            total = spec.layers * plan.passes
+            ratio = round(float(what.split()[1]) * total) / total
+            dense, mlps = times[f"{kind}/dense"], times[f"{kind}/mlp"]
+            share = statistics.median(m / d for m, d in zip(mlps, dense, strict=True))
+            speedup = statistics.median(d / r for d, r in zip(dense, times[name], strict=True))
+            ceiling = 1 / (1 - share * ratio)
+            line |= {"ratio": ratio, "speedup": speedup, "mlp_share": share, "amdahl_ceiling": ceiling}
+            line["of_ceiling"] = speedup / ceiling
+    return {
+        "machine": machine.to_dict(),
+        "bandwidth_gb_s": bandwidth,
+        "layers": spec.layers,
+        **{name: getattr(plan, name) for name in ("shape", "context", "rows", "passes", "turns")},
+        "lines": lines,
+        "ratios": _ratios(times, lines, next(iter(found))),
+    }
+
+
+def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], first: str) -> dict[str, float]:
+    """The comparisons that bars are set on; a ratio of two is the median over turns."""
+
+    def faster(ours: str, theirs: str) -> float:
+        return statistics.median(b / a for a, b in zip(times[ours], times[theirs], strict=True))
+
+    executor = "native" if f"{first}/native/dense" in times else "torch"
+    best, eager = f"{first}/{executor}", f"{first}/transformers eager"
+    ratios = {
+        "dense_vs_transformers": faster(f"{best}/dense", eager),
+        "torch_dense_vs_transformers": faster(f"{first}/torch/dense", eager),
+        "dense_of_bandwidth": lines[f"{best}/dense"]["of_bandwidth"],
+        "replay_vs_amdahl": min(v["of_ceiling"] for k, v in lines.items() if k.startswith(f"{best}/joint")),
+        "replay_vs_compute_then_select": faster(f"{best}/joint 1", f"{first}/compute-then-select 1"),
+    }
+    if f"{first}/transformers compiled" in times:
+        ratios["dense_vs_transformers_compiled"] = faster(f"{best}/dense", f"{first}/transformers compiled")
+    for form, theirs in (("bfloat16", "BF16"), ("int8", "Q8_0"), ("int4", "Q4_0")):
+        ours, other = f"{form}/native", f"llama.cpp {theirs}/dense"
+        if f"{ours}/dense" not in times:
+            continue
+        if form in KINDS:
+            ratios |= {
+                f"{form}_vs_transformers": faster(f"{ours}/dense", eager),
+                f"{form}_of_bandwidth": lines[f"{ours}/dense"]["of_bandwidth"],
+                f"{form}_replay_vs_amdahl": min(
+                    v["of_ceiling"] for k, v in lines.items() if k.startswith(f"{ours}/joint")
+                ),
+            }
+        if other in times:
+            ratios[f"{form}_vs_llama_cpp"] = faster(f"{ours}/dense", other)
+    return ratios

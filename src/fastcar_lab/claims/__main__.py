@@ -1,0 +1,155 @@
+"""`python -m fastcar_lab.claims --model M [--model N] [--prompts N --seeds K] -o DIR`.
+
+Started again with the same folder it goes on; with more prompts or seeds it does what is missing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+
+from fastcar_cli.cli.flags import Command
+from fastcar_cli.errors import RequestError
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+WANTED = "table-dense"
+
+
+def all_claims() -> dict[int, ModuleType]:
+    """The module of each claim by its number."""
+    from fastcar_lab.claims import (
+        c1_shares,
+        c2_similarity,
+        c3_bound,
+        c4_gate,
+        c5_quality,
+        c6_sparse,
+        c7_thresholds,
+        c8_speed,
+        c9_ours,
+    )
+
+    modules = (c1_shares, c2_similarity, c3_bound, c4_gate, c5_quality, c6_sparse, c7_thresholds, c8_speed, c9_ours)
+    return {m.NUMBER: m for m in modules}
+
+
+def default_model() -> str:
+    """The model that never saw replay, where it is bundled, else the first that is."""
+    from fastcar_cli.models.loading.registry import BUNDLED
+
+    return WANTED if WANTED in BUNDLED else BUNDLED[0]
+
+
+@app.command(cls=Command)
+def claims(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of videos, data, plots and page.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Bundled or hub name, or folder; repeat it. Default: table-dense or mini."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts, captions never trained on where we have them.", min=1)] = 16,
+    prompts_file: Annotated[Path | None, typer.Option(help="File with one prompt a line, in their place.")] = None,
+    seeds: Annotated[int, typer.Option(help="Videos a prompt, with seeds from 0.", min=1)] = 2,
+    claim: Annotated[
+        str | None, typer.Option(help="Numbers of claims with commas between them. [default: all]")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """The paper's claims, measured again on models here: data, plots and a page; started again it goes on."""
+    from rich.text import Text
+
+    from fastcar_cli.cli.flags import prompts_of
+    from fastcar_cli.cli.render import console, note, progress
+    from fastcar_cli.config import load_config
+    from fastcar_cli.extras import pyplot
+    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_cli.signals import status
+    from fastcar_lab.claims import c9_ours, page
+    from fastcar_lab.claims.prompts import prompts_for
+    from fastcar_lab.claims.study import Study
+
+    modules = _chosen(claim)
+    # Its plots come last: what they need is asked for before hours of decodes.
+    pyplot("the page of the claims")
+    terminal = console(quiet)
+    given = tuple(prompts_of(prompts_file, "--prompts-file")) if prompts_file is not None else None
+    studies = []
+    for name in model or [default_model()]:
+        config = load_config(None, set_ or [], {"model": name})
+        pipe = VideoPipeline.from_config(config)
+        studies.append(Study.open(pipe, config, output, given or prompts_for(pipe, prompts), range(seeds)))
+    if len({s.model for s in studies}) < len(studies):
+        raise RequestError("`model`: two of the same name", hint="rename one folder")
+    findings = []
+    try:
+        with progress(terminal, "decodes") as bar:
+            for study in studies:
+                task = bar.add_task(study.model, total=0)
+
+                def on_done(folder: str, decodes: int, task: Any = task, name: str = study.model) -> None:
+                    if decodes < 0:
+                        bar.advance(task)
+                    else:
+                        total = bar.tasks[bar.task_ids.index(task)].total or 0
+                        bar.update(task, description=f"{name} {folder}", total=total + decodes)
+
+                for module in modules.values():
+                    study.run(module.needs(study), on_done)
+        with progress(terminal, "judgements") as bar:
+            task = bar.add_task("judging", total=len(modules) * len(studies))
+            for number in modules:
+                for study in studies:
+                    bar.update(task, description=f"judging claim {number}, {study.model}")
+                    findings.append(modules[number].judge(study))
+                    bar.advance(task)
+            if c9_ours.NUMBER in modules:
+                c9_ours.beside(studies, [f for f in findings if f.number == c9_ours.NUMBER])
+            others = {n: m.TITLE for n, m in all_claims().items() if n not in modules}
+            path = page.write(output, findings, _made(studies[0].pipe.model.network.device), others)
+    except KeyboardInterrupt as e:
+        note(terminal, "what is finished is kept; the same command goes on", "stopped")
+        raise typer.Exit(status(e)) from None
+    for finding in findings:
+        head = f"{finding.number}. {finding.title}, {finding.model}: "
+        terminal.print(Text.assemble(head, (finding.verdict, "bold"), f"\n   {finding.summary}"), soft_wrap=True)
+    terminal.print(f"{path}", soft_wrap=True)
+
+
+def _chosen(text: str | None) -> dict[int, ModuleType]:
+    """The claims asked for. Raises RequestError."""
+    modules = all_claims()
+    if text is None:
+        return modules
+    from fastcar_cli.analysis.sweep.plan import parse_names
+
+    wanted = parse_names("claim", text, [str(n) for n in modules])
+    return {n: m for n, m in modules.items() if str(n) in wanted}
+
+
+def _made(device: Any) -> dict[str, Any]:
+    """How: command, machine, versions, and the commit where the package lies in a checkout."""
+    from fastcar_cli._version import __version__
+    from fastcar_cli.analysis.machine import commit, names_of
+
+    names = names_of(device)
+    return {
+        "command": shlex.join(["python", "-m", "fastcar_lab.claims", *sys.argv[1:]]),
+        "machine": f"{names['device']}, {names['cpus']} processors",
+        "versions": f"fastcar {__version__}, torch {names['torch']}",
+        "commit": f"commit {found}" if (found := commit()) else "",
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+if __name__ == "__main__":
+    from fastcar_cli.cli.app import main
+
+    main(app)

@@ -1,0 +1,98 @@
+"""Claim 8: 2.1 x on the accelerator, from the decisions of these very runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fastcar_lab.claims.accelerator import PRESETS, ROWS, batches, independent, latency
+from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot
+from fastcar_lab.claims.stats import estimate
+from fastcar_lab.claims.study import RATIOS, Job, Study
+
+NUMBER, TITLE = 8, "2.1 x on the accelerator"
+PUBLISHED = {0.2: 1.24, 0.5: 1.45, 0.8: 1.76}
+CLAIM = (
+    "On a U280, 20, 50 and 80 % replay decode 1.24, 1.45 and 1.76 times as fast, 87 % with a window of 16 2.13 times."
+)
+WINDOW, BEST = 16, 2.13
+
+
+def needs(study: Study) -> list[Job]:
+    """The paper's ratios, and everything replayed with a window."""
+    return [
+        Job(axes=(("ratios", study.reached(RATIOS)), ("taus", (-math.inf,)))),
+        Job(axes=(("windows", (WINDOW,)), ("taus", (-math.inf,)))),
+    ]
+
+
+def judge(study: Study) -> Finding:
+    """Speed-up over dense of the decisions as they are, and of independent draws at their ratios."""
+    settings: list[tuple[str, float | None, int | None, list[dict[str, Any]]]] = [
+        (f"ratio {r:g}", PUBLISHED[r], None, study.cells(ratio=r)) for r in study.reached(RATIOS)
+    ]
+    settings.append(("all that can", None, None, study.cells(tau=-math.inf)))
+    settings.append((f"all that can, window {WINDOW}", BEST, WINDOW, study.cells(tau=-math.inf, window=WINDOW)))
+    rows = []
+    for preset in PRESETS:
+        for name, published, window, cells in settings:
+            if not cells:
+                continue
+            speed, drawn = {}, {}
+            sizes = set()
+            for key, bits in batches(study, cells).items():
+                dense = latency(study, preset, bits, dense=True)
+                speed[key] = [dense / latency(study, preset, bits, window)]
+                drawn[key] = [dense / latency(study, preset, independent(bits, study.frame), window)]
+                sizes.add(bits.shape[1])
+            e, d = estimate(speed), estimate(drawn)
+            rows.append({
+                "preset": preset, "setting": name, "speedup": e.mean, "speedup_low": e.low, "speedup_high": e.high,
+                "independent": d.mean, "published": published, "batches": e.videos, "rows": max(sizes),
+                "ratio": float(np.mean([c["replay"]["ratio"] for c in cells])),
+            })  # fmt: skip
+    paper = [r for r in rows if r["preset"] == PRESETS[0]]
+    best = next((r for r in paper if r["published"] == BEST), None)
+    if best is None:
+        return Finding(NUMBER, TITLE, CLAIM, study.model, OPEN, "No decisions to emulate.", table=rows)
+    verdict = HOLDS if best["speedup"] >= 0.95 * BEST else PART if best["speedup"] >= 1.5 else FAILS
+    told = "; ".join(
+        f"{r['setting']} {r['speedup']:.2f} x (drawn independently {r['independent']:.2f}"
+        + (f", published {r['published']:.2f}" if r["published"] else "")
+        + ")"
+        for r in paper
+    )
+    other = next(r for r in rows if r["preset"] == PRESETS[1] and r["published"] == BEST)
+    summary = f"{PRESETS[0]}: {told}. {PRESETS[1]}: {other['speedup']:.2f} x at its best."
+    notes = [
+        "The decisions are these videos' own, rows as decoded and pairs as they are; batches have up to "
+        f"{max(r['rows'] for r in rows)} rows, {ROWS} or more where the videos suffice.",
+        f"The size is the 7B model's, of whose 32 layers each of the {study.layers} here stands for its part; it makes "
+        f"{study.pipe.frames} frames of {study.frame} tokens, as this model does.",
+        "The preset paper-u280 was fitted to the published table, which takes ratios for independent draws. Dense is "
+        "static mapping without a window, as in the table.",
+        "Replays that fall on all rows of a step together save whole rounds: where the decisions as they are come out "
+        "faster than independent draws, rows agree on what stands still.",
+    ]
+    return Finding(
+        NUMBER, TITLE, CLAIM, study.model, verdict, summary, len(settings[0][3]),
+        len({c["prompt"] for c in settings[0][3]}), rows, {"best": best["speedup"], "published": BEST}, notes,
+        [Plot("speed", f"Speed-up on {PRESETS[0]}", lambda figure: _draw(figure, paper))],
+    )  # fmt: skip
+
+
+def _draw(figure: Any, rows: list[dict[str, Any]]) -> None:
+    axes = figure.subplots()
+    at = np.arange(len(rows))
+    kinds = (
+        ("speedup", "these runs", "#ee6677"),
+        ("independent", "drawn", "#4477aa"),
+        ("published", "published", "#999999"),
+    )
+    for i, (key, label, color) in enumerate(kinds):
+        axes.bar(at + (i - 1) * 0.27, [r[key] or 0 for r in rows], 0.25, color=color, label=label)
+    axes.set_xticks(at, [r["setting"].replace(", ", ",\n") for r in rows])
+    axes.set(ylabel="speed-up over dense")
+    axes.legend(frameon=False)

@@ -1,0 +1,121 @@
+"""`fastcar train`: make the bundled model from nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastcar_cli.cli.flags import Command, one_of
+from fastcar_cli.errors import RequestError
+from fastcar_cli.locks import locked
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+STAGES = ("tokenizer", "base", "replay", "export")
+WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (7000, 10600, 2600, 16), "mini-actions": (1400, 1100, 1000, 16)}
+"""The bundled models: steps of tokenizer, base and replay stage, and videos a step."""
+
+
+@app.command("train", cls=Command)
+def train(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of checkpoints, logs and the model.")],
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(help="tokenizer, base, replay or export; repeat it. Default: all, in this order."),
+    ] = None,
+    world: Annotated[str, typer.Option(help="Which model: mini, table or mini-actions.")] = "mini",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A trained tokenizer.safetensors, in place of the stage that makes it.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model to go on from, bundled or a folder: its tokenizer and weights come first."),
+    ] = None,
+    tokenizer_steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of the tokenizer; 12000, table 7000 of each half, mini-actions 1400.", min=1),
+    ] = None,
+    base_steps: Annotated[
+        int | None, typer.Option(help="Steps of the base stage; 6000, table 10600, mini-actions 1100.", min=1)
+    ] = None,
+    replay_steps: Annotated[
+        int | None, typer.Option(help="Steps of the replay stage; 8500, table 2600, mini-actions 1000.", min=1)
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop after this wall time with a checkpoint; the same command goes on.", min=0.0),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Videos a step; 4, table 16 clips of 5 frames, mini-actions 16.", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights and data.", min=0, max=2**63 - 1)] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16, or float32, which is faster on processors without bfloat16 units.")
+    ] = "bfloat16",
+    rate: Annotated[
+        float, typer.Option(help="Learning-rate factor; about 0.3 suits continuing from --model.", min=0.001)
+    ] = 1.0,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Fuse the training pass with torch.compile; needs a C++ compiler.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1, max=1024)] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Train a bundled model from nothing; started again, it goes on from its last checkpoint."""
+    one_of("--world", world, WORLDS)
+    asked = (tokenizer_steps, base_steps, replay_steps, batch)
+    tokens, first, second, videos = (a or own for a, own in zip(asked, WORLDS[world], strict=True))
+    given = [flag for flag, value in (("--tokenizer", tokenizer), ("--model", model)) if value is not None]
+    chosen = stage or [name for name in STAGES if not given or name != "tokenizer"]
+    for name in chosen:
+        one_of("--stage", name, STAGES)
+    stand = [*given, *(["--stage tokenizer"] if "tokenizer" in chosen else [])]
+    if len(stand) > 1:
+        raise RequestError(f"{stand[0]} stands in place of {stand[1]}", hint="leave one of them out")
+    import torch
+
+    from fastcar_lab.training import stages
+    from fastcar_lab.training.steps import OutOfTime
+
+    one_of("--device", device, ("cpu", "cuda"))
+    one_of("--dtype", dtype, ("bfloat16", "float32"))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RequestError(f"--device {device}: no CUDA device here", hint="allowed: cpu")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RequestError(f"-o {output}: the folder can't be made: {e.strerror}") from None
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+
+    def log(line: str) -> None:
+        typer.echo(line, err=True)
+
+    base = stages.WORLDS[world].settings(
+        first, batch=videos, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_, rate=rate
+    )
+    busy = RequestError(f"-o {output}: another run trains there", hint="wait for it, or choose another folder")
+    try:
+        with locked(output / ".lock", busy):
+            folder = stages.run(
+                world,
+                output,
+                chosen,
+                tokenizer=tokenizer,
+                model=model,
+                tokenizer_steps=tokens,
+                base=base,
+                replay_steps=second,
+                deadline=deadline,
+                log=log,
+            )
+    except OutOfTime as e:
+        log(f"{e}: the same command goes on")
+        return
+    if folder is not None:
+        log(f"{folder}: use it with fastcar generate --model {folder}")

@@ -1,0 +1,1 @@
+"""Checkpoints with random weights in the formats of released models, for tests and for measuring."""

@@ -1,0 +1,85 @@
+"""Checkpoints in the official VILA-U layout with random weights, for tests and for measuring.
+
+`python -m fastcar_lab.dummy.vila_u FOLDER --layers 2` writes one of the true width; it draws noise,
+but it loads, runs and costs what the real one does, layer by layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from fastcar_cli.models.llama_text import SYSTEM
+from fastcar_cli.models.loading.checkpoint import DTYPES, empty_network
+from fastcar_cli.models.loading.vila_u import components, read_spec
+from fastcar_cli.models.loading.vila_u_7b import FULL, write_configs
+from fastcar_cli.models.random_weights import random_tensor
+
+
+def write_tokenizer(folder: Path, pieces: int = 320) -> None:
+    """A small sentencepiece model in LLaMA's manner (byte fallback, dummy prefix), trained on the template's text."""
+    from sentencepiece import SentencePieceTrainer
+
+    out = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter([SYSTEM, "USER: a red ball rolls to the right ASSISTANT: "] * 20),
+        model_writer=out,
+        model_type="bpe",
+        vocab_size=pieces,
+        byte_fallback=True,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (folder / "llm").mkdir(parents=True, exist_ok=True)
+    (folder / "llm" / "tokenizer.model").write_bytes(out.getvalue())
+
+
+def write_weights(
+    folder: Path, dtype: torch.dtype, seed: int = 0, suffix: str = ".safetensors", shards: int = 1
+) -> None:
+    """Random weights for the configs in the folder, scaled so that scores and logits are of order one."""
+    spec = read_spec(folder)
+    network = empty_network(spec)
+    shapes = network.state_dict()
+    for component in components(folder, network):
+        keys = list(component.names)
+        parts = [keys[i::shards] for i in range(shards)] if component.folder.name == "llm" else [keys]
+        index: dict[str, str] = {}
+        stem = "model" if suffix == ".safetensors" else "pytorch_model"
+        for i, part in enumerate(parts):
+            name = f"{stem}{suffix}" if len(parts) == 1 else f"{stem}-{i + 1:05d}-of-{len(parts):05d}{suffix}"
+            tensors = {k: random_tensor(k, shapes[component.names[k]].shape, dtype, seed) for k in part}
+            index |= dict.fromkeys(part, name)
+            if suffix == ".bin":
+                torch.save(tensors, component.folder / name)
+            else:
+                save_file(tensors, str(component.folder / name), metadata={"format": "pt"})
+        if len(parts) > 1:
+            document = json.dumps({"metadata": {}, "weight_map": index})
+            (component.folder / f"{stem}{suffix}.index.json").write_text(document, encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write a checkpoint of full width."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    parser.add_argument("--shards", type=int, default=1)
+    options = parser.parse_args(arguments)
+    write_configs(options.folder, **{**FULL, "llm": {**FULL["llm"], "num_hidden_layers": options.layers}})
+    write_tokenizer(options.folder)
+    write_weights(options.folder, DTYPES[options.dtype], shards=options.shards)
+    print(f"{options.folder}: {options.layers} layers of full width in {options.dtype}, random weights")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Figures of the docs, drawn from what sweeps and trainings saved."""

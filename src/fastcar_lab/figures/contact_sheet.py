@@ -1,0 +1,75 @@
+"""A picture of many generated videos with their captions, to look at.
+
+`python -m fastcar_lab.figures.contact_sheet -o sheet.png` draws 48 videos of held-out captions, four
+frames each, and marks those that the analyser finds wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.config import load_config
+from fastcar_cli.errors import RequestError
+from fastcar_cli.extras import pyplot
+from fastcar_cli.pipeline import VideoPipeline
+from fastcar_lab.claims.prompts import prompts_for
+from fastcar_lab.worlds.fidelity import world_of
+from fastcar_lab.worlds.mini.evaluate import generate_videos
+
+
+def draw_sheet(
+    file: Path, videos: NDArray[np.uint8], captions: Sequence[str], wrong: Sequence[bool], columns: int = 4
+) -> None:
+    """Videos uint8 [count, T, H, W, 3] with a caption each; wrong ones have a red caption."""
+    plt = pyplot("a contact sheet")
+
+    rows = -(-len(videos) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(4.1 * columns, 1.45 * rows), squeeze=False, layout="constrained"
+    )
+    frames = np.linspace(0, videos.shape[1] - 1, 4).round().astype(int)
+    for i, ax in enumerate(axes.flat):
+        ax.axis("off")
+        if i < len(videos):
+            strip = [np.pad(f, ((0, 0), (0, 2), (0, 0)), constant_values=255) for f in videos[i, frames]]
+            ax.imshow(np.concatenate(strip, 1))
+            ax.set_title(
+                textwrap.fill(captions[i], 52), fontsize=7, color="crimson" if wrong[i] else "black", parse_math=False
+            )
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Generate and draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--tau", default="off")
+    parser.add_argument("--count", type=int, default=48)
+    parser.add_argument("--seed", type=int, default=77)
+    options = parser.parse_args(arguments)
+    pipe = VideoPipeline.from_config(load_config(None, [], {"model": options.model, "replay.tau": options.tau}))
+    texts = prompts_for(pipe, options.count, options.seed)
+    seeds = [options.seed * 1000 + i for i in range(len(texts))]
+    videos, _ = generate_videos(pipe, texts, seeds, batch=12)
+    words = pipe.model.tokenizer
+    world = world_of(words, pipe.height, pipe.width)
+    if world is None:
+        raise RequestError(
+            f"--model {options.model}: it draws no world of ours", hint="allowed: mini, table and their like"
+        )
+    said = [words.complete(words.read(text), seed).tokens for text, seed in zip(texts, seeds, strict=True)]
+    wrong = [not world.judge(video, tokens)["all_right"] for video, tokens in zip(videos, said, strict=True)]
+    draw_sheet(options.output, videos, texts, wrong)
+    print(f"{options.output}: {len(texts)} videos, {sum(wrong)} of them wrong")
+
+
+if __name__ == "__main__":
+    main()

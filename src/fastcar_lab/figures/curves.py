@@ -1,0 +1,132 @@
+"""`python -m fastcar_lab.figures.curves SWEEP [SWEEP ...] -o DIR`: quality over the replay ratio, sweeps side by side.
+
+Writes `curves.csv` and `curves.md`, a line a setting with 95 % intervals, and a plot, a curve a sweep and window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fastcar_cli.analysis.plots import save_figure
+from fastcar_cli.analysis.sweep.results import SETTING, dense_line
+from fastcar_cli.cli.flags import Command
+from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.errors import RequestError
+from fastcar_cli.files import csv_of, write_whole
+from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_lab.claims.quality import KEYS, values
+from fastcar_lab.claims.stats import Estimate, estimate
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+FORMS = {"replayed": ".3f", "psnr_db": ".1f", "temporal": ".2f", "right": ".2f"}
+"""How numbers are printed; others have three digits behind the point."""
+
+
+@app.command(cls=Command)
+def curves(
+    sweeps: Annotated[list[Path], typer.Argument(help="Folders of finished sweeps.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of tables and plot.")],
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Quality over the replay ratio of several sweeps, with spread: tables and a plot."""
+    found = [line for sweep in sweeps for line in lines_of(_results(sweep))]
+    output.mkdir(parents=True, exist_ok=True)
+    rows = [_flat(line) for line in found]
+    write_whole(output / "curves.csv", csv_of(list(rows[0]), [list(row.values()) for row in rows]))
+    write_whole(output / "curves.md", markdown(found))
+    files = save_figure(output, "curves", lambda figure: _draw(figure, found), (11.0, 4.4))
+    typer.echo(markdown(found))
+    typer.echo(f"{files[0]}", err=True)
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    """results.json of a sweep. Raises RequestError where there is none."""
+    file = folder / "results.json"
+    try:
+        document = parse_json(file.read_text(encoding="utf-8"))
+        if {"cells", "model"} <= set(document):
+            return document
+    except OSError as e:
+        raise RequestError(f"{folder} is no folder of a finished sweep: {file.name}: {e.strerror}") from None
+    except (ValueError, TypeError):
+        pass
+    raise RequestError(f"{file} holds no results of a sweep", hint="fastcar sweep ... -o DIR writes them")
+
+
+def lines_of(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """One line a setting of a sweep: model, setting, videos, and an estimate of every number that was measured."""
+    settings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for cell in results["cells"]:
+        settings.setdefault(tuple(cell.get(k) for k in SETTING), []).append(cell)
+    lines = []
+    for setting, cells in settings.items():
+        line: dict[str, Any] = {"model": results["model"]["name"], **dict(zip(SETTING, setting, strict=True))}
+        line |= {"replayed": estimate(values(cells, "ratio")), **{k: estimate(values(cells, k)) for k in KEYS}}
+        lines.append(line)
+
+    return sorted(lines, key=lambda x: (x["window"] or 0, not dense_line(x), x["replayed"].mean))
+
+
+def _flat(line: dict[str, Any]) -> dict[str, Any]:
+    """A line as a row of CSV."""
+    row: dict[str, Any] = {}
+    for key, value in line.items():
+        if isinstance(value, Estimate):
+            row |= {key: value.mean, f"{key}_low": value.low, f"{key}_high": value.high, "videos": value.videos}
+        else:
+            row[key] = value
+    return row
+
+
+def _name(line: dict[str, Any]) -> str:
+    """Sweep and window, as a curve is called."""
+    return line["model"] + (f", window {line['window']}" if line["window"] else "")
+
+
+def _setting(line: dict[str, Any]) -> str:
+    if dense_line(line):
+        return "off"
+    return str(Tau.read(line["tau"])) if line["ratio"] is None else f"ratio {line['ratio']:g}"
+
+
+def markdown(lines: Sequence[dict[str, Any]]) -> str:
+    """The lines as tables, one a curve."""
+    keys = [k for k in KEYS if any(x[k].videos for x in lines)]
+    out: list[str] = []
+    for name in dict.fromkeys(_name(x) for x in lines):
+        mine = [x for x in lines if _name(x) == name]
+        out += [f"**{name}** ({mine[0]['replayed'].videos} videos of {mine[0]['replayed'].prompts} prompts)", ""]
+        out += ["| tau | " + " | ".join(["replay ratio", *(KEYS[k] for k in keys)]) + " |"]
+        out += ["|" + "---|" * (2 + len(keys))]
+        for line in mine:
+            cells = [line[k].text(FORMS.get(k, ".3f")) for k in ("replayed", *keys)]
+            out.append(f"| {_setting(line)} | " + " | ".join(cells) + " |")
+        out.append("")
+    return "\n".join(out)
+
+
+def _draw(figure: Any, lines: Sequence[dict[str, Any]]) -> None:
+    keys = [k for k in ("psnr_db", "ssim", "right") if any(x[k].videos for x in lines)]
+    grid = figure.subplots(1, len(keys), squeeze=False)[0]
+    colors = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
+    for axes, key in zip(grid, keys, strict=True):
+        for i, name in enumerate(dict.fromkeys(_name(x) for x in lines)):
+            # A dense video equals itself: decibels begin behind it.
+            mine = [x for x in lines if _name(x) == name and not (key == "psnr_db" and dense_line(x))]
+            mine.sort(key=lambda x: x["replayed"].mean)
+            x, color = [m["replayed"].mean for m in mine], colors[i % len(colors)]
+            axes.plot(x, [m[key].mean for m in mine], marker="o", markersize=3, color=color, label=name)
+            axes.fill_between(x, [m[key].low for m in mine], [m[key].high for m in mine], color=color, alpha=0.15)
+        axes.set(xlabel="replay ratio", ylabel=KEYS[key])
+    grid[-1].set_ylim(bottom=0)
+    grid[0].legend(frameon=False, fontsize=8)
+
+
+if __name__ == "__main__":
+    from fastcar_cli.cli.app import main
+
+    main(app)

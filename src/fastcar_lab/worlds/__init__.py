@@ -1,0 +1,1 @@
+"""The synthetic worlds that the bundled models draw."""

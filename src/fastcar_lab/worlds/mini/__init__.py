@@ -1,0 +1,1 @@
+"""The world of `mini`: one object on a background."""

@@ -1,0 +1,6 @@
+"""What a video of the table world shows, read from its pixels alone, and whether that is what was asked for."""
+
+from fastcar_lab.worlds.table.analyser.judge import judge, shares
+from fastcar_lab.worlds.table.analyser.verdict import TrackedObject, Verdict, analyse
+
+__all__ = ["TrackedObject", "Verdict", "analyse", "judge", "shares"]

@@ -1,0 +1,142 @@
+"""How the placement map of `table` begins: by what single things look like, before the decoder puts them together.
+
+Frames of a few things on their way are drawn and encoded; the map learns to tell a patch's latent, in the directions in
+which the depth transformer reads it. What covers what, and how frames belong together, is left to the decoder.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.worlds.physics import STEP
+from fastcar_lab.worlds.mini.patches import to_patches
+from fastcar_lab.worlds.mini.train_decoder import TrainSettings, run_stage
+from fastcar_lab.worlds.table.ground import PERIOD, ground
+from fastcar_lab.worlds.table.lexicon import table_tokenizer
+from fastcar_lab.worlds.table.placement import looks_of, of_scene
+from fastcar_lab.worlds.table.render import draw
+from fastcar_lab.worlds.table.scene import FRAMES, GROUNDS, LIGHTS, SHAPES, TURNING, Scene, Thing
+from fastcar_lab.worlds.table.stories import HOPS, standing
+from fastcar_lab.worlds.table.tokenizer import PATCH, TableTokenizer
+
+_SCENES, _FRAMES = 10, 6
+"""Of a step: scenes, and frames of each."""
+_LOUD = 3.0
+"""A latent's numbers, about 1, are told so many times as large."""
+_APART = 36
+"""Pixels between things at first, right or down."""
+
+
+def _scene(rng: random.Random) -> Scene:
+    """Things on any way, which may cover each other or leave; nothing that a story would want."""
+    things: list[Thing] = []
+    for _ in range(rng.choice((1, 2, 3))):
+        thing = standing(rng, SHAPES)
+        if rng.random() < 0.7:
+            thing = replace(thing, vx=rng.randrange(-6, 8, STEP), vy=rng.randrange(-4, 6, STEP))
+        if thing.shape in TURNING:
+            thing = replace(thing, spin=rng.choice((-1, 0, 1)))
+        elif thing.shape == "ball":
+            thing = replace(thing, hop=rng.choice((0, *HOPS)))
+        if all(abs(thing.x - o.x) > _APART or abs(thing.y - o.y) > _APART for o in things):
+            things.append(thing)
+    pan = rng.choice((0, 0, -2, 2))
+    offset = rng.randrange(0, PERIOD, STEP) if pan else 0
+    return Scene(tuple(things), rng.choice(GROUNDS), rng.choice(list(LIGHTS)), "alone", pan, offset)
+
+
+class Looks:
+    """Draws what the map learns from."""
+
+    def __init__(self, tokenizer: TableTokenizer) -> None:
+        self.encoder, self.words = tokenizer.eval().encoder, table_tokenizer()
+
+    def _scene(self, rng: random.Random) -> tuple[Scene, tuple[int, ...]]:
+        """A scene, and a prompt that is not too long for it."""
+        while True:
+            scene = _scene(rng)
+            words = [w for thing in scene.things for w in (*looks_of(thing).values(), thing.shape)]
+            around = {"ground": scene.ground, "light": scene.light}
+            said = self.words.completed(words, [looks_of(x) for x in scene.things], around, of_scene(scene))
+            if len(said) <= self.words.length - 2:
+                return scene, self.words.ids_of(said)
+
+    @torch.no_grad()
+    def draw(self, scenes: int, rng: random.Random) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Prompts [B, P]; tokens of some frames [B, K]; latents [B, K, code_width]; where is more than ground [B, K].
+
+        Latents of the ground are drawn for one patch in eight, the others are NaN.
+        """
+        ids, tokens, images, empty = [], [], [], []
+        for _ in range(scenes):
+            scene, said = self._scene(rng)
+            ids.append(said)
+            frames = sorted(rng.sample(range(FRAMES), _FRAMES))
+            tokens.append((torch.arange(64) + 64 * torch.tensor(frames)[:, None]).flatten())
+            paths, _ = scene.paths()
+            light = np.asarray(LIGHTS[scene.light], np.float32) * 255
+            for t in frames:
+                view = ground(scene.ground, (scene.offset + scene.pan * t) % PERIOD)
+                images.append(draw(scene.things, [path[t] for path in paths], view) * light)
+                empty.append(view * light)
+        pixels, bare = (to_patches(torch.from_numpy(np.stack(part)), PATCH) for part in (images, empty))
+        busy = (pixels != bare).any(-1)
+        seen = busy | (torch.rand(busy.shape) < 1 / 8)
+        latents = torch.full((*busy.shape, self.encoder.linear.out_features), torch.nan)
+        latents[seen] = self.encoder((pixels[seen] + 0.5).clamp(0, 255).floor() / 255)
+        latents = latents.view(scenes, -1, latents.shape[-1])
+        return torch.tensor(ids), torch.stack(tokens), latents, busy.view(scenes, -1)
+
+
+def train(
+    out: Path,
+    model: VideoModel,
+    tokenizer: TableTokenizer,
+    settings: TrainSettings,
+    *,
+    steps: int,
+    deadline: float | None,
+    log: Callable[[str], None],
+) -> None:
+    """Train `model.map` in place, in folder `out`, see `run_stage`; nothing else of the model changes."""
+    assert model.map is not None
+    placement_map, looks = model.map, Looks(tokenizer)
+    c = model.spec.depth.code_width
+    left = slice(model.spec.depth.depth, model.spec.depth.depth + c)
+    read = torch.linalg.qr(model.depth.in_mlp_2.weight.detach()[left].T)[0]
+
+    # Mean squared errors of latents' numbers, where things are and where they are not.
+    def error(batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        ids, tokens, latents, busy = (x.to(settings.device) for x in batch)
+        embedding, known = placement_map(ids, tokens), ~latents.isnan().any(-1)
+        off = (embedding[known] @ read / _LOUD - latents[known]).square().mean(-1)
+        return off[busy[known]].mean(), off[~busy[known]].mean()
+
+    def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, float], int]:
+        things, bare = error(looks.draw(_SCENES, rng))
+        return things + 0.2 * bare, {"things": float(things.detach()), "ground": float(bare.detach())}, _SCENES
+
+    @torch.no_grad()
+    def judge() -> dict[str, float]:
+        things, bare = error(looks.draw(24, random.Random(5)))
+        return {"held_out_things": float(things), "held_out_ground": float(bare)}
+
+    run_stage(
+        out,
+        placement_map,
+        replace(settings, steps=steps),
+        loss_at,
+        judge,
+        every=max(1, steps // 10),
+        start=None,
+        deadline=deadline,
+        log=log,
+    )
