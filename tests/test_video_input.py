@@ -19,9 +19,9 @@ from PIL import Image
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.video import open_writer
-from fastcar_cli.video_input import Excerpt, Wanted, read_clip, resized
-from fastcar_cli.video_input.actions import read_actions
-from fastcar_cli.video_input.frames import frames_of
+from fastcar_cli.video.actions import read_actions
+from fastcar_cli.video.clip import Excerpt, Wanted, read_clip, resized
+from fastcar_cli.video.reader import frames_of
 
 SHARED = Path(os.environ.get("FASTCAR_GOLDEN_FRAMES", Path(__file__).parents[2] / "shared" / "golden-ivideogpt"))
 

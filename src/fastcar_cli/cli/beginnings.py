@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import VideoPipeline
     from fastcar_cli.prompt import Prompt
-    from fastcar_cli.video_input import Excerpt, Inputs
+    from fastcar_cli.video.clip import Excerpt
+    from fastcar_cli.video.inputs import Inputs
 
 
 @dataclass(frozen=True)

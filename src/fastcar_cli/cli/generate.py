@@ -122,7 +122,7 @@ def generate(
     from fastcar_cli.cli.beginnings import Given, texts_of, told
     from fastcar_cli.config import load_config
     from fastcar_cli.video import check_target, default_name, read_recipe
-    from fastcar_cli.video_input import Inputs
+    from fastcar_cli.video.inputs import Inputs
 
     if verbose and (quiet or as_json):
         refuse(ctx, ("verbose",), f"with {'--quiet' if quiet else '--json'}", "leave one of them out")

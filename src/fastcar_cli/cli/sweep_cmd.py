@@ -101,7 +101,7 @@ def sweep(
     from fastcar_cli.cli.render import console, note
     from fastcar_cli.config import load_config
     from fastcar_cli.decoding.scores import SCORES
-    from fastcar_cli.video_input import Inputs
+    from fastcar_cli.video.inputs import Inputs
 
     clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key)
     clips.check()

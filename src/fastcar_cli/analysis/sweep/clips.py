@@ -7,7 +7,7 @@ import hashlib
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.prompt import Clip
-from fastcar_cli.video_input import Inputs
+from fastcar_cli.video.inputs import Inputs
 
 
 def named_clips(inputs: Inputs, pipe: VideoPipeline) -> dict[str, Clip]:

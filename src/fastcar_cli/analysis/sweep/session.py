@@ -27,7 +27,7 @@ from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.hub import repository_of
 from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.video_input import Inputs
+from fastcar_cli.video.inputs import Inputs
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.plain_data import parse_json
-from fastcar_cli.video_input.arrays import SUFFIXES as ARRAYS
-from fastcar_cli.video_input.arrays import Array, arrays_of
+from fastcar_cli.video.arrays import SUFFIXES as ARRAYS
+from fastcar_cli.video.arrays import Array, arrays_of
 
 Rows = NDArray[np.float32]
 

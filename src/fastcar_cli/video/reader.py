@@ -1,4 +1,4 @@
-"""Frames out of whatever a user has: a video, a GIF, a picture, a folder of pictures, or an array.
+"""Frames out of whatever a user has (a video, a GIF, a picture, a folder of pictures, an array), and recipes of videos.
 
 Each frame is decoded when it is asked for, so a long video costs no more than the part that is used. Files are
 opened here and handed over as streams: a playlist can't make a decoder read other files or addresses.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.video_input.arrays import SUFFIXES, Array, arrays_of
+from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.video.arrays import SUFFIXES, Array, arrays_of
 
 Image8 = NDArray[np.uint8]
 Image8OrFloat = Image8 | NDArray[np.float32]
@@ -25,13 +27,40 @@ Image8OrFloat = Image8 | NDArray[np.float32]
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
 """Suffixes of what is taken out of a folder; the rest of it is left alone."""
 
-_MOVING = ("GIF", "WEBP", "PNG", "TIFF")
+_MOVING = ("WEBP", "PNG", "TIFF")
 """Pillow's names of formats whose further images are frames (those of a JPEG are previews)."""
 
 _KEY = "image"
 """Of the frames in the files of iVideoGPT, where a file holds several arrays of that kind."""
 
 _SIDE = 2**14
+
+
+def read_frames(path: Path) -> NDArray[Any]:
+    """Every frame, [T, H, W, 3]. Raises RequestError as `frames_of` does."""
+    return np.stack(list(frames_of(path)))
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The recipe that a video carries. Raises RequestError where there is none."""
+    try:
+        if path.is_dir():
+            text = (path / "recipe.json").read_text(encoding="utf-8")
+        elif path.suffix.lower() == ".gif":
+            with Image.open(path) as image:
+                text = image.info.get("comment", b"").decode()
+        else:
+            with _open_video(path) as video:
+                text = video.container_metadata.get("comment", "")
+        recipe = parse_json(text)
+    except FileNotFoundError:
+        raise RequestError(f"{path}: there is no such video") from None
+    except (OSError, ValueError):
+        raise RequestError(f"{path} carries no recipe of fastcar") from None
+    kinds = {"prompt": str, "seed": int, "settings": dict}
+    if not isinstance(recipe, dict) or not all(isinstance(recipe.get(k), kind) for k, kind in kinds.items()):
+        raise RequestError(f"{path} carries no recipe of fastcar")
+    return recipe
 
 
 def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
@@ -41,17 +70,17 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
     Raises RequestError, at the frame where it shows, for what can't be read, and for frames of different sizes.
     """
     if path.is_dir():
-        found: Iterator[Image8OrFloat] = _folder(path)
+        images: Iterator[Image8OrFloat] = _folder(path)
     elif not path.is_file():
         raise RequestError(f"`input` {path}: there is no such file or folder")
     elif path.suffix.lower() in SUFFIXES:
-        found = _array(path, key)
+        images = _array(path, key)
     else:
-        found = _file(path)
+        images = _file(path)
     if key is not None and path.suffix.lower() != ".npz":
         raise RequestError(f"`key` {key}: {path} is no .npz file", hint="leave it out")
     size: tuple[int, ...] = ()
-    for index, image in enumerate(found):
+    for index, image in enumerate(images):
         if max(image.shape[:2]) > _SIDE:
             raise RequestError(f"`input` {path}: frame {index} has {_size(image.shape)} pixels", hint="resize it first")
         if size and image.shape != size:
@@ -89,6 +118,8 @@ def _parts(name: str) -> list[str]:
 
 def _file(path: Path) -> Iterator[Image8]:
     """The images of a picture or GIF, or the frames of a video."""
+    import imageio.v3 as iio
+
     try:
         image = Image.open(path)
     except UnidentifiedImageError:
@@ -98,6 +129,10 @@ def _file(path: Path) -> Iterator[Image8]:
         raise _damaged(path, "picture", e) from None
     with image:
         try:
+            if image.format == "GIF":
+                yield from iio.imiter(path, plugin="pillow", mode="RGB")
+                return
+            # imageio turns grey pictures wrongly, and names no format: the previews of a JPEG are no frames.
             for index in range(getattr(image, "n_frames", 1) if image.format in _MOVING else 1):
                 image.seek(index)
                 yield _rgb(image, path)
@@ -121,38 +156,42 @@ def _damaged(path: Path, kind: str, error: Exception) -> RequestError:
     return RequestError(f"`input` {path}: is a damaged {kind} ({(reason or type(error).__name__).splitlines()[0]})")
 
 
-def _video(path: Path) -> Iterator[Image8]:
-    import av
+@contextmanager
+def _open_video(path: Path) -> Iterator[Any]:
+    """Imageio's reader of a video. Raises OSError for what is none."""
+    import imageio.v3 as iio
 
-    refused = RequestError(
-        f"`input` {path}: is neither a video nor a picture that can be read",
-        hint="allowed: a video, a GIF, a picture, a folder of pictures, or an .npz file with frames",
-    )
     with path.open("rb") as stream:
-        try:
-            # Not the file itself: its name would have a say in what it is taken for (text as a drawing of letters).
-            container = av.open(_Stream(stream), "r")
-        except av.FFmpegError:
-            raise refused from None
-        with container:
-            if not container.streams.video:
-                raise refused
-            index = -1
-            try:
-                for index, frame in enumerate(container.decode(video=0)):  # noqa: B007 (told below)
-                    yield np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
-            except av.FFmpegError as e:
-                where, hint = "at its first frame", None
-                if index >= 0:
-                    where, hint = f"after frame {index}", "fewer `frames` may do without the rest"
-                raise RequestError(f"`input` {path}: is a damaged video ({where}: {e.strerror})", hint=hint) from None
+        nameless: Any = _Nameless(stream)
+        with iio.imopen(nameless, "r", plugin="pyav") as video:
+            yield video
 
 
-class _Stream:
-    """A file without a name."""
+def _video(path: Path) -> Iterator[Image8]:
+    from av import FFmpegError
+
+    index = -1
+    try:
+        with _open_video(path) as video:
+            for index, image in enumerate(video.iter()):  # noqa: B007 (used below)
+                yield image
+    except FFmpegError as e:
+        where, hint = "at its first frame", None
+        if index >= 0:
+            where, hint = f"after frame {index}", "fewer `frames` may do without the rest"
+        raise RequestError(f"`input` {path}: is a damaged video ({where}: {e.strerror})", hint=hint) from None
+    except OSError:
+        raise RequestError(
+            f"`input` {path}: is neither a video nor a picture that can be read",
+            hint="allowed: a video, a GIF, a picture, a folder of pictures, or an .npz file with frames",
+        ) from None
+
+
+class _Nameless:
+    """A file without its name, which would have a say in what FFmpeg takes it for (text as a drawing of letters)."""
 
     def __init__(self, stream: Any) -> None:
-        self.read, self.seek, self.tell = stream.read, stream.seek, stream.tell
+        self.read, self.seek, self.tell, self.close = stream.read, stream.seek, stream.tell, stream.close
 
 
 def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
@@ -184,7 +223,7 @@ def _chosen(path: Path, arrays: list[Array], key: str | None) -> Array:
         for array in arrays:
             if array.key == key:
                 return array
-        raise RequestError(f"`key` {key}: {path} has no such array", hint=f"its arrays: {_told(arrays)}")
+        raise RequestError(f"`key` {key}: {path} has no such array", hint=f"its arrays: {_listed(arrays)}")
     if path.suffix.lower() == ".npy":
         return arrays[0]
     like = [a for a in arrays if _like_frames(a)] or arrays
@@ -193,9 +232,9 @@ def _chosen(path: Path, arrays: list[Array], key: str | None) -> Array:
         return (named or like)[0]
     raise RequestError(
         f"`input` {path}: holds no array {_KEY!r}, and not just one with the shape of frames",
-        hint=f"`key` names one; its arrays: {_told(arrays)}",
+        hint=f"`key` names one; its arrays: {_listed(arrays)}",
     )
 
 
-def _told(arrays: list[Array]) -> str:
+def _listed(arrays: list[Array]) -> str:
     return ", ".join(f"{a.key} {list(a.shape)}" for a in arrays[:12]) or "none"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.network import Spec
-from fastcar_cli.video_input.clip import Excerpt, Wanted, read_clip
+from fastcar_cli.video.clip import Excerpt, Wanted, read_clip
 
 
 @dataclass(frozen=True)

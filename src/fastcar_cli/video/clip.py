@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.prompt import Clip
-from fastcar_cli.video_input.actions import Rows, actions_in, has_actions, read_actions
-from fastcar_cli.video_input.frames import Image8, frames_of
+from fastcar_cli.video.actions import Rows, actions_in, has_actions, read_actions
+from fastcar_cli.video.reader import Image8, frames_of
 
 Pixels = NDArray[np.float32]
 """Of a frame, float32 [H, W, 3] in 0 .. 1."""

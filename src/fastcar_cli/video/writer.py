@@ -1,4 +1,4 @@
-"""Frames to files and back: MP4 (H.264), GIF, or a folder of PNGs, by the suffix of the name.
+"""Frames to files: MP4 (H.264), GIF, or a folder of PNGs, by the suffix of the name.
 
 A file appears under its final name only when it is whole: frames go to a hidden neighbour that gets
 the name at the end. The recipe of a video travels in the file.
@@ -24,7 +24,6 @@ from PIL.GifImagePlugin import getdata, getheader
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import empty_file, hidden_beside, publish, publish_folder
-from fastcar_cli.models.loading.plain_data import parse_json
 from fastcar_cli.signals import uninterrupted
 
 Image8 = NDArray[np.uint8]
@@ -161,43 +160,37 @@ class _Mp4Writer(Writer):
     _divisor = 2  # of H.264 in yuv420p
 
     def _open(self) -> None:
-        import av
+        import imageio.v3 as iio
 
         self._file = hidden_beside(self.path, empty_file)
-        options = {"movflags": "+faststart+use_metadata_tags"}
-        self._container = av.open(str(self._file), "w", format="mp4", options=options)
-        self._container.metadata["comment"] = json.dumps(self.recipe)
-        self._stream: Any = None
+        flags: Any = {"options": {"movflags": "+faststart+use_metadata_tags"}}
+        self._video: Any = iio.imopen(self._file, "w", plugin="pyav", container="mp4", **flags)
+        self._video.container_metadata["comment"] = json.dumps(self.recipe)
+        self._video.init_video_stream("libx264", fps=self.fps, pixel_format="yuv420p")
+        # imageio has no way to set the options of an encoder. Without these the same frames may be coded differently:
+        # x264's fast paths read scratch memory, and threads share the work as they happen to run.
+        encoder = self._video._video_stream.codec_context
+        encoder.options = {"crf": "16", "preset": "medium", "x264-params": "cpu-independent=1"}
+        encoder.thread_count = 1
 
     def _write(self, image: Image8) -> None:
-        import av
-
-        if self._stream is None:
-            # x264's fast paths read scratch memory and so code the same frames differently from run to run;
-            # the processor-independent ones do not, and give the same file on every machine.
-            options = {"crf": "16", "preset": "medium", "x264-params": "cpu-independent=1"}
-            self._stream = self._container.add_stream("libx264", rate=self.fps, options=options)
-            self._stream.width, self._stream.height = self.width, self.height
-            self._stream.pix_fmt = "yuv420p"
-            # With more threads the same frames may be coded differently from run to run.
-            self._stream.codec_context.thread_count = 1
-        for packet in self._stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")):
-            self._container.mux(packet)
+        self._video.write_frame(image)
 
     def _finish(self) -> None:
-        for packet in self._stream.encode():
-            self._container.mux(packet)
-        self._container.close()
+        self._video.close()
         self.path = publish(self._file, self.path, new=self.new)
 
     def _discard(self) -> None:
         with contextlib.suppress(Exception):
-            self._container.close()
+            self._video.close()
         self._file.unlink(missing_ok=True)
 
 
 class _GifWriter(Writer):
-    """Keeps the frames: one palette for the whole clip needs them all."""
+    """Keeps the frames: one palette for the whole clip needs them all.
+
+    Written with Pillow's parts, because Pillow's `save`, which imageio calls, joins equal frames into one.
+    """
 
     def _open(self) -> None:
         self._images: list[Image.Image] = []
@@ -213,7 +206,6 @@ class _GifWriter(Writer):
             strip.paste(image, (0, i * size[1]))
         palette = strip.quantize(256, dither=Image.Dither.NONE)
         frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._images]
-        # `Image.save` would join frames that are equal into one.
         header, _ = getheader(frames[0], info={"loop": 0, "comment": json.dumps(self.recipe).encode()})
         with self._file.open("wb") as file:
             file.writelines(header)
@@ -262,40 +254,3 @@ def open_writer(path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any],
     check_target(path, fps)
     kinds: dict[str, type[Writer]] = {".mp4": _Mp4Writer, ".gif": _GifWriter, "": _PngWriter}
     return kinds[path.suffix.lower()](path, fps, scale, recipe, new)
-
-
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The recipe that a video carries. Raises RequestError where there is none."""
-    text: str | None = None
-    try:
-        if path.is_dir():
-            text = (path / "recipe.json").read_text(encoding="utf-8")
-        elif path.suffix.lower() == ".gif":
-            with Image.open(path) as image:
-                comment = image.info.get("comment", b"")
-                text = comment.decode() if isinstance(comment, bytes) else comment
-        else:
-            import av
-
-            with av.open(str(path)) as container:
-                text = container.metadata.get("comment")
-        recipe = parse_json(text or "")
-    except FileNotFoundError:
-        raise RequestError(f"{path}: there is no such video") from None
-    except (OSError, ValueError):
-        raise RequestError(f"{path} carries no recipe of fastcar") from None
-    kinds = {"prompt": str, "seed": int, "settings": dict}
-    if not isinstance(recipe, dict) or not all(isinstance(recipe.get(k), kind) for k, kind in kinds.items()):
-        raise RequestError(f"{path} carries no recipe of fastcar")
-    return recipe
-
-
-def read_frames(path: Path) -> Image8:
-    """Every frame of an MP4, GIF or folder of PNGs, uint8 [T, H, W, 3]."""
-    if path.is_dir():
-        return np.stack([np.asarray(Image.open(p).convert("RGB")) for p in sorted(path.glob("*.png"))])
-    import imageio.v3 as iio
-
-    if path.suffix.lower() == ".gif":
-        return np.asarray(iio.imread(path, plugin="pillow", mode="RGB"))
-    return np.asarray(iio.imread(path, plugin="pyav"))
