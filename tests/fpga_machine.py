@@ -1,12 +1,12 @@
-"""The accelerator stepped cycle by cycle: what layer.py and machine.py compute, as slowly and plainly as can be."""
+"""The accelerator stepped cycle by cycle: what layer.py and timing.py compute, as slowly and plainly as can be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fastcar_cli.backends.fpga.isa import UNIT_OF, Program
-from fastcar_cli.backends.fpga.layer import Machine
-from fastcar_cli.backends.fpga.machine import Rates
+from fastcar_cli.backends.fpga.layer import Accelerator
+from fastcar_cli.backends.fpga.timing import Rates
 
 
 class Port:
@@ -78,7 +78,7 @@ class Core:
 
 
 def run(
-    machine: Machine, program: Program, rates: Rates, index: int, rows: int, gaps: Sequence[int]
+    machine: Accelerator, program: Program, rates: Rates, index: int, rows: int, gaps: Sequence[int]
 ) -> tuple[dict[int, tuple[int, int, int, int, int]], int]:
     """Step a layer to its end: row -> (core, first, last, begin, end) of those that compute, and its cycles."""
     c = machine.cores

@@ -108,8 +108,8 @@ def test_table_and_explain_print(run: Run) -> None:
 def test_explained_terms_are_the_emulated_ones() -> None:
     emulator = Emulator(preset(), work())
     lines = "\n".join(explain(emulator, 3))
-    assert f"MLP = 2 x (start 1 + row {emulator.machine.row:,}) = {emulator.machine.rounds(2):,} cycles" in lines
-    assert f"both together {emulator.machine.layer(0b111, 6)[1]:,} cycles" in lines
+    assert f"MLP = 2 x (start 1 + row {emulator.accelerator.row:,}) = {emulator.accelerator.rounds(2):,} cycles" in lines
+    assert f"both together {emulator.accelerator.layer(0b111, 6)[1]:,} cycles" in lines
 
 
 def test_comparison_against_itself_without_replay() -> None:

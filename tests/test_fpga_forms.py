@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.isa import compile_linear, compile_mlp
-from fastcar_cli.backends.fpga.layer import Machine
-from fastcar_cli.backends.fpga.machine import Rates, cycles, spans
+from fastcar_cli.backends.fpga.layer import Accelerator
+from fastcar_cli.backends.fpga.timing import Rates, cycles, spans
 from fastcar_cli.backends.fpga.summary import energy_of
 
 FAST = 1e9
@@ -72,14 +72,14 @@ def test_every_instruction_has_something_to_do(width: int, mlp_width: int, bits:
 
 @given(rows=st.integers(1, 32), cores=st.integers(1, 9), weights=st.sampled_from(["lockstep", "multicast", "private"]))
 def test_rounds_are_the_ceiling_of_rows_over_cores(rows: int, cores: int, weights: Any) -> None:
-    machine = Machine(cores, weights, row=1000, late=900, remap=0, packet=0, drop=0, queue=1)
+    machine = Accelerator(cores, weights, row=1000, late=900, remap=0, packet=0, drop=0, queue=1)
     assert machine.layer((1 << rows) - 1, 32)[1] == 1 + machine.rounds(-(-rows // cores))
 
 
 def test_private_weights_have_a_share_of_the_channels_and_shared_ones_all_of_them() -> None:
     slow = {"cores": 4, "hbm__channel_bandwidth": 0.01}
     shared, private = (Emulator(preset(**slow, hbm__weights=w), work(rows=4)) for w in ("lockstep", "private"))
-    assert private.machine.row == pytest.approx(4 * shared.machine.row, rel=0.01)
+    assert private.accelerator.row == pytest.approx(4 * shared.accelerator.row, rel=0.01)
     nothing = np.zeros((2, 4, 8), dtype=bool)
     moved = [e.run(nothing).components["mlp"].weight_bytes for e in (shared, private)]
     assert moved[1] == 4 * moved[0]
@@ -88,7 +88,7 @@ def test_private_weights_have_a_share_of_the_channels_and_shared_ones_all_of_the
 def test_dispatch_takes_the_words_of_the_packet_unless_the_preset_says_otherwise() -> None:
     program = compile_mlp(16, 48, 16, 16 * 1024)
     for fetch, drop in (("skip", 3), ("stream", program.words)):
-        machine = Machine.of(preset(drs__fetch=fetch, drs__drop=3, drs__remap=7, cores=2), program)
+        machine = Accelerator.of(preset(drs__fetch=fetch, drs__drop=3, drs__remap=7, cores=2), program)
         rows, total = machine.layer(0b0101, 4)
         first = 1 + 7
         words = program.words
@@ -97,21 +97,21 @@ def test_dispatch_takes_the_words_of_the_packet_unless_the_preset_says_otherwise
         assert rows[0].begin == rows[2].begin == rows[2].last + 1
         assert total == max(rows[2].begin + machine.row, rows[3].last)
     data = {"value": 100, "unit": "cycles/row", "source": "test", "kind": "assumption"}
-    assert Machine.of(preset(drs__dispatch=data), program).packet == 100
+    assert Accelerator.of(preset(drs__dispatch=data), program).packet == 100
 
 
 def test_a_full_queue_stalls_every_packet_behind_it() -> None:
-    machine = Machine(2, "private", row=500, late=0, remap=0, packet=10, drop=1, queue=1)
+    machine = Accelerator(2, "private", row=500, late=0, remap=0, packet=10, drop=1, queue=1)
     rows, _ = machine.layer(0b11111, 5)
     # Rows 0 and 1 run; the packet of row 2 waits for core 0, and that of row 3 behind it.
     assert [r.first for r in rows] == [1, 11, 512, 522, 1023]
-    deep = Machine(2, "private", row=500, late=0, remap=0, packet=10, drop=1, queue=2)
+    deep = Accelerator(2, "private", row=500, late=0, remap=0, packet=10, drop=1, queue=2)
     assert [r.first for r in deep.layer(0b11111, 5)[0]] == [1, 11, 21, 31, 512]
 
 
 def test_broadcast_costs_a_barrier_or_the_latest_core_or_bandwidth() -> None:
     common = {"row": 500, "late": 450, "remap": 0, "packet": 100, "drop": 1, "queue": 2}
-    ends = {w: Machine(4, w, **common).layer(0b1111, 4)[1] for w in ("lockstep", "multicast", "private")}
+    ends = {w: Accelerator(4, w, **common).layer(0b1111, 4)[1] for w in ("lockstep", "multicast", "private")}
     # The fourth packet is whole at 401: all start then, or the fourth catches up with tiles that were sent.
     assert ends == {"lockstep": 401 + 1 + 500, "multicast": 401 + 1 + 450, "private": 401 + 1 + 500}
 
@@ -120,7 +120,7 @@ def test_static_mapping_at_its_worst_is_one_row_after_the_other() -> None:
     emulator = Emulator(preset(cores=3), work())
     replayed = np.ones((2, 6, 8), dtype=bool)
     replayed[:, [0, 3], :] = False
-    alone = emulator.machine.rounds(1)
+    alone = emulator.accelerator.rounds(1)
     assert emulator.run(replayed, "static").components["mlp"].cycles == pytest.approx(2 * 8 * 2 * alone)
     assert emulator.run(replayed, "drs").components["mlp"].cycles == pytest.approx(2 * 8 * alone)
 

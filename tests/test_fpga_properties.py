@@ -47,7 +47,7 @@ def test_a_layer_is_the_machine_stepped_cycle_by_cycle(
     computing = ~replayed[0, :, 0]
     index = sum(1 << r for r in np.flatnonzero(computing).tolist())
     gaps = data.draw(st.lists(st.sampled_from([0, 0, 1, 40]), min_size=w.rows, max_size=w.rows))
-    rows, total = emulator.machine.layer(index, w.rows, gaps)
+    rows, total = emulator.accelerator.layer(index, w.rows, gaps)
     wanted, length = stepped(emulator.machine, emulator.mlp, emulator.rates, index, w.rows, gaps)
     assert {r.row: tuple(r[1:]) for r in rows if r.core is not None} == wanted
     assert total == length
@@ -60,7 +60,7 @@ def test_a_run_is_the_sum_of_its_layers(situation: tuple[Preset, Workload, np.nd
     emulator = Emulator(p, w)
     run = emulator.run(replayed)
     layers = [
-        emulator.machine.layer(sum(1 << r for r in np.flatnonzero(~replayed[0, :, step]).tolist()), w.rows)
+        emulator.accelerator.layer(sum(1 << r for r in np.flatnonzero(~replayed[0, :, step]).tolist()), w.rows)
         for step in range(w.steps)
     ]
     mlp = run.components["mlp"]
@@ -76,7 +76,7 @@ def test_no_schedule_beats_the_ideal_or_loses_to_the_worst(situation: tuple[Pres
     p, w, replayed = situation
     emulator = Emulator(p, w)
     ideal, drs, static = (emulator.run(replayed, s).components["mlp"].cycles for s in ("ideal", "drs", "static"))
-    worst = float((~replayed).sum()) * emulator.machine.rounds(1)
+    worst = float((~replayed).sum()) * emulator.accelerator.rounds(1)
     assert ideal <= min(drs, static) * (1 + 1e-9)
     assert drs <= worst * (1 + 1e-9)
     assert emulator.run(replayed, "drs").cycles == emulator.run(replayed, "drs").cycles

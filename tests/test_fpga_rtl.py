@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from fastcar_cli.backends.fpga.decisions import Decisions, draw, save
 from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.isa import UNIT_OF, compile_mlp
-from fastcar_cli.backends.fpga.layer import Machine
-from fastcar_cli.backends.fpga.machine import Rates
+from fastcar_cli.backends.fpga.layer import Accelerator
+from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
 from fastcar_cli.backends.fpga.rtl import bundle, synth, tools
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
@@ -110,7 +110,7 @@ def test_the_folder_holds_what_the_emulator_expects(tmp_path: Path) -> None:
 
 
 def test_registers_are_kept_from_layer_to_layer_and_make_no_difference() -> None:
-    machine = Machine(3, "lockstep", row=50, late=40, remap=32, packet=9, drop=4, queue=2)
+    machine = Accelerator(3, "lockstep", row=50, late=40, remap=32, packet=9, drop=4, queue=2)
     kept = Drs(3)
     for index in (0b1111_0110, 0b1, 0, 0b1010_1010, 0xFF):
         assert machine.layer(index, 8, drs=kept) == machine.layer(index, 8)

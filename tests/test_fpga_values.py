@@ -10,7 +10,7 @@ import torch
 from conftest import tiny_model
 from fpga_presets import preset
 
-from fastcar_cli.backends.fpga.executor import FpgaBackend
+from fastcar_cli.backends.fpga.backend import FpgaBackend
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings, uniforms

@@ -15,7 +15,7 @@ import torch
 from fastcar_cli.backends.fpga import integer
 from fastcar_cli.backends.fpga.integer import Coded, Rows
 from fastcar_cli.backends.fpga.isa import compile_mlp
-from fastcar_cli.backends.fpga.machine import Rates, spans
+from fastcar_cli.backends.fpga.timing import Rates, spans
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.backends.fpga.rtl.core import expected, random_rows
 from fastcar_cli.backends.fpga.rtl.decoded import compared, core_row, decoded

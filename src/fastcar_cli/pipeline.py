@@ -231,7 +231,7 @@ class VideoPipeline:
         noise = torch.stack([uniforms(s, self.settings.frames * n, depth) for s in seeds])
         backend = None
         if self._preset is not None:
-            from fastcar_cli.backends.fpga.executor import FpgaBackend
+            from fastcar_cli.backends.fpga.backend import FpgaBackend
 
             backend = FpgaBackend(network.llm, self._preset, len(rows))
         decode = Decode(network, rows, self.settings, noise, backend, conditions)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fastcar_cli.backends.fpga.executor import FpgaBackend
+from fastcar_cli.backends.fpga.backend import FpgaBackend
 from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.conversion.draws import drawn_codes
 from fastcar_cli.decoding import Trace, trace

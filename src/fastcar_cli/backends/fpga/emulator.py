@@ -1,7 +1,7 @@
-"""Cycles of a whole run: every layer of every step on the machine of layer.py, summed.
+"""Cycles of a whole run: every layer of every step on the accelerator of layer.py, summed.
 
 Rows of a layer run the same stream, timed once; a layer depends on which rows compute and nothing else,
-so each Index Register word of a run is emulated once. tests/test_fpga_properties.py holds this to a machine that
+so each Index Register word of a run is emulated once. tests/test_fpga_properties.py compares this with one that
 is stepped cycle by cycle.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.backends.fpga.isa import Program, compile_linear, compile_mlp
-from fastcar_cli.backends.fpga.layer import START, Machine
-from fastcar_cli.backends.fpga.machine import Rates, cycles
+from fastcar_cli.backends.fpga.layer import START, Accelerator
+from fastcar_cli.backends.fpga.timing import Rates, cycles
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.backends.fpga.workload import Workload, check_memory
 from fastcar_cli.errors import RequestError
@@ -72,7 +72,7 @@ class Emulator:
         self.mlp = compile_mlp(work.width, work.mlp_width, *how)
         self.projections = compile_linear("projections", work.projection_weights, work.width, *how)
         self.depth = compile_linear("depth", work.depth_weights, work.depth_outputs, *how)
-        self.machine = Machine.of(preset, self.mlp)
+        self.accelerator = Accelerator.of(preset, self.mlp)
 
     def all_rows(self, program: Program) -> int:
         """Cycles of a kernel that every row runs, dealt to the cores."""
@@ -110,8 +110,8 @@ class Emulator:
         """Cycles of one layer's MLPs under DRS, itself included, by which rows compute [..., rows]."""
         words = (computing * (1 << np.arange(computing.shape[-1], dtype=np.uint64))).sum(-1)
         unique, where = np.unique(words, return_inverse=True)
-        found = [self.machine.layer(int(word), computing.shape[-1])[1] for word in unique]
-        return np.array(found, dtype=np.int64)[where].reshape(words.shape)
+        lengths = [self.accelerator.layer(int(word), computing.shape[-1])[1] for word in unique]
+        return np.array(lengths, dtype=np.int64)[where].reshape(words.shape)
 
     def ideal_row(self) -> float:
         """Cycles of one row's MLP with its work spread evenly over all cores: the bound of any schedule."""
@@ -147,7 +147,7 @@ class Emulator:
             else:
                 per_core = np.stack([computing[:, i::c].sum(1) for i in range(c)], -1)
             rounds = per_core.max(-1)
-            mlp = rounds * float(self.machine.rounds(1))
+            mlp = rounds * float(self.accelerator.rounds(1))
             if scheduler == "drs":
                 drs = self.layer_cycles(computing.transpose(0, 2, 1)) - mlp
             streams = (rounds if self.shared else counts).astype(np.float64)

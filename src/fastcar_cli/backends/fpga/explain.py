@@ -17,11 +17,11 @@ def explain(emulator: Emulator, computing: int) -> list[str]:
     step = work.steps // 2
     context = work.context(step)
     rounds = -(-computing // c)
-    machine = emulator.machine
+    accelerator = emulator.accelerator
     attention = float(emulator.attention_cycles(np.array([context]))[0])
     projections = emulator.all_rows(emulator.projections)
-    mlp_cycles = machine.rounds(rounds)
-    rows, total = machine.layer((1 << computing) - 1, work.rows)
+    mlp_cycles = accelerator.rounds(rounds)
+    rows, total = accelerator.layer((1 << computing) - 1, work.rows)
     streams = rounds if emulator.shared else computing
     prices = preset.energy
     weight_bytes = streams * emulator.weight_bytes(mlp)
@@ -39,15 +39,15 @@ def explain(emulator: Emulator, computing: int) -> list[str]:
         f"{preset.format.stored_bits:g} bit = {mlp.weight_bytes:,} bytes in {len(loads)} tiles of at most "
         f"{preset.tile_bytes:,} bytes",
         f"a row alone: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
-        f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {machine.row:,} cycles",
+        f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {accelerator.row:,} cycles",
         f"DRS deals {computing} rows round-robin to {c} cores: ceil({computing} / {c}) = {rounds} rounds "
         f"({Drs(c).mapping_bits} mapping bits a row)",
         f"weights are {preset.hbm.weights}: "
         + ("a round streams them once" if emulator.shared else "each core streams its own from its share of channels"),
-        f"MLP = {rounds} x (start {START} + row {machine.row:,}) = {mlp_cycles:,} cycles",
-        f"DRS = start {START} + remap {machine.remap} + dispatch {mlp.words} words a packet, "
-        f"{machine.packet} cycles each, + drop {machine.drop} cycles each ({preset.drs.fetch}), "
-        f"beside running rows where a core's queue of {machine.queue} has room",
+        f"MLP = {rounds} x (start {START} + row {accelerator.row:,}) = {mlp_cycles:,} cycles",
+        f"DRS = start {START} + remap {accelerator.remap} + dispatch {mlp.words} words a packet, "
+        f"{accelerator.packet} cycles each, + drop {accelerator.drop} cycles each ({preset.drs.fetch}), "
+        f"beside running rows where a core's queue of {accelerator.queue} has room",
         *_dispatched(rows),
         f"both together {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
         f"projections, all rows: {work.projection_weights:,} weights in ceil({work.rows} / {c}) rounds = "

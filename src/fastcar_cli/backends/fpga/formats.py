@@ -1,7 +1,7 @@
 """The number formats that the cores compute an MLP in: `int8` and `int4`; integer.py has `int8-exact`.
 
 Weights are those of models/quantised.py: a model that holds them so already is used as it is, another one is rounded
-as `--dtype` would. Activations are int8 with a scale a token. Sums of products are exact; what stands between two
+as `--dtype` would. Activations are int8 with a scale a token. Sums of products are exact; what is between two
 products (scales, SiLU) is computed in floats.
 """
 
@@ -78,10 +78,10 @@ def stored(mlp: MLP, kind: str) -> tuple[QuantisedLinear, QuantisedLinear, Quant
     int4 divides the inputs of down into groups by adding zeros, as `convert` does: silu(0) * 0 = 0. Raises RequestError
     for a width that it can't divide.
     """
-    found = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    if isinstance(found[0], QuantisedLinear):
-        return cast(tuple[QuantisedLinear, QuantisedLinear, QuantisedLinear], found)
-    gate, up, down = (m.weight for m in found)
+    matrices = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    if isinstance(matrices[0], QuantisedLinear):
+        return cast(tuple[QuantisedLinear, QuantisedLinear, QuantisedLinear], matrices)
+    gate, up, down = (m.weight for m in matrices)
     if kind == "int4":
         if gate.shape[1] % GROUP:
             raise RequestError(

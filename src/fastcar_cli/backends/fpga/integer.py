@@ -84,7 +84,7 @@ def rows_of(linear: QuantisedLinear) -> Rows:
 
 
 def code_floats(x: Tensor) -> Coded:
-    """Vectors float [n, k] as the norm before an MLP hands them over; halves are rounded away from 0.
+    """Vectors float [n, k] as the norm before an MLP gives them; halves are rounded away from 0.
 
     Numbers beyond 32,768 become it.
     """
@@ -107,10 +107,10 @@ def code(x: Tensor) -> Coded:
     return Coded((size * x.sign()).to(torch.int8), mantissa, FRACTION - drop)
 
 
-def requantised(found: Tensor, rows: Rows, x: Coded) -> Tensor:
+def requantised(total: Tensor, rows: Rows, x: Coded) -> Tensor:
     """Sums int64 [n, out] of coded inputs and weights as fixed-point numbers int64 [n, out]."""
     by = (x.exponent + rows.exponent - FRACTION).clamp(max=MOST_SHIFT)
-    return _kept(shifted(found * rows.multiplier * x.mantissa, by))
+    return _kept(shifted(total * rows.multiplier * x.mantissa, by))
 
 
 def product(rows: Rows, x: Coded) -> Tensor:
@@ -125,8 +125,8 @@ def logistic(x: Tensor) -> Tensor:
     entry, between = size >> bits, size & ((1 << bits) - 1)
     table = TABLE.to(x.device)
     low, high = table[entry], table[(entry + 1).clamp(max=len(table) - 1)]
-    found = low + shifted((high - low) * between, bits)
-    return torch.where(x < 0, (1 << 16) - found, found)
+    value = low + shifted((high - low) * between, bits)
+    return torch.where(x < 0, (1 << 16) - value, value)
 
 
 def activated(gate: Tensor, up: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.isa import Program
-from fastcar_cli.backends.fpga.machine import Rates, cycles
+from fastcar_cli.backends.fpga.timing import Rates, cycles
 from fastcar_cli.backends.fpga.preset import Preset, Weights
 
 START = 1
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Machine:
+class Accelerator:
     """What the time of a layer depends on, in cycles.
 
     row: of a row from its begin. late: of a row whose first tiles are there before it begins (`multicast`).
@@ -58,8 +58,8 @@ class Machine:
     queue: int
 
     @classmethod
-    def of(cls, preset: Preset, program: Program) -> Machine:
-        """The machine of a preset that runs this stream in every row that computes."""
+    def of(cls, preset: Preset, program: Program) -> Accelerator:
+        """The accelerator of a preset that runs this stream in every row that computes."""
         rates, drs = Rates.of(preset), preset.drs
         packet = program.words if drs.dispatch is None else int(drs.dispatch.value)
         return cls(
@@ -99,18 +99,18 @@ class Machine:
                 now = first + self.packet
                 cores.arrive(core, now)
             seen.append((row, core, first, now, turn))
-        found = [
+        ran = [
             Row(row, core, first, last, *((None, None) if core is None else cores.span(core, turn)))
             for row, core, first, last, turn in seen
         ]
-        return found, max([now, *(row.end for row in found if row.end is not None)])
+        return ran, max([now, *(row.end for row in ran if row.end is not None)])
 
 
 class _Cores:
     """When the cores begin and end the rows that were sent to them; `turn` counts a core's rows."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
         self.arrived: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, list[int]] = defaultdict(list)
 
@@ -124,7 +124,7 @@ class _Cores:
 
     def span(self, core: int, turn: int) -> tuple[int, int]:
         """Begin and end of a row."""
-        m = self.machine
+        m = self.accelerator
         if m.weights == "private":
             ends = self.ends[core]
             while len(ends) <= turn:

@@ -1,7 +1,7 @@
 """Decode speeds that others published, predicted from their own figures: a check of the emulator that nobody fitted.
 
 One request, one core that is the whole accelerator, every MLP computed. What a preset takes from a publication (clock,
-DSP, bits a weight, share of the bandwidth reached) and what is assumed stands in the preset.
+DSP, bits a weight, share of the bandwidth reached) and what is assumed is written in the preset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Shape:
     vocabulary: int
 
     def workload(self) -> Workload:
-        """One token of one request after `CONTEXT` - 1 others; the head stands where a depth transformer would."""
+        """One token of one request after `CONTEXT` - 1 others; the head is where a video model has its depth transformer."""
         projections = 4 * self.width * self.width
         head = self.vocabulary * self.width
         block = projections + 3 * self.width * self.mlp_width
@@ -60,7 +60,7 @@ GPT2_345M = Shape("GPT-2 345M", 24, 1024, 2731, 16, 50_257)
 
 @dataclass(frozen=True)
 class Point:
-    """A published decode speed in tokens a second, and where it is told."""
+    """A published decode speed in tokens a second, and its source."""
 
     work: str
     shape: Shape

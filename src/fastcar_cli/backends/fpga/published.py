@@ -1,7 +1,7 @@
 """The published latency table, emulated.
 
 Rows of the batch, the length of the prompt, and decisions drawn independently over every pass are our
-reading of the published latencies, not statements of the paper; docs/fpga.md tells why.
+reading of the published latencies, not statements of the paper; docs/fpga.md says why.
 """
 
 from __future__ import annotations

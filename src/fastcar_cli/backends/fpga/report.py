@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.backends.fpga.machine import spans
+from fastcar_cli.backends.fpga.timing import spans
 from fastcar_cli.backends.fpga.summary import Comparison, energy_of
 from fastcar_cli.errors import RunError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import csv_of, write_whole
 
 
-def write_report(folder: Path, found: Comparison) -> list[Path]:
+def write_report(folder: Path, comparison: Comparison) -> list[Path]:
     """Write compute.csv, bandwidth.csv, energy.csv, timeline.json and two charts; returns their paths.
 
     Raises RunError where a file can't be written.
@@ -25,12 +25,12 @@ def write_report(folder: Path, found: Comparison) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = [
-            _csv(folder / "compute.csv", *_compute(found)),
-            _csv(folder / "bandwidth.csv", *_bandwidth(found)),
-            _csv(folder / "energy.csv", *_energy(found)),
-            _timeline(folder / "timeline.json", found),
+            _csv(folder / "compute.csv", *_compute(comparison)),
+            _csv(folder / "bandwidth.csv", *_bandwidth(comparison)),
+            _csv(folder / "energy.csv", *_energy(comparison)),
+            _timeline(folder / "timeline.json", comparison),
         ]
-        return files + _charts(folder, found)
+        return files + _charts(folder, comparison)
     except OSError as e:
         raise RunError(f"{e.filename or folder} could not be written: {e.strerror}") from None
 
@@ -40,17 +40,17 @@ def _csv(file: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Pa
     return file
 
 
-def _compute(found: Comparison) -> tuple[list[str], list[list[Any]]]:
-    seconds = found.emulator.preset.seconds_per_cycle
+def _compute(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
+    seconds = comparison.emulator.preset.seconds_per_cycle
     rows = []
-    for name, result in found.results():
+    for name, result in comparison.results():
         for component, t in result.components.items():
             rows.append([name, component, round(t.cycles), t.cycles * seconds, round(t.macs), round(t.vector_elements)])
     return ["scheduler", "component", "cycles", "time_s", "macs", "vector_elements"], rows
 
 
-def _bandwidth(found: Comparison) -> tuple[list[str], list[list[Any]]]:
-    preset, result = found.emulator.preset, found.drs
+def _bandwidth(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
+    preset, result = comparison.emulator.preset, comparison.drs
     reached = result.layer_bytes / (result.layer_cycles * preset.seconds_per_cycle) / 1e9
     peak = preset.hbm.channels.value * preset.hbm.channel_bandwidth.value
     rows = [
@@ -60,23 +60,23 @@ def _bandwidth(found: Comparison) -> tuple[list[str], list[list[Any]]]:
     return ["layer", "hbm_bytes", "cycles", "hbm_GB_per_s", "share_of_peak_1"], rows
 
 
-def _energy(found: Comparison) -> tuple[list[str], list[list[Any]]]:
+def _energy(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     rows: list[list[Any]] = []
-    for name, result in found.results():
-        energy = energy_of(result, found.emulator.preset)
+    for name, result in comparison.results():
+        energy = energy_of(result, comparison.emulator.preset)
         rows += [[name, "activity", "component", k, v] for k, v in energy.by_component.items()]
         rows += [[name, "activity", "level", k, v] for k, v in energy.by_level.items()]
         rows.append([name, "constant", "all", "board", energy.constant])
     return ["scheduler", "model", "kind", "name", "energy_J"], rows
 
 
-def _timeline(file: Path, found: Comparison) -> Path:
+def _timeline(file: Path, comparison: Comparison) -> Path:
     """Chrome trace events (microseconds): one step of all layers by row, and layer 0's MLP by instruction."""
-    emulator, preset = found.emulator, found.emulator.preset
+    emulator, preset = comparison.emulator, comparison.emulator.preset
     work, c = emulator.work, preset.cores
     micro = preset.seconds_per_cycle * 1e6
     # The step whose number of computing rows varies most between layers.
-    step = int((~found.replayed).sum(1).std(0).argmax())
+    step = int((~comparison.replayed).sum(1).std(0).argmax())
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": f"{preset.name}: step {step}, all layers"}},
         {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"step {step}, layer 0, MLP by instruction"}},
@@ -97,7 +97,7 @@ def _timeline(file: Path, found: Comparison) -> Path:
             span(0, core, "projections", now, projections, layer=layer)
             span(0, core, "attention", now + projections, attention, layer=layer)
         now += projections + attention
-        rows, length = emulator.machine.layer(_word(~found.replayed[layer, :, step]), work.rows)
+        rows, length = emulator.accelerator.layer(_word(~comparison.replayed[layer, :, step]), work.rows)
         for row in rows:
             what = "drop" if row.core is None else "dispatch"
             span(0, c, f"{what} row {row.row}", now + row.first, row.last - row.first, layer=layer, row=row.row)
@@ -106,7 +106,7 @@ def _timeline(file: Path, found: Comparison) -> Path:
         now += length
     events.append({"ph": "M", "pid": 0, "tid": c, "name": "thread_name", "args": {"name": "DRS"}})
     units = {"memory": 0, "mac": 1, "vector": 2}
-    for row in emulator.machine.layer(_word(~found.replayed[0, :, step]), work.rows)[0]:
+    for row in emulator.accelerator.layer(_word(~comparison.replayed[0, :, step]), work.rows)[0]:
         if row.core is not None and row.begin is not None:
             for s in spans(emulator.mlp, emulator.rates):
                 span(1, 3 * row.core + units[s.unit], s.op, row.begin + s.begin, s.end - s.begin, row=row.row)
@@ -123,15 +123,15 @@ def _word(computing: NDArray[np.bool_]) -> int:
     return sum(1 << int(row) for row in np.flatnonzero(computing))
 
 
-def _charts(folder: Path, found: Comparison) -> list[Path]:
+def _charts(folder: Path, comparison: Comparison) -> list[Path]:
     plt = pyplot("a report")
 
-    preset, work = found.emulator.preset, found.emulator.work
+    preset, work = comparison.emulator.preset, comparison.emulator.work
     milliseconds = preset.seconds_per_cycle * 1e3
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-    computing = (~found.replayed).sum(1)
+    computing = (~comparison.replayed).sum(1)
     per_core = (computing[..., None] - np.arange(preset.cores) + preset.cores - 1) // preset.cores
-    busy = per_core.sum(0) * found.emulator.mlp.macs / found.emulator.rates.macs * milliseconds
+    busy = per_core.sum(0) * comparison.emulator.mlp.macs / comparison.emulator.rates.macs * milliseconds
     window = max(1, work.steps // 200)
     for core in range(preset.cores):
         smooth = np.convolve(busy[:, core], np.ones(window) / window, "valid")
@@ -140,14 +140,14 @@ def _charts(folder: Path, found: Comparison) -> list[Path]:
         axes.axvline(frame * work.tokens_per_frame, color="0.85", linewidth=0.8, zorder=0)
     axes.set(xlabel="decode pass (lines: frames)", ylabel="MLP time of a core (ms a pass)", ylim=(0, None))
     # A name is not mathematics, whatever dollars it holds.
-    axes.set_title(f"{preset.name}: MLP work by core, {found.drs.replay_ratio:.1%} replayed", parse_math=False)
+    axes.set_title(f"{preset.name}: MLP work by core, {comparison.drs.replay_ratio:.1%} replayed", parse_math=False)
     axes.legend(frameon=False, ncols=4)
     cores = folder / "cores.png"
     figure.savefig(cores, dpi=120)
     plt.close(figure)
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
     bottom = np.zeros(3)
-    results = (found.dense, found.static, found.drs)
+    results = (comparison.dense, comparison.static, comparison.drs)
     energies = [energy_of(r, preset).by_component for r in results]
     for name in energies[0]:
         values = np.array([e[name] for e in energies])

@@ -1,6 +1,6 @@
 """One run on an accelerator as a document: against dense decoding, static mapping and the ideal, and its energy.
 
-Two energy models stand side by side. `constant`: board power times time, which is what the published efficiencies
+There are two energy models. `constant`: board power times time, which is what the published efficiencies
 imply. `activity`: what moves and computes times its price, plus a background power that flows all the time.
 """
 

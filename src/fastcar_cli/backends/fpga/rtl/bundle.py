@@ -14,7 +14,7 @@ from torch import Tensor
 from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
 from fastcar_cli.backends.fpga.isa import compile_mlp
-from fastcar_cli.backends.fpga.machine import Rates
+from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights
 from fastcar_cli.backends.fpga.rtl.core import expected, random_rows, requests
 from fastcar_cli.backends.fpga.rtl.core import parameters as core_parameters
@@ -43,7 +43,7 @@ RANDOM_LAYERS = 320
 
 
 def check(preset: Preset) -> None:
-    """Refuse a preset whose machine the RTL does not have. Raises RequestError."""
+    """Refuse a preset whose accelerator the RTL does not have. Raises RequestError."""
     drs, hbm = preset.drs, preset.hbm
     problems = [
         (
@@ -84,15 +84,15 @@ def parameters(preset: Preset, packets: Sequence[Packet]) -> dict[str, int]:
 
 
 def others(preset: Preset) -> dict[str, Preset]:
-    """Two more machines by folder, whose DRS does what the preset's leaves out, so that a fault there shows.
+    """Two more accelerators by folder, whose DRS does what the preset's leaves out, so that a fault there shows.
 
     Cores in no power of two, the other way to drop, paced packets, a jump of one cycle, a longer mapping.
     """
 
     def constant(value: float, unit: str) -> Constant:
-        return Constant(value=value, unit=unit, source="another machine for drs.sv", kind="assumption")
+        return Constant(value=value, unit=unit, source="another accelerator for drs.sv", kind="assumption")
 
-    def machine(cores: int, remap: int, fetch: Literal["skip", "stream"], drop: int, dispatch: int | None) -> Preset:
+    def variant(cores: int, remap: int, fetch: Literal["skip", "stream"], drop: int, dispatch: int | None) -> Preset:
         drs = preset.drs.model_copy(
             update={
                 "remap": constant(remap, "cycles/layer"),
@@ -104,7 +104,7 @@ def others(preset: Preset) -> dict[str, Preset]:
         return preset.model_copy(update={"cores": cores, "drs": drs})
 
     short = 1 if preset.drs.fetch == "skip" else 9
-    return {"machine_3": machine(3, 40, "stream", 1, 70), "machine_5": machine(5, 33, "skip", short, None)}
+    return {"machine_3": variant(3, 40, "stream", 1, 70), "machine_5": variant(5, 33, "skip", short, None)}
 
 
 def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int | None = None) -> dict[str, Any]:
@@ -128,11 +128,11 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
     layers = [*random_layers(RANDOM_LAYERS, len(short), len(packets)), *layers]
     packets += short
     machines = others(preset)
-    for made in (folder, *(folder / name for name in (ARITHMETIC.name, *machines))):
+    for directory in (folder, *(folder / name for name in (ARITHMETIC.name, *machines))):
         try:
-            made.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise RequestError(f"`output` {folder}: the folder {made} can't be made: {e.strerror}") from None
+            raise RequestError(f"`output` {folder}: the folder {directory} can't be made: {e.strerror}") from None
     kept = _sources(folder)
     values = _machine(folder, preset, packets, layers)
     for name, other in machines.items():
@@ -143,16 +143,16 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
 
 
 def _arithmetic(folder: Path, preset: Preset) -> None:
-    """Write what the parts of a core's arithmetic, and the core, are built with, are asked, and should answer."""
+    """Write what the parts of a core's arithmetic, and the core are built with, their requests, and the expected answers."""
     macs = macs_of(preset)
     rows = random_rows(macs, int(preset.hbm.latency.value), preset.window)
     sums = b"".join(_counted(expected(row, macs)) for row in rows)
-    for name, values, (asked, answers) in (
+    for name, values, (sent, answers) in (
         ("units", {"MACS": macs}, vectors()),
         ("core", core_parameters(rows[0], macs, preset.window), (requests(rows, macs), sums)),
     ):
         write_whole(folder / f"{name}.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
-        write_whole(folder / f"{name}_requests.bin", asked)
+        write_whole(folder / f"{name}_requests.bin", sent)
         write_whole(folder / f"{name}_expected.bin", answers)
 
 
@@ -168,7 +168,7 @@ def _short(preset: Preset) -> list[Packet]:
 
 
 def _machine(folder: Path, preset: Preset, packets: Sequence[Packet], layers: Sequence[Layer]) -> dict[str, int]:
-    """Write what one machine is built with, runs, and is expected to do; returns its parameters."""
+    """Write what one accelerator is built with, runs, and is expected to do; returns its parameters."""
     values = parameters(preset, packets)
     write_whole(folder / "parameters.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
     # The RTL has widths of its own, which the harness compares with those of drs.py.
@@ -185,7 +185,7 @@ def _machine(folder: Path, preset: Preset, packets: Sequence[Packet], layers: Se
 def _check_dispatch(preset: Preset, packet: Packet) -> None:
     if not packet.passes:
         raise RequestError(
-            f"accelerator preset {preset.name}: drs.dispatch is {packet.machine.packet}, "
+            f"accelerator preset {preset.name}: drs.dispatch is {packet.accelerator.packet}, "
             f"and a packet of {packet.program.words} words passes the RTL a word a cycle",
             hint="as many cycles or more, or no drs.dispatch: a cycle a word",
         )
@@ -216,12 +216,12 @@ def _sources(folder: Path) -> list[str]:
 def _tables(folder: Path, layers: Sequence[Layer], packets: Sequence[Packet]) -> None:
     run, rows, late = [], [], []
     # One set of registers for all layers, as the RTL has it.
-    drs = Drs(packets[0].machine.cores)
+    drs = Drs(packets[0].accelerator.cores)
     for number, layer in enumerate(layers):
-        found, length = packets[layer.packet].machine.layer(layer.index, layer.rows, layer.gaps, drs)
+        ran, length = packets[layer.packet].accelerator.layer(layer.index, layer.rows, layer.gaps, drs)
         step = "" if layer.step is None else layer.step
         run.append([number, step, layer.layer, f"{layer.index:08x}", layer.rows, layer.packet, length])
-        rows += [[number, step, layer.layer, r.row, r.core, r.first, r.last - 1, r.begin, r.end] for r in found]
+        rows += [[number, step, layer.layer, r.row, r.core, r.first, r.last - 1, r.begin, r.end] for r in ran]
         late += [[number, row, gap] for row, gap in enumerate(layer.gaps) if gap]
     names = ["number", "pass", "layer"]
     write_whole(folder / "layers.csv", csv_of([*names, "index", "rows", "packet", "cycles"], run))

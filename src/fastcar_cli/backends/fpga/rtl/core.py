@@ -1,7 +1,7 @@
 """What the sequencer of a core makes its MAC array sum: a row's program with its weights, and every sum with its cycle.
 
 core.sv takes the tiles of a program (isa.py) as they lie in memory, a word of as many weights as the array has MACs a
-cycle. What it sums, and when, follows from the matrices and from `machine.spans`.
+cycle. What it sums, and when, follows from the matrices and from `timing.spans`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.backends.fpga.isa import UNIT_OF, Instruction, Program, compile_mlp
-from fastcar_cli.backends.fpga.machine import Rates, spans
+from fastcar_cli.backends.fpga.timing import Rates, spans
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.errors import RequestError
 
@@ -84,14 +84,14 @@ def expected(row: CoreRow, macs: int) -> Tensor:
     """Every sum of a row with the cycle in which it comes, counted from the row's begin: int32 [sums, 2]."""
     # The buffer's read, and the array.
     latency = 1 + (macs - 1).bit_length() + 3
-    found: list[tuple[int, int]] = []
+    totals: list[tuple[int, int]] = []
     for matrix, vector, start, instruction, begin in row.tiles():
         terms = vector.numel()
         outputs = range(start // terms, (start + instruction.amount) // terms)
         sums = matrix[outputs.start : outputs.stop].long() @ vector.long()
         for output, total in zip(outputs, sums.tolist(), strict=True):
-            found.append((begin + ((output + 1) * terms - start) // macs - 1 + latency, total))
-    return torch.tensor(found, dtype=torch.int32)
+            totals.append((begin + ((output + 1) * terms - start) // macs - 1 + latency, total))
+    return torch.tensor(totals, dtype=torch.int32)
 
 
 def parameters(row: CoreRow, macs: int, window: int) -> dict[str, int]:

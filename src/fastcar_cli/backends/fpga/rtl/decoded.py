@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.backends.fpga import integer
-from fastcar_cli.backends.fpga.executor import FpgaBackend
+from fastcar_cli.backends.fpga.backend import FpgaBackend
 from fastcar_cli.backends.fpga.integer import Coded, IntegerMLP, Rows, code_floats
 from fastcar_cli.backends.fpga.isa import compile_mlp
-from fastcar_cli.backends.fpga.machine import Rates
+from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.backends.fpga.rtl.core import CoreRow, expected
 from fastcar_cli.backends.fpga.rtl.units import Core, Units, write_arithmetic

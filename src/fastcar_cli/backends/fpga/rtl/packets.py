@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastcar_cli.backends.fpga.isa import UNIT_OF, Program
-from fastcar_cli.backends.fpga.machine import Rates
+from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.errors import RequestError
 
 OPERATIONS = {"load": 0, "multiply": 1, "activate": 2, "accumulate": 3, "store": 4}

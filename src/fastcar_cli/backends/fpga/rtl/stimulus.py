@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.isa import Program, compile_mlp
-from fastcar_cli.backends.fpga.layer import Machine
-from fastcar_cli.backends.fpga.machine import Rates, cycles
+from fastcar_cli.backends.fpga.layer import Accelerator
+from fastcar_cli.backends.fpga.timing import Rates, cycles
 from fastcar_cli.backends.fpga.preset import Preset
 
 SHORT = ((4, 4, 64, 64.0), (16, 24, 64, 4.0), (16, 24, 64, 64.0), (24, 40, 128, 2.0))
@@ -20,16 +20,16 @@ SHORT = ((4, 4, 64, 64.0), (16, 24, 64, 4.0), (16, 24, 64, 64.0), (24, 40, 128, 
 
 @dataclass(frozen=True)
 class Packet:
-    """A stream, the rates it runs at, and the machine that runs it in every row."""
+    """A stream, the rates it runs at, and the accelerator that runs it in every row."""
 
     program: Program
     rates: Rates
-    machine: Machine
+    accelerator: Accelerator
 
     @property
     def passes(self) -> bool:
         """Whether its words, one a cycle, pass in the cycles that the preset gives a packet."""
-        return self.machine.packet >= self.program.words
+        return self.accelerator.packet >= self.program.words
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Layer:
 
 
 def packet_of(preset: Preset, program: Program, rates: Rates) -> Packet:
-    """A packet of a program that runs at these rates on the preset's machine."""
-    machine = Machine.of(preset, program)
+    """A packet of a program that runs at these rates on the preset's accelerator."""
+    accelerator = Accelerator.of(preset, program)
     return Packet(
-        program, rates, replace(machine, row=cycles(program, rates), late=cycles(program, rates, loaded=True))
+        program, rates, replace(accelerator, row=cycles(program, rates), late=cycles(program, rates, loaded=True))
     )
 
 

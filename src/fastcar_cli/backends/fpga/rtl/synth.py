@@ -21,7 +21,7 @@ CARD = {"LUT": 1_303_680, "FF": 2_607_360, "DSP": 9_024, "BRAM36": 2_016, "URAM"
 MACS = 16
 """MACs of the array that is synthesised: a core's has more of the same."""
 
-ARTEFACT = "yosys estimate; the adder tree stands in LUTs and FFs, which a vendor's tool packs into the DSPs in part"
+ARTEFACT = "yosys estimate; the adder tree takes LUTs and FFs, which a vendor's tool packs into the DSPs in part"
 
 CORE = "a core"
 CORE_CAVEAT = f"{CAVEAT} of the sequencer; a DSP a MAC, weight buffer by bits: preset; no LUT and FF of the MAC array"
@@ -59,16 +59,16 @@ def kind_of(cell: str) -> str | None:
 
 def totals(cells: dict[str, int]) -> dict[str, float]:
     """LUT, FF, DSP, BRAM36 (two RAMB18 are one) and URAM of counted cells."""
-    found = dict.fromkeys(CARD, 0.0)
+    used = dict.fromkeys(CARD, 0.0)
     for cell, count in cells.items():
         kind = kind_of(cell)
         if kind == "LUT":
-            found["LUT"] += LUTRAM.get(cell, 1) * count
+            used["LUT"] += LUTRAM.get(cell, 1) * count
         elif kind == "BRAM18":
-            found["BRAM36"] += count / 2
+            used["BRAM36"] += count / 2
         elif kind is not None:
-            found[kind] += count
-    return found
+            used[kind] += count
+    return used
 
 
 def synthesise(folder: Path, parameters: dict[str, int], preset: Preset) -> list[dict[str, Any]]:
@@ -122,12 +122,12 @@ def _cells(program: str, folder: Path, module: str, parameters: dict[str, int]) 
     script, stat = folder / f"synth_{module}.ys", folder / f"synth_{module}.json"
     stat.unlink(missing_ok=True)
     write_whole(script, "".join(f"{line}\n" for line in lines))
-    code, said = call([program, "-q", "-s", script.name], folder)
+    code, output = call([program, "-q", "-s", script.name], folder)
     if code or not stat.exists():
-        raise RunError(f"{program} could not synthesise {module} (status {code})", hint=said[-1500:])
-    found = json.loads(stat.read_text(encoding="utf-8"))
+        raise RunError(f"{program} could not synthesise {module} (status {code})", hint=output[-1500:])
+    counted = json.loads(stat.read_text(encoding="utf-8"))
     # What begins with a dollar is a note of yosys and no cell of the device.
-    return {k: int(v) for k, v in found["design"]["num_cells_by_type"].items() if not k.startswith("$")}
+    return {k: int(v) for k, v in counted["design"]["num_cells_by_type"].items() if not k.startswith("$")}
 
 
 def arithmetic(preset: Preset) -> dict[str, float]:

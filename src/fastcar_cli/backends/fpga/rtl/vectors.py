@@ -1,4 +1,4 @@
-"""What run.sh asks the arithmetic in SystemVerilog, and the emulator's answers (integer.py), as words of units.cpp."""
+"""What run.sh sends to the arithmetic in SystemVerilog, and the emulator's answers (integer.py), as words of units.cpp."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def _numbers(shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
 def vectors(seed: int = 0) -> tuple[bytes, bytes]:
     """Requests and their answers, both int32 words."""
     draws = torch.Generator().manual_seed(seed)
-    asked: list[Tensor] = []
+    sent: list[Tensor] = []
     answers: list[Tensor] = []
 
     def request(what: int, count: int, *words: Tensor) -> None:
-        asked.extend([torch.tensor([what, count]), *words])
+        sent.extend([torch.tensor([what, count]), *words])
 
     outputs = []
     for terms in TERMS:
@@ -47,15 +47,15 @@ def vectors(seed: int = 0) -> tuple[bytes, bytes]:
         answers.append((weight @ q)[None])
     request(SUMS, len(TERMS), *outputs)
 
-    found = _numbers((64, 40), draws)
+    totals = _numbers((64, 40), draws)
     multiplier = torch.randint(0, 1 << MULTIPLIER_BITS, (40,), generator=draws)
     mantissa = torch.randint(1, (1 << MANTISSA_BITS) + 1, (64, 1), generator=draws)
     # Every shift there is: 0 to 62 (MOST_SHIFT), one a row, and one that is limited.
     x = Coded(torch.empty(0), mantissa, torch.arange(64)[:, None])
     rows = Rows(torch.empty(0), multiplier, FRACTION)
     by = x.exponent.clamp(max=integer.MOST_SHIFT)
-    request(REQUANTISE, found.numel(), *(w.expand(found.shape) for w in (found, multiplier, mantissa, by)))
-    answers.append(integer.requantised(found, rows, x))
+    request(REQUANTISE, totals.numel(), *(w.expand(totals.shape) for w in (totals, multiplier, mantissa, by)))
+    answers.append(integer.requantised(totals, rows, x))
 
     gate, up = _numbers((4000,), draws), _numbers((4000,), draws)
     request(ACTIVATE, gate.numel(), gate, up)
@@ -66,7 +66,7 @@ def vectors(seed: int = 0) -> tuple[bytes, bytes]:
         coded = integer.code(given[None])
         request(CODE, given.numel(), given)
         answers += [coded.mantissa, FRACTION - coded.exponent, coded.q]
-    return _words(asked), _words(answers)
+    return _words(sent), _words(answers)
 
 
 def _words(parts: list[Tensor]) -> bytes:

@@ -2,7 +2,7 @@
 //
 // A multiply of n cycles takes n words of MACS weights from the weight buffer, in the order in which they came, and the words
 // of an input vector over and over, once an output. A multiply that waits for the vector unit reads the activated
-// vector, another the row's own. Both vectors are written from outside, where the vector unit and the norm would stand. Tiles
+// vector, another the row's own. Both vectors are written from outside, by what would be the vector unit and the norm. Tiles
 // hold whole words; gate and up hold whole outputs.
 //
 // The sum of an output comes LATENCY cycles after the cycle in which the multiply takes its last word.

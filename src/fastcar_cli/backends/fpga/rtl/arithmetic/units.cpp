@@ -69,7 +69,7 @@ static Words through(size_t n, Offer offer, Quiet quiet, Valid valid, Out out) {
     return found;
 }
 
-// Sets a port of MACS bytes to those at hand, zeros behind them; with none, to anything.
+// Sets a port of MACS bytes to those given, zeros behind them; with none, to anything.
 template <class Port>
 static void put(Port& port, const int32_t* bytes, size_t count) {
     for (int w = 0; w < MACS / 4; w++) {
@@ -86,7 +86,7 @@ static Words sums(size_t n) {
         const size_t k = read_words(1)[0];
         const Words x = read_words(k), weights = read_words(k);
         for (size_t i = 0; i < k;) {
-            // What stands at the ports without `valid` must not matter.
+            // What is at the ports without `valid` must not matter.
             const bool valid = top.mac_valid = !gap();
             top.mac_first = valid ? i == 0 : randomness() & 1;
             top.mac_last = valid ? i + MACS >= k : randomness() & 1;

@@ -26,7 +26,7 @@ module accelerator #(
     output wire logic               in_ready,
     input  wire logic [63:0]        in_word,
     output wire logic               skip,
-    // What a watcher sees: widths of the registers, a word going to a core, cores told to start, rows finished, a core
+    // What a watcher sees: widths of the registers, a word going to a core, cores started, rows finished, a core
     // out of step.
     output wire logic [7:0]         index_bits, mapping_bits,
     output wire logic [CORES-1:0]   sent,

@@ -3,7 +3,7 @@
 // `start` loads the Index Register. Then one Mapping Register a cycle is written: rows that compute are
 // dealt to the cores round-robin. From REMAP cycles on the packets of rows 0 .. rows - 1 are taken in
 // order, a word a cycle: a row whose bit is 1 goes to its core, once that has room for the packet;
-// of another row only the header is taken (`skip` tells the fetcher to jump to the next packet, which
+// of another row only the header is taken (`skip` makes the fetcher jump to the next packet, which
 // costs DROP cycles in all), or with STREAM its words pass and nobody gets them.
 //
 // A packet is a header, whose low 16 bits count the instruction words that follow, and these words.

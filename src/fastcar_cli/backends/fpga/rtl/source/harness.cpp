@@ -67,7 +67,7 @@ static bool same(const Layer& layer, int row, const char* what, int64_t found, i
   return difference(layer, row, at, what + (" " + text(found)) + ", expected " + text(expected));
 }
 
-// Runs one layer; its first cycle is the one that the model stands in. Returns whether it is as expected.
+// Runs one layer; its first cycle is the one that the model is in. Returns whether it is as expected.
 static bool run(Vaccelerator* top, VerilatedContext* context, const Layer& layer, const Words& words, int64_t& total, void (*dump)(VerilatedContext*)) {
   std::vector<Row> rows(layer.rows);
   for (int r = 0; r < layer.rows; r++) rows[r] = {r, NEVER, NEVER, NEVER, NEVER, NEVER};
@@ -128,7 +128,7 @@ static bool run(Vaccelerator* top, VerilatedContext* context, const Layer& layer
                same(layer, e.row, "last word in cycle", f.last, e.last) && same(layer, e.row, "begins in cycle", f.begin, e.begin) &&
                same(layer, e.row, "ends in cycle", f.end, e.end);
       }
-      if (hangs) return difference(layer, std::min(at, layer.rows - 1), t, "the layer goes on, expected its end in cycle " + text(layer.cycles));
+      if (hangs) return difference(layer, std::min(at, layer.rows - 1), t, "the layer continues, expected its end in cycle " + text(layer.cycles));
       return same(layer, layer.rows - 1, "layer ends in cycle", t, layer.cycles);
     }
     top->clk = 1; top->eval(); dump(context); context->timeInc(1);

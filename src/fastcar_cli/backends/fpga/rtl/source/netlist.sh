@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs DRS as synthesised in the place of its source: the netlist of synth_xilinx, its cells expanded to what they
+# Runs DRS as synthesised instead of its source: the netlist of synth_xilinx, its cells expanded to what they
 # compute, between the other sources. Status 1 at the first difference. YOSYS names another program.
 set -eu
 cd "$(dirname "$0")"

@@ -34,7 +34,7 @@ module sequencer #(
     output wire logic        finished,     // in the first cycle after the row's last
     output wire logic        empty,
 
-    output wire logic [15:0] load_needs,   // multiplies that must be done before the next tile is asked for
+    output wire logic [15:0] load_needs,   // multiplies that must be done before the next tile is requested
     input  wire logic [15:0] needs,        // the same of the core that asks
     output wire logic        has_room,     // so many are done here
     input  wire logic        may_load,
@@ -64,7 +64,7 @@ module sequencer #(
 
   logic [15:0] loads_left, macs_left, vectors_left;   // to begin
   logic [15:0] loads_done, macs_done, vectors_done;
-  logic [OUT_BITS-1:0] loads_out;                     // asked for and not done
+  logic [OUT_BITS-1:0] loads_out;                     // requested and not done
   logic [28:0] mac_busy, vector_busy;                 // cycles still to come
 
   assign through = running && loads_left == '0 && macs_left == '0 && vectors_left == '0 && loads_out == '0

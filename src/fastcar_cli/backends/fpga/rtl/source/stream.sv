@@ -1,5 +1,5 @@
 // A weight stream: the timing of a memory port, without the memory. DEPTH requests wait their latency side by
-// side; beats pass in the order of the requests. It stands where a board has its HBM controller.
+// side; beats pass in the order of the requests. A board has its HBM controller here.
 `default_nettype none
 module stream #(
     parameter int LATENCY = 64,

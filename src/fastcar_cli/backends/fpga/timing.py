@@ -69,12 +69,12 @@ def spans(program: Program, rates: Rates, *, loaded: bool = False) -> list[Span]
 
     loaded: the tiles that fit the buffer wait in it already (a core that joins a multicast late).
     """
-    found: list[Span] = []
+    ran: list[Span] = []
     free = {"memory": 0, "mac": 0, "vector": 0}
     passed = 0
     for instruction in program.instructions:
         unit = UNIT_OF[instruction.op]
-        ready = max((found[i].end for i in instruction.after), default=0)
+        ready = max((ran[i].end for i in instruction.after), default=0)
         length = rates.length(instruction)
         if unit != "memory":
             begin = max(free[unit], ready)
@@ -86,11 +86,11 @@ def spans(program: Program, rates: Rates, *, loaded: bool = False) -> list[Span]
             free[unit] = begin + 1
             # Beats pass in the order of the requests; the latency of one passes beside the beats of another.
             end = passed = max(begin + rates.latency, passed) + length
-        found.append(Span(unit, instruction.op, begin, end))
-    return found
+        ran.append(Span(unit, instruction.op, begin, end))
+    return ran
 
 
 @lru_cache(maxsize=4096)
 def cycles(program: Program, rates: Rates, loaded: bool = False) -> int:
-    """Cycles of one stream on one core, from its begin to its last result."""
+    """Cycles of one stream on one core, from its first cycle to its last result."""
     return max(s.end for s in spans(program, rates, loaded=loaded))
