@@ -11,12 +11,12 @@ import yaml
 from conftest import Run
 from fpga_presets import preset, work
 
-from fastcar_cli.backends.fpga import broadcast
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.explain import explain
 from fastcar_cli.backends.fpga.published import TABLE
 from fastcar_cli.backends.fpga.summary import compare
 from fastcar_cli.config import preset_folder
+from fastcar_lab.accelerator import broadcast
 
 
 def test_generate_on_the_accelerator(run: Run, tmp_path: Path) -> None:
@@ -108,7 +108,9 @@ def test_table_and_explain_print(run: Run) -> None:
 def test_explained_terms_are_the_emulated_ones() -> None:
     emulator = Emulator(preset(), work())
     lines = "\n".join(explain(emulator, 3))
-    assert f"MLP = 2 x (start 1 + row {emulator.accelerator.row:,}) = {emulator.accelerator.rounds(2):,} cycles" in lines
+    assert (
+        f"MLP = 2 x (start 1 + row {emulator.accelerator.row:,}) = {emulator.accelerator.rounds(2):,} cycles" in lines
+    )
     assert f"both together {emulator.accelerator.layer(0b111, 6)[1]:,} cycles" in lines
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fastcar_cli.backends.fpga import integer
-from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.backend import FpgaBackend
+from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.formats import group_sums, quantise, sums
 from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.errors import RequestError

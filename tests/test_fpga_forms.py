@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.isa import compile_linear, compile_mlp
 from fastcar_cli.backends.fpga.layer import Accelerator
-from fastcar_cli.backends.fpga.timing import Rates, cycles, spans
 from fastcar_cli.backends.fpga.summary import energy_of
+from fastcar_cli.backends.fpga.timing import Rates, cycles, spans
 
 FAST = 1e9
 MLP = compile_mlp(64, 192, 16, 1024)

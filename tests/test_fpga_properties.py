@@ -48,7 +48,7 @@ def test_a_layer_is_the_machine_stepped_cycle_by_cycle(
     index = sum(1 << r for r in np.flatnonzero(computing).tolist())
     gaps = data.draw(st.lists(st.sampled_from([0, 0, 1, 40]), min_size=w.rows, max_size=w.rows))
     rows, total = emulator.accelerator.layer(index, w.rows, gaps)
-    wanted, length = stepped(emulator.machine, emulator.mlp, emulator.rates, index, w.rows, gaps)
+    wanted, length = stepped(emulator.accelerator, emulator.mlp, emulator.rates, index, w.rows, gaps)
     assert {r.row: tuple(r[1:]) for r in rows if r.core is not None} == wanted
     assert total == length
 

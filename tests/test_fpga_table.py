@@ -9,7 +9,8 @@ from conftest import Run
 
 from fastcar_cli.backends.fpga.predicted import POINTS
 from fastcar_cli.backends.fpga.preset import constants, fpga_presets, load_preset
-from fastcar_cli.backends.fpga.published import emulate_table, fit
+from fastcar_cli.backends.fpga.published import emulate_table
+from fastcar_lab.accelerator.fit import fit
 
 
 def test_published_table() -> None:

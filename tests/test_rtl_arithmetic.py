@@ -15,14 +15,14 @@ import torch
 from fastcar_cli.backends.fpga import integer
 from fastcar_cli.backends.fpga.integer import Coded, Rows
 from fastcar_cli.backends.fpga.isa import compile_mlp
-from fastcar_cli.backends.fpga.timing import Rates, spans
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.backends.fpga.rtl.core import expected, random_rows
-from fastcar_cli.backends.fpga.rtl.decoded import compared, core_row, decoded
-from fastcar_cli.backends.fpga.rtl.decoded import main as command
 from fastcar_cli.backends.fpga.rtl.tools import compiler, verilator, yosys
-from fastcar_cli.backends.fpga.rtl.units import Core, Units, write_arithmetic
+from fastcar_cli.backends.fpga.timing import Rates, spans
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_lab.accelerator.arithmetic import Core, Units, write_arithmetic
+from fastcar_lab.accelerator.decoded import compared, core_row, decoded
+from fastcar_lab.accelerator.decoded import main as command
 
 PRESET = load_preset("edge-int8")
 LIMIT = integer.LIMIT

@@ -31,12 +31,12 @@ def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, pres
                 "projections": layers * emulator.all_rows(emulator.projections),
                 "core": layers * float(emulator.attention_cycles(np.array([seq]))[0]),
             },
-            "mlp": {"mlp": layers * emulator.machine.rounds(-(-rows // accelerator.cores))},
+            "mlp": {"mlp": layers * emulator.accelerator.rounds(-(-rows // accelerator.cores))},
             "depth_transformer": {"rest": rest},
         }
         sums = {name: sum(parts.values()) for name, parts in cycles.items()}
         total = sum(sums.values())
-        drs = layers * emulator.machine.layer(0, rows)[1]
+        drs = layers * emulator.accelerator.layer(0, rows)[1]
         found.append(
             {
                 "seq": seq,

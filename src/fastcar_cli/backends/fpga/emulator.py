@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fastcar_cli.backends.fpga.isa import Program, compile_linear, compile_mlp
 from fastcar_cli.backends.fpga.layer import START, Accelerator
-from fastcar_cli.backends.fpga.timing import Rates, cycles
 from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.timing import Rates, cycles
 from fastcar_cli.backends.fpga.workload import Workload, check_memory
 from fastcar_cli.errors import RequestError
 

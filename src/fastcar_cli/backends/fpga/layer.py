@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.isa import Program
-from fastcar_cli.backends.fpga.timing import Rates, cycles
 from fastcar_cli.backends.fpga.preset import Preset, Weights
+from fastcar_cli.backends.fpga.timing import Rates, cycles
 
 START = 1
 """Cycles from a layer's start to the first mapping, and from a core's leave to start to its first instruction."""

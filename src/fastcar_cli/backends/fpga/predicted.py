@@ -32,7 +32,7 @@ class Shape:
     vocabulary: int
 
     def workload(self) -> Workload:
-        """One token of one request after `CONTEXT` - 1 others; the head is where a video model has its depth transformer."""
+        """One token of one request after `CONTEXT` - 1 others; the head counts as the depth transformer."""
         projections = 4 * self.width * self.width
         head = self.vocabulary * self.width
         block = projections + 3 * self.width * self.mlp_width

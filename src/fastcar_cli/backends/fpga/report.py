@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.backends.fpga.timing import spans
 from fastcar_cli.backends.fpga.summary import Comparison, energy_of
+from fastcar_cli.backends.fpga.timing import spans
 from fastcar_cli.errors import RunError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import csv_of, write_whole

@@ -14,7 +14,6 @@ from torch import Tensor
 from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
 from fastcar_cli.backends.fpga.isa import compile_mlp
-from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights
 from fastcar_cli.backends.fpga.rtl.core import expected, random_rows, requests
 from fastcar_cli.backends.fpga.rtl.core import parameters as core_parameters
@@ -27,8 +26,9 @@ from fastcar_cli.backends.fpga.rtl.stimulus import (
     random_layers,
     short_packets,
 )
-from fastcar_cli.backends.fpga.rtl.units import ARITHMETIC, SOURCE
+from fastcar_cli.backends.fpga.rtl.tools import ARITHMETIC, SOURCE
 from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
+from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.backends.fpga.workload import check_rows
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, sha256_of, write_whole
@@ -143,7 +143,7 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
 
 
 def _arithmetic(folder: Path, preset: Preset) -> None:
-    """Write what the parts of a core's arithmetic, and the core are built with, their requests, and the expected answers."""
+    """Write what a core and the parts of its arithmetic are built with, their requests, and the expected answers."""
     macs = macs_of(preset)
     rows = random_rows(macs, int(preset.hbm.latency.value), preset.window)
     sums = b"".join(_counted(expected(row, macs)) for row in rows)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.backends.fpga.isa import UNIT_OF, Instruction, Program, compile_mlp
-from fastcar_cli.backends.fpga.timing import Rates, spans
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
+from fastcar_cli.backends.fpga.timing import Rates, spans
 from fastcar_cli.errors import RequestError
 
 

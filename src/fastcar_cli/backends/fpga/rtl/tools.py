@@ -12,6 +12,8 @@ from pathlib import Path
 
 from fastcar_cli.errors import RequestError, RunError
 
+ARITHMETIC = Path(__file__).parent / "arithmetic"
+SOURCE = Path(__file__).parent / "source"
 EXTRA = "pip install 'fastcar[rtl]'"
 
 
@@ -65,7 +67,7 @@ def call(arguments: Sequence[str], folder: Path, extra: Mapping[str, str] | None
 def simulate(folder: Path, *, layers: int | None = None, saif: bool = False) -> tuple[bool, str]:
     """Build what lies in a folder and compare it with the emulator; whether they are equal, and what it printed.
 
-    layers: run so many of the preset's accelerator alone; None: all of it, the other accelerators and the arithmetic. Raises
+    layers: run so many of the preset's accelerator alone; None: all of it, the others and the arithmetic. Raises
     RequestError where a program is missing, RunError where the sources do not build.
     """
     programs = {"VERILATOR": verilator(), "CXX": compiler(), "SAIF": "1" if saif else ""}

@@ -1,4 +1,4 @@
-"""What run.sh sends to the arithmetic in SystemVerilog, and the emulator's answers (integer.py), as words of units.cpp."""
+"""What run.sh sends to the arithmetic in SystemVerilog, and the answers of integer.py, as words of units.cpp."""
 
 from __future__ import annotations
 

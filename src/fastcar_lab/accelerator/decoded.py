@@ -1,4 +1,4 @@
-"""Holds the arithmetic in SystemVerilog to a decode: `python -m fastcar_cli.backends.fpga.rtl.decoded DIR`.
+"""Compares the arithmetic in SystemVerilog with a decode: `python -m fastcar_lab.accelerator.decoded DIR`.
 
 What lies in DIR is built, or, where DIR is new, the sources are written there first. MODEL decodes random codes in
 int8-exact; sums, fixed-point numbers and codes of its MLPs must be equal, or it ends with status 1 and names the first
@@ -20,14 +20,14 @@ from fastcar_cli.backends.fpga import integer
 from fastcar_cli.backends.fpga.backend import FpgaBackend
 from fastcar_cli.backends.fpga.integer import Coded, IntegerMLP, Rows, code_floats
 from fastcar_cli.backends.fpga.isa import compile_mlp
-from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.backends.fpga.rtl.core import CoreRow, expected
-from fastcar_cli.backends.fpga.rtl.units import Core, Units, write_arithmetic
+from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.models import load
 from fastcar_cli.models.decoder import Decoder
+from fastcar_lab.accelerator.arithmetic import Core, Units, write_arithmetic
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Token:
     x: Coded
 
 
-class _Kept(FpgaBackend):
-    """An accelerator that keeps what its MLPs are given at some passes."""
+class _Recorder(FpgaBackend):
+    """An accelerator that keeps the inputs of its MLPs at some passes."""
 
     def __init__(self, decoder: Decoder, preset: Preset, rows: int, every: int, tokens: list[Token]) -> None:
         super().__init__(decoder, preset, rows)
@@ -71,19 +71,19 @@ def decoded(model: str, preset: Preset, every: int, seed: int = 0) -> list[Token
     tokens: list[Token] = []
     trace(
         loaded, ["a red ball"], codes, tau=None, cfg=loaded.defaults.cfg,
-        backend=lambda decoder, rows: _Kept(decoder, preset, rows, every, tokens),
+        backend=lambda decoder, rows: _Recorder(decoder, preset, rows, every, tokens),
     )  # fmt: skip
     return tokens
 
 
-def _equal(token: Token, part: str, found: Tensor, wanted: Tensor) -> int:
+def _equal(token: Token, part: str, actual: Tensor, wanted: Tensor) -> int:
     """How many were compared. Raises RunError for the first that differs."""
-    wrong = (found != wanted).flatten().nonzero()
+    wrong = (actual != wanted).flatten().nonzero()
     if len(wrong):
         at = int(wrong[0])
         raise RunError(
             f"pass {token.step}, layer {token.layer}, row {token.row}, {part} {at}: the hardware has "
-            f"{int(found.flatten()[at])}, the emulator {int(wanted.flatten()[at])}"
+            f"{int(actual.flatten()[at])}, the emulator {int(wanted.flatten()[at])}"
         )
     return wanted.numel()
 
@@ -103,10 +103,10 @@ def compared(units: Units, token: Token) -> Iterator[tuple[str, int]]:
     gate, up = integer.product(mlp.gate, x), integer.product(mlp.up, x)
     hidden = integer.activated(gate, up)
     yield "fixed-point numbers", _equal(token, "activated", units.activated(gate, up), hidden)
-    coded, found = integer.code(hidden), units.code(hidden)
-    yield "codes", _equal(token, "code", found.q, coded.q)
-    yield "codes", _equal(token, "mantissa", found.mantissa, coded.mantissa)
-    yield "codes", _equal(token, "exponent", found.exponent, coded.exponent)
+    coded, actual = integer.code(hidden), units.code(hidden)
+    yield "codes", _equal(token, "code", actual.q, coded.q)
+    yield "codes", _equal(token, "mantissa", actual.mantissa, coded.mantissa)
+    yield "codes", _equal(token, "exponent", actual.exponent, coded.exponent)
     yield from product("down", mlp.down, coded)
 
 
@@ -117,8 +117,6 @@ def core_row(preset: Preset, token: Token) -> CoreRow:
     hidden = integer.activated(integer.product(mlp.gate, x), integer.product(mlp.up, x))
     program = compile_mlp(width, inner, 8, preset.tile_bytes, preset.window)
     matrices = (mlp.gate.weight, mlp.up.weight, mlp.down.weight)
-    program = compile_mlp(width, inner, 8, preset.tile_bytes, preset.window)
-    matrices = (mlp.gate.weight, mlp.up.weight, mlp.down.weight)
     return CoreRow(program, Rates.of(preset), *matrices, x.q[0], integer.code(hidden).q[0])
 
 
@@ -127,15 +125,15 @@ def summed(core: Core | None, preset: Preset, token: Token) -> Iterator[tuple[st
     if core is None:
         return
     row = core_row(preset, token)
-    found, wanted = core.sums(row), expected(row, int(preset.core.mac_array.value))
-    if len(found) != len(wanted):
-        raise RunError(f"pass {token.step}, layer {token.layer}: the core has {len(found)} sums, needed: {len(wanted)}")
-    _equal(token, "cycle of the core's sum", found[:, 0], wanted[:, 0])
-    yield "sums of a core in their cycles", _equal(token, "the core's sum", found[:, 1], wanted[:, 1])
+    actual, wanted = core.sums(row), expected(row, int(preset.core.mac_array.value))
+    if len(actual) != len(wanted):
+        raise RunError(f"pass {token.step}, layer {token.layer}: the core has {len(actual)} sums, not {len(wanted)}")
+    _equal(token, "cycle of the core's sum", actual[:, 0], wanted[:, 0])
+    yield "sums of a core in their cycles", _equal(token, "the core's sum", actual[:, 1], wanted[:, 1])
 
 
 def _core(folder: Path, preset: Preset, token: Token) -> Core | None:
-    """The core that runs tokens like this one; None, and a word why, where core.sv can't."""
+    """The core that runs tokens like this one; None, and a note why, where core.sv can't."""
     row, macs = core_row(preset, token), int(preset.core.mac_array.value)
     try:
         row.check(macs)

@@ -1,4 +1,4 @@
-"""What sharing a stream of weights costs, as docs/fpga.md shows it: `python -m fastcar_cli.backends.fpga.broadcast`."""
+"""What sharing a stream of weights costs, as docs/fpga.md shows it: `python -m fastcar_lab.accelerator.broadcast`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def cost(preset: Preset, work: Workload, ratio: float) -> tuple[float, float]:
         ratio=ratio,
         seed=0,
     )
-    found = Emulator(preset, work).run(decisions).components
-    mlp, drs = found["mlp"].cycles, found["drs"].cycles
+    components = Emulator(preset, work).run(decisions).components
+    mlp, drs = components["mlp"].cycles, components["drs"].cycles
     return (mlp + drs) * preset.seconds_per_cycle, drs / (mlp + drs)
 
 

@@ -1,0 +1,1 @@
+"""Figures about the emulated accelerator, and its arithmetic in SystemVerilog against a decode."""

@@ -1,0 +1,34 @@
+"""The fitted constants of paper-u280, from the published latencies: `python -m fastcar_lab.accelerator.fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastcar_cli.backends.fpga.preset import Preset, load_preset
+from fastcar_cli.backends.fpga.published import FRAMES, TABLE, emulate_table
+from fastcar_cli.models.loading.vila_u_7b import full_spec
+
+
+def fit(preset: Preset, used: Sequence[int] = range(7)) -> tuple[float, float]:
+    """(utilisation, seconds of the rest a step) that fit these rows of the table best, by relative error.
+
+    Latency is linear in 1 / utilisation and in the rest, apart from the tiles' rounding; both are solved
+    for by least squares from the emulation at the preset's own values.
+    """
+    rows = emulate_table(preset)
+    steps = FRAMES * full_spec().tokens_per_frame - 1
+    if preset.rest.seconds_per_step is None:
+        raise ValueError("a preset whose rest is modelled has nothing to fit")
+    rest = preset.rest.seconds_per_step.value * steps
+    compute = np.array([rows[i]["emulated_s"] - rest for i in used])
+    wanted = np.array([TABLE[i].seconds for i in used])
+    system = np.stack([compute / wanted, steps / wanted], 1)
+    scale, seconds = np.linalg.lstsq(system, np.ones(len(wanted)), rcond=None)[0]
+    return preset.core.utilisation.value / float(scale), float(seconds)
+
+
+if __name__ == "__main__":
+    utilisation, per_step = fit(load_preset("paper-u280"))
+    print(f"core.utilisation {utilisation:.4f}, rest.seconds_per_step {per_step:.5f}")
