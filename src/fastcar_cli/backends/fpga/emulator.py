@@ -1,7 +1,7 @@
 """Cycles of a whole run: every layer of every step on the accelerator of layer.py, summed.
 
 Rows of a layer run the same stream, timed once; a layer depends on which rows compute and nothing else,
-so each Index Register word of a run is emulated once. tests/test_fpga_properties.py compares this with one that
+so each Index Register word of a run is emulated once. tests/fpga/test_fpga_properties.py compares this with one that
 is stepped cycle by cycle.
 """
 

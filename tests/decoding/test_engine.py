@@ -1,0 +1,165 @@
+"""The laws of the step loop; what a pass computes is held in test_executors."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tiny import tiny_model
+
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.executor import distinct_tokens
+from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
+from fastcar_cli.decoding.state import DecodeSettings, Watcher, left_pad
+from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.errors import RequestError
+
+PROMPTS = [[1, 4, 5, 2], [1, 6, 7, 8, 2], [1, 2], [1, 2]]
+
+
+def _codes(videos: int, frames: int, seed: int = 3) -> torch.Tensor:
+    return torch.randint(0, 9, (videos, frames * 4, 3), generator=torch.Generator().manual_seed(seed))
+
+
+def _run(model, prompts, codes, **changes):  # type: ignore[no-untyped-def]
+    cfg, tau = changes.pop("cfg", 2.0), changes.pop("tau", "off")
+    frames = codes.shape[1] // 4
+    decode = Decode(
+        model,
+        prompts,
+        DecodeSettings(frames, SamplingSettings(cfg=cfg), ReplayRule(Tau.read(tau)), keep_tas=True, **changes),
+        torch.zeros(codes.shape),
+    )
+    steps = [(s.hidden.clone(), s.logits.clone()) for s in decode.steps(codes, keep_logits=True)]
+    return decode, torch.stack([h for h, _ in steps]), torch.stack([x for _, x in steps])
+
+
+def test_minus_infinity_replays_every_eligible_mlp() -> None:
+    model, codes = tiny_model(), _codes(2, 4)
+    decode, _, _ = _run(model, PROMPTS, codes, tau="-inf")
+    n = codes.shape[1]
+    stats = decode.replay.stats(decode.passes)  # type: ignore[union-attr]
+    assert stats.ratio == pytest.approx((n - 1 - 4) / (n - 1))
+    assert stats.eligible_ratio == 1.0
+    assert stats.by_frame == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_replayed_rows_never_reach_the_backend() -> None:
+    model, codes = tiny_model(), _codes(2, 4)
+    calls: list[tuple[int, int]] = []
+
+    class Counting:
+        name = "counting"
+
+        def mlp(self, layer, x, rows):  # type: ignore[no-untyped-def]
+            calls.append((layer, len(x)))
+            return model.llm.layers[layer].mlp(x)
+
+    settings = DecodeSettings(4, SamplingSettings(cfg=2.0), ReplayRule(Tau((0.0,))))
+    decode = Decode(model, PROMPTS, settings, torch.zeros(codes.shape), Counting())
+    for _ in decode.steps(codes):
+        pass
+    computed = sum(rows for _, rows in calls)
+    replayed = int(decode.replay.replayed.sum())  # type: ignore[union-attr]
+    assert replayed > 0
+    assert computed == 3 * 4 * (codes.shape[1] - 1) - replayed
+
+
+def test_all_rows_replaying_calls_no_mlp_after_the_first_frame() -> None:
+    model, codes = tiny_model(), _codes(2, 4)
+    calls = []
+
+    class Counting:
+        name = "counting"
+
+        def mlp(self, layer, x, rows):  # type: ignore[no-untyped-def]
+            calls.append(layer)
+            return model.llm.layers[layer].mlp(x)
+
+    settings = DecodeSettings(4, SamplingSettings(cfg=2.0), ReplayRule(Tau.read("-inf")), executor="torch")
+    decode = Decode(model, PROMPTS, settings, torch.zeros(codes.shape), Counting())
+    for _ in decode.steps(codes):
+        pass
+    assert len(calls) == 3 * 4
+
+
+def test_strictly_greater() -> None:
+    model, codes = tiny_model(), _codes(2, 3)
+    first, _, _ = _run(model, PROMPTS, codes, tau=[0.0, 1e9, 1e9])
+    exact = float(first.replay.tas[0, 0, 5])  # type: ignore[union-attr,index]
+    equal, _, _ = _run(model, PROMPTS, codes, tau=[exact, 1e9, 1e9])
+    below, _, _ = _run(model, PROMPTS, codes, tau=[exact - 1e-4, 1e9, 1e9])
+    # Token 5 is the first whose score no earlier replay of this layer's decisions can have changed.
+    assert not bool(equal.replay.replayed[0, 0, 5])  # type: ignore[union-attr]
+    assert bool(below.replay.replayed[0, 0, 5])  # type: ignore[union-attr]
+
+
+def test_what_shares_the_batch_changes_nothing() -> None:
+    model = tiny_model()
+    noise = torch.stack([uniforms(s, 16, 3) for s in (5, 6)])
+    settings = DecodeSettings(4, SamplingSettings(cfg=2.0, top_p=0.9, top_k=6), ReplayRule(Tau((0.0,))))
+    both = Decode(model, PROMPTS, settings, noise)
+    alone = Decode(model, [PROMPTS[1], PROMPTS[3]], settings, noise[1:])
+    for _ in both.steps():
+        pass
+    for _ in alone.steps():
+        pass
+    assert torch.equal(both.codes[1], alone.codes[0])
+
+
+def test_memory_of_a_window_does_not_grow_with_the_video() -> None:
+    model = tiny_model()
+    sizes = [
+        Decode(
+            model, PROMPTS, DecodeSettings(f, rule=ReplayRule(Tau((0.0,))), window=3, sinks=1), torch.zeros(2, f * 4, 3)
+        )
+        for f in (2, 4)
+    ]
+    assert sizes[0].cache.nbytes == sizes[1].cache.nbytes
+    assert sizes[0].replay.nbytes == sizes[1].replay.nbytes  # type: ignore[union-attr]
+
+
+def test_neighbours_with_short_prompts_take_no_sinks_from_a_video() -> None:
+    model, codes = tiny_model(), _codes(2, 4)
+    settings = {"window": 3, "sinks": 4, "tau": 0.0, "cfg": 1.0}
+    _, alone, _ = _run(model, [[1, 6, 7, 8, 2]], codes[:1], **settings)
+    _, beside, _ = _run(model, [[1, 6, 7, 8, 2], [1, 2]], codes, **settings)
+    torch.testing.assert_close(beside[:, 0], alone[:, 0], atol=1e-6, rtol=1e-5)
+
+
+def test_kernels_that_do_not_go_are_refused() -> None:
+    model, codes = tiny_model(), _codes(2, 2)
+    for kernels, word in (("graph", "cuda"), ("native", "watched"), ("numba", "unknown")):
+        decode = Decode(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0), executor=kernels), codes.float())
+        decode.watch = cast(Watcher, object()) if kernels == "native" else None
+        with pytest.raises(RequestError, match=rf"`executor` {kernels}: .*{word}"):
+            decode.start()
+
+
+def test_auto_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, codes = tiny_model(), _codes(2, 2)
+    monkeypatch.setattr("fastcar_cli.decoding.native.native.unavailable", lambda: "not built: no compiler")
+    decode = Decode(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0)), codes.float())
+    decode.start()
+    assert (decode.executor_name, decode.why) == ("torch", "not built: no compiler")
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_tokens_with_the_same_prompt_so_far_are_computed_once(prompts: list[list[int]]) -> None:
+    ids, lengths = left_pad(prompts)
+    wanted, back = distinct_tokens(ids, lengths)
+    longest = ids.shape[1]
+
+    def so_far(at: int) -> list[int]:
+        row, column = divmod(at, longest)
+        return prompts[row][: max(0, column - (longest - len(prompts[row])) + 1)]
+
+    beginnings = [p[:end] for p in prompts for end in range(1, len(p) + 1)]
+    assert sorted(so_far(at) for at in wanted.tolist()) == sorted(map(list, {tuple(b) for b in beginnings}))
+    for at, found in enumerate(back.tolist()):
+        if so_far(at):
+            assert so_far(at) == so_far(int(wanted[found]))

@@ -1,0 +1,46 @@
+"""Presets of the emulated accelerator that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.fpga_presets import preset, work
+
+from fastcar_cli.backends.fpga.emulator import Emulator
+from fastcar_cli.backends.fpga.preset import load_preset
+from fastcar_cli.config import preset_folder
+from fastcar_cli.errors import RequestError
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(speed=3), "unknown key 'speed'"),
+        (lambda d: d["core"]["mac_array"].update(unit="GOPS"), "core.mac_array.unit is 'GOPS'"),
+        (lambda d: d["clock"].pop("source"), "key 'clock.source'"),
+        (lambda d: d["hbm"]["efficiency"].update(value=1.5), "hbm.efficiency.value is 1.5"),
+        (lambda d: d["core"]["mac_array"].update(value=float("inf")), "finite number"),
+        (lambda d: d["rest"].update(mode="constant"), "mode 'constant' needs seconds_per_step"),
+        (lambda d: [d["hbm"][k].update(kind="fitted") for k in ("capacity", "channels", "efficiency")], "3 fitted"),
+        (lambda d: d.update(cores=0), "key 'cores'"),
+        (lambda d: d["hbm"]["beat"].update(value=0.5), "hbm.beat.value is 0.5, needed: an integer"),
+        (lambda d: d["drs"]["queue"].update(value=0), "drs.queue.value is 0"),
+        (lambda d: d["hbm"].update(weights="broadcast"), "'lockstep', 'multicast' or 'private'"),
+        (lambda d: d["hbm"].update(weights="multicast"), "weights 'multicast' need window"),
+    ],
+)  # fmt: skip
+def test_bad_presets_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    data = yaml.safe_load((preset_folder() / "fpga" / "edge-small.yaml").read_text())
+    change(data)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(RequestError) as caught:
+        load_preset(str(tmp_path / "mine.yaml"))
+    assert message in str(caught.value) and "mine.yaml" in str(caught.value)
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_arithmetic() -> None:
+    with pytest.raises(RequestError, match=r"x 16 bit / 8 = 18.63 GiB, it has 0.5 GiB"):
+        Emulator(preset(), work(resident_weights=10**10))

@@ -1,0 +1,348 @@
+"""The Triton kernels against plain torch, through Triton's interpreter, and compiled for Hopper without a GPU.
+
+`TRITON_INTERPRET=1` has to be set before triton is first imported, hence the environment in conftest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path as File
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.tiny import tiny_spec
+from torch import Tensor
+
+from fastcar_cli.decoding import self_check
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.graph import GraphExecutor
+from fastcar_cli.decoding.plain import PlainExecutor
+from fastcar_cli.decoding.replay import ReplayRule, temporal_attention_score
+from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
+from fastcar_cli.decoding.self_check import difference
+from fastcar_cli.decoding.state import Batch, DecodeSettings
+from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.errors import RunError
+from fastcar_cli.models.decoder import DecoderSpec, rotate
+from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.video_model import ModelSpec, VideoModel
+
+pytest.importorskip("triton", reason="triton is not installed: pip install triton (Linux)")
+
+from fastcar_cli.kernels.gpu import append as ka
+from fastcar_cli.kernels.gpu import attend as kt
+from fastcar_cli.kernels.gpu import depth as kd
+from fastcar_cli.kernels.gpu import linear as kl
+from fastcar_cli.kernels.gpu import mlp as km
+from fastcar_cli.kernels.gpu import norm as kn
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Triton's interpreter cuts float32 off to bfloat16 where hardware rounds, so a result can be a step lower.
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+DTYPES = pytest.mark.parametrize("dtype", list(BOUND), ids=["float32", "bfloat16"])
+NAN = float("nan")
+
+
+def _close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    """Within the bound of the dtype, relative to the largest value. NaN is within no bound."""
+    bound = BOUND[dtype] * max(1.0, float(want.float().abs().max()))
+    assert float((got.float() - want.float()).abs().max()) <= bound
+
+
+def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 7919 * len(shape) + sum(shape))
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (2, 100), (5, 33)])
+def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
+    x, w, b = (_random(*s, dtype=dtype, seed=i) for i, s in enumerate([(rows, width), (width,), (width,)]))
+    got = kn.rms_norm(x, w, 1e-6, torch.empty_like(x))
+    _close(got, F.rms_norm(x.float(), (width,), None, 1e-6).to(dtype) * w, dtype)
+    got = kn.layer_norm(x + 3, w, b, 1e-5, torch.empty_like(x))
+    _close(got, F.layer_norm(x + 3, (width,), w, b, 1e-5), dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "inner", "sizes"), [(2, 33, [40, 17, 5]), (1, 300, [16]), (17, 64, [32, 32])])
+def test_linear_maps_of_ragged_shapes(rows: int, inner: int, sizes: list[int], dtype: torch.dtype) -> None:
+    x = _random(rows, inner, dtype=dtype)
+    weights = [_random(n, inner, dtype=dtype, seed=i) * inner**-0.5 for i, n in enumerate(sizes)]
+    biases: list[Tensor | None] = [_random(n, dtype=dtype, seed=i) for i, n in enumerate(sizes)]
+    out = torch.full((rows, sum(sizes)), NAN, device=DEVICE, dtype=dtype)
+    plain = torch.cat([F.linear(x, w) for w in weights], 1)
+    _close(kl.linear(x, weights, [None] * len(sizes), out), plain, dtype)
+    want = torch.cat([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)
+    _close(kl.linear(x, weights, biases, out, gelu=True), F.gelu(want), dtype)
+    residual = _random(rows, sum(sizes), dtype=dtype, seed=9)
+    _close(kl.linear(x, weights, biases, residual.clone(), add=True), residual + want, dtype)
+
+
+class _Layer:
+    """One MLP with a replay cache of 3 positions at token 7 (position 1)."""
+
+    def __init__(self, rows: int, width: int, wide: int, dtype: torch.dtype) -> None:
+        self.h, self.x = _random(rows, width, dtype=dtype), _random(rows, width, dtype=dtype, seed=1)
+        self.gate = _random(wide, width, dtype=dtype, seed=2) * width**-0.5
+        self.up = _random(wide, width, dtype=dtype, seed=3) * width**-0.5
+        self.down = _random(width, wide, dtype=dtype, seed=4) * wide**-0.5
+        self.cache = _random(rows, 3, width, dtype=dtype, seed=5)
+        self.flags = torch.zeros(rows, dtype=torch.uint8, device=DEVICE)
+        self.t = torch.tensor([7], device=DEVICE)
+        self.middle = torch.full((rows, wide), NAN, dtype=dtype, device=DEVICE)
+
+    def plain(self) -> Tensor:
+        return F.linear(F.silu(F.linear(self.h, self.gate)) * F.linear(self.h, self.up), self.down)
+
+    def run(self, replay: bool = True) -> Tensor:
+        cached = km.Cached(self.flags, self.t, self.cache) if replay else None
+        return km.mlp(self.h, self.gate, self.up, self.down, self.x.clone(), self.middle, cached)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "width", "wide"), [(1, 16, 24), (2, 40, 70), (3, 33, 50), (18, 16, 16)])
+def test_mlp_with_every_kind_of_row(rows: int, width: int, wide: int, dtype: torch.dtype) -> None:
+    layer = _Layer(rows, width, wide, dtype)
+    want = layer.plain()
+    _close(layer.run(replay=False), layer.x + want, dtype)
+    replays = torch.arange(rows, device=DEVICE) % 2 == 0
+    for flags in (torch.zeros_like(replays), replays):
+        layer.flags[:] = flags
+        before = layer.cache.clone()
+        used = torch.where(flags[:, None], before[:, 1], want)
+        _close(layer.run(), layer.x + used, dtype)
+        _close(layer.cache[:, 1], used, dtype)
+        assert torch.equal(layer.cache[flags, 1], before[flags, 1])
+        assert torch.equal(layer.cache[:, [0, 2]], before[:, [0, 2]])
+
+
+@DTYPES
+def test_weights_are_not_touched_where_every_row_replays(dtype: torch.dtype) -> None:
+    layer = _Layer(2, 40, 70, dtype)
+    for weight in (layer.gate, layer.up, layer.down, layer.h):
+        weight.fill_(NAN)
+    layer.flags[:] = 1
+    before = layer.cache.clone()
+    _close(layer.run(), layer.x + before[:, 1], dtype)
+    assert torch.equal(layer.cache, before)
+    assert bool(layer.middle.isnan().all()), "the gated product was written"
+    layer.flags[1] = 0
+    got = layer.run()
+    _close(got[0], layer.x[0] + before[0, 1], dtype)
+    assert bool(got[1].isnan().all()), "the weights of a computed row were not read"
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="counts in the interpreter; on a GPU see the compiled code below")
+def test_no_weight_is_loaded_where_every_row_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = _Layer(2, 40, 70, torch.float32)
+    first, last = km.GATE_UP.of(70, 40), km.DOWN.of(40, 70)
+    wide, narrow = -(-70 // first.out), -(-40 // last.out)
+    loads = []
+    real = kl._weights
+
+    def counting(*arguments: object) -> object:
+        loads.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(kl, "_weights", counting)
+    monkeypatch.setattr(km, "_weights", counting)
+    for flags, tiles in (([0, 0], 1), ([1, 0], 1), ([1, 1], 0)):
+        loads.clear()
+        layer.flags[:] = torch.tensor(flags, dtype=torch.uint8)
+        layer.run()
+        assert len(loads) == tiles * (2 * wide + narrow), flags
+
+
+def _caches(rows: int, kv: int, slots: int, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return _random(rows, kv, slots, d, dtype=dtype, seed=3), _random(rows, kv, slots, d, dtype=dtype, seed=4)
+
+
+@DTYPES
+@pytest.mark.parametrize("released", [False, True], ids=["attention", "released"])
+@pytest.mark.parametrize("pairs", [False, True], ids=["row", "pair"])
+@pytest.mark.parametrize(("heads", "kv", "d", "t"), [(3, 3, 6, 5), (4, 2, 8, 9), (4, 1, 4, 2)])
+def test_append_scores_and_decides(
+    heads: int, kv: int, d: int, t: int, pairs: bool, released: bool, dtype: torch.dtype
+) -> None:
+    videos, padded, frame, tokens = 2, 6, 4, 11
+    rows = 2 * videos
+    qkv = _random(rows, (heads + 2 * kv) * d, dtype=dtype)
+    q, k, v = qkv.view(rows, -1, d).split([heads, kv, kv], 1)
+    keys, values = _caches(rows, kv, padded + tokens, d, dtype)
+    want_keys, want_values = keys.clone(), values.clone()
+    angle = _random(tokens, rows, d // 2, dtype=torch.float32, seed=5)
+    cos, sin = (torch.cat([f(angle)] * 2, -1).to(dtype) for f in (torch.cos, torch.sin))
+    rq, rk = rotate(q, cos[t][:, None], sin[t][:, None]), rotate(k, cos[t][:, None], sin[t][:, None])
+    want_keys[:, :, padded + t], want_values[:, :, padded + t] = rk, v
+    own = temporal_attention_score((q if released else rq).float(), keys[:, :, padded + t - frame].float())
+    gate = own.view(2, -1).mean(0).repeat(2) if pairs else own
+    # In the widest gap between two scores, where rounding decides nothing; one row never replays, one always.
+    ranked = gate.sort().values
+    widest = int(ranked.diff().argmax())
+    thresholds = ranked[widest : widest + 2].mean().repeat(rows)
+    thresholds[0], thresholds[1] = float("inf"), float("-inf")
+    hit = gate > thresholds
+    flags = torch.full((rows,), 7, dtype=torch.uint8, device=DEVICE)
+    scores = torch.full((rows,), NAN, device=DEVICE)
+    query = torch.empty(rows, heads, d, dtype=dtype, device=DEVICE)
+    token = torch.tensor([t], device=DEVICE)
+    decide = ka.Gate(thresholds, scores, flags, released, pairs)
+    ka.append(qkv, query, keys, values, keys, cos, sin, token, ka.Layout(padded, frame), videos, decide)
+    _close(query, rq, dtype)
+    _close(keys, want_keys, dtype)
+    assert torch.equal(values, want_values)
+    if t >= frame:
+        _close(scores, own, dtype)
+        assert flags.tolist() == hit.tolist()
+
+
+@DTYPES
+@pytest.mark.parametrize(("heads", "kv", "d", "t", "chunk"), [(2, 2, 8, 0, 16), (4, 2, 12, 21, 16), (3, 1, 16, 40, 32)])
+def test_attention_reads_what_is_there(heads: int, kv: int, d: int, t: int, chunk: int, dtype: torch.dtype) -> None:
+    rows, padded, size = 2, 5, 48
+    query = _random(rows, heads, d, dtype=dtype)
+    keys, values = _caches(rows, kv, size, d, dtype)
+    pad = torch.tensor([0, 3], device=DEVICE)
+    slot = torch.arange(size, device=DEVICE)
+    seen = (slot[None] <= padded + t) & (slot[None] >= pad[:, None])
+    grouped = query.view(rows, kv, -1, d)
+    want = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen[:, None, None]).reshape(rows, -1)
+    for cache in (keys, values):
+        cache.masked_fill_(~seen[:, None, :, None], NAN)
+    chunks = kt.chunks_of(size, chunk)
+    scratch = tuple(torch.full((rows, heads, chunks, *s), NAN, device=DEVICE) for s in ((d,), (), ()))
+    out = torch.empty(rows, heads * d, dtype=dtype, device=DEVICE)
+    token = torch.tensor([t], device=DEVICE)
+    sinks = torch.zeros_like(pad)
+    kt.attend(query, keys, values, pad, sinks, token, ka.Layout(padded, 4), scratch, out, chunk=chunk, block=16)  # type: ignore[arg-type]
+    _close(out, want, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("seen", [1, 2, 3])
+def test_attention_among_depths(seen: int, dtype: torch.dtype) -> None:
+    rows, heads, d = 2, 3, 5
+    qkv = _random(4, rows, 3 * heads * d, dtype=dtype)
+    qkv[seen:] = NAN
+    q, k, v = (a.view(seen, rows, heads, d).permute(1, 2, 0, 3) for a in qkv[:seen].split(heads * d, -1))
+    want = F.scaled_dot_product_attention(q[:, :, -1:], k, v)
+    out = torch.empty(rows, heads * d, dtype=dtype, device=DEVICE)
+    _close(kd.attend_depths(qkv, heads, seen, out), want.reshape(rows, -1), dtype)
+
+
+def _small() -> VideoModel:
+    """Two layers of ragged widths, so that a decode through the interpreter takes seconds."""
+    torch.manual_seed(0)
+    base = tiny_spec()
+    spec = ModelSpec(
+        **{
+            **vars(base),
+            "decoder": DecoderSpec(width=20, layers=2, heads=2, kv_heads=1, mlp_width=36, vocab=11, rope_theta=50.0),
+            "depth": DepthSpec(width=12, blocks=1, heads=2, depth=3, codes=9, code_width=8, hidden=20),
+        }
+    )
+    model = VideoModel(spec)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(0.0, 1.5 * p.shape[-1] ** -0.5) if p.dim() > 1 else p.add_(torch.randn_like(p) * 0.05)
+    return model.eval().requires_grad_(False).to(DEVICE)
+
+
+def _run(tau: Tau, make: Callable[[Decode], Any], frames: int = 3, cfg: float = 1.0) -> tuple[Decode, Tensor]:
+    sampling = SamplingSettings(cfg=cfg, top_p=0.9, top_k=6, first_frame_top_p=1.0)
+    prompts = [[1, 4, 5, 2], [1, 2]] if cfg != 1.0 else [[1, 4, 5, 2]]
+    asked = DecodeSettings(frames, sampling, ReplayRule(tau))
+    decode = Decode(_small(), prompts, asked, uniforms(5, 4 * frames, 3)[None])
+    decode.executor = make(decode)
+    return decode, torch.stack([s.hidden.clone() for s in decode.steps()])
+
+
+@pytest.mark.slow
+def test_decode_through_the_kernels_equals_plain_torch() -> None:
+    """One case; all rules are held in test_executors.py, slowly."""
+    tau = Tau((0.0, -0.1))
+    plain, want = _run(tau, PlainExecutor)
+    kernels, got = _run(tau, lambda decode: GraphExecutor(decode, capture=False))
+    _close(got, want, torch.float32)
+    assert torch.equal(plain.codes, kernels.codes)
+    assert plain.replay is not None and kernels.replay is not None
+    assert torch.equal(plain.replay.replayed, kernels.replay.replayed)
+    assert bool(plain.replay.replayed.any()) and not bool(plain.replay.replayed[0].all())
+
+
+@pytest.mark.slow
+def test_the_self_check_passes_sound_kernels_and_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastcar_cli.decoding.self_check.TOKENS", 3)
+    batch = Decode(_small(), [[1, 4, 5, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
+    assert difference(batch, capture=False) is None
+    monkeypatch.setattr("fastcar_cli.decoding.triton_ops.append", lambda *_: None)
+    assert "differ" in str(difference(batch, capture=False))
+
+
+def test_a_verdict_is_asked_for_once_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(self_check, "_key", lambda batch: "a device")
+    asked = []
+    monkeypatch.setattr(self_check, "difference", lambda batch: asked.append(1) or "all tokens differ")
+    batch = Decode(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
+    first, second = self_check.unproven(batch), self_check.unproven(batch)
+    assert len(asked) == 1 and first == second
+    assert "all tokens differ" in str(first) and str(self_check.verdict_file()) in str(first)
+
+
+def test_a_full_device_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
+    def full(batch: Batch) -> str | None:
+        raise RunError("a step can't be captured as a CUDA graph") from torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(self_check, "_key", lambda batch: "a device")
+    monkeypatch.setattr(self_check, "difference", full)
+    batch = Decode(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
+    assert "out of memory" in str(self_check.unproven(batch))
+    monkeypatch.setattr(self_check, "difference", lambda batch: None)
+    assert self_check.unproven(batch) is None
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CUDA graph needs a GPU")
+def test_graph_on_a_gpu_equals_its_step() -> None:
+    runs = []
+    for capture in (False, True):
+        decode, hidden = _run(
+            Tau((-0.2, 0.1)), lambda decode, capture=capture: GraphExecutor(decode, capture), frames=4, cfg=2.0
+        )
+        runs.append((decode.codes, decode.replay.replayed, hidden))  # type: ignore[union-attr]
+    for host, graph in zip(*runs, strict=True):
+        assert torch.equal(host, graph)
+
+
+COMPILE = File(__file__).parent / "compile_kernels.py"
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper_and_branch_before_the_weights() -> None:
+    """At the shapes of the 7B model: nothing spilled, 16-byte copies, and no weight before the flags are judged."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, str(COMPILE)], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {k["name"] for k in found} == {
+        "_norm_kernel", "_linear_kernel", "_gate_up_kernel", "_down_kernel", "_append_kernel",
+        "_attend_kernel", "_combine_kernel", "_depth_kernel",
+    }  # fmt: skip
+    for kernel in found:
+        assert kernel["shared"] <= 227 * 1024
+        assert kernel["stack"] == 0
+        if kernel["name"] in ("_linear_kernel", "_gate_up_kernel", "_down_kernel"):
+            copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?, (0x\w+|\d+),", kernel["ptx"])
+            assert copies and {int(c, 0) for c in copies} == {16}
+        if kernel["name"] in ("_gate_up_kernel", "_down_kernel") and "ld.global.b8" in kernel["ptx"]:
+            flag, branch, weight = (kernel["ptx"].find(s) for s in ("ld.global.b8", "bra", "cp.async.cg.shared.global"))
+            assert 0 < flag < branch < weight

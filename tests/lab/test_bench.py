@@ -1,0 +1,153 @@
+"""The benchmark: decisions as they were forced, what is counted, and what is refused. No timing is asserted."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from support.tiny import tiny_model, tiny_spec
+
+import fastcar_lab.bench.__main__ as bench
+from fastcar_cli.cli.render import columns, print_whole
+from fastcar_lab.bench import neighbour
+from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
+from fastcar_lab.bench.contestants import engine, pattern
+from fastcar_lab.bench.measure import contestants, models, pass_bytes
+
+
+@given(st.floats(0, 1), st.integers(1, 8), st.integers(1, 4), st.integers(1, 40))
+def test_forced_decisions_have_their_ratio_exactly(ratio: float, layers: int, rows: int, passes: int) -> None:
+    for joint in (True, False):
+        flags = pattern(ratio, layers, rows, passes, joint)
+        assert flags.shape == (layers, rows, passes)
+        assert flags.sum((0, 2)).tolist() == [round(ratio * layers * passes)] * rows
+        assert not joint or bool((flags == flags[:, :1]).all())
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+def test_weights_of_forced_mlps_are_not_touched_and_others_are(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastcar_cli.decoding.executor import HostExecutor
+
+    hidden: list[torch.Tensor] = []
+    plain = HostExecutor.token_pass
+    monkeypatch.setattr(HostExecutor, "token_pass", lambda *a, **k: hidden.append(plain(*a, **k)))
+    model = tiny_model()
+    for ratio, broken in ((1.0, False), (0.5, True)):
+        # The first frame is computed while the weights are whole.
+        passes = engine(model, rows=2, context=PROMPT_TOKENS + 6, passes=2, executor=executor, ratio=ratio)
+        weights = [weight for block in model.llm.blocks for weight in block.mlp.parameters()]
+        whole = [weight.clone() for weight in weights]
+        for weight in weights:
+            weight.fill_(float("nan"))
+        hidden.clear()
+        passes(2)
+        assert bool(torch.stack(hidden).isnan().any()) is broken
+        for weight, kept in zip(weights, whole, strict=True):
+            weight.copy_(kept)
+
+
+def test_a_table_in_a_file_is_not_cut() -> None:
+    table = columns("a title", "", *(f"a column of numbers {n}" for n in range(9)))
+    table.add_row("float32/native/joint 0.5", *("123.456",) * 9)
+    file = io.StringIO()
+    print_whole(Console(file=file, width=80), table)
+    row = next(line for line in file.getvalue().splitlines() if "float32/native/joint 0.5" in line)
+    assert row.count("123.456") == 9 and "a column of numbers 8" in file.getvalue()
+
+
+def test_every_contestant_of_the_large_shape_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    # Widths that groups of int4 divide; code vectors are narrower than the decoder, as there.
+    monkeypatch.setattr("fastcar_lab.bench.measure.full_spec", lambda: tiny_spec(times=4))
+    plan = Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 1, 1, False)
+    made = contestants(plan, models(plan))
+    assert {"bfloat16/native/dense", "int8/native/mlp", "int4/native/alone 0.5"} <= made.keys()
+    for passes in made.values():
+        passes(1)
+
+
+def test_bytes_of_a_pass_are_the_weights_once_and_every_rows_keys_and_values() -> None:
+    model = tiny_model()
+    spec = model.spec.decoder
+    weights = sum(p.numel() for p in model.llm.layers.parameters()) * 4
+    slot = spec.layers * 2 * spec.kv_heads * spec.head_dim * 4
+    assert pass_bytes(model, 1, 0) == weights
+    assert pass_bytes(model, 2, 10) == weights + 20 * slot
+
+
+@pytest.mark.slow
+def test_json_tells_every_line_and_every_ratio() -> None:
+    command = [sys.executable, "-m", "fastcar_lab.bench", "--turns", "1", "--passes", "2", "--context", "100,120"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [c["context"] for c in document["contexts"]] == [100, 120]
+    for result in document["contexts"]:
+        lines = result["lines"]
+        assert {"float32/native/dense", "int8/native/joint 0.5", "float32/compute-then-select 1"} <= lines.keys()
+        assert all(line["ms"] > 0 for line in lines.values())
+        assert "of_bandwidth" in lines["float32/transformers eager"]
+        assert "of_bandwidth" not in lines["float32/native/joint 1"]
+        joint = lines["float32/native/joint 1"]
+        assert joint["amdahl_ceiling"] == pytest.approx(1 / (1 - joint["mlp_share"]))
+        assert joint["of_ceiling"] == pytest.approx(joint["speedup"] / joint["amdahl_ceiling"])
+    wanted = {"dense_vs_transformers", "int8_vs_transformers", "dense_of_bandwidth", "replay_vs_amdahl"}
+    assert wanted <= document["ratios"].keys()
+    for name, least in document["ratios"].items():
+        assert least == min(result["ratios"][name] for result in document["contexts"])
+
+
+def test_busy_processes_are_there_while_passes_are_timed_and_gone_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[subprocess.Popen[bytes]] = []
+    states: list[list[int | None]] = []
+    start = subprocess.Popen
+
+    def started(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        loops.append(start(*arguments, **options))
+        return loops[-1]
+
+    monkeypatch.setattr(neighbour.subprocess, "Popen", started)
+    plan = Benchmark("mini", layers=1, context=100, rows=1, passes=2, turns=1, compiled=False)
+    threads = torch.get_num_threads()
+    result = neighbour.measure(plan, 2, 2, lambda done, total: states.append([loop.poll() for loop in loops]))
+    assert states == [[None, None]] * 2
+    assert len(loops) == 2 and all(loop.poll() is not None for loop in loops)
+    assert torch.get_num_threads() == threads
+    assert result["lines"].keys() == {"float32", "int8"}
+    for line in result["lines"].values():
+        assert line["threads_over_one"] == pytest.approx(line["threads_ms"] / line["one_thread_ms"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--context", "abc"), "--context abc"),
+        (("--context", "20"), "allowed: 77 to"),
+        (("--context", "520"), "allowed: 77 to"),
+        (("--shape", "vila-u-7b", "--context", "900k"), "keys and"),
+        (("--shape", "vila-u-7b", "--layers", "900", "--context", "300"), "free"),
+        (("--shape", "other"), "--shape"),
+        (("--turns", "0"), "--turns"),
+        (("--device", "tpu"), "--device tpu"),
+        (("--busy", "1", "--generate", "2"), "--generate has no effect with --busy"),
+        (("--busy", "-1"), "--busy"),
+    ],
+)
+def test_what_can_not_be_timed_is_refused(
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    threads = torch.get_num_threads()
+    with pytest.raises(SystemExit) as stop:
+        bench.main()
+    torch.set_num_threads(threads)
+    told = capsys.readouterr()
+    assert stop.value.code == 2 and said in told.err and told.out == ""

@@ -1,0 +1,68 @@
+"""Sweeps side by side: `python -m fastcar_lab.figures.curves`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.sweep_folder import write_folder
+from typer.testing import CliRunner
+
+from fastcar_cli.errors import RequestError
+from fastcar_lab.figures.curves import app
+
+PROMPTS = ("a red ball", "a blue boat", "a green star")
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fastcar_lab.figures.curves", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("sweeps")
+    first, second = (write_folder(folder / name, PROMPTS, (0, 1)) for name in ("a", "b"))
+    document = json.loads((second / "results.json").read_text())
+    document["model"]["name"] = "other"
+    (second / "results.json").write_text(json.dumps(document))
+    return first, second
+
+
+def test_a_line_a_setting_with_the_means_of_its_videos(sweeps: tuple[Path, Path], tmp_path: Path) -> None:
+    result = run(*sweeps, "-o", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    rows = list(csv.DictReader((tmp_path / "out" / "curves.csv").open()))
+    cells = json.loads((sweeps[0] / "results.json").read_text())["cells"]
+    names = {row["model"] for row in rows}
+    assert len(names) == 2 and "other" in names and len(rows) == 2 * 4
+    for row in rows:
+        # A text that begins with a minus has a quote before it in a CSV.
+        tau = row["tau"].removeprefix("'")
+        mine = [c for c in cells if ("" if c["tau"] is None else str(c["tau"])) == tau]
+        assert len(mine) == int(row["videos"]) == 6
+        wanted = statistics.mean(c["replay"]["ratio"] for c in mine)
+        assert float(row["replayed"]) == pytest.approx(wanted)
+        assert float(row["replayed_low"]) <= wanted <= float(row["replayed_high"])
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
+    told = (tmp_path / "out" / "curves.md").read_text()
+    assert told == result.stdout.removesuffix("\n") and "**other** (6 videos of 3 prompts)" in told
+
+
+def test_an_empty_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    result = run(tmp_path, "-o", tmp_path / "out")
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "results" in result.stderr and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", "[", '{"cells": []}'])
+def test_what_is_no_sweep_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results.json").write_text(content)
+    result = CliRunner().invoke(app, [str(tmp_path), "-o", str(tmp_path / "out")])
+    assert isinstance(result.exception, RequestError) and "results" in str(result.exception)
+    assert not (tmp_path / "out").exists()

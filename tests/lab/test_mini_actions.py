@@ -1,0 +1,61 @@
+"""The bundled model of pushes: its objects obey."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.processes import Run
+
+from fastcar_cli.config import load_config
+from fastcar_cli.models.loading.registry import folder_of
+from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.video import read_frames
+from fastcar_lab.worlds.actions import evaluate, samples
+from fastcar_lab.worlds.mini.analyser import follow
+
+
+@pytest.fixture(scope="module")
+def pipe() -> VideoPipeline:
+    return VideoPipeline.from_config(load_config(None, [], {"model": "mini-actions"}))
+
+
+def test_objects_of_the_bundled_model_obey(pipe: VideoPipeline) -> None:
+    stories = samples.held_out(12, 3)
+    videos, _ = evaluate.generate(pipe, stories, 1)
+    found = evaluate.obedience(videos, stories)
+    assert found["within_2"] >= 0.55 and found["within_4"] >= 0.75 and found["look"] >= 0.6
+    # The same videos are wrong for other pushes, and so is an object that stays where it is.
+    others = [replace(s, pushes=tuple((-a, -b) for a, b in s.pushes)) for s in stories]
+    assert evaluate.obedience(videos, others)["within_2"] < 0.5 and found["unmoved"] < 0.5
+
+
+def test_objects_obey_when_most_of_what_may_replay_does() -> None:
+    stories = samples.held_out(12, 3)
+    replaying = VideoPipeline.from_config(load_config(None, [], {"model": "mini-actions", "replay.tau": "-2"}))
+    videos, ratios = evaluate.generate(replaying, stories, 1)
+    found = evaluate.obedience(videos, stories)
+    # A model that was not trained for replay loses the object: 20 to 30 % are within 2 px.
+    assert ratios["eligible_ratio"] >= 0.6 and found["within_2"] >= 0.7 and found["look"] >= 0.6
+
+
+def test_an_object_drawn_by_mini_is_pushed_on(run: Run, tmp_path: Path) -> None:
+    done = run("generate", "a small red ball that does not move on the sky", "-o", "ball.mp4", "--seed", "1")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "pushes.json").write_text(json.dumps([[4, 0]] * 3 + [[0, -4]] * 4))
+    done = run(
+        "generate", "--model", "mini-actions", "--input", "ball.mp4", "--actions", "pushes.json", "-o", "next.mp4"
+    )
+    assert done.returncode == 0, done.stderr
+    seen = follow(np.stack(read_frames(tmp_path / "next.mp4")))
+    assert all(s is not None for s in seen)
+    path = [(s.x - seen[0].x, s.y - seen[0].y) for s in seen if s and seen[0]]
+    wanted = [(min(4 * t, 12), -4 * max(0, t - 3)) for t in range(8)]
+    assert np.abs(np.array(path) - np.array(wanted)).max() <= 2
+
+
+def test_the_bundled_model_is_small() -> None:
+    assert sum(f.stat().st_size for f in folder_of("mini-actions").rglob("*") if f.is_file()) <= 12 * 2**20

@@ -1,0 +1,120 @@
+"""What README and docs promise is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.paths import ROOT
+from support.processes import Run
+from support.sweeping import tiny_folder
+
+from fastcar_cli.cli.flags import MODELS
+from fastcar_cli.config import allowed_keys, presets
+from fastcar_cli.models.loading.registry import BUNDLED
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _commands(page: Path) -> list[str]:
+    """Lines of bash blocks that call fastcar."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("fastcar ")]
+
+
+LONG = ("README.md", "fpga.md", "profile.md", "speed.md", "sweep.md", "vila-u.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=pytest.mark.slow if p.name in LONG else ()) for p in PAGES if _commands(p)],
+    ids=lambda p: p.name,
+)
+def test_commands_run_in_their_order(run: Run, process: Run, page: Path) -> None:
+    call = process if page.name == "README.md" else run
+    for line in _commands(page):
+        done = call(*shlex.split(line, comments=True)[1:])
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+SNIPPETS = [
+    (p.name, i, code)
+    for p in PAGES
+    for i, code in enumerate(re.findall(r"```python\n(.*?)```", p.read_text(encoding="utf-8"), re.S))
+]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [pytest.param(code, id=f"{p}-{i}", marks=pytest.mark.slow if p in LONG else ()) for p, i, code in SNIPPETS],
+)
+def test_python_in_the_docs_runs(tmp_path: Path, code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def _keys(document: dict[str, Any], documented: set[str], before: str = "") -> set[str]:
+    """Dotted keys of a document, down to those that the page names."""
+    found = set()
+    for key, value in document.items():
+        name = before + key
+        deeper = isinstance(value, dict) and name not in documented
+        found |= _keys(value, documented, f"{name}.") if deeper else {name}
+    return found
+
+
+def test_the_page_on_json_names_the_keys_of_a_report(run: Run, tmp_path: Path) -> None:
+    cells = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "json.md").read_text(encoding="utf-8"), re.M)
+    documented = {key for cell in cells for key in re.findall(r"`([\w.]+)`", cell)}
+    model, frames = tiny_folder(tmp_path / "model"), np.zeros((8, 64, 64, 3), np.uint8)
+    np.savez(tmp_path / "clip.npz", image=frames, action=np.zeros((8, 2), np.float32))
+    found = set()
+    for arguments in (
+        ("a red ball", "--model", str(model), "--backend", "fpga-sim"),
+        ("--model", "mini-actions", "--input", "clip.npz", "--truth"),
+    ):
+        done = run("generate", *arguments, "--json", "-o", f"{len(found)}.gif")
+        assert done.returncode == 0, done.stderr
+        found |= _keys(json.loads(done.stdout), documented)
+    assert found == documented
+
+
+def test_quickstart_and_readme_have_commands() -> None:
+    assert _commands(ROOT / "README.md")
+    assert _commands(ROOT / "docs" / "quickstart.md")
+
+
+def test_every_option_is_documented(run: Run) -> None:
+    for command in ("generate", "convert", "sweep", "profile", "fpga", "fpga rtl", "config", "train"):
+        help_text = run(*command.split(), "--help").stdout
+        told = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+        section = told.split(f"## fastcar {command}\n")[1].split("\n## ")[0]
+        options = set(re.findall(r"--[a-z][a-z-]+", help_text)) - {"--help"}
+        documented = set(re.findall(r"`(--[a-z][a-z-]+)", section))
+        assert options == documented, command
+
+
+def test_the_help_names_every_kind_of_model() -> None:
+    assert {*BUNDLED, "vila-u-7b", "ivideogpt-...;"} <= {*MODELS.replace("(", "").replace(",", "").split()}
+
+
+def test_every_key_is_documented() -> None:
+    told = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| [^|]* \| (.*) \|$", told, re.M))
+    assert rows == allowed_keys()
+    for name in presets():
+        assert f"`{name}`" in told
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
