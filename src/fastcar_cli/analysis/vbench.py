@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 
 
 @dataclass(frozen=True)

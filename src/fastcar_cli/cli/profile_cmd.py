@@ -12,7 +12,7 @@ from fastcar_cli.cli.flags import check_file, check_made, one_of, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import read_text, write_whole
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 
 if TYPE_CHECKING:
     from fastcar_cli.analysis.profile_report import ProfilePlan

@@ -26,7 +26,7 @@ from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import write_whole
 from fastcar_cli.models.loading.memory_plan import out_of_memory
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 
 TOKENS = 12
 """Positions that are decoded both ways, for each of the settings tried."""

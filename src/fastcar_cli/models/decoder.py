@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 import torch.nn.functional as F
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fastcar_cli.plain_data import WHOLE, Factor, Flag, Size
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=WHOLE)
 class DecoderSpec:
     """Sizes of the decoder. `rope_factor` divides positions (linear rope scaling).
 
@@ -25,26 +27,21 @@ class DecoderSpec:
     the powers of `rope_theta`. Raises ValueError where heads do not divide the width, or keys' heads the others.
     """
 
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp_width: int
-    vocab: int
-    rms_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_factor: float = 1.0
-    max_positions: int = 4096
-    attention_bias: bool = False
-    rope_periods: tuple[float, ...] = ()
+    width: Size
+    layers: Size
+    heads: Size
+    kv_heads: Size
+    mlp_width: Size
+    vocab: Size
+    rms_eps: Factor = 1e-6
+    rope_theta: Factor = 10000.0
+    rope_factor: Factor = 1.0
+    max_positions: Size = 4096
+    attention_bias: Flag = False
+    rope_periods: tuple[Factor, ...] = ()
 
     def __post_init__(self) -> None:
-        if (
-            min(self.heads, self.kv_heads) < 1
-            or self.width % self.heads
-            or self.head_dim % 2
-            or self.heads % self.kv_heads
-        ):
+        if self.width % self.heads or self.head_dim % 2 or self.heads % self.kv_heads:
             raise ValueError(f"width {self.width}, heads {self.heads} and kv_heads {self.kv_heads} do not fit")
         if self.rope_periods and len(self.rope_periods) != self.head_dim // 2:
             raise ValueError(f"rope_periods has {len(self.rope_periods)} values, a head has {self.head_dim // 2} pairs")

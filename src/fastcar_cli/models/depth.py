@@ -6,25 +6,27 @@ projected running sum of the code vectors chosen so far; it predicts the code of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 import torch.nn.functional as F
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fastcar_cli.plain_data import WHOLE, Size
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=WHOLE)
 class DepthSpec:
     """Sizes of the depth transformer; `hidden` is the decoder's width, `code_width` a code vector's."""
 
-    width: int
-    blocks: int
-    heads: int
-    depth: int
-    codes: int
-    code_width: int
-    hidden: int
+    width: Size
+    blocks: Size
+    heads: Size
+    depth: Size
+    codes: Size
+    code_width: Size
+    hidden: Size
 
 
 class DepthAttention(nn.Module):

@@ -8,24 +8,26 @@ delimiters are given, not drawn (ivideogpt/transformer.py HeadModelWithAction).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.ivideogpt_blocks import CrossAttention, Memory
 from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer, TokenizerSpec
 from fastcar_cli.models.network import FrameSpec, Layout, Network, Projector, SamplingWeights, Spec
+from fastcar_cli.plain_data import WHOLE, Count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=WHOLE)
 class IVideoGPTSpec(Spec):
     """Everything that fixes the shapes of a model; `actions` is the width of an action, 0 of a model without."""
 
     tokenizer: TokenizerSpec
-    actions: int = 0
+    actions: Count = 0
 
     @property
     def layout(self) -> Layout:

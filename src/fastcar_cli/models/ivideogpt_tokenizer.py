@@ -6,14 +6,14 @@ codes, then the delimiter before a context frame (scf) and the one before a late
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import table
 from fastcar_cli.models.ivideogpt_blocks import Decoder, Encoder, Memory
+from fastcar_cli.plain_data import WHOLE, Flag, Size
 
 SIDE = 16
 """Side of a frame's latents."""
@@ -21,7 +21,7 @@ SIDE = 16
 CONTEXT_CODES = SIDE * SIDE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=WHOLE)
 class TokenizerSpec:
     """Sizes of the tokenizer.
 
@@ -29,17 +29,17 @@ class TokenizerSpec:
     of the piece of latents that a dynamics code stands for. Cross attention follows maps of at most `attended` a side.
     """
 
-    channels: tuple[int, ...]
-    blocks: int
-    latent: int
-    code_width: int
-    groups: int
-    context: int
-    codes: int
-    dynamics: int
-    patch: int = 4
-    attended: int = 32
-    mid_attention: bool = True
+    channels: tuple[Size, ...]
+    blocks: Size
+    latent: Size
+    code_width: Size
+    groups: Size
+    context: Size
+    codes: Size
+    dynamics: Size
+    patch: Size = 4
+    attended: Size = 32
+    mid_attention: Flag = True
 
     @property
     def resolution(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 from fastcar_cli.prompt import Prompt, Reading, text_of
 
 SYSTEM = (

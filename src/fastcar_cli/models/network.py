@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_args, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
-from fastcar_cli.models.loading.plain_data import check_values
 from fastcar_cli.models.quantised import QuantisedLinear
+from fastcar_cli.plain_data import WHOLE, Size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -93,13 +94,13 @@ class FrameSpec:
     channels: int
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=WHOLE)
 class Spec(ABC):
     """Everything that fixes the shapes of a model; `frames` is the length it was trained on, context included."""
 
     name: str
-    frames: int
-    fps: int
+    frames: Size
+    fps: Size
     decoder: DecoderSpec
 
     @property
@@ -173,22 +174,11 @@ class Spec(ABC):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """From what `to_dict` gave, after a round trip through JSON, which makes lists of tuples.
+        """From what `to_dict` gave, after a round trip through JSON. Raises TypeError or ValueError for anything else.
 
-        Raises KeyError, TypeError or ValueError for anything else.
+        What a model may lack is not named by folders that were written before it was thought of.
         """
-        read = dict(data)
-        for name, kind in get_type_hints(cls).items():
-            made = next(filter(is_dataclass, (kind, *get_args(kind))), None)
-            # What a model may lack is None, or not named by folders that were written before it was thought of.
-            if made is not None and (is_dataclass(kind) or data.get(name) is not None):
-                if not isinstance(data[name], dict):
-                    raise TypeError(f"{name} is {data[name]!r}, needed: a mapping")
-                fields = {k: tuple(v) if isinstance(v, list) else v for k, v in data[name].items()}
-                read[name] = cast(Any, made)(**fields)
-        spec = cls(**read)
-        check_values(spec)
-        return spec
+        return cls(**data)
 
 
 class Projector(nn.Module):

@@ -7,18 +7,19 @@ names follow the released checkpoints, so a VILA-U vision tower loads by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 import torch.nn.functional as F
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import summed, table
 from fastcar_cli.models.patch_decoder import PatchDecoder
+from fastcar_cli.plain_data import WHOLE, Count, Flag, Size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=WHOLE)
 class RQVAESpec:
     """Sizes of the quantiser and of the decoder.
 
@@ -30,26 +31,26 @@ class RQVAESpec:
     where that is empty, or where groups do not divide channels.
     """
 
-    grid: tuple[int, int]
-    depth: int
-    codes: int
-    code_width: int
-    z_channels: int
-    ch: int
-    ch_mult: tuple[int, ...]
-    num_res_blocks: int
-    resolution: int
-    attn_resolutions: tuple[int, ...] = field(default=())
-    out_ch: int = 3
-    shared_codebook: bool = False
-    latent_size: tuple[int, int] | None = None
-    norm_groups: int = 32
-    widths: tuple[int, ...] = field(default=())
+    grid: tuple[Size, Size]
+    depth: Size
+    codes: Size
+    code_width: Size
+    z_channels: Size
+    ch: Count
+    ch_mult: tuple[Size, ...]
+    num_res_blocks: Count
+    resolution: Size
+    attn_resolutions: tuple[Size, ...] = ()
+    out_ch: Size = 3
+    shared_codebook: Flag = False
+    latent_size: tuple[Size, Size] | None = None
+    norm_groups: Size = 32
+    widths: tuple[Size, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.ch_mult:
             raise ValueError("ch_mult is empty")
-        if self.norm_groups < 1 or any(self.ch * times % self.norm_groups for times in self.ch_mult):
+        if any(self.ch * times % self.norm_groups for times in self.ch_mult):
             raise ValueError(f"norm_groups {self.norm_groups} does not divide ch {self.ch} times {self.ch_mult}")
 
     @property

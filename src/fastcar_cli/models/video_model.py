@@ -7,9 +7,9 @@ the command line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder, table
@@ -17,10 +17,11 @@ from fastcar_cli.models.depth import DepthSpec, DepthTransformer
 from fastcar_cli.models.network import FrameDecoder, FrameSpec, Layout, Network, Projector, SamplingWeights, Spec
 from fastcar_cli.models.placement_map import PlacementMap
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
+from fastcar_cli.plain_data import WHOLE, Count, Flag
 from fastcar_cli.worlds.scenery import MapSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=WHOLE)
 class ModelSpec(Spec):
     """Everything that fixes the shapes of a model.
 
@@ -31,8 +32,8 @@ class ModelSpec(Spec):
 
     depth: DepthSpec
     rqvae: RQVAESpec
-    projector_layers: int = 1
-    place_tables: bool = False
+    projector_layers: Count = 1
+    place_tables: Flag = False
     map: MapSpec | None = None
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 from fastcar_cli.video.arrays import SUFFIXES as ARRAYS
 from fastcar_cli.video.arrays import Array, arrays_of
 

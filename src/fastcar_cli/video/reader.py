@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 from fastcar_cli.video.arrays import SUFFIXES, Array, arrays_of
 
 Image8 = NDArray[np.uint8]

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from fastcar_cli.plain_data import WHOLE, Number, Size
 from fastcar_cli.worlds.physics import STEP
 
 _LOOKS: Final = ("shape", "color", "material", "size")
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=WHOLE)
 class MapSpec:
     """What placements are made of.
 
@@ -30,12 +33,12 @@ class MapSpec:
     """
 
     meanings: tuple[str, ...]
-    reach: tuple[int, ...]
-    mass: tuple[int, ...]
-    shadow: tuple[float, float]
-    cell: int
-    period: int
-    hidden: int
+    reach: tuple[Size, ...]
+    mass: tuple[Size, ...]
+    shadow: tuple[Number, Number]
+    cell: Size
+    period: Size
+    hidden: Size
 
     def count(self, kind: str) -> int:
         """Distinct values of a kind."""

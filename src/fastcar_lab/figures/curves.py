@@ -17,7 +17,7 @@ from fastcar_cli.cli.flags import Command
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, write_whole
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 from fastcar_lab.claims.quality import KEYS, values
 from fastcar_lab.claims.stats import Estimate, estimate
 

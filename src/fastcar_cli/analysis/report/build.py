@@ -18,7 +18,7 @@ from typing import Any
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 
 SCRIPTS = ("core.js", "charts.js", "heat.js", "player.js", "tables.js", "main.js")
 VIDEO_LIMIT = 32 * 2**20

@@ -16,7 +16,7 @@ from fastcar_cli.decoding.scores import DEFAULT, SCORES
 from fastcar_cli.decoding.tau import ALLOWED, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import read_text
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 
 GATES = ("row", "pair")
 BACKENDS = ("torch", "fpga-sim")

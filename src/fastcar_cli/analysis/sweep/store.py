@@ -27,7 +27,7 @@ from fastcar_cli.analysis.sweep.lock import master
 from fastcar_cli.analysis.sweep.plan import Cell, Plan
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import sha256_of, write_whole
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 from fastcar_cli.video import open_writer
 
 FORMAT = "fastcar-sweep-1"

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
-from fastcar_cli.models.loading.plain_data import parse_json
 from fastcar_cli.models.loading.specs import spec_from_dict
+from fastcar_cli.plain_data import parse_json
 
 VERSION = 1
 """Version of the file format."""

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from pydantic.dataclasses import dataclass as checked_dataclass
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.config_file import ConfigFile
-from fastcar_cli.models.loading.plain_data import check_values
 from fastcar_cli.models.loading.weights import Component, Progress, Store, fill
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.plain_data import WHOLE, Count, Factor, Setting, checked, read_json
 from fastcar_cli.prompt import PromptReader
 from fastcar_cli.worlds.phrases import PhraseTokenizer
 from fastcar_cli.worlds.placement_text import phrase_tokenizer
@@ -55,24 +55,17 @@ def no_such_dtype(asked: str, allowed: Collection[str]) -> RequestError:
     return RequestError(f"`dtype` is {asked!r}, allowed: {', '.join(allowed)}")
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=WHOLE)
 class GenerationDefaults:
     """What `generate` uses where the user says nothing."""
 
-    cfg: float = 3.0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    first_frame_top_p: float | None = None
+    cfg: Setting = 3.0
+    temperature: Setting = 1.0
+    top_k: Count = 0
+    top_p: Factor = 1.0
+    first_frame_top_p: Factor | None = None
     tas: str = "attention"
     gate: str = "row"
-
-    @classmethod
-    def read(cls, data: Mapping[str, Any]) -> GenerationDefaults:
-        """From a config.json. Raises TypeError or ValueError that names the key."""
-        found = cls(**data)
-        check_values(found)
-        return found
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise RequestError(f"{folder} is no model folder: it has no config.json")
-    data = ConfigFile(file).data
+    data = read_json(file)
+    if not isinstance(data, dict):
+        raise RequestError(f"{file}: the top level is a {type(data).__name__}, needed: a mapping of keys")
     if data.get("format") == FORMAT:
         return data
     if (kind := data.get("model_type")) is not None:
@@ -138,12 +133,13 @@ def filled(
 
 def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseTokenizer]:
     """What config.json says. Raises RequestError naming file and key."""
-    config = read_config(folder)
+    config, file = read_config(folder), folder / "config.json"
+    spec = checked(ModelSpec, config.get("spec"), file, "spec")
+    defaults = checked(GenerationDefaults, config.get("generation"), file, "generation")
     try:
-        tokenizer = phrase_tokenizer(config["text"])
-        return ModelSpec.from_dict(config["spec"]), GenerationDefaults.read(config["generation"]), tokenizer
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as e:
-        raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
+        return spec, defaults, phrase_tokenizer(config["text"])
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
 
 
 def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.decoder import DecoderSpec
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 
 
 class ConfigFile:

@@ -29,10 +29,10 @@ from fastcar_cli.models.loading.checkpoint import (
     ready,
     with_shared,
 )
-from fastcar_cli.models.loading.plain_data import parse_json
-from fastcar_cli.models.loading.specs import spec_from_dict
+from fastcar_cli.models.loading.specs import spec_class
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import GROUP, KINDS, WeightFormat
+from fastcar_cli.plain_data import checked, parse_json
 from fastcar_cli.prompt import PromptReader
 from fastcar_cli.worlds.placement_text import phrase_tokenizer
 
@@ -115,6 +115,7 @@ def describe(folder: Path) -> Converted:
             hint="convert it again: fastcar convert",
         )
     try:
+        spec: Spec = checked(spec_class(data["spec"]), data["spec"], file, "spec")
         kept = data["weights"]
         form = WeightFormat(
             data["dtype"], DTYPES[kept["floats"]], *(_kind(kept[part]) for part in ("blocks", "projector", "depth"))
@@ -123,8 +124,8 @@ def describe(folder: Path) -> Converted:
             raise ValueError(f"group {data['group']}, needed {GROUP}")
         return Converted(
             form=form,
-            spec=spec_from_dict(data["spec"]),
-            defaults=GenerationDefaults.read(data["generation"]),
+            spec=spec,
+            defaults=checked(GenerationDefaults, data["generation"], file, "generation"),
             text=data["text"],
             source=data["source"],
             rounding=data["rounding"],

@@ -9,9 +9,11 @@ from fastcar_cli.models.network import Spec
 from fastcar_cli.models.video_model import ModelSpec
 
 
-def spec_from_dict(data: dict[str, Any]) -> Spec:
-    """From what `Spec.to_dict` gave, after a round trip through JSON.
+def spec_class(data: Any) -> type[ModelSpec] | type[IVideoGPTSpec]:
+    """The kind of specification that plain data are of."""
+    return IVideoGPTSpec if isinstance(data, dict) and "tokenizer" in data else ModelSpec
 
-    Raises KeyError, TypeError or ValueError for anything else.
-    """
-    return IVideoGPTSpec.from_dict(data) if "tokenizer" in data else ModelSpec.from_dict(data)
+
+def spec_from_dict(data: dict[str, Any]) -> Spec:
+    """From what `Spec.to_dict` gave, after a round trip through JSON. Raises TypeError or ValueError otherwise."""
+    return spec_class(data).from_dict(data)

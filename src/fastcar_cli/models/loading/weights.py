@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.plain_data import parse_json
+from fastcar_cli.plain_data import parse_json
 
 PIECE = 64 * 2**20
 """Bytes of a file that are mapped before the mapping is dropped and made anew."""

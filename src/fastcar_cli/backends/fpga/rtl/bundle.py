@@ -32,8 +32,8 @@ from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.backends.fpga.workload import check_rows
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, sha256_of, write_whole
-from fastcar_cli.models.loading.plain_data import parse_json
 from fastcar_cli.models.loading.specs import spec_from_dict
+from fastcar_cli.plain_data import parse_json
 
 WEIGHTS: tuple[Weights, ...] = ("private", "lockstep", "multicast")
 """By the number that barrier.sv has for each."""

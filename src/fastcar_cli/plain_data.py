@@ -1,0 +1,73 @@
+"""Plain data from files that anybody may have written: JSON, checked by pydantic.
+
+The types are those of fields of pydantic's dataclasses and models. An error names file, key, value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
+
+from fastcar_cli.errors import RequestError
+
+_MOST = 2**31 - 1
+
+Flag = StrictBool
+Size = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
+"""How many or how wide: at least 1."""
+Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
+"""How many: none, or more."""
+Number = Annotated[float, Field(strict=True, ge=-_MOST, le=_MOST)]
+Factor = Annotated[float, Field(strict=True, gt=0, le=_MOST)]
+Setting = Annotated[float, Field(strict=True, ge=0, le=_MOST)]
+
+WHOLE = ConfigDict(extra="forbid")
+"""Of a dataclass that takes no other keys than its own."""
+
+T = TypeVar("T")
+
+
+def parse_json(text: str) -> Any:
+    """What a JSON text holds. Raises ValueError for any other text, and for one that is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(file: Path, *, hint: str | None = None) -> Any:
+    """What a JSON file holds. Raises RequestError; `hint` is of one that is missing."""
+    try:
+        return parse_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RequestError(f"{file} is missing", hint=hint) from None
+    except (OSError, ValueError) as e:
+        raise RequestError(f"{file} can't be read: {e}") from None
+
+
+def wrong(file: Path, key: str, value: Any, needed: str) -> RequestError:
+    """The error of a value in a file."""
+    return RequestError(f"{file}: key '{key}' is {reprlib.repr(value)}, needed: {needed}")
+
+
+def checked(kind: type[T], data: Any, file: Path, key: str = "") -> T:
+    """The data of a file, or what is under a key of it, as a dataclass or model of pydantic.
+
+    Raises RequestError for the first value that is missing, unknown or wrong.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(data)
+    except ValidationError as e:
+        problem = e.errors(include_url=False)[0]
+    at = ".".join(str(part) for part in (key, *problem["loc"]) if part != "")
+    if problem["type"] == "missing":
+        raise RequestError(f"{file}: key '{at}' is missing")
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        raise RequestError(f"{file}: key '{at}' is unknown")
+    if problem["type"] == "value_error":
+        raise RequestError(f"{file}: key '{at}': {problem['ctx']['error']}")
+    raise wrong(file, at, problem["input"], problem["msg"].removeprefix("Input should be "))
