@@ -21,6 +21,7 @@ from fastcar_cli.config import allowed_keys, presets
 from fastcar_cli.models.loading.registry import BUNDLED
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RECORDS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "data").glob("*.md"))]
 
 
 def _commands(page: Path) -> list[str]:
@@ -113,8 +114,17 @@ def test_every_key_is_documented() -> None:
         assert f"`{name}`" in told
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def _anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+            name, _, anchor = target.partition("#")
+            linked = page.parent / name if name else page
+            assert linked.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in _anchors(linked), f"{page.name}: {target}"
