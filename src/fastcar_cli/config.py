@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from fastcar_cli.decoding.tau import OFF, Tau
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.files import read_text
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
@@ -155,15 +155,15 @@ class RunConfig(_Section):
     video: Video = Video()
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], source: str | None = "configuration") -> RunConfig:
-        """Validate plain data. Raises RequestError naming source, key, value and what is allowed.
+    def from_dict(cls, data: Mapping[str, Any], where: Text | None = "configuration") -> RunConfig:
+        """Validate plain data. Raises RequestError that says where, with which key and value, and what is allowed.
 
-        Without a source the keys are parameters that the caller gave one by one.
+        Without `where` the keys are parameters that the caller gave one by one.
         """
         try:
             return cls.model_validate(current(data))
         except ValidationError as e:
-            raise _explain(e, source) from None
+            raise _explain(e, where) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads."""
@@ -219,15 +219,15 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) and len(value) < _Shown.maxstring - 2 else text
 
 
-def _unknown(source: str | None, key: str, allowed: Sequence[str]) -> RequestError:
+def _unknown(where: Text | None, key: str, allowed: Sequence[str]) -> RequestError:
     last = key.rpartition(".")[2]
     near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.5) or [k for k in allowed if k.endswith(f".{last}")]
     hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(allowed_keys()))}"
-    return RequestError(f"{source}: unknown key {shown(key)!r}", hint=hint)
+    return RequestError(f"unknown key {shown(key)!r}", where=where, hint=hint)
 
 
-def _explain(error: ValidationError, source: str | None) -> RequestError:
-    """The first problem of a validation error in our words."""
+def _explain(error: ValidationError, where: Text | None) -> RequestError:
+    """The first problem of a validation error."""
     problem = error.errors()[0]
     location = [str(p) for p in problem["loc"]]
     keys = allowed_keys()
@@ -238,13 +238,10 @@ def _explain(error: ValidationError, source: str | None) -> RequestError:
         location.pop()
     key = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        return _unknown(source, key, [*keys, *{k.split(".")[0] for k in keys}])
-    value = problem.get("input")
-    reason = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    what = f"`{key}`" if source is None else f"{source}: key {key!r}"
-    return RequestError(
-        f"{what} is {_Shown().repr(value)}; allowed: {reason}", hint=f"{key}: {keys[key]}" if key in keys else None
-    )
+        return _unknown(where, key, [*keys, *{k.split(".")[0] for k in keys}])
+    allowed = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    value = _Shown().repr(problem.get("input"))
+    return RequestError("not allowed", key=key, value=value, where=where, allowed=allowed, hint=keys.get(key))
 
 
 class _Loader(yaml.SafeLoader):
@@ -257,7 +254,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
         seen[key] = loader.construct_object(value_node, deep=True)
     return seen
 
@@ -322,12 +319,12 @@ def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tup
     return data, path
 
 
-def _put(data: dict[str, Any], key: str, value: Any, source: str) -> None:
+def _put(data: dict[str, Any], key: str, value: Any, where: Text) -> None:
     *sections, last = key.split(".")
     for section in sections:
         data = data.setdefault(section, {})
         if not isinstance(data, dict):
-            raise RequestError(f"{source}: {section!r} is no section")
+            raise RequestError(f"{section!r} is no section", where=where)
     data[last] = value
 
 
@@ -368,22 +365,22 @@ def load_config(
     later_wins(data, [o.partition("=")[0].strip() for o in overrides])
     for override in overrides:
         key, equals, text = override.partition("=")
-        source = f"`overrides` {shown(override)}"
+        where = (Key("overrides"), f" {shown(override)}")
         if not equals:
-            raise RequestError(f"{source}: needs the form key=value, such as replay.tau=-2")
+            raise RequestError("needs the form key=value, such as replay.tau=-2", where=where)
         key = RENAMED.get(key.strip(), key.strip())
         if key not in allowed_keys():
-            raise _unknown(source, key, [*allowed_keys()])
+            raise _unknown(where, key, [*allowed_keys()])
         try:
             value = parse_yaml(text)
         except ValueError:
-            raise RequestError(f"{source}: {shown(text)} is not valid YAML") from None
-        _put(data, key, value, source)
-        RunConfig.from_dict(data, source)
+            raise RequestError(f"{shown(text)} is not valid YAML", where=where) from None
+        _put(data, key, value, where)
+        RunConfig.from_dict(data, where)
     later_wins(data, flags or {})
     for key, value in (flags or {}).items():
         before = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
-        _put(before, key, value, f"`{key}`")
+        _put(before, key, value, Key(key))
         RunConfig.from_dict(before, None)
         data = before
     return RunConfig.from_dict(data)

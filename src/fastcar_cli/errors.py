@@ -1,38 +1,71 @@
 """What can go wrong, by who has to act: the request (exit status 2) or the run (exit status 1).
 
-Errors of the library know nothing of a command line. They name a parameter in backticks: a key of the configuration,
-dotted (`replay.max_age`) or its last part where that is plain (`tau`), or a parameter of the function that raises
-(`metrics`). A command turns what it has a flag for into that flag (cli/flags.py): "`replay.ratio` 0.9: 2 frames allow
-at most 0.5" reads "--replay-ratio 0.9: ..." there. So write "`tau` 3", never "--tau 3".
+An error of the library is data: what is wrong, with which parameter, its value, where it was read and what is allowed.
+How a parameter is called is up to whoever shows the error. `RequestError("2 frames allow at most 0.5",
+key="replay.ratio", value=0.9)` reads "`replay.ratio` 0.9: 2 frames allow at most 0.5"; on the command line it begins
+with "--replay-ratio 0.9" (cli/flags.py).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-_PARAMETER = re.compile(r"`([a-z][a-z0-9_.]*)`")
+
+@dataclass(frozen=True)
+class Key:
+    """A parameter: a key of the configuration, dotted (`replay.max_age`) or its last part, or of a function."""
+
+    name: str
+
+
+Text = str | Key | tuple["Text", ...]
+"""A text in which parameters are mentioned."""
 
 
 class FastcarError(Exception):
     """Base of every error meant for the user: one sentence and, where there is one, a way out."""
 
     exit_code = 1
+    name_of: Callable[[str], str] = staticmethod("`{}`".format)
+    """How a parameter is called; a command puts its flags here."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: Text,
+        *,
+        key: str | None = None,
+        value: Any = None,
+        where: Text | None = None,
+        allowed: Text | None = None,
+        hint: Text | None = None,
+    ) -> None:
         super().__init__(message)
-        self.hint = hint
+        self.message, self.key, self.value, self.where = message, key, value, where
+        self.allowed, self.way_out = allowed, hint
 
-    def told(self, flag: Callable[[str], str | None], given: str = "") -> tuple[str, str | None]:
-        """Message and hint with `flag(parameter)` for each parameter in backticks; None leaves it as it is.
+    def _plain(self, text: Text) -> str:
+        if isinstance(text, tuple):
+            return "".join(map(self._plain, text))
+        return self.name_of(text.name) if isinstance(text, Key) else text
 
-        Backticks that stand in what the user has `given` are the user's own, and stay.
-        """
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.key is not None:
+            # A file has the keys of the configuration, whatever a program calls them.
+            name = self._plain(Key(self.key)) if self.where is None else self.key
+            parts.insert(0, name if self.value is None else f"{name} {self.value}")
+        if self.where is not None:
+            parts.insert(0, self.where)
+        return ": ".join(map(self._plain, parts))
 
-        def swap(found: re.Match[str]) -> str:
-            return found[0] if found[0] in given else flag(found[1]) or found[0]
-
-        return _PARAMETER.sub(swap, str(self)), None if self.hint is None else _PARAMETER.sub(swap, self.hint)
+    @property
+    def hint(self) -> str | None:
+        """What is allowed, or another way out."""
+        allowed = () if self.allowed is None else (("allowed: ", self.allowed),)
+        ways = (*allowed, *(() if self.way_out is None else (self.way_out,)))
+        return "; ".join(map(self._plain, ways)) or None
 
 
 class RequestError(FastcarError):

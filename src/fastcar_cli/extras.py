@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import RequestError, Text
 
 EXTRAS = {
     **{"lpips": "lpips", "matplotlib": "plots", "pyarrow": "parquet", "ray": "ray", "transformers": "bench"},
@@ -14,14 +14,14 @@ EXTRAS = {
 """Packages and the extras of pyproject.toml that bring them."""
 
 
-def need(module: str, what: str) -> Any:
+def need(module: str, what: Text) -> Any:
     """Import a module of an optional package. Raises RequestError: `what` (a plot, a metric) needs its extra."""
     try:
         return importlib.import_module(module)
     except ImportError as e:
         extra = EXTRAS[module.split(".")[0]]
         raise RequestError(
-            f"{what} needs the extra fastcar[{extra}]: {e}", hint=f"pip install 'fastcar[{extra}]'"
+            (what, f" needs the extra fastcar[{extra}]: {e}"), hint=f"pip install 'fastcar[{extra}]'"
         ) from None
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import RequestError, RunError, Text
 from fastcar_cli.signals import uninterrupted
 
 
@@ -109,14 +109,14 @@ def write_whole(path: Path, data: bytes | str, *, new: bool = False) -> None:
                     temporary.unlink(missing_ok=True)
 
 
-def read_text(path: Path, what: str, encoding: str = "utf-8") -> str:
+def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
     """The text of a file that the user named. Raises RequestError, in a sentence that begins with `what`."""
     try:
         return path.read_text(encoding=encoding)
     except FileNotFoundError:
-        raise RequestError(f"{what}: there is no such file") from None
+        raise RequestError("there is no such file", where=what) from None
     except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"{what} can't be read: {e}") from None
+        raise RequestError(f"can't be read: {e}", where=what) from None
 
 
 def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from fastcar_cli._version import __version__
 from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
 from fastcar_cli.config import RunConfig, current, flat, later_wins
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.registry import identity, public_name
 from fastcar_cli.prompt import Prompt, TokenisedClip
 
@@ -61,7 +61,9 @@ def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
             raise TypeError
         return TokenisedClip(tuple(ids), None if actions is None else np.array(actions, np.float32), recipe["prompt"])
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise RequestError(f"{source}: its recipe has a damaged input", hint="give the input again: `input`") from None
+        raise RequestError(
+            f"{source}: its recipe has a damaged input", hint=("give the input again: ", Key("input"))
+        ) from None
 
 
 def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> tuple[dict[str, Any], list[str]]:
@@ -78,14 +80,14 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     if "model" not in given and not known:
         raise RequestError(
             f"{source} was made with a model of its owner, {_name(recipe, model)!r}",
-            hint="give its folder: `model`",
+            hint=("give its folder: ", Key("model")),
         )
     if preset not in fpga_presets():
         taken.pop("backend.preset", None)
         if found.get("backend.name") == "fpga-sim" and not {"backend.preset", "backend.name"} & {*given}:
             raise RequestError(
                 f"{source} was made with an accelerator of its owner, {_last(recipe.get('accelerator', preset))!r}",
-                hint="give its file: `backend.preset`",
+                hint=("give its file: ", Key("backend.preset")),
             )
     base = flat(RunConfig.from_dict(_nested(taken), source).to_dict())
     taken = {k: base[k] for k in taken}

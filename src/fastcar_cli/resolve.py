@@ -13,7 +13,7 @@ from fastcar_cli.decoding.controller import Target, max_ratio
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.registry import BUNDLED
 from fastcar_cli.models.network import Layout
@@ -39,7 +39,9 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
     try:
         replay.tau.by_layer(layers)
     except ValueError as e:
-        raise RequestError(f"`tau` {replay.tau}: {e}", hint=f"give one value for all layers or {layers}") from None
+        raise RequestError(
+            str(e), key="tau", value=replay.tau, hint=f"give one value for all layers or {layers}"
+        ) from None
     rule = ReplayRule(
         tau=replay.tau,
         tas=_choose(replay.tas, own.tas),
@@ -50,7 +52,9 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
         score=replay.score,
     )
     if sampling.cfg != 1.0 and not spec.layout.guided:
-        raise RequestError(f"`cfg` {sampling.cfg:g}: the model {model.name!r} has no guidance", hint="allowed: 1")
+        raise RequestError(
+            f"the model {model.name!r} has no guidance", key="cfg", value=f"{sampling.cfg:g}", allowed="1"
+        )
     threads = config.runtime.threads
     if threads is None and model.name in BUNDLED:
         threads = min(SMALL_MODEL_THREADS, torch.get_num_threads())
@@ -80,7 +84,7 @@ def _check_frames(model: LoadedModel, frames: int) -> None:
         said = f"{tokens} tokens, the model {model.name!r} has {spec.decoder.max_positions} positions"
     else:
         said = f"{spec.layout.context} of them are given to the model {model.name!r}"
-    raise RequestError(f"`frames` {frames}: {said}", hint=f"allowed: {least} to {longest}")
+    raise RequestError(said, key="frames", value=frames, allowed=f"{least} to {longest}")
 
 
 def _target(config: RunConfig, frames: int, layout: Layout) -> Target | None:
@@ -91,11 +95,12 @@ def _target(config: RunConfig, frames: int, layout: Layout) -> Target | None:
     dense = () if asked.eligible == "all" else layout.delimiters
     most = max_ratio(frames - layout.context, layout.stride, asked.max_age, dense)
     if asked.ratio > most:
-        age = "" if asked.max_age is None else f" and `replay.max_age` {asked.max_age}"
+        age = () if asked.max_age is None else (" and ", Key("replay.max_age"), f" {asked.max_age}")
         raise RequestError(
-            f"`replay.ratio` {asked.ratio:g}: {frames} frames{age} allow at most {most:.4f}, because the "
-            "first frame is always computed",
-            hint=f"allowed: above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
+            (f"{frames} frames", age, f" allow at most {most:.4f}, because the first frame is always computed"),
+            key="replay.ratio",
+            value=f"{asked.ratio:g}",
+            allowed=f"above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
         )
     return Target(asked.ratio, asked.controller)
 
@@ -105,7 +110,10 @@ def _executor(config: RunConfig) -> str:
     backend, asked = config.backend.name, config.runtime.executor
     if backend != "torch" and asked not in ("auto", "torch"):
         raise RequestError(
-            f"`executor` {asked} does not go with `backend.name` {backend}", hint="allowed: `executor` torch"
+            ("does not go with ", Key("backend.name"), f" {backend}"),
+            key="executor",
+            value=asked,
+            allowed=(Key("executor"), " torch"),
         )
     return asked
 
@@ -130,13 +138,15 @@ def effective(config: RunConfig, settings: DecodeSettings, frames: int, fps: int
 def resolve_device(asked: str) -> str:
     """The torch device of a request; `auto` takes a GPU where there is one. Raises RequestError for others."""
     if not re.fullmatch(DEVICES, asked):
-        raise RequestError(f"`device` {asked}: unknown", hint="allowed: auto, cpu, cuda or cuda:N")
+        raise RequestError("unknown", key="device", value=asked, allowed="auto, cpu, cuda or cuda:N")
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if asked.startswith("cuda"):
         if not torch.cuda.is_available():
-            raise RequestError(f"`device` {asked}: no CUDA device here", hint="allowed: cpu, auto")
+            raise RequestError("no CUDA device here", key="device", value=asked, allowed="cpu, auto")
         index = int(asked.partition(":")[2] or 0)
         if index >= torch.cuda.device_count():
-            raise RequestError(f"`device` {asked}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+            raise RequestError(
+                f"there are {torch.cuda.device_count()} CUDA devices, counted from 0", key="device", value=asked
+            )
     return asked

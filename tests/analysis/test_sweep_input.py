@@ -50,7 +50,7 @@ def test_wrong_requests(acting: str, tmp_path: Path) -> None:
         (["--actions", clip, "a ball"], "--actions has no effect without --input"),
         (["--model", acting, "a ball"], "takes frames, no text"),
         (["--model", acting, "--input", clip], "needs actions: 3 numbers"),
-        (["--model", acting, *same], "a.npz: stands twice"),
+        (["--model", acting, *same], "a.npz: is given twice"),
         (["--model", tiny_folder(tmp_path / "tiny"), "--input", clip], "takes a text, no frames"),
     ):
         done = sweep(*arguments, *common)

@@ -107,7 +107,7 @@ def test_bad_prompt_files_are_refused(tmp_path: Path, name: str, content: str, s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([BALL, BALL, "--tau", "1"], "stands twice"),
+        ([BALL, BALL, "--tau", "1"], "is given twice"),
         ([" ", "--tau", "1"], "is empty"),
         (["--tau", "1"], "no prompt"),
         ([BALL], "no thresholds"),

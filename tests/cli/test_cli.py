@@ -121,7 +121,7 @@ def _folder_without_write(tmp_path: Path) -> Path:
 
 
 BAD: dict[str, tuple[list[str], str]] = {
-    "tau word": (["--tau", "abc"], "--tau is 'abc'"),
+    "tau word": (["--tau", "abc"], "--tau 'abc': not allowed"),
     "tau nan": (["--tau", "nan"], "nan"),
     "tau list": (["--tau", "-1,-2"], "6 layers"),
     "frames": (["--frames", "0"], "greater than or equal to 1"),

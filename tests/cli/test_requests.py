@@ -18,7 +18,7 @@ from fastcar_cli.cli.app import app
 from fastcar_cli.cli.flags import flag_of
 from fastcar_cli.config import allowed_keys, load_config, parse_yaml
 from fastcar_cli.decoding.tau import Tau
-from fastcar_cli.errors import FastcarError, RequestError
+from fastcar_cli.errors import FastcarError, Key, RequestError
 from fastcar_cli.models.loading.memory_plan import out_of_memory
 
 NUMBERS = st.one_of(
@@ -147,16 +147,18 @@ def test_parameters_of_the_library_are_flags_on_the_command_line() -> None:
     }
     assert flag_of("first_frame_top_p", flags) == "--set sampling.first_frame_top_p"
     assert flag_of("nothing", flags) is None
-    error = RequestError("`replay.ratio` 0.9 and `nothing`: no", hint="less of `tau`")
-    assert error.told(lambda name: flag_of(name, flags)) == ("--replay-ratio 0.9 and `nothing`: no", "less of --tau")
-    assert str(error) == "`replay.ratio` 0.9 and `nothing`: no"
+    error = RequestError("no", key="replay.ratio", value=0.9, allowed="0.5", hint=("less of ", Key("tau")))
+    assert (str(error), error.hint) == ("`replay.ratio` 0.9: no", "allowed: 0.5; less of `tau`")
+    error.name_of = lambda name: flag_of(name, flags) or name
+    assert (str(error), error.hint) == ("--replay-ratio 0.9: no", "allowed: 0.5; less of --tau")
+    assert str(RequestError("no", key="replay.ratio", where="a.yaml")) == "a.yaml: replay.ratio: no"
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["generate", "a car", "--frames", "9"], "--frames 9"),
-        (["generate", "a car", "--frames", "0"], "--frames is 0"),
+        (["generate", "a car", "--frames", "0"], "--frames 0: not allowed"),
         (["generate", "a car", "--set", "replay.max_age=0"], "--set"),
         (["generate", "a car", "--frames", "2", "--replay-ratio", "0.9"], "--replay-ratio 0.9"),
         (["sweep", "a car", "--seeds", "x", "-o", "s"], "--seeds x"),

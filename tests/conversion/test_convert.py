@@ -388,7 +388,7 @@ def test_int4_without_a_conversion_says_how(make: Callable[..., Path], run: Run,
     ("arguments", "says"),
     [
         (["nowhere", "-o", "new"], "unknown model 'nowhere'"),
-        (["mini", "-o", "there"], "--output there is there already"),
+        (["mini", "-o", "there"], "--output there: exists already"),
         (["mini", "-o", "nowhere/new"], "--output nowhere/new: there is no folder nowhere"),
         (["mini", "-o", "new", "--dtype", "int3"], "--dtype int3: unknown"),
         (["mini", "-o", "new", "--dtype", "int8", "--depth-dtype", "int4"], "--depth-dtype has no effect"),
@@ -396,13 +396,13 @@ def test_int4_without_a_conversion_says_how(make: Callable[..., Path], run: Run,
         (["begun", "-o", "new"], "begun is a conversion that is not done"),
         (
             ["narrow", "-o", "new"],
-            "--dtype int4 needs inputs of a multiple of 32, the model 'narrow' has 48 (llm.layers.0",
+            "--dtype int4: needs inputs of a multiple of 32, the model 'narrow' has 48 (llm.layers.0",
         ),
         (
             ["flat", "-o", "new", "--depth-dtype", "int4"],
-            "--dtype int4 needs inputs of a multiple of 32, the model 'flat' has 16 (depth.",
+            "--dtype int4: needs inputs of a multiple of 32, the model 'flat' has 16 (depth.",
         ),
-        (["flat", "-o", "new", "--depth-dtype", "int4"], "allowed here: int8, bfloat16, or --depth-dtype int8"),
+        (["flat", "-o", "new", "--depth-dtype", "int4"], "allowed: int8, bfloat16, or --depth-dtype int8"),
         (["nan", "-o", "new"], "holds NaN or infinite values"),
         (["mini", "-o", "taken"], "taken.partial is there and is no conversion"),
     ],
@@ -437,7 +437,7 @@ def test_int4_needs_an_accelerator_of_its_format(run: Run) -> None:
     converted(run, "mini", "out")
     done = run("generate", "a red ball", "--model", "out", "--backend", "fpga-sim")
     says = " ".join(done.stderr.replace("│", " ").split())
-    assert done.returncode == 2 and "--dtype int4 does not go with --fpga edge-small, whose format is float" in says
+    assert done.returncode == 2 and "--dtype int4: does not go with --fpga edge-small, whose format is float" in says
 
 
 def test_loading_formats_are_as_before() -> None:

@@ -81,7 +81,7 @@ def test_int8_is_visible_in_the_values(run: Run, tmp_path: Path) -> None:
         (("fpga", "--replay", "x"), "not numbers"),
         (("fpga", "--preset", "edge-small"), "do not fit the memory of edge-small"),
         (("fpga", "--spread", "some"), "allowed: eligible, all"),
-        (("fpga", "--window", "0"), "--window is 0"),
+        (("fpga", "--window", "0"), "--window 0: not allowed"),
         (("fpga", "--table", "--rows", "3"), "--rows has no effect with --table"),
         (("fpga", "--table", "--rows", "3"), "allowed: --preset, --table, --json"),
         (("fpga", "--sinks", "2"), "--sinks has no effect"),

@@ -157,7 +157,7 @@ def test_weights_held_so_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch, s
 
 @pytest.mark.parametrize(("stored", "kind"), [("int8", "int4"), ("int4", "int8"), ("int4", "int8-exact")])
 def test_weights_of_another_format_are_refused(stored: str, kind: str) -> None:
-    with pytest.raises(RequestError, match=f"`dtype` {stored} does not go .* whose format is {kind}"):
+    with pytest.raises(RequestError, match=f"`dtype` {stored}: does not go .* whose format is {kind}"):
         FpgaBackend(held(stored).llm, in_format(kind), 3)
 
 
@@ -173,7 +173,7 @@ def test_a_converted_model_on_an_accelerator_of_its_format(run: Run, tmp_path: P
     refused = run(*common, "--model", "four", "--fpga", "edge-small", "-o", "c.mp4")
     assert refused.returncode == 2
     says = " ".join(refused.stderr.replace("│", " ").split())
-    assert "--dtype int4 does not go with --fpga edge-small, whose format is float" in says and "edge-int4" in says
+    assert "--dtype int4: does not go with --fpga edge-small, whose format is float" in says and "edge-int4" in says
 
 
 @pytest.mark.parametrize("name", ["edge-int8", "edge-int4", "u280-int4"])

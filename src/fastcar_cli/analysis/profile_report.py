@@ -59,7 +59,7 @@ class StepProfile:
             raise RequestError(
                 f"--seq {min(plan.lengths)}: the prompt of {plan.model} takes {layout.lead} tokens, "
                 f"the first frame {layout.stride}",
-                hint=f"allowed: {least} or more",
+                allowed=f"{least} or more",
             )
 
     def run(self) -> Iterator[dict[str, Any]]:

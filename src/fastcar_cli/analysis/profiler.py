@@ -24,7 +24,7 @@ from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import SamplingSettings
 from fastcar_cli.decoding.state import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.checkpoint import DTYPES, empty_network, ready
 from fastcar_cli.models.loading.memory_plan import available_bytes, gib, parameter_bytes
 from fastcar_cli.models.network import Network, Spec
@@ -46,8 +46,10 @@ def parse_lengths(text: str, option: str = "seq") -> list[int]:
         value = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
         if value < 1 or value != int(value) or value > 2**20:
             raise RequestError(
-                f"`{option}` {text}: {part.strip()!r} is no length",
-                hint="allowed: 1 to 1024k tokens, such as 2k,4096,0.5k",
+                f"{part.strip()!r} is no length",
+                key=option,
+                value=text,
+                allowed="1 to 1024k tokens, such as 2k,4096,0.5k",
             )
         lengths.append(int(value))
     return lengths
@@ -89,7 +91,7 @@ def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -
         raise RequestError(
             f"one layer at {longest} tokens does not fit: {gib(rest)} beside the layers + {gib(layer)} a layer + "
             f"{gib(cache)} caches a layer with {rows} rows = {gib(rest + layer + cache)}, {gib(free)} may be used",
-            hint="a smaller `seq`, fewer `rows`, or `dtype` bfloat16",
+            hint=("a smaller ", Key("seq"), ", fewer ", Key("rows"), ", or ", Key("dtype"), " bfloat16"),
         )
     network = empty_network(replace(spec, decoder=replace(decoder, layers=int(layers))))
     form = WeightFormat(dtype, DTYPES[dtype])

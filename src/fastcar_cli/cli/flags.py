@@ -30,9 +30,6 @@ FLAGS = {
 }
 """Flags that are not called like the last part of their parameter; the first one that a command has is meant."""
 
-_GIVEN = "fastcar_cli.given"
-"""Key of a context's `meta`: the words of the command line."""
-
 
 def flag_of(parameter: str, flags: Collection[str]) -> str | None:
     """The flag of a command with these flags for a parameter of the library; `--set KEY` where it has none."""
@@ -95,19 +92,17 @@ class Command(TyperCommand):
             name, equals, rest = value.partition("=")
             if (value == "" and before in valued) or (name in valued and equals and rest == ""):
                 raise RequestError(f"{before or name}: is empty", hint="give a value, or leave the option out")
-        ctx.meta[_GIVEN] = "\0".join(args)
         if "" in args:
             raise RequestError("an argument is empty", hint="give a value, or leave it out")
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it; errors leave with flags in the place of parameters."""
+        """Run it; errors of the library call parameters by the flags of this command."""
         try:
             return super().invoke(ctx)
         except FastcarError as e:
             flags = {opt for p in self.params for opt in p.opts}
-            message, e.hint = e.told(lambda parameter: flag_of(parameter, flags), ctx.meta.get(_GIVEN, ""))
-            e.args = (message,)
+            e.name_of = lambda parameter: flag_of(parameter, flags) or f"`{parameter}`"
             raise
         except KeyboardInterrupt as e:
             from fastcar_cli.cli.render import console, note

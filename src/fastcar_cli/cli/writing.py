@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastcar_cli.cli.beginnings import Job
-from fastcar_cli.errors import RunError
+from fastcar_cli.errors import Key, RunError
 from fastcar_cli.signals import uninterrupted
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def write(
                 stop = e
             except (MemoryError, RuntimeError) as e:
                 if out_of_memory(e):
-                    raise RunError(f"out of memory: {e}", hint="fewer `samples` or prompts at once need less") from None
+                    raise RunError(
+                        f"out of memory: {e}", hint=("fewer ", Key("samples"), " or prompts at once need less")
+                    ) from None
                 raise
         with uninterrupted():
             for video in written.values():

@@ -58,7 +58,7 @@ class Calibration:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.prompts) <= MOST_PROMPTS:
-            raise RequestError(f"`calibrate`: {len(self.prompts)} prompts", hint=f"allowed: 1 to {MOST_PROMPTS}")
+            raise RequestError(f"{len(self.prompts)} prompts", key="calibrate", allowed=f"1 to {MOST_PROMPTS}")
 
     @property
     def told(self) -> str:
@@ -71,7 +71,7 @@ class Calibration:
         readings = [tokenizer.read(prompt) for prompt in self.prompts]
         for prompt, reading in zip(self.prompts, readings, strict=True):
             if reading.unknown and not reading.tokens:
-                raise RequestError(f"`calibrate`: the model knows no word of the prompt {prompt!r}")
+                raise RequestError(f"the model knows no word of the prompt {prompt!r}", key="calibrate")
         read = [list(tokenizer.complete(reading, seed).ids) for seed, reading in enumerate(readings)]
         return read + [list(tokenizer.blank()) for _ in self.prompts if guided]
 

@@ -93,7 +93,8 @@ class Conversion:
         if calibration is not None:
             if not isinstance(spec, ModelSpec):
                 raise RequestError(
-                    f"`calibrate`: the model {spec.name!r} takes frames, and calibration draws videos from texts",
+                    f"the model {spec.name!r} takes frames, and calibration draws videos from texts",
+                    key="calibrate",
                     hint="leave it out",
                 )
             folder = source.tokenizer[0].parent if source.tokenizer else folder
@@ -238,9 +239,9 @@ class Conversion:
 def check_folder(folder: Path) -> None:
     """Refuse a target that is there already, or that nothing can be made in: raises RequestError."""
     if folder.exists() or folder.is_symlink():
-        raise RequestError(f"`output` {folder} is there already", hint="give another name, or move it away")
+        raise RequestError("exists already", key="output", value=folder, hint="give another name, or move it away")
     if not folder.name or not folder.parent.is_dir():
-        raise RequestError(f"`output` {folder}: there is no folder {folder.parent}")
+        raise RequestError(f"there is no folder {folder.parent}", key="output", value=folder)
 
 
 def _failed(

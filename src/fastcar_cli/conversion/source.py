@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading import converted
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults, empty_network, read_config
 from fastcar_cli.models.loading.checkpoint_format import format_of
@@ -137,7 +137,11 @@ def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = No
     if uneven:
         name, width = next(iter(uneven.items()))
         raise RequestError(
-            f"`dtype` int4 needs inputs of a multiple of {GROUP}, the model {spec.name!r} has {width} ({name})",
-            hint="allowed here: int8, bfloat16" + ("" if name.startswith("llm.") else ", or `depth_dtype` int8"),
+            f"needs inputs of a multiple of {GROUP}, the model {spec.name!r} has {width} ({name})",
+            key="dtype",
+            value="int4",
+            allowed="int8, bfloat16"
+            if name.startswith("llm.")
+            else ("int8, bfloat16, or ", Key("depth_dtype"), " int8"),
         )
     return form

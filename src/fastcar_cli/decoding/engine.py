@@ -106,7 +106,7 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     """
     asked, device, replay = batch.settings.executor, batch.model.device.type, batch.replay
     if asked not in EXECUTORS:
-        raise RequestError(f"`executor` {asked}: unknown", hint=f"allowed: {', '.join(EXECUTORS)}")
+        raise RequestError("unknown", key="executor", value=asked, allowed=", ".join(EXECUTORS))
     rules = (
         (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
         (batch.watch is not None or batch.on_block is not None, "every block is watched"),
@@ -127,5 +127,5 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     else:
         why = "asked for" if asked == "torch" else f"the device is {device}"
     if asked not in ("auto", "torch"):
-        raise RequestError(f"`executor` {asked}: {why}", hint="allowed here: auto, torch")
+        raise RequestError(why or "", key="executor", value=asked, allowed="auto, torch")
     return PlainExecutor(batch), why

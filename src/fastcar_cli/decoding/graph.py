@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from fastcar_cli.decoding.state import Batch, Step
-from fastcar_cli.errors import RunError
+from fastcar_cli.errors import Key, RunError
 from fastcar_cli.kernels.gpu import installed, most_rows
 
 
@@ -121,6 +121,6 @@ class GraphExecutor:
         except Exception as e:  # whatever triton's compiler, the driver or the capture raise
             reason = (str(e).strip() or type(e).__name__).splitlines()[0]
             raise RunError(
-                f"a step can't be captured as a CUDA graph: {reason}", hint="allowed: `executor` torch"
+                f"a step can't be captured as a CUDA graph: {reason}", allowed=(Key("executor"), " torch")
             ) from e
         return graph.replay

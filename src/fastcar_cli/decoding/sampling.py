@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.errors import RunError
+from fastcar_cli.errors import Key, RunError
 
 Logits = Callable[[Tensor, int], Tensor]
 """Logits [rows, codes] of depth d, from the hidden states [rows, width] at depth 0 and the running sum of code
@@ -78,7 +78,9 @@ def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float | 
 
 def not_finite() -> RunError:
     """Logits that nothing can be drawn from."""
-    return RunError("the model's logits are not finite", hint="its weights are broken, or too large for this `dtype`")
+    return RunError(
+        "the model's logits are not finite", hint=("its weights are broken, or too large for this ", Key("dtype"))
+    )
 
 
 def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: float | Tensor) -> Tensor:

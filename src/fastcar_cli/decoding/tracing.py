@@ -180,7 +180,7 @@ def trace(
     if executor not in ("torch", "native"):
         raise RequestError(f"executor is {executor!r}, allowed: 'torch', 'native'")
     if executor == "native" and mlp_tokens:
-        raise RequestError("mlp_tokens: native kernels keep no MLP outputs", hint="allowed: executor='torch'")
+        raise RequestError("mlp_tokens: native kernels keep no MLP outputs", allowed="executor='torch'")
     if kv_dtype not in KV_DTYPES:
         raise RequestError(f"kv_dtype is {kv_dtype!r}, allowed: {', '.join(map(repr, KV_DTYPES))}")
     layers = spec.decoder.layers

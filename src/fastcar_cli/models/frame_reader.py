@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.prompt import Clip, Prompt, Reading, TokenisedClip
 
@@ -26,7 +26,7 @@ class FrameReader:
         if isinstance(prompt, str):
             raise RequestError(
                 f"the model {spec.name!r} takes frames, no text",
-                hint=f"give it at least {context} to go on from, such as `input` clip.mp4",
+                hint=(f"give it at least {context} to go on from, such as ", Key("input"), " clip.mp4"),
             )
         if isinstance(prompt, Clip):
             self._check_frames(prompt)
@@ -39,7 +39,7 @@ class FrameReader:
         if given is None and actions:
             raise RequestError(
                 f"{prompt.name}: no actions, the model {spec.name!r} takes {actions} numbers a frame",
-                hint="give it actions, such as `actions` moves.csv",
+                hint=("give it actions, such as ", Key("actions"), " moves.csv"),
             )
         if given is not None and not actions:
             raise RequestError(f"{prompt.name}: actions are given, the model {spec.name!r} takes none")
@@ -90,7 +90,7 @@ class FrameReader:
 
     def blank(self) -> tuple[int, ...]:
         """There is no prompt that says nothing: the model has no guidance."""
-        raise RequestError(f"`cfg`: the model {self._network.spec.name!r} has no guidance", hint="allowed: 1")
+        raise RequestError(f"the model {self._network.spec.name!r} has no guidance", key="cfg", allowed="1")
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
         """None; raises RequestError for a prompt that the model can't take."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.plain_data import parse_json
 from fastcar_cli.video.arrays import SUFFIXES as ARRAYS
 from fastcar_cli.video.arrays import Array, arrays_of
@@ -34,24 +34,24 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
     it is zero. Raises RequestError that says what does not fit.
     """
     if not path.is_file():
-        raise RequestError(f"`actions` {path}: there is no such file")
+        raise RequestError("there is no such file", key="actions", value=path)
     suffix = path.suffix.lower()
     if suffix in ARRAYS:
         return actions_in(path, width, wanted, own=False)
     if suffix not in (".csv", ".json"):
-        raise RequestError(f"`actions` {path}: unknown suffix {suffix!r}", hint=f"allowed: {_ALLOWED}")
+        raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)
     table = _csv(path) if suffix == ".csv" else _json(path)
-    return _fit(table, f"`actions` {path}", width, wanted, own=False)
+    return _fit(table, (Key("actions"), f" {path}"), width, wanted, own=False)
 
 
 def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = True) -> Rows:
     """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
     option = "input" if own else "actions"
     array = _chosen(path, option)
-    what = f"`{option}` {path}" + (f", array {array.key!r}" if array.key else "")
+    what = (Key(option), f" {path}" + (f", array {array.key!r}" if array.key else ""))
     if array.dtype.kind not in "uif" or len(array.shape) != 2:
         raise RequestError(
-            f"{what}: has shape {list(array.shape)} and dtype {array.dtype}, needed: numbers [frames, {width}]"
+            f"has shape {list(array.shape)} and dtype {array.dtype}, needed: numbers [frames, {width}]", where=what
         )
     rows = itertools.islice(array.rows(option), max(len(wanted), wanted[-1] + 1) + 1)
     return _fit([row.astype(np.float64) for row in rows], what, width, wanted, own=own)
@@ -71,7 +71,9 @@ def _chosen(path: Path, option: str) -> Array:
     tables = [a for a in arrays if len(a.shape) == 2] or arrays
     if len(tables) != 1:
         raise RequestError(
-            f"`{option}` {path}: holds no array {KEYS[0]!r}",
+            f"holds no array {KEYS[0]!r}",
+            key=option,
+            value=path,
             hint=f"its arrays: {', '.join(a.key for a in arrays[:12]) or 'none'}",
         )
     return tables[0]
@@ -81,7 +83,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"`actions` {path} can't be read: {e}") from None
+        raise RequestError(f"can't be read: {e}", key="actions", value=path) from None
 
 
 def _csv(path: Path) -> list[list[float]]:
@@ -96,12 +98,14 @@ def _csv(path: Path) -> list[list[float]]:
                 continue
             for cell, number in zip(cells, numbers, strict=True):
                 if number is None:
-                    raise RequestError(f"`actions` {path}: line {line} has {cell.strip()[:40]!r}, needed: numbers")
+                    raise RequestError(
+                        f"line {line} has {cell.strip()[:40]!r}, needed: numbers", key="actions", value=path
+                    )
             rows.append([n for n in numbers if n is not None])
             if len(rows) > _MOST_ROWS:
                 break
     except csv.Error as e:
-        raise RequestError(f"`actions` {path}: is no CSV file ({e})") from None
+        raise RequestError(f"is no CSV file ({e})", key="actions", value=path) from None
     return rows
 
 
@@ -117,29 +121,31 @@ def _json(path: Path) -> list[Any]:
     try:
         data = parse_json(_text(path))
     except ValueError:
-        raise RequestError(f"`actions` {path}: is no JSON file") from None
+        raise RequestError("is no JSON file", key="actions", value=path) from None
     if isinstance(data, dict):
         data = next((data[k] for k in KEYS if k in data), None)
     if not isinstance(data, list) or not all(
         isinstance(row, list) and all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in row)
         for row in data
     ):
-        raise RequestError(f"`actions` {path}: is no list of lists of numbers", hint="such as [[0.1, 0], [0.2, 0]]")
+        raise RequestError(
+            "is no list of lists of numbers", key="actions", value=path, hint="such as [[0.1, 0], [0.2, 0]]"
+        )
     return data
 
 
-def _fit(table: Sequence[Any], what: str, width: int, wanted: Sequence[int], *, own: bool) -> Rows:
+def _fit(table: Sequence[Any], what: Text, width: int, wanted: Sequence[int], *, own: bool) -> Rows:
     """Rows of the clip's frames out of a table, checked."""
     for index, row in enumerate(table):
         if len(row) != width:
-            raise RequestError(f"{what}: row {index} has {len(row)} numbers, the model takes {width} a frame")
+            raise RequestError(f"row {index} has {len(row)} numbers, the model takes {width} a frame", where=what)
     frames = len(wanted)
     direct = not own and len(table) in (frames, frames - 1)
     chosen = range(frames) if direct else wanted
     # What a frame is left with: the last one's action is never looked at.
     if len(table) <= chosen[max(frames - 2, 0)]:
         need = f"{frames - 1}, one for each of {frames} frames but the last"
-        raise RequestError(f"{what}: has {len(table)} rows, needed: {need}")
+        raise RequestError(f"has {len(table)} rows, needed: {need}", where=what)
     out = np.zeros((frames, width), np.float32)
     with np.errstate(over="ignore"):
         for at, index in enumerate(chosen):
@@ -149,5 +155,5 @@ def _fit(table: Sequence[Any], what: str, width: int, wanted: Sequence[int], *, 
                 except OverflowError:
                     out[at] = np.inf
                 if not np.isfinite(out[at]).all():
-                    raise RequestError(f"{what}: row {index} has numbers that are not finite in float32")
+                    raise RequestError(f"row {index} has numbers that are not finite in float32", where=what)
     return out

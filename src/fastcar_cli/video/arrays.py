@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 
 SUFFIXES = (".npz", ".npy")
 
@@ -41,14 +41,14 @@ class Array:
 
         Raises RequestError that names `option` for objects, data that end early, and rows of more than a gigabyte.
         """
-        what = f"`{option}` {self.file}" + (f", array {self.key!r}" if self.key else "")
+        what = (Key(option), f" {self.file}" + (f", array {self.key!r}" if self.key else ""))
         if self.dtype.hasobject or self.dtype.names is not None:
-            raise RequestError(f"{what}: holds Python objects, which are never loaded", hint="allowed: numbers")
+            raise RequestError("holds Python objects, which are never loaded", where=what, allowed="numbers")
         if not self.shape:
-            raise RequestError(f"{what}: holds a single number")
+            raise RequestError("holds a single number", where=what)
         row = math.prod(self.shape[1:])
         if row * self.dtype.itemsize * (self.shape[0] if self.fortran else 1) > _MOST_BYTES:
-            raise RequestError(f"{what}: has shape {list(self.shape)}, which is too large")
+            raise RequestError(f"has shape {list(self.shape)}, which is too large", where=what)
         with ExitStack() as stack:
             try:
                 stream = _open(stack, self.file, self.key)
@@ -59,7 +59,7 @@ class Array:
                     for _ in range(self.shape[0]):
                         yield self._of(stream, row).reshape(self.shape[1:])
             except Exception as e:  # every compression has errors of its own
-                raise RequestError(f"{what}: is damaged ({_reason(e)})") from None
+                raise RequestError(f"is damaged ({_reason(e)})", where=what) from None
 
     def _of(self, stream: IO[bytes], count: int) -> NDArray[Any]:
         data = stream.read(count * self.dtype.itemsize)
@@ -79,7 +79,7 @@ def arrays_of(file: Path, option: str) -> list[Array]:
             return [Array(file, key, *_header(_open(stack, file, key))) for key in keys]
         except Exception as e:  # whatever a stranger's file makes zipfile and numpy raise
             kind = file.suffix.lower().removeprefix(".")
-            raise RequestError(f"`{option}` {file}: is no {kind} file, or a damaged one ({_reason(e)})") from None
+            raise RequestError(f"is no {kind} file, or a damaged one ({_reason(e)})", key=option, value=file) from None
 
 
 def _open(stack: ExitStack, file: Path, key: str) -> IO[bytes]:

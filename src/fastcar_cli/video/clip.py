@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.prompt import Clip
 from fastcar_cli.video.actions import Rows, actions_in, has_actions, read_actions
 from fastcar_cli.video.reader import Image8, frames_of
@@ -85,7 +85,9 @@ def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str 
     Raises RequestError for what can't be read, too few frames, and actions that are missing, unwanted or do not fit.
     """
     if actions is not None and not wanted.actions:
-        raise RequestError(f"`actions` {actions}: the model {wanted.model!r} takes no actions", hint="leave them out")
+        raise RequestError(
+            f"the model {wanted.model!r} takes no actions", key="actions", value=actions, hint="leave them out"
+        )
     chosen, size, count = _chosen(path, wanted, key)
     alone = len(chosen) == wanted.context and not wanted.whole
     if len(chosen) < wanted.frames and not alone:
@@ -133,7 +135,7 @@ def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
         return actions_in(path, width, wanted.indices)
     raise RequestError(
         f"the model {wanted.model!r} needs actions: {width} numbers for each of {wanted.frames} frames but the last",
-        hint="`actions` FILE (.npz, .npy, .csv or .json)",
+        hint=(Key("actions"), " FILE (.npz, .npy, .csv or .json)"),
     )
 
 
@@ -143,5 +145,5 @@ def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
     need = f"{wanted.indices[-1] + 1}" + (f" for {frames} that {' and '.join(how)}" if how else "")
     need += "" if wanted.whole else f", or just the {wanted.context} that the model goes on from"
     here = len(range(start, count, step))
-    hint = f"a longer clip, or `frames` {here}" if here > wanted.context else "a longer clip"
-    return RequestError(f"`input` {path}: has {count} frame{'s' * (count != 1)}, needed: {need}", hint=hint)
+    hint = ("a longer clip", *((", or ", Key("frames"), f" {here}") if here > wanted.context else ()))
+    return RequestError(f"has {count} frame{'s' * (count != 1)}, needed: {need}", key="input", value=path, hint=hint)

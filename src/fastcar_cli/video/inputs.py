@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.network import Spec
 from fastcar_cli.video.clip import Excerpt, Wanted, read_clip
 
@@ -31,19 +31,23 @@ class Inputs:
     def check(self) -> None:
         """Refuse what can't be, before a model is loaded. Raises RequestError."""
         if self.start is not None and self.start < 0:
-            raise RequestError(f"`start` {self.start}: frames are counted from 0", hint="allowed: 0 or more")
+            raise RequestError("frames are counted from 0", key="start", value=self.start, allowed="0 or more")
         if self.step is not None and self.step < 1:
-            raise RequestError(f"`step` {self.step}: not a step forward", hint="allowed: 1 or more")
+            raise RequestError("not a step forward", key="step", value=self.step, allowed="1 or more")
         if len(self.actions) not in (0, 1, len(self.files)):
             raise RequestError(
-                f"`actions`: {len(self.actions)} files for {len(self.files)} inputs", hint="one for all, or one each"
+                f"{len(self.actions)} files for {len(self.files)} inputs",
+                key="actions",
+                hint="one for all, or one each",
             )
         for option, files, kind in (("input", self.files, "file or folder"), ("actions", self.actions, "file")):
             for file in files:
                 if not file.exists():
-                    raise RequestError(f"`{option}` {file}: there is no such {kind}")
+                    raise RequestError(f"there is no such {kind}", key=option, value=file)
         if self.goal and self.actions:
-            raise RequestError("`goal` and `actions` exclude each other", hint="actions lead forward in time")
+            raise RequestError(
+                (Key("goal"), " and ", Key("actions"), " exclude each other"), hint="actions lead forward in time"
+            )
 
     def read(self, spec: Spec, model: str, frames: int, *, whole: bool = False) -> list[Excerpt]:
         """The part of each that a model is given for so many frames in all; `whole`: none may be missing.

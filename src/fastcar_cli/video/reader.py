@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.plain_data import parse_json
 from fastcar_cli.video.arrays import SUFFIXES, Array, arrays_of
 
@@ -72,20 +72,24 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
     if path.is_dir():
         images: Iterator[Image8OrFloat] = _folder(path)
     elif not path.is_file():
-        raise RequestError(f"`input` {path}: there is no such file or folder")
+        raise RequestError("there is no such file or folder", key="input", value=path)
     elif path.suffix.lower() in SUFFIXES:
         images = _array(path, key)
     else:
         images = _file(path)
     if key is not None and path.suffix.lower() != ".npz":
-        raise RequestError(f"`key` {key}: {path} is no .npz file", hint="leave it out")
+        raise RequestError(f"{path} is no .npz file", key="key", value=key, hint="leave it out")
     size: tuple[int, ...] = ()
     for index, image in enumerate(images):
         if max(image.shape[:2]) > _SIDE:
-            raise RequestError(f"`input` {path}: frame {index} has {_size(image.shape)} pixels", hint="resize it first")
+            raise RequestError(
+                f"frame {index} has {_size(image.shape)} pixels", key="input", value=path, hint="resize it first"
+            )
         if size and image.shape != size:
             raise RequestError(
-                f"`input` {path}: frame {index} has {_size(image.shape)} pixels, the first one {_size(size)}",
+                f"frame {index} has {_size(image.shape)} pixels, the first one {_size(size)}",
+                key="input",
+                value=path,
                 hint="all frames need one size",
             )
         size = image.shape
@@ -100,7 +104,7 @@ def _folder(folder: Path) -> Iterator[Image8]:
     """The pictures of a folder, in the order of their names, numbers in them by value."""
     files = [f for f in folder.iterdir() if f.suffix.lower() in PICTURES and not f.name.startswith(".") and f.is_file()]
     if not files:
-        raise RequestError(f"`input` {folder}: holds no picture", hint=f"allowed: {', '.join(PICTURES)}")
+        raise RequestError("holds no picture", key="input", value=folder, allowed=", ".join(PICTURES))
     for file in sorted(files, key=lambda f: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(f.name)]):
         try:
             with Image.open(file) as image:
@@ -145,15 +149,21 @@ def _file(path: Path) -> Iterator[Image8]:
 def _rgb(image: Image.Image, file: Path) -> Image8:
     """Pixels as they are meant to be seen: turned as a camera says, colours in RGB."""
     if image.mode.startswith(("I", "F")):
-        raise RequestError(f"`input` {file}: has more than 8 bits a colour", hint="save it with 8 bits a colour")
+        raise RequestError(
+            "has more than 8 bits a colour", key="input", value=file, hint="save it with 8 bits a colour"
+        )
     if max(image.size) > _SIDE:
-        raise RequestError(f"`input` {file}: has {image.width} x {image.height} pixels", hint="resize it first")
+        raise RequestError(
+            f"has {image.width} x {image.height} pixels", key="input", value=file, hint="resize it first"
+        )
     return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
 
 def _damaged(path: Path, kind: str, error: Exception) -> RequestError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
-    return RequestError(f"`input` {path}: is a damaged {kind} ({(reason or type(error).__name__).splitlines()[0]})")
+    return RequestError(
+        f"is a damaged {kind} ({(reason or type(error).__name__).splitlines()[0]})", key="input", value=path
+    )
 
 
 @contextmanager
@@ -176,14 +186,19 @@ def _video(path: Path) -> Iterator[Image8]:
             for index, image in enumerate(video.iter()):  # noqa: B007 (used below)
                 yield image
     except FFmpegError as e:
-        where, hint = "at its first frame", None
-        if index >= 0:
-            where, hint = f"after frame {index}", "fewer `frames` may do without the rest"
-        raise RequestError(f"`input` {path}: is a damaged video ({where}: {e.strerror})", hint=hint) from None
+        where = "at its first frame" if index < 0 else f"after frame {index}"
+        raise RequestError(
+            f"is a damaged video ({where}: {e.strerror})",
+            key="input",
+            value=path,
+            hint=None if index < 0 else ("fewer ", Key("frames"), " may do without the rest"),
+        ) from None
     except OSError:
         raise RequestError(
-            f"`input` {path}: is neither a video nor a picture that can be read",
-            hint="allowed: a video, a GIF, a picture, a folder of pictures, or an .npz file with frames",
+            "is neither a video nor a picture that can be read",
+            key="input",
+            value=path,
+            allowed="a video, a GIF, a picture, a folder of pictures, or an .npz file with frames",
         ) from None
 
 
@@ -197,18 +212,19 @@ class _Nameless:
 def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
     """The frames of an array [T, H, W, 3] of numbers 0 .. 255, of any dtype of numbers."""
     array = _chosen(path, arrays_of(path, "input"), key)
-    what = f"`input` {path}" + (f", array {array.key!r}" if array.key else "")
+    what = (Key("input"), f" {path}" + (f", array {array.key!r}" if array.key else ""))
     if not _like_frames(array):
-        raise RequestError(f"{what}: has shape {list(array.shape)}, needed: [frames, height, width, 3]")
+        raise RequestError(f"has shape {list(array.shape)}, needed: [frames, height, width, 3]", where=what)
     if array.dtype.kind not in "uif":
-        raise RequestError(f"{what}: has dtype {array.dtype}, needed: numbers 0 .. 255")
+        raise RequestError(f"has dtype {array.dtype}, needed: numbers 0 .. 255", where=what)
     for index, row in enumerate(array.rows("input")):
         low, high = row.min(), row.max()
         if not (low >= 0 and high <= 255):
-            raise RequestError(f"{what}: frame {index} has values from {low:g} to {high:g}, needed: 0 .. 255")
+            raise RequestError(f"frame {index} has values from {low:g} to {high:g}, needed: 0 .. 255", where=what)
         if array.dtype.kind == "f" and 0 < high <= 1 and (row != np.rint(row)).any():
             raise RequestError(
-                f"{what}: frame {index} has fractions from {low:g} to {high:g}, needed: 0 .. 255",
+                f"frame {index} has fractions from {low:g} to {high:g}, needed: 0 .. 255",
+                where=what,
                 hint="values 0 .. 1 are to be multiplied by 255",
             )
         yield row.astype(np.float32) if array.dtype.kind == "f" else row.astype(np.uint8)
@@ -223,7 +239,7 @@ def _chosen(path: Path, arrays: list[Array], key: str | None) -> Array:
         for array in arrays:
             if array.key == key:
                 return array
-        raise RequestError(f"`key` {key}: {path} has no such array", hint=f"its arrays: {_listed(arrays)}")
+        raise RequestError(f"{path} has no such array", key="key", value=key, hint=f"its arrays: {_listed(arrays)}")
     if path.suffix.lower() == ".npy":
         return arrays[0]
     like = [a for a in arrays if _like_frames(a)] or arrays
@@ -231,8 +247,10 @@ def _chosen(path: Path, arrays: list[Array], key: str | None) -> Array:
     if len(like) == 1 or named:
         return (named or like)[0]
     raise RequestError(
-        f"`input` {path}: holds no array {_KEY!r}, and not just one with the shape of frames",
-        hint=f"`key` names one; its arrays: {_listed(arrays)}",
+        f"holds no array {_KEY!r}, and not just one with the shape of frames",
+        key="input",
+        value=path,
+        hint=(Key("key"), f" names one; its arrays: {_listed(arrays)}"),
     )
 
 

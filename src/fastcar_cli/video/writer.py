@@ -40,12 +40,10 @@ def check_target(path: Path, fps: int | None = None) -> None:
     if path.suffix and path.suffix.lower() not in SUFFIXES:
         raise RequestError(
             f"{path}: unknown suffix {path.suffix!r}",
-            hint="allowed: .mp4, .gif, or a name without suffix for a folder of PNGs",
+            allowed=".mp4, .gif, or a name without suffix for a folder of PNGs",
         )
     if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
-        raise RequestError(
-            f"{path}: a GIF can't have {fps} frames a second", hint=f"allowed: 1 to {MOST_GIF_FPS}, or .mp4"
-        )
+        raise RequestError(f"{path}: a GIF can't have {fps} frames a second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
     parent = path.parent
     if not parent.is_dir():
         raise RequestError(f"{path}: the folder {parent} does not exist", hint="make it first")

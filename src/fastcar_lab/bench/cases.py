@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.memory_plan import available_bytes, gib
 from fastcar_cli.models.loading.registry import folder_of, shapes_of
 from fastcar_cli.models.loading.vila_u_7b import full_spec
@@ -46,9 +46,11 @@ def check(plan: Benchmark) -> None:
     most = (decoder.max_positions if mini else _LONGEST) - plan.passes
     if not least <= plan.context <= most:
         raise RequestError(
-            f"`context` {plan.context}: the prompt takes {PROMPT_TOKENS} tokens, a frame {spec.tokens_per_frame}, and "
+            f"the prompt takes {PROMPT_TOKENS} tokens, a frame {spec.tokens_per_frame}, and "
             f"{plan.passes} passes follow",
-            hint=f"allowed: {least} to {most}",
+            key="context",
+            value=plan.context,
+            allowed=f"{least} to {most}",
         )
     layers, number = (decoder.layers, 4) if mini else (plan.layers, 2)
     slot = 2 * layers * decoder.kv_heads * decoder.head_dim * number
@@ -56,7 +58,9 @@ def check(plan: Benchmark) -> None:
     free = available_bytes(plan.device)
     if caches > free:
         raise RequestError(
-            f"`context` {plan.context}: {plan.contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
+            f"{plan.contestants} contestants with {plan.rows} rows hold {gib(caches)} of "
             f"keys and values, {gib(free)} are free",
-            hint="a shorter `context`, or fewer `rows` or `layers`",
+            key="context",
+            value=plan.context,
+            hint=("a shorter ", Key("context"), ", or fewer ", Key("rows"), " or ", Key("layers")),
         )

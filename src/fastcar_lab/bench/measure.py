@@ -37,7 +37,7 @@ def models(plan: Benchmark) -> dict[str, Network]:
     spec = replace(spec, decoder=replace(spec.decoder, max_positions=max(plan.context + 2 * plan.passes, 4096)))
     shape = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context)
     if shape.layers < plan.layers:
-        raise RequestError(f"`layers` {plan.layers}: there is memory for {shape.layers} of this width")
+        raise RequestError(f"there is memory for {shape.layers} of this width", key="layers", value=plan.layers)
     network = shape.network
     # transformers is given embeddings; a projector of 4096 x 4096 would weigh much beside one or two layers.
     network.projector = Projector(spec.decoder.width, spec.decoder.width, 0)

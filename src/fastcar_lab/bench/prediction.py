@@ -94,8 +94,10 @@ def forced(plan: PredictedClip, spec: Spec) -> Tensor:
     free = [t for t in range(layout.stride, passes) if t % layout.stride not in layout.delimiters]
     if plan.ratio * passes > len(free):
         raise RequestError(
-            f"`replay_ratio` {plan.ratio:g}: the first predicted frame and delimiters are always computed",
-            hint=f"allowed: at most {len(free) / passes:.3f}",
+            "the first predicted frame and delimiters are always computed",
+            key="replay_ratio",
+            value=f"{plan.ratio:g}",
+            allowed=f"at most {len(free) / passes:.3f}",
         )
     decisions = torch.zeros(layers, 1, passes + 1, dtype=torch.bool)
     decisions[:, :, free] = pattern(plan.ratio * passes / len(free), layers, 1, len(free), joint=True)

@@ -83,8 +83,10 @@ def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
         ratio = plan.ratio * passes / (passes - n) if plan.tokens is None else plan.ratio
         if ratio > 1:
             raise RequestError(
-                f"`replay_ratio` {plan.ratio:g}: the first of {plan.frames} frames is always computed",
-                hint=f"allowed: at most {(passes - n) / passes:.3f}",
+                f"the first of {plan.frames} frames is always computed",
+                key="replay_ratio",
+                value=f"{plan.ratio:g}",
+                allowed=f"at most {(passes - n) / passes:.3f}",
             )
         forced = torch.zeros_like(decode.replay.replayed)
         forced[:, :, n:] = pattern(ratio, spec.decoder.layers, len(rows), passes - n, joint=True)
@@ -138,10 +140,13 @@ def _kept(file: Path, plan: WholeVideo) -> dict[str, Any]:
         found: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
         same = all(found[key] == record[key] for key in ("plan", "weights", "threads"))
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise RequestError(f"`save` {file}: not a record of a whole video ({type(e).__name__})") from None
+        raise RequestError(f"not a record of a whole video ({type(e).__name__})", key="save", value=file) from None
     if not same:
         raise RequestError(
-            f"`save` {file}: holds the record of another model, plan or number of threads", hint="another file name"
+            "holds the record of another model, plan or number of threads",
+            key="save",
+            value=file,
+            hint="another file name",
         )
     return found
 

@@ -87,7 +87,7 @@ def claims(
         pipe = VideoPipeline.from_config(config)
         studies.append(Study.open(pipe, config, output, given or prompts_for(pipe, prompts), range(seeds)))
     if len({s.model for s in studies}) < len(studies):
-        raise RequestError("`model`: two of the same name", hint="rename one folder")
+        raise RequestError("two of the same name", key="model", hint="rename one folder")
     findings = []
     try:
         with progress(terminal, "decodes") as bar:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_lab.worlds.fidelity import world_of
 
@@ -35,5 +35,7 @@ def prompts_for(pipe: VideoPipeline, count: int, seed: int = 0) -> tuple[str, ..
     drawn = ANY if world is None else world.unseen_captions(POOL, seed)
     found = tuple(dict.fromkeys(drawn))[:count]
     if len(found) < count:
-        raise RequestError(f"`prompts` {count}: there are {len(found)} of our own", hint="`prompts_file` with yours")
+        raise RequestError(
+            f"there are {len(found)} of our own", key="prompts", value=count, hint=(Key("prompts_file"), " with yours")
+        )
     return found

@@ -84,7 +84,7 @@ def train(
     one_of("--device", device, ("cpu", "cuda"))
     one_of("--dtype", dtype, ("bfloat16", "float32"))
     if device == "cuda" and not torch.cuda.is_available():
-        raise RequestError(f"--device {device}: no CUDA device here", hint="allowed: cpu")
+        raise RequestError(f"--device {device}: no CUDA device here", allowed="cpu")
     if threads is not None:
         torch.set_num_threads(threads)
     try:

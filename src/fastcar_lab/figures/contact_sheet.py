@@ -62,9 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = pipe.model.tokenizer
     world = world_of(words, pipe.height, pipe.width)
     if world is None:
-        raise RequestError(
-            f"--model {options.model}: it draws no world of ours", hint="allowed: mini, table and their like"
-        )
+        raise RequestError(f"--model {options.model}: it draws no world of ours", allowed="mini, table and their like")
     said = [words.complete(words.read(text), seed).tokens for text, seed in zip(texts, seeds, strict=True)]
     wrong = [not world.judge(video, tokens)["all_right"] for video, tokens in zip(videos, said, strict=True)]
     draw_sheet(options.output, videos, texts, wrong)

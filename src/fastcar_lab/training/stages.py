@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.models.ivideogpt import IVideoGPTSpec
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults, save
 from fastcar_cli.models.loading.registry import load
@@ -118,15 +118,15 @@ WORLDS = {
 }
 
 
-def _put(file: Path, made: Path, what: str) -> None:
+def _put(file: Path, made: Path, what: Text) -> None:
     """Give a file that was made its name, where none of another content has it."""
     if file.exists() and file.read_bytes() != made.read_bytes():
         made.unlink()
-        raise RequestError(f"{what}: {file} is another one", hint="another folder, or none")
+        raise RequestError(f"{file} is another one", where=what, hint="another folder, or none")
     made.replace(file)
 
 
-def _take(world: World, tokenizer: WorldTokenizer | ActionsTokenizer, output: Path, what: str) -> None:
+def _take(world: World, tokenizer: WorldTokenizer | ActionsTokenizer, output: Path, what: Text) -> None:
     """Save a trained tokenizer to where the other stages look for it."""
     for name in dict.fromkeys((world.codes, "tokenizer.safetensors")):
         made = output / f".{name}"
@@ -136,11 +136,11 @@ def _take(world: World, tokenizer: WorldTokenizer | ActionsTokenizer, output: Pa
 
 def _begin_with(world: World, model: str, output: Path) -> Path:
     """Save a model's tokenizer, and its weights as a checkpoint for the first stage to begin from; its path."""
-    what = f"`model` {model}"
+    what = (Key("model"), f" {model}")
     _take(world, world.kind.of_model(model), output, what)
     network = load(model).network
     if replace(network.spec, name=world.spec.name) != world.spec:
-        raise RequestError(f"{what}: made of other parts than this world's model")
+        raise RequestError("made of other parts than this world's model", where=what)
     made = output / ".start.pt"
     weights = network.state_dict()
     if world.sharper != 1.0:
@@ -176,8 +176,10 @@ def run(
         try:
             made = world.kind.load(tokenizer)
         except (OSError, SafetensorError, RuntimeError) as e:
-            raise RequestError(f"`tokenizer` {tokenizer}: not a tokenizer of this world ({type(e).__name__})") from None
-        _take(world, made, output, f"`tokenizer` {tokenizer}")
+            raise RequestError(
+                f"not a tokenizer of this world ({type(e).__name__})", key="tokenizer", value=tokenizer
+            ) from None
+        _take(world, made, output, (Key("tokenizer"), f" {tokenizer}"))
     if "tokenizer" in stages:
         world.tokenizer(output, tokenizer_steps, base.seed, deadline, log)
     codes, first = output / world.codes, output / "base" / "checkpoint.pt"
@@ -187,7 +189,7 @@ def run(
     for stage, needed, settings, before in (("base", codes, base, start), ("replay", first, replay, first)):
         if stage in stages:
             if not needed.exists():
-                raise RequestError(f"`stage` {stage} needs {needed}", hint="run the stage before it first")
+                raise RequestError(f"needs {needed}", key="stage", value=stage, hint="run the stage before it first")
             world.stage(output / stage, codes, settings, spec=world.spec, start=before, deadline=deadline, log=log)
     if "export" not in stages:
         return None
@@ -195,7 +197,9 @@ def run(
     trained = {f"{name}{end}": output / stage / "checkpoint.pt" for stage, end in (("base", "-dense"), ("replay", ""))}
     trained = {folder: checkpoint for folder, checkpoint in trained.items() if checkpoint.exists()}
     if not trained or not file.exists():
-        raise RequestError(f"`stage` export finds no checkpoint in {output}", hint="run the stages before it first")
+        raise RequestError(
+            f"finds no checkpoint in {output}", key="stage", value="export", hint="run the stages before it first"
+        )
     for folder, checkpoint in trained.items():
         world.export(world.spec, output / folder, checkpoint, file)
     return output / folder

@@ -58,7 +58,7 @@ class WorldTokenizer(nn.Module):
         """The tokenizer of a model by name or folder. Raises RequestError where it is not of this world."""
         network, file = load(model).network, folder_of(model) / "encoder.safetensors"
         if not isinstance(network, VideoModel) or network.spec.rqvae != cls.spec or not file.is_file():
-            raise RequestError(f"`model` {model}: not a model of this world, or it has no encoder.safetensors")
+            raise RequestError("not a model of this world, or it has no encoder.safetensors", key="model", value=model)
         made = cls()  # type: ignore[call-arg]
         made.encoder.load_state_dict({k: v.float() for k, v in load_file(str(file)).items()})
         made.rqvae.load_state_dict(network.rqvae.state_dict())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.prompt import Clip
 from fastcar_cli.video.inputs import Inputs
@@ -17,13 +17,18 @@ def named_clips(inputs: Inputs, pipe: VideoPipeline) -> dict[str, Clip]:
     """
     spec = pipe.model.network.spec
     if inputs and not spec.layout.context:
-        raise RequestError(f"`input`: the model {pipe.name!r} takes a text, no frames", hint="give it prompts")
+        raise RequestError(f"the model {pipe.name!r} takes a text, no frames", key="input", hint="give it prompts")
     found: dict[str, Clip] = {}
     for excerpt in inputs.read(spec, pipe.name, pipe.frames):
         digest = hashlib.sha256(excerpt.pixels[: spec.layout.context].tobytes())
         digest.update(b"" if excerpt.actions is None else excerpt.actions.tobytes())
         name = f"{excerpt.name} {digest.hexdigest()[:8]}"
         if name in found:
-            raise RequestError(f"`input` {excerpt.name}: stands twice", hint="more videos of it come from more `seeds`")
+            raise RequestError(
+                "is given twice",
+                key="input",
+                value=excerpt.name,
+                hint=("more videos of it come from more ", Key("seeds")),
+            )
         found[name] = excerpt.clip
     return found

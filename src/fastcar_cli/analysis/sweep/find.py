@@ -23,7 +23,7 @@ from fastcar_cli.analysis.sweep.session import Session
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.target import TOLERANCE, Target
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import write_whole
 
 STEPS = 16
@@ -89,7 +89,7 @@ def tas_of(session: Session) -> NDArray[np.float32]:
     tas = np.concatenate(found) if found else np.zeros(0, np.float32)
     tas = tas[np.isfinite(tas)]
     if not tas.size:
-        raise RequestError("`find`: a video of one frame has nothing to replay", hint="`frames` 2 or more")
+        raise RequestError("a video of one frame has nothing to replay", key="find", hint=(Key("frames"), " 2 or more"))
     return tas
 
 

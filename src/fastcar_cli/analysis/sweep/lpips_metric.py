@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.extras import need
 
 _FIRST = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
@@ -28,11 +28,13 @@ _FIRST = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
 def _package() -> Any:
     """The `lpips` package. Raises RequestError where it or its torchvision is missing or broken."""
     try:
-        return need("lpips", "`metrics` lpips")
+        return need("lpips", (Key("metrics"), " lpips"))
     except RuntimeError as e:
         # A torchvision built for another torch fails like this when it is imported.
         raise RequestError(
-            f"`metrics` lpips: torchvision does not fit this torch ({str(e).splitlines()[0]})",
+            f"torchvision does not fit this torch ({str(e).splitlines()[0]})",
+            key="metrics",
+            value="lpips",
             hint="install the torchvision build of your torch (CPU or CUDA)",
         ) from None
 
@@ -46,7 +48,9 @@ def load_lpips(file: Path) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]], l
     package = _package()
     if not file.is_file():
         raise RequestError(
-            f"`lpips_weights` {file}: there is no such file",
+            "there is no such file",
+            key="lpips_weights",
+            value=file,
             hint="needed: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)",
         )
     try:
@@ -54,11 +58,11 @@ def load_lpips(file: Path) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]], l
         first = tuple(state["features.0.weight"].shape)
     except Exception as e:  # whatever a damaged or foreign file does to the unpickler
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise RequestError(f"`lpips_weights` {file}: is no state dict of AlexNet or VGG16: {reason}") from None
+        raise RequestError(f"is no state dict of AlexNet or VGG16: {reason}", key="lpips_weights", value=file) from None
     kind = _FIRST.get(first)
     if kind is None:
         raise RequestError(
-            f"`lpips_weights` {file}: its first convolution is {list(first)}, so neither AlexNet nor VGG16"
+            f"its first convolution is {list(first)}, so neither AlexNet nor VGG16", key="lpips_weights", value=file
         )
     # The package announces itself on standard output, where only results may be.
     with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
@@ -68,7 +72,7 @@ def load_lpips(file: Path) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]], l
         # slice3.6.weight of the package is features.6.weight of torchvision.
         network.net.load_state_dict({k: state["features." + k.split(".", 1)[1]] for k in backbone})
     except (KeyError, RuntimeError) as e:
-        raise RequestError(f"`lpips_weights` {file}: does not fit {kind}: {str(e).splitlines()[0]}") from None
+        raise RequestError(f"does not fit {kind}: {str(e).splitlines()[0]}", key="lpips_weights", value=file) from None
 
     def compare(video: NDArray[np.uint8], reference: NDArray[np.uint8]) -> list[float]:
         v, r = (torch.from_numpy(a).permute(0, 3, 1, 2).float() / 127.5 - 1 for a in (video, reference))

@@ -15,7 +15,7 @@ import numpy as np
 
 from fastcar_cli.analysis.metrics import GAUSS, SSIM_WINDOW, Images, ms_ssim, psnr, ssim, temporal
 from fastcar_cli.analysis.sweep.plan import parse_names
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import Key, RequestError, RunError
 
 KEYS = {"psnr": "psnr_db", "ssim": "ssim", "ms-ssim": "ms_ssim", "temporal": "temporal", "lpips": "lpips"}
 """Names on the command line and keys in results; `fidelity` is a key of its own there."""
@@ -33,11 +33,13 @@ def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
     chosen = (*DEFAULT, *(["lpips"] if lpips else [])) if text is None else parse_names("metrics", text, NAMES)
     if "lpips" in chosen and lpips is None:
         raise RequestError(
-            "`metrics` lpips: needs the weights of its network in a file, nothing is downloaded",
-            hint="`lpips_weights` PATH: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)",
+            "needs the weights of its network in a file, nothing is downloaded",
+            key="metrics",
+            value="lpips",
+            hint=(Key("lpips_weights"), " PATH: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)"),
         )
     if lpips is not None and "lpips" not in chosen:
-        raise RequestError("`lpips_weights`: lpips is not among `metrics`", hint="add it there")
+        raise RequestError(("lpips is not among ", Key("metrics")), key="lpips_weights", hint="add it there")
     return tuple(n for n in NAMES if n in chosen)
 
 
@@ -69,8 +71,10 @@ class Scorer:
             if name in self.names and side < least:
                 rest = ",".join(n for n in self.names if n not in ("ssim", "ms-ssim")) or "psnr"
                 raise RequestError(
-                    f"`metrics` {name}: needs frames of {least} x {least} pixels, the model's have {height} x {width}",
-                    hint=f"`metrics` {rest}",
+                    f"needs frames of {least} x {least} pixels, the model's have {height} x {width}",
+                    key="metrics",
+                    value=name,
+                    hint=(Key("metrics"), f" {rest}"),
                 )
         if "lpips" in self.names:
             self._lpips()
@@ -90,6 +94,8 @@ class Scorer:
                 known = [x for x in values if x is not None]
                 means[KEYS[name]] = float(np.mean(known)) if known else None
             if not all(x is None or math.isfinite(x) for x in values):
-                raise RunError(f"`metrics` {name}: gives values that are not finite", hint="are its weights damaged?")
+                raise RunError(
+                    "gives values that are not finite", key="metrics", value=name, hint="are its weights damaged?"
+                )
             frames[KEYS[name]] = list(values)
         return means, frames

@@ -10,7 +10,7 @@ from fastcar_cli.analysis.sweep.plan import Plan
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import Tau
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import Key, RequestError, RunError
 
 VBENCH_FPS = 8
 SAMPLES = 5
@@ -22,14 +22,18 @@ _LONGEST = 255
 def check_names(plan: Plan, fps: int) -> list[str]:
     """Refuse prompts that can't be file names, and another frame rate; notices. Raises RequestError."""
     if fps != VBENCH_FPS:
-        raise RequestError(f"`names` vbench: needs {VBENCH_FPS} fps, not {fps}", hint="leave out `video.fps`")
+        raise RequestError(
+            f"needs {VBENCH_FPS} fps, not {fps}", key="names", value="vbench", hint=("leave out ", Key("video.fps"))
+        )
     for prompt in plan.prompts:
         name = f"{prompt}-{len(plan.seeds) - 1}.mp4"
         if "/" in prompt or "\0" in prompt or (os.name == "nt" and set(prompt) & set('\\:*?"<>|')):
-            raise RequestError(f"`names` vbench: the prompt {prompt!r} can't be a file name")
+            raise RequestError(f"the prompt {prompt!r} can't be a file name", key="names", value="vbench")
         if len(os.fsencode(name)) > _LONGEST:
             raise RequestError(
-                f"`names` vbench: a file name has at most {_LONGEST} bytes, the prompt {prompt[:60]!r}... is longer"
+                f"a file name has at most {_LONGEST} bytes, the prompt {prompt[:60]!r}... is longer",
+                key="names",
+                value="vbench",
             )
     if len(plan.seeds) < SAMPLES:
         return [f"VBench takes {SAMPLES} videos a prompt for most dimensions; seeds 0-4 make them"]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from fastcar_cli.config import LARGEST
 from fastcar_cli.decoding.scores import DEFAULT, SCORES
 from fastcar_cli.decoding.tau import ALLOWED, Tau
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import read_text
 from fastcar_cli.plain_data import parse_json
 
@@ -179,25 +179,27 @@ def parse_shard(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise RequestError(
-            f"`shard` {text}: not a part of a whole", hint="allowed: k/n with k from 1 to n, such as 3/8"
+            "not a part of a whole", key="shard", value=text, allowed="k/n with k from 1 to n, such as 3/8"
         )
     return int(match[1]), int(match[2])
 
 
 def _each(option: str, text: str, read: Callable[[str], T], what: str, allowed: str) -> tuple[T, ...]:
-    """The values of a text with commas between them. Raises RequestError for one that `read` refuses, or that stands
-    twice.
+    """The values of a text with commas between them. Raises RequestError for one that `read` refuses, or that is
+    repeated.
     """
     found: list[T] = []
     for part in (p.strip() for p in text.split(",")):
         if not part:
-            raise RequestError(f"`{option}` {text!r}: holds an empty entry", hint="entries have one comma between them")
+            raise RequestError(
+                "holds an empty entry", key=option, value=repr(text), hint="entries have one comma between them"
+            )
         try:
             value = read(part)
         except ValueError:
-            raise RequestError(f"`{option}` {text}: {part!r} is {what}", hint=f"allowed: {allowed}") from None
+            raise RequestError(f"{part!r} is {what}", key=option, value=text, allowed=allowed) from None
         if value in found:
-            raise RequestError(f"`{option}` {text}: {part} stands twice")
+            raise RequestError(f"{part} is given twice", key=option, value=text)
         found.append(value)
     return tuple(found)
 
@@ -238,7 +240,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     found = [seed for several in ranges for seed in several]
     if len(set(found)) < len(found):
         twice = next(s for i, s in enumerate(found) if s in found[:i])
-        raise RequestError(f"`seeds` {text}: {twice} stands twice")
+        raise RequestError(f"{twice} is given twice", key="seeds", value=text)
     return tuple(found)
 
 
@@ -273,34 +275,36 @@ def read_prompts(file: Path) -> tuple[list[str], list[str]]:
     once for each dimension it serves, so there a prompt that comes again is merged and told of; in a text file it
     is refused. Raises RequestError.
     """
-    text = read_text(file, f"`prompts` {file}", "utf-8-sig")
+    text = read_text(file, (Key("prompts"), f" {file}"), "utf-8-sig")
     if file.suffix.lower() != ".json":
         lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
         if not lines:
-            raise RequestError(f"`prompts` {file}: holds no prompt", hint="one prompt a line")
+            raise RequestError("holds no prompt", key="prompts", value=file, hint="one prompt a line")
         first: dict[str, int] = {}
         for number, line in lines:
             if line in first:
                 raise RequestError(
-                    f"`prompts` {file}: line {number} repeats line {first[line]}: {line!r}",
-                    hint="more videos of a prompt come from more `seeds`",
+                    f"line {number} repeats line {first[line]}: {line!r}",
+                    key="prompts",
+                    value=file,
+                    hint=("more videos of a prompt come from more ", Key("seeds")),
                 )
             first[line] = number
         return list(first), []
     try:
         data = parse_json(text)
     except ValueError as e:
-        raise RequestError(f"`prompts` {file} is not valid JSON: {e}") from None
+        raise RequestError(f"is not valid JSON: {e}", key="prompts", value=file) from None
     if not isinstance(data, list):
-        raise RequestError(f"`prompts` {file}: the top level is a {type(data).__name__}, needed: a list")
+        raise RequestError(f"the top level is a {type(data).__name__}, needed: a list", key="prompts", value=file)
     found = []
     for i, entry in enumerate(data):
         value = entry.get("prompt_en") if isinstance(entry, dict) else entry
         if not isinstance(value, str) or not value.strip():
-            raise RequestError(f"`prompts` {file}: entry {i} has no text under 'prompt_en'")
+            raise RequestError(f"entry {i} has no text under 'prompt_en'", key="prompts", value=file)
         found.append(value.strip())
     if not found:
-        raise RequestError(f"`prompts` {file}: holds no prompt", hint='needed: [{"prompt_en": "..."}, ...]')
+        raise RequestError("holds no prompt", key="prompts", value=file, hint='needed: [{"prompt_en": "..."}, ...]')
     single = list(dict.fromkeys(found))
     notices = [f"{file}: {len(found) - len(single)} entries repeat a prompt and share its video"]
     return single, notices if len(single) < len(found) else []
@@ -318,8 +322,8 @@ def join_prompts(given: Sequence[str], file: Path | None) -> tuple[list[str], li
     for i, text in enumerate(texts):
         if text in texts[:i]:
             raise RequestError(
-                f"the prompt {text!r} stands twice", hint="more videos of a prompt come from more `seeds`"
+                f"the prompt {text!r} is given twice", hint=("more videos of a prompt come from more ", Key("seeds"))
             )
     if not texts:
-        raise RequestError("no prompt given", hint="give one, or a file of them: `prompts`")
+        raise RequestError("no prompt given", hint=("give one, or a file of them: ", Key("prompts")))
     return texts, notices

@@ -16,7 +16,7 @@ from typing import Any
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.worker import Finding, Task, Worker
 from fastcar_cli.config import RunConfig
-from fastcar_cli.errors import FastcarError, RequestError, RunError
+from fastcar_cli.errors import FastcarError, Key, RequestError, RunError, Text
 from fastcar_cli.extras import need
 from fastcar_cli.prompt import Clip
 
@@ -55,7 +55,7 @@ def _knock(address: str) -> None:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
     except (OSError, OverflowError) as e:
         raise RequestError(
-            f"`address` {address}: no cluster answers there: {e}", hint="ray start --head tells its address"
+            f"no cluster answers there: {e}", key="address", value=address, hint="ray start --head tells its address"
         ) from None
 
 
@@ -67,7 +67,7 @@ class RayEngine:
 
     def __init__(self, worker: Worker, *, address: str | None = None, workers: int | None = None) -> None:
         """Connect. Raises RequestError where Ray is not installed or no cluster answers."""
-        ray = need("ray", "`engine` ray")
+        ray = need("ray", (Key("engine"), " ray"))
         self._ray: Any = ray
         self._mine = not ray.is_initialized()
         threads = worker.config.runtime.threads or 1
@@ -83,8 +83,8 @@ class RayEngine:
                 ray.init(**options)
             except (ConnectionError, ValueError, RuntimeError, OSError) as e:
                 reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-                where = "starting Ray here" if address is None else f"`address` {address}"
-                raise RequestError(f"{where}: no cluster: {reason}") from None
+                where: Text = "starting Ray here" if address is None else (Key("address"), f" {address}")
+                raise RequestError(f"no cluster: {reason}", where=where) from None
         scorer = worker.scorer
         self._setting = (
             worker.config.to_dict(),
@@ -101,7 +101,7 @@ class RayEngine:
         if room < 1:
             needed = ", ".join(f"{n} {k.removeprefix('num_')}" for k, n in resources.items())
             self.close()
-            raise RequestError(f"`engine` ray: no node of the cluster has what a worker needs ({needed})")
+            raise RequestError(f"no node of the cluster has what a worker needs ({needed})", key="engine", value="ray")
         self.workers = min(room, workers or room)
         # More than fit are handed in when nothing bounds them, so that nodes that join later have work as well.
         self._in_flight = workers or 2 * room

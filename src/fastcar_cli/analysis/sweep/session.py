@@ -24,7 +24,7 @@ from fastcar_cli.analysis.sweep.table import write_tables
 from fastcar_cli.analysis.sweep.worker import Worker
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.hub import repository_of
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.video.inputs import Inputs
@@ -88,14 +88,17 @@ class Session:
         if taus is None:
             tau = request.config.replay.tau
             if (tau.off and not request.searches and not request.kept_ratios) or len(tau.values) > 1:
-                raise RequestError("no thresholds given", hint="`tau` off,0,-1,-2,-4 or `find` replay=0.8")
+                raise RequestError(
+                    "no thresholds given", hint=(Key("tau"), " off,0,-1,-2,-4 or ", Key("find"), " replay=0.8")
+                )
             taus = () if tau.off else tau.values
         clips = named_clips(request.inputs, pipe)
         gate = request.config.replay.gate or pipe.effective["replay"]["gate"]
         plan = _plan_of(request, tuple(clips) or request.prompts, taus, request.gates or (gate,))
         if len(plan) > MAX_CELLS:
             raise RequestError(
-                f"the plan has {len(plan)} cells, allowed: {MAX_CELLS}", hint="`seeds` or `tau` with less"
+                f"the plan has {len(plan)} cells, allowed: {MAX_CELLS}",
+                hint=(Key("seeds"), " or ", Key("tau"), " with less"),
             )
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
         scorer.check(pipe.height, pipe.width)
@@ -231,12 +234,15 @@ def _plan_of(
     )
     if len(plan.scores) > 1 and any(t is not None for t in plan.taus):
         raise RequestError(
-            f"`score` {','.join(plan.scores)}: a threshold means something else under each",
-            hint="`replay_ratio` 0.2,0.5,0.8 in the place of `tau`",
+            "a threshold means something else under each",
+            key="score",
+            value=",".join(plan.scores),
+            hint=(Key("replay_ratio"), " 0.2,0.5,0.8 in the place of ", Key("tau")),
         )
     if request.searches and (plan.ratios or len(plan.scores) > 1):
         raise RequestError(
-            "`find` searches the threshold of one score", hint="leave `replay_ratio` out, name one `score`"
+            (Key("find"), " searches the threshold of one score"),
+            hint=("leave ", Key("replay_ratio"), " out, name one ", Key("score")),
         )
     return plan
 
@@ -245,7 +251,9 @@ def _plain(request: Request) -> RunConfig:
     """The configuration without what the plan decides. Raises RequestError for keys that contradict a sweep."""
     config = request.config
     if config.generation.samples != 1:
-        raise RequestError("`generation.samples`: a sweep takes its videos from `seeds`", hint="`seeds` 0-3")
+        raise RequestError(
+            ("a sweep takes its videos from ", Key("seeds")), key="generation.samples", hint=(Key("seeds"), " 0-3")
+        )
     keys: dict[str, Any] = {"generation.seed": None, "replay.tau": "off", "replay.ratio": None, "replay.gate": None}
     if request.vbench and config.video.fps is None:
         keys["video.fps"] = VBENCH_FPS
@@ -261,7 +269,8 @@ def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
     if repository_of(request.config.model) is not None:
         if request.taus is None or request.gates is None:
             raise RequestError(
-                "the plan of a model on the hub loads nothing, so it needs `tau` and `gate`", hint="`gate` row"
+                ("the plan of a model on the hub loads nothing, so it needs ", Key("tau"), " and ", Key("gate")),
+                hint=(Key("gate"), " row"),
             )
         names = request.prompts or tuple(file.name for file in request.inputs.files)
         plan = _plan_of(request, names, request.taus, request.gates)

@@ -10,7 +10,7 @@ from typing import Any
 from fastcar_cli.analysis.sweep.metrics import KEYS
 from fastcar_cli.analysis.sweep.session import Request
 from fastcar_cli.decoding.tau import Tau
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import Key, RequestError, RunError
 
 TARGETS = {
     "replay": ("=", "replay_ratio"),
@@ -64,18 +64,22 @@ class Target:
         best = found["best"]
         if not found["reached"]:
             if best is None:
-                raise RunError(f"`find` {self.text}: can't be reached: no threshold replays anything")
+                raise RunError("can't be reached: no threshold replays anything", key="find", value=self.text)
             value = "identical" if best["value"] is None else f"{best['value']:.4g}"
             raise RunError(
-                f"`find` {self.text}: can't be reached; the best found is {self.name} {value} at tau "
+                f"can't be reached; the best found is {self.name} {value} at tau "
                 f"{Tau.read(best['tau'])}, with {best['replay_ratio']:.1%} replayed",
+                key="find",
+                value=self.text,
                 hint="results.json has every threshold that was tried",
             )
         check = found["validation"]
         if self.sign == "=" and not check["met"]:
             raise RunError(
-                f"`find` {self.text}: tau {Tau.read(best['tau'])} gives {best['value']:.4g} on the videos searched but "
+                f"tau {Tau.read(best['tau'])} gives {best['value']:.4g} on the videos searched but "
                 f"{check['value']:.4g} on {check['videos']} held-out ones, more than {HELD_OUT} away",
+                key="find",
+                value=self.text,
                 hint="search with more prompts, or let `fastcar generate --replay-ratio` keep the ratio of each video",
             )
 
@@ -89,18 +93,24 @@ def parse_target(text: str, request: Request) -> Target:
     except ValueError:
         name, sign, wanted = "", "", 0.0
     if name not in TARGETS or TARGETS[name][0] != sign:
-        raise RequestError(f"`find` {text}: is no target", hint=f"allowed: {told}")
+        raise RequestError("is no target", key="find", value=text, allowed=told)
     if sign == "=" and not 0 < wanted < 1:
-        raise RequestError(f"`find` {text}: a ratio lies between 0 and 1", hint="allowed: replay=0.8")
+        raise RequestError("a ratio lies between 0 and 1", key="find", value=text, allowed="replay=0.8")
     metric = "fidelity" if name == "fidelity-drop" else name
     if metric in (*KEYS, "fidelity") and metric not in request.metrics:
-        hint = "`lpips_weights` PATH" if metric == "lpips" else f"`metrics` with {metric}"
-        raise RequestError(f"`find` {text}: {metric} is not among the metrics", hint=hint)
+        hint = (Key("lpips_weights"), " PATH") if metric == "lpips" else (Key("metrics"), f" with {metric}")
+        raise RequestError(f"{metric} is not among the metrics", key="find", value=text, hint=hint)
     for option, axis in (("window", request.windows), ("gate", request.gates), ("backend", request.backends)):
         if axis is not None and len(axis) > 1:
             raise RequestError(
-                f"`find` {text}: searches one setting, `{option}` names {len(axis)}", hint=f"name one `{option}`"
+                ("searches one setting, ", Key(option), f" names {len(axis)}"),
+                key="find",
+                value=text,
+                hint=("name one ", Key(option)),
             )
     if request.shard is not None:
-        raise RequestError("`find` and `shard` exclude each other", hint="`engine` ray searches on many machines")
+        raise RequestError(
+            (Key("find"), " and ", Key("shard"), " exclude each other"),
+            hint=(Key("engine"), " ray searches on many machines"),
+        )
     return Target(text, name, sign, TARGETS[name][1], wanted)

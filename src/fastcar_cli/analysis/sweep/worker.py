@@ -20,7 +20,7 @@ from fastcar_cli.analysis.sweep.tokens import token_data
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import OFF, Tau
-from fastcar_cli.errors import RunError
+from fastcar_cli.errors import Key, RunError
 from fastcar_cli.models.loading.memory_plan import out_of_memory
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.plugins import world_of
@@ -111,7 +111,7 @@ class Worker:
         except (MemoryError, RuntimeError) as e:
             if out_of_memory(e):
                 raise RunError(
-                    f"out of memory: {e}", hint="fewer `frames` need less; finished cells are kept"
+                    f"out of memory: {e}", hint=("fewer ", Key("frames"), " need less; finished cells are kept")
                 ) from None
             raise
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import write_whole
 from fastcar_cli.models.loading.specs import spec_from_dict
 from fastcar_cli.plain_data import parse_json
@@ -110,12 +110,16 @@ def draw(
     passes = frames * tokens_per_frame - 1
     first = tokens_per_frame if spread == "eligible" else 0
     if first >= passes:
-        raise RequestError(f"{frames} frames have no pass that may replay", hint="at least 2 frames, or `spread` all")
+        raise RequestError(
+            f"{frames} frames have no pass that may replay", hint=("at least 2 frames, or ", Key("spread"), " all")
+        )
     rate = ratio * passes / (passes - first)
     if rate > 1 + 1e-12:
         raise RequestError(
-            f"`ratio` {ratio:g}: at most {(passes - first) / passes:.4f} of the passes of {frames} frames may replay",
-            hint="`spread` all spreads the ratio over the first frame too",
+            f"at most {(passes - first) / passes:.4f} of the passes of {frames} frames may replay",
+            key="ratio",
+            value=f"{ratio:g}",
+            hint=(Key("spread"), " all spreads the ratio over the first frame too"),
         )
     rates = np.full(layers, min(rate, 1.0))
     if profile == "valley" and layers > 1:

@@ -125,7 +125,7 @@ class Emulator:
         """
         work, c = self.work, self.preset.cores
         if scheduler not in SCHEDULERS:
-            raise RequestError(f"scheduler {scheduler!r} is unknown", hint=f"allowed: {', '.join(SCHEDULERS)}")
+            raise RequestError(f"scheduler {scheduler!r} is unknown", allowed=", ".join(SCHEDULERS))
         if replayed.shape != (work.layers, work.rows, work.steps):
             raise RequestError(
                 f"the replay pattern has shape {list(replayed.shape)}, the model needs "

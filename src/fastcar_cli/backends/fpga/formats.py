@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.decoder import MLP
 from fastcar_cli.models.quantised import GROUP, KINDS, QUANTISERS, Int4Linear, QuantisedLinear
 
@@ -106,6 +106,8 @@ def check_weights(held: str, preset: Preset) -> None:
     wanted = WEIGHTS.get(preset.format.kind)
     if held in KINDS and held != wanted:
         raise RequestError(
-            f"`dtype` {held} does not go with `backend.preset` {preset.name}, whose format is {preset.format.kind}",
-            hint=f"allowed: an accelerator of format {held}, such as {_EXAMPLES[held]}, or a model in floats",
+            ("does not go with ", Key("backend.preset"), f" {preset.name}, whose format is {preset.format.kind}"),
+            key="dtype",
+            value=held,
+            allowed=f"an accelerator of format {held}, such as {_EXAMPLES[held]}, or a model in floats",
         )

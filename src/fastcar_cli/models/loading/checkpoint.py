@@ -45,14 +45,19 @@ def no_such_dtype(asked: str, allowed: Collection[str]) -> RequestError:
     """The error of a weight format that a model can't be run in."""
     if len(allowed) == 1:
         return RequestError(
-            f"`dtype` {asked}: the model is converted, its weights are {', '.join(allowed)}",
+            f"the model is converted, its weights are {', '.join(allowed)}",
+            key="dtype",
+            value=asked,
             hint="leave it out; fastcar convert makes other formats from the model it was converted from",
         )
     if asked == "int4":
         return RequestError(
-            "`dtype` int4: the model has no weights in int4", hint="fastcar convert MODEL -o FOLDER --dtype int4"
+            "the model has no weights in int4",
+            key="dtype",
+            value="int4",
+            hint="fastcar convert MODEL -o FOLDER --dtype int4",
         )
-    return RequestError(f"`dtype` is {asked!r}, allowed: {', '.join(allowed)}")
+    return RequestError("unknown", key="dtype", value=asked, allowed=", ".join(allowed))
 
 
 @checked_dataclass(frozen=True, config=WHOLE)

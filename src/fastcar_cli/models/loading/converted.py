@@ -194,7 +194,9 @@ def load(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     if dtype not in ("auto", form.name):
         raise no_such_dtype(dtype, [form.name])
     if form.blocks is not None and device.type != "cpu":
-        raise RequestError(f"`dtype` {form.name} runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
+        raise RequestError(
+            f"runs on a CPU only, the device is {device}", key="dtype", value=form.name, allowed="bfloat16"
+        )
     network = empty_network(found.spec)
     form.use(network)
     wanted = network.state_dict()

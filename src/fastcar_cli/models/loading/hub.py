@@ -9,7 +9,7 @@ from __future__ import annotations
 from fnmatch import fnmatch
 from pathlib import Path
 
-from fastcar_cli.errors import FastcarError, RunError
+from fastcar_cli.errors import FastcarError, Key, RunError, Text
 from fastcar_cli.models.loading.checkpoint_format import CHECKPOINT_FORMATS, format_of
 from fastcar_cli.models.loading.published import IVIDEOGPT
 
@@ -57,7 +57,10 @@ def commit_of(folder: Path) -> str | None:
 def _unreachable(repository: str, error: Exception) -> RunError:
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    way_out = f"run once with a network, or copy the repository {repository} into a folder and give its path as `model`"
+    way_out: Text = (
+        f"run once with a network, or copy the repository {repository} into a folder and give its path as ",
+        Key("model"),
+    )
     if isinstance(error, GatedRepoError):
         reason, way_out = "access to it must be granted", f"accept its terms on huggingface.co/{repository} and log in"
     elif isinstance(error, RepositoryNotFoundError):

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.models.loading.checkpoint import empty_network, no_such_dtype
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
@@ -225,16 +225,16 @@ def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
     if asked == "auto" and len(plans) == 1:
         asked = next(iter(plans))
     if asked == "bfloat16" and own == "float16":
-        raise RequestError(f"`dtype` bfloat16: {device} has none in hardware", hint="allowed: float16, float32")
+        raise RequestError(f"{device} has none in hardware", key="dtype", value="bfloat16", allowed="float16, float32")
     chosen = own if asked == "auto" else asked
     if asked == "auto" and device == "cpu" and not plans["float32"].fits:
         chosen = "bfloat16"
     plan = plans[chosen]
     if not plan.fits:
-        hint = "fewer `frames`, fewer prompts at once, `window`, or a larger machine"
+        hint: Text = ("fewer ", Key("frames"), ", fewer prompts at once, ", Key("window"), ", or a larger machine")
         for name in ("int8", "bfloat16") if device == "cpu" else ("bfloat16",):
             if name in plans and plans[name].fits:
-                hint = f"`dtype` {name} needs {gib(plans[name].needed)}"
+                hint = (Key("dtype"), f" {name} needs {gib(plans[name].needed)}")
         raise RequestError(
             f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}, "
             f"{gib(plan.available)} are free on {device}",

@@ -165,11 +165,13 @@ def load(
     if dtype not in FORMATS:
         raise no_such_dtype(dtype, FORMATS)
     if dtype == "int8" and where.type != "cpu":
-        raise RequestError(f"`dtype` int8 runs on a CPU only, the device is {device}", hint="allowed: bfloat16")
+        raise RequestError(f"runs on a CPU only, the device is {device}", key="dtype", value="int8", allowed="bfloat16")
     released = format_of(folder)
     if released is not None:
         if dtype == "float16" and where.type == "cpu":
-            raise RequestError("`dtype` float16 runs on a GPU only with this model", hint="allowed: float32, bfloat16")
+            raise RequestError(
+                "runs on a GPU only with this model", key="dtype", value="float16", allowed="float32, bfloat16"
+            )
         spec = released.read_spec(folder)
         network = empty_network(spec)
         reader = released.reader(folder, network)

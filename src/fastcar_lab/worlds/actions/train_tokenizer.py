@@ -81,7 +81,7 @@ class ActionsTokenizer(Tokenizer):
         """The tokenizer of a model by name or folder. Raises RequestError where it is not of this world."""
         network = load(model).network
         if not isinstance(network, IVideoGPT) or network.tokenizer.spec != TOKENIZER:
-            raise RequestError(f"`model` {model}: not a model of this world")
+            raise RequestError("not a model of this world", key="model", value=model)
         made = cls()
         made.load_state_dict(network.tokenizer.state_dict())
         return made

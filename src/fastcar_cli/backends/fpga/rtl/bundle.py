@@ -132,7 +132,9 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise RequestError(f"`output` {folder}: the folder {directory} can't be made: {e.strerror}") from None
+            raise RequestError(
+                f"the folder {directory} can't be made: {e.strerror}", key="output", value=folder
+            ) from None
     kept = _sources(folder)
     values = _machine(folder, preset, packets, layers)
     for name, other in machines.items():
