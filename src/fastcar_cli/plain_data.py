@@ -10,7 +10,7 @@ import reprlib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError, model_validator
 
 from fastcar_cli.errors import RequestError
 
@@ -24,6 +24,18 @@ Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 Number = Annotated[float, Field(strict=True, ge=-_MOST, le=_MOST)]
 Factor = Annotated[float, Field(strict=True, gt=0, le=_MOST)]
 Setting = Annotated[float, Field(strict=True, ge=0, le=_MOST)]
+
+
+class Foreign(BaseModel):
+    """Of a file of others: what is not read may be anything, and null is as good as absent."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
+
 
 WHOLE = ConfigDict(extra="forbid")
 """Of a dataclass that takes no other keys than its own."""
@@ -70,4 +82,14 @@ def checked(kind: type[T], data: Any, file: Path, key: str = "") -> T:
         raise RequestError(f"{file}: key '{at}' is unknown")
     if problem["type"] == "value_error":
         raise RequestError(f"{file}: key '{at}': {problem['ctx']['error']}")
-    raise wrong(file, at, problem["input"], problem["msg"].removeprefix("Input should be "))
+    mapping = problem["type"] in ("model_type", "dataclass_type")
+    raise wrong(
+        file, at, problem["input"], "a mapping of keys" if mapping else problem["msg"].removeprefix("Input should be ")
+    )
+
+
+def read_checked(kind: type[T], file: Path, data: object = None, *, of: str = "model") -> T:
+    """What a JSON file of a checkpoint holds, or its `data` where they are there already; see `checked`."""
+    if data is None:
+        data = read_json(file, hint=f"the folder is no {of} checkpoint")
+    return checked(kind, data, file)

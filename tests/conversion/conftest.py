@@ -8,8 +8,7 @@ import pytest
 import torch
 from support.vila_u import small
 
-from fastcar_cli.models.loading.vila_u_7b import write_configs
-from fastcar_lab.dummy.vila_u import write_tokenizer, write_weights
+from fastcar_lab.dummy.vila_u import write_configs, write_tokenizer, write_weights
 
 
 @pytest.fixture

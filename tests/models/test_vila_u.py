@@ -20,9 +20,8 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.llama_text import LlamaTokenizer, templated
 from fastcar_cli.models.loading.vila_u import read_spec
-from fastcar_cli.models.loading.vila_u_7b import FULL, write_configs
 from fastcar_cli.models.loading.weights import weight_files
-from fastcar_lab.dummy.vila_u import write_tokenizer, write_weights
+from fastcar_lab.dummy.vila_u import FULL, write_configs, write_tokenizer, write_weights
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.models.loading.vila_u_7b import FULL
+from fastcar_lab.dummy.vila_u import FULL
 from support.processes import Run
 
 

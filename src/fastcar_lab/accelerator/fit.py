@@ -8,7 +8,7 @@ import numpy as np
 
 from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.backends.fpga.published import FRAMES, TABLE, emulate_table
-from fastcar_cli.models.loading.vila_u_7b import full_spec
+from fastcar_cli.models.loading.published import full_spec
 
 
 def fit(preset: Preset, used: Sequence[int] = range(7)) -> tuple[float, float]:

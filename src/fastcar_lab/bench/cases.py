@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.memory_plan import available_bytes, gib
+from fastcar_cli.models.loading.published import full_spec
 from fastcar_cli.models.loading.registry import folder_of, shapes_of
-from fastcar_cli.models.loading.vila_u_7b import full_spec
 from fastcar_cli.models.network import Spec
 
 RATIOS = (0.25, 0.5, 0.75, 1.0)

@@ -18,7 +18,7 @@ from fastcar_cli.decoding.engine import synchronise
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_cli.models.loading.checkpoint import empty_network, loading_format
-from fastcar_cli.models.loading.vila_u_7b import full_spec
+from fastcar_cli.models.loading.published import full_spec
 from fastcar_cli.models.network import Network, Projector
 from fastcar_cli.models.quantised import KINDS, WeightFormat
 from fastcar_lab.bench.cases import RATIOS, Benchmark

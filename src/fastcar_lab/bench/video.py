@@ -21,8 +21,8 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.memory_plan import peak_bytes
+from fastcar_cli.models.loading.published import full_spec
 from fastcar_cli.models.loading.registry import identity
-from fastcar_cli.models.loading.vila_u_7b import full_spec
 from fastcar_cli.plain_data import parse_json
 from fastcar_lab.bench.contestants import pattern
 

@@ -13,7 +13,7 @@ from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.backends.fpga.workload import Workload, workload_of
-from fastcar_cli.models.loading.vila_u_7b import full_spec
+from fastcar_cli.models.loading.published import full_spec
 from fastcar_lab.claims.study import MAIN, Study
 
 PRESETS = ("paper-u280", "u280-int8")

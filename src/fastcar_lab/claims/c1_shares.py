@@ -12,7 +12,7 @@ import torch
 
 from fastcar_cli.analysis.profiler import LAYER_PARTS, Shape, measure_step, random_shape
 from fastcar_cli.files import write_whole
-from fastcar_cli.models.loading.vila_u_7b import full_spec
+from fastcar_cli.models.loading.published import full_spec
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot
 from fastcar_lab.claims.study import Job, Study
 

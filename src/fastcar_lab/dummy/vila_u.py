@@ -11,15 +11,34 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from fastcar_cli.models.llama_text import SYSTEM
+from fastcar_cli.models.llama_text import ADDED, SYSTEM
 from fastcar_cli.models.loading.checkpoint import DTYPES, empty_network
+from fastcar_cli.models.loading.published import full_configs
 from fastcar_cli.models.loading.vila_u import components, read_spec
-from fastcar_cli.models.loading.vila_u_7b import FULL, write_configs
 from fastcar_cli.models.random_weights import random_tensor
+
+FULL = full_configs()
+"""Config files of the 7B model by part: llm, tower, projector."""
+
+
+def write_configs(folder: Path, llm: dict[str, Any], tower: dict[str, Any], projector: dict[str, Any]) -> None:
+    """The config files of a checkpoint."""
+    documents = {
+        "config.json": {"model_type": "vila_u_llama", "hidden_size": llm["hidden_size"]},
+        "llm/config.json": llm,
+        "vision_tower/config.json": tower,
+        "mm_projector/config.json": projector,
+        "llm/added_tokens.json": {t: llm["vocab_size"] - len(ADDED) + i for i, t in enumerate(ADDED)},
+    }
+    for name, document in documents.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def write_tokenizer(folder: Path, pieces: int = 320) -> None:

@@ -13,7 +13,7 @@ from fastcar_cli.backends.fpga.decisions import draw
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.backends.fpga.workload import workload_of
-from fastcar_cli.models.loading.vila_u_7b import full_spec
+from fastcar_cli.models.loading.published import full_spec
 
 ROWS = 9
 """Rows of the batch that explain the published latencies best, of those on a power of two of cores whose remaining

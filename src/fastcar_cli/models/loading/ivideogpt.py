@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models.frame_reader import FrameReader
@@ -15,11 +18,12 @@ from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import SIDE, TokenizerSpec
 from fastcar_cli.models.loading import checkpoint
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults
-from fastcar_cli.models.loading.config_file import ConfigFile, read_decoder
+from fastcar_cli.models.loading.llama_config import read_decoder
 from fastcar_cli.models.loading.published import published_frames
 from fastcar_cli.models.loading.weights import Component, stored_shapes, weight_files
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import WeightFormat
+from fastcar_cli.plain_data import Flag, Foreign, Size, read_checked, wrong
 
 FRAMES, FPS = 16, 4
 
@@ -60,39 +64,55 @@ def _files(folder: Path, part: str) -> list[Path]:
     return weight_files(folder / part, (WEIGHTS[part],), (".safetensors",), hint=hint)
 
 
-def _tokenizer(config: ConfigFile) -> TokenizerSpec:
-    channels = config.integers("block_out_channels")
-    for key, needed in (("norm_type", "group"), ("act_fn", "silu")):
-        if config.data.get(key, needed) != needed:
-            raise config.wrong(key, config.data[key], repr(needed))
-    for key, kind in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
-        if config.data.get(key, [kind] * len(channels)) != [kind] * len(channels):
-            raise config.wrong(key, config.data[key], f"{len(channels)} times {kind!r}")
+class _Tokenizer(Foreign):
+    norm_type: Literal["group"] = "group"
+    act_fn: Literal["silu"] = "silu"
+    block_out_channels: tuple[Size, ...] = Field(min_length=1)
+    down_block_types: tuple[Literal["DownEncoderBlock2D"], ...] | None = None
+    up_block_types: tuple[Literal["UpDecoderBlock2D"], ...] | None = None
+    resolution: Size = 256
+    layers_per_block: Size = 2
+    latent_channels: Size
+    vq_embed_dim: Size | None = None
+    norm_num_groups: Size = 32
+    context_length: Size = 1
+    num_vq_embeddings: Size = 256
+    num_dyn_embeddings: Size = 256
+    patch_size: Size = 4
+    max_att_resolution: Size = 32
+    mid_block_add_attention: Flag = True
+    segment_length: Size | None = None
+
+
+def _tokenizer(file: Path, config: _Tokenizer) -> TokenizerSpec:
+    channels, groups, patch = config.block_out_channels, config.norm_num_groups, config.patch_size
+    for key in ("down_block_types", "up_block_types"):
+        kinds = getattr(config, key)
+        if kinds is not None and len(kinds) != len(channels):
+            raise wrong(file, key, list(kinds), f"{len(channels)} of them, as block_out_channels has levels")
     resolution = SIDE * 2 ** (len(channels) - 1)
-    if config.integer("resolution", 256) != resolution:
+    if config.resolution != resolution:
         needed = f"{resolution}, as block_out_channels has {len(channels)} levels"
-        raise config.wrong("resolution", config.integer("resolution", 256), needed)
-    latent, groups = config.integer("latent_channels"), config.integer("norm_num_groups", 32)
+        raise wrong(file, "resolution", config.resolution, needed)
     if any(width % groups for width in channels):
-        raise config.wrong("norm_num_groups", groups, f"a divisor of block_out_channels {list(channels)}")
-    patch = config.integer("patch_size", 4)
+        raise wrong(file, "norm_num_groups", groups, f"a divisor of block_out_channels {list(channels)}")
     if SIDE % patch:
-        raise config.wrong("patch_size", patch, f"a divisor of {SIDE}")
+        raise wrong(file, "patch_size", patch, f"a divisor of {SIDE}")
     spec = TokenizerSpec(
         channels=channels,
-        blocks=config.integer("layers_per_block", 2),
-        latent=latent,
-        code_width=config.integer("vq_embed_dim", latent),
+        blocks=config.layers_per_block,
+        latent=config.latent_channels,
+        code_width=config.vq_embed_dim or config.latent_channels,
         groups=groups,
-        context=config.integer("context_length", 1),
-        codes=config.integer("num_vq_embeddings", 256),
-        dynamics=config.integer("num_dyn_embeddings", 256),
+        context=config.context_length,
+        codes=config.num_vq_embeddings,
+        dynamics=config.num_dyn_embeddings,
         patch=patch,
-        attended=config.integer("max_att_resolution", 32),
-        mid_attention=config.flag("mid_block_add_attention", True),
+        attended=config.max_att_resolution,
+        mid_attention=config.mid_block_add_attention,
     )
     if any(width % 32 for width in spec.attended_widths):
-        raise config.wrong("block_out_channels", list(channels), "multiples of 32 where cross attention follows")
+        raise wrong(file, "block_out_channels", list(channels), "multiples of 32 where cross attention follows")
     return spec
 
 
@@ -102,18 +122,16 @@ def read_spec(folder: Path) -> IVideoGPTSpec:
     The width of actions is in no config: it is that of a tensor, and 0 where the weights are not there. How long the
     clips were that a model learned is in the configs of our own models only, as `segment_length`.
     """
-    config = ConfigFile(folder / "tokenizer" / "config.json", of="iVideoGPT")
-    tokenizer = _tokenizer(config)
-    llama = ConfigFile(folder / "transformer" / "config.json", of="iVideoGPT")
-    decoder = read_decoder(llama)
+    files = {part: folder / part / "config.json" for part in WEIGHTS}
+    config = read_checked(_Tokenizer, files["tokenizer"], of="iVideoGPT")
+    tokenizer = _tokenizer(files["tokenizer"], config)
+    decoder = read_decoder(files["transformer"])
     if decoder.vocab != tokenizer.vocabulary:
         needed = f"{tokenizer.vocabulary}: num_vq_embeddings + num_dyn_embeddings + 2 of the tokenizer"
-        raise llama.wrong("vocab_size", decoder.vocab, needed)
-    if llama.flag("mlp_bias"):
-        raise llama.wrong("mlp_bias", True, "false")
+        raise wrong(files["transformer"], "vocab_size", decoder.vocab, needed)
     return IVideoGPTSpec(
         name=folder.resolve().name or "ivideogpt",
-        frames=config.integer("segment_length", published_frames(folder) or FRAMES),
+        frames=config.segment_length or published_frames(folder) or FRAMES,
         fps=FPS,
         decoder=decoder,
         tokenizer=tokenizer,

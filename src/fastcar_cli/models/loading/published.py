@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from importlib import resources
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.ivideogpt import IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
 from fastcar_cli.models.network import Spec
+from fastcar_cli.models.video_model import ModelSpec
 
 _FPS = 4
 
@@ -50,13 +56,26 @@ def _ivideogpt(name: str) -> IVideoGPTSpec:
     return IVideoGPTSpec(name, frames, _FPS, decoder, tokenizer, actions)
 
 
+def full_configs() -> dict[str, Any]:
+    """The config files of VILA-U 7B by part."""
+    file = resources.files("fastcar_cli.models.loading") / "vila_u_7b.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def full_spec() -> ModelSpec:
+    """The specification of VILA-U 7B."""
+    # `vila_u` reads the names that this module knows.
+    from fastcar_cli.models.loading.vila_u import spec_of
+
+    return spec_of("vila-u-7b", Path(), **full_configs())
+
+
 def published_spec(name: str) -> Spec | None:
     """The shapes of a released model as they are published; None for any other name."""
     if name in IVIDEOGPT:
         return _ivideogpt(name)
     if name == "vila-u-7b":
-        from fastcar_cli.models.loading.vila_u_7b import full_spec
-
         return full_spec()
     return None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -15,20 +16,21 @@ from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.llama_text import LlamaTokenizer
 from fastcar_cli.models.loading import checkpoint
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults
-from fastcar_cli.models.loading.config_file import ConfigFile, read_decoder
+from fastcar_cli.models.loading.llama_config import read_decoder
 from fastcar_cli.models.loading.weights import Component, weight_files
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.plain_data import Flag, Foreign, Size, read_checked, wrong
 
-MODEL_TYPE = "vila_u_llama"
 FRAMES, FPS = 8, 8
 
 DEFAULTS = GenerationDefaults(cfg=3.0, temperature=1.0, top_k=900, top_p=0.96, tas="released", gate="row")
 """Guidance and sampling of the released inference code."""
 
 PARTS = ("llm", "vision_tower", "mm_projector")
+"""Folders of a checkpoint."""
 
 _FILES = ("config.json", *(f"{part}/*" for part in PARTS))
 PATTERNS = (*_FILES, *(f"model/{pattern}" for pattern in _FILES))
@@ -61,57 +63,106 @@ def root_of(folder: Path) -> Path:
     return folder / "model" if (folder / "model").is_dir() else folder
 
 
-def _projector_layers(config: ConfigFile) -> int:
-    kind = config.require("mm_projector_type")
-    if kind == "identity":
-        return 0
-    if kind == "linear":
-        return 1
-    found = re.fullmatch(r"mlp(\d+)x_gelu", str(kind))
-    if not found or int(found[1]) < 1:
-        raise config.wrong("mm_projector_type", kind, "linear, mlpNx_gelu or identity")
-    return int(found[1])
+class _Top(Foreign):
+    model_type: Literal["vila_u_llama"]
+
+
+class _Pixels(Foreign):
+    z_channels: Size
+    ch: Size
+    ch_mult: tuple[Size, ...]
+    num_res_blocks: Size
+    resolution: Size
+    attn_resolutions: tuple[Size, ...] = ()
+    out_ch: Size = 3
+
+
+class _Autoencoder(Foreign):
+    code_shape: tuple[Size, Size, Size]
+    n_embed: Size
+    embed_dim: Size
+    ddconfig: _Pixels
+    shared_codebook: Flag = False
+    decoder_latent_shape: tuple[Size, Size] | None = None
+
+
+class _Block(Foreign):
+    n_head: Size
+
+
+class _Head(Foreign):
+    n_layer: Size
+    block: _Block
+
+
+class _Transformer(Foreign):
+    block_size: tuple[Size, Size, Size]
+    vocab_size: Size | None = None
+    input_embed_dim_1: Size | None = None
+    input_embed_dim_2: Size | None = None
+    embed_dim: Size
+    head: _Head
+
+
+class _Tower(Foreign):
+    rqvaesiglip: _Autoencoder
+    rqtransformer: _Transformer
+
+
+class _Projector(Foreign):
+    mm_projector_type: str
+
+    @property
+    def layers(self) -> int | None:
+        """Linear maps; None of a type that is not known."""
+        known = re.fullmatch(r"identity|linear|mlp([1-9]\d*)x_gelu", self.mm_projector_type)
+        return None if known is None else int(known[1] or self.mm_projector_type == "linear")
 
 
 def read_spec(folder: Path) -> ModelSpec:
     """The specification of an official checkpoint. Raises RequestError naming file and key."""
     root = root_of(folder)
-    top = ConfigFile(root / "config.json", of="VILA-U")
-    if top.data.get("model_type") != MODEL_TYPE:
-        raise top.wrong("model_type", top.data.get("model_type"), repr(MODEL_TYPE))
+    read_checked(_Top, root / "config.json", of="VILA-U")
     for part in PARTS:
         if not (root / part).is_dir():
             raise RequestError(f"{root} is no VILA-U checkpoint: it has no folder {part!r}")
-    decoder = read_decoder(ConfigFile(root / "llm" / "config.json"))
-    tower = ConfigFile(root / "vision_tower" / "config.json")
-    autoencoder, transformer = tower.section("rqvaesiglip"), tower.section("rqtransformer")
-    pixels, head = autoencoder.section("ddconfig"), transformer.section("head")
-    height, width, depth = autoencoder.integers("code_shape", 3)
-    codes, code_width = autoencoder.integer("n_embed"), autoencoder.integer("embed_dim")
-    for key, found, needed in (
-        ("block_size", list(transformer.integers("block_size", 3)), [height, width, depth]),
-        ("vocab_size", transformer.integer("vocab_size", codes), codes),
-        ("input_embed_dim_1", transformer.integer("input_embed_dim_1", code_width), code_width),
-        ("input_embed_dim_2", transformer.integer("input_embed_dim_2", decoder.width), decoder.width),
+    return spec_of(folder.resolve().name or "vila-u", root)
+
+
+def spec_of(name: str, root: Path, llm: object = None, tower: object = None, projector: object = None) -> ModelSpec:
+    """The specification that the config files of the parts under `root` describe, or what they hold where it is given.
+
+    Raises RequestError naming file and key.
+    """
+    files = [root / part / "config.json" for part in PARTS]
+    decoder, vision = read_decoder(files[0], llm), read_checked(_Tower, files[1], tower)
+    autoencoder, transformer, pixels = vision.rqvaesiglip, vision.rqtransformer, vision.rqvaesiglip.ddconfig
+    height, width, depth = autoencoder.code_shape
+    codes, code_width = autoencoder.n_embed, autoencoder.embed_dim
+    for key, value, needed in (
+        ("block_size", list(transformer.block_size), [height, width, depth]),
+        ("vocab_size", transformer.vocab_size or codes, codes),
+        ("input_embed_dim_1", transformer.input_embed_dim_1 or code_width, code_width),
+        ("input_embed_dim_2", transformer.input_embed_dim_2 or decoder.width, decoder.width),
     ):
-        if found != needed:
-            raise transformer.wrong(key, found, repr(needed))
-    latent = autoencoder.data.get("decoder_latent_shape")
-    depth_width, depth_heads = transformer.integer("embed_dim"), head.section("block").integer("n_head")
+        if value != needed:
+            raise wrong(files[1], f"rqtransformer.{key}", value, repr(needed))
+    depth_width, depth_heads = transformer.embed_dim, transformer.head.block.n_head
     if depth_width % depth_heads:
-        raise head.section("block").wrong("n_head", depth_heads, f"a divisor of embed_dim {depth_width}")
-    projector = ConfigFile(root / "mm_projector" / "config.json")
-    layers = _projector_layers(projector)
-    if layers == 0 and code_width != decoder.width:
-        raise projector.wrong("mm_projector_type", "identity", f"code width {code_width} equal to {decoder.width}")
+        raise wrong(files[1], "rqtransformer.head.block.n_head", depth_heads, f"a divisor of embed_dim {depth_width}")
+    mapping = read_checked(_Projector, files[2], projector)
+    if mapping.layers is None:
+        raise wrong(files[2], "mm_projector_type", mapping.mm_projector_type, "linear, mlpNx_gelu or identity")
+    if mapping.layers == 0 and code_width != decoder.width:
+        raise wrong(files[2], "mm_projector_type", "identity", f"code width {code_width} equal to {decoder.width}")
     return ModelSpec(
-        name=(folder.resolve().name or "vila-u"),
+        name=name,
         frames=FRAMES,
         fps=FPS,
         decoder=decoder,
         depth=DepthSpec(
             width=depth_width,
-            blocks=head.integer("n_layer"),
+            blocks=transformer.head.n_layer,
             heads=depth_heads,
             depth=depth,
             codes=codes,
@@ -123,22 +174,18 @@ def read_spec(folder: Path) -> ModelSpec:
             depth=depth,
             codes=codes,
             code_width=code_width,
-            z_channels=pixels.integer("z_channels"),
-            ch=pixels.integer("ch"),
-            ch_mult=pixels.integers("ch_mult"),
-            num_res_blocks=pixels.integer("num_res_blocks"),
-            resolution=pixels.integer("resolution"),
-            attn_resolutions=tuple(pixels.data.get("attn_resolutions", ())),
-            out_ch=pixels.integer("out_ch", 3),
-            shared_codebook=autoencoder.flag("shared_codebook"),
-            latent_size=None if latent is None else _pair(autoencoder.integers("decoder_latent_shape", 2)),
+            z_channels=pixels.z_channels,
+            ch=pixels.ch,
+            ch_mult=pixels.ch_mult,
+            num_res_blocks=pixels.num_res_blocks,
+            resolution=pixels.resolution,
+            attn_resolutions=pixels.attn_resolutions,
+            out_ch=pixels.out_ch,
+            shared_codebook=autoencoder.shared_codebook,
+            latent_size=autoencoder.decoder_latent_shape,
         ),
-        projector_layers=layers,
+        projector_layers=mapping.layers,
     )
-
-
-def _pair(values: tuple[int, ...]) -> tuple[int, int]:
-    return values[0], values[1]
 
 
 _KEYS = {

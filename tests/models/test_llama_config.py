@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.config_file import ConfigFile, read_decoder
+from fastcar_cli.models.loading.llama_config import read_decoder
 
 SIZES = {
     "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 48, "vocab_size": 11,
@@ -18,7 +18,7 @@ SIZES = {
 
 def _read(folder: Path, **more: Any) -> tuple[float, float]:
     (folder / "config.json").write_text(json.dumps(SIZES | more))
-    spec = read_decoder(ConfigFile(folder / "config.json"))
+    spec = read_decoder(folder / "config.json")
     return spec.rope_theta, spec.rope_factor
 
 
@@ -54,5 +54,5 @@ def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
         else transformers.LlamaConfig(**SIZES, rope_theta=500000.0, rope_scaling={"type": "linear", "factor": 2.0})
     )
     made.save_pretrained(tmp_path)
-    spec = read_decoder(ConfigFile(tmp_path / "config.json"))
+    spec = read_decoder(tmp_path / "config.json")
     assert (spec.rope_theta, spec.rope_factor) == (500000.0, 2.0)
