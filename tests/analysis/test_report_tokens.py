@@ -74,4 +74,4 @@ def test_the_page_in_a_browser(look: Open, folder: Path, width: int) -> None:
     page.get_by_label("computed though still").uncheck()
     assert not any(v for frame in page.evaluate(seen) for v in frame)
     page.get_by_label("Setting", exact=True).select_option(label="oracle, ratio 0.5")
-    assert "differ" in page.locator("#told").inner_text()
+    assert "differ" in page.locator("#summary").inner_text()

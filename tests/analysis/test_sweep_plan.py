@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sweeping import BALL, sweep
 
-from fastcar_cli.analysis.sweep.plan import (
+from fastcar_cli.analysis.sweep.grid import (
     Cell,
-    Plan,
+    Grid,
     parse_seeds,
     parse_shard,
     parse_taus,
@@ -26,7 +26,7 @@ from fastcar_cli.errors import RequestError
 
 numbers = st.floats(-50, 50).map(lambda x: round(x, 3))
 plans = st.builds(
-    Plan,
+    Grid,
     st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=3, unique=True).map(tuple),
     st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True).map(tuple),
     st.lists(st.one_of(st.none(), numbers), max_size=3, unique=True).map(tuple),
@@ -61,16 +61,16 @@ def test_wrong_axes_are_refused_with_what_was_said(read: Callable[[str], object]
 
 
 @given(plans, st.integers(1, 6))
-def test_shards_are_the_whole_and_share_nothing(plan: Plan, n: int) -> None:
-    cells = list(plan.cells())
-    assert len(cells) == len(plan) == len({c.id for c in cells})
-    parts = [c for k in range(n) for g in shard_of(plan.groups(), f"{k + 1}/{n}") for c in g.all]
+def test_shards_are_the_whole_and_share_nothing(grid: Grid, n: int) -> None:
+    cells = list(grid.cells())
+    assert len(cells) == len(grid) == len({c.id for c in cells})
+    parts = [c for k in range(n) for g in shard_of(grid.groups(), f"{k + 1}/{n}") for c in g.all]
     assert sorted(c.id for c in parts) == sorted(c.id for c in cells)
 
 
 @given(plans)
-def test_every_cell_has_its_dense_reference_in_the_plan(plan: Plan) -> None:
-    cells = set(plan.cells())
+def test_every_cell_has_its_dense_reference_in_the_grid(grid: Grid) -> None:
+    cells = set(grid.cells())
     for cell in cells:
         assert cell.reference in cells and cell.reference.dense
         assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.sweeping import BALL, TINY_METRICS, cell_files, results, sweep, tiny_folder
 
-from fastcar_cli.analysis.sweep.plan import AXES, Cell
+from fastcar_cli.analysis.sweep.grid import AXES, Cell
 from fastcar_cli.decoding import trace
 from fastcar_cli.decoding.scores import SCORES
 from fastcar_cli.errors import RequestError

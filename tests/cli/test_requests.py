@@ -13,7 +13,7 @@ from support.processes import Run
 from typer.testing import CliRunner
 
 from fastcar_cli.analysis.profiler import parse_lengths
-from fastcar_cli.analysis.sweep.plan import parse_seeds, parse_shard, parse_taus, parse_windows
+from fastcar_cli.analysis.sweep.grid import parse_seeds, parse_shard, parse_taus, parse_windows
 from fastcar_cli.cli.app import app
 from fastcar_cli.cli.flags import flag_of
 from fastcar_cli.config import allowed_keys, load_config, parse_yaml

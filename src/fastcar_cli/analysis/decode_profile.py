@@ -64,7 +64,7 @@ class DecodeProfile:
 
     @property
     def warning(self) -> str | None:
-        """Said where the threshold does nothing, or everything."""
+        """A sentence where the threshold does nothing, or everything."""
         if self.tau == math.inf:
             return None
         if self.replay.eligible_ratio in (0.0, 1.0):

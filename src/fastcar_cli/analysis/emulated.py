@@ -14,10 +14,10 @@ from fastcar_cli.models.network import Spec
 
 
 def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, preset: str) -> dict[str, Any]:
-    """The document of `fastcar profile` with cycles and emulated milliseconds in place of measured ones."""
+    """The document of `fastcar profile` with cycles and emulated milliseconds instead of measured ones."""
     accelerator = load_preset(preset)
     milliseconds = accelerator.seconds_per_cycle * 1e3
-    found = []
+    measured = []
     for seq in lengths:
         work = workload_of(spec, rows=rows, frames=1, prompt=max(1, seq - 1))
         emulator = Emulator(accelerator, work)
@@ -37,7 +37,7 @@ def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, pres
         sums = {name: sum(parts.values()) for name, parts in cycles.items()}
         total = sum(sums.values())
         drs = layers * emulator.accelerator.layer(0, rows)[1]
-        found.append(
+        measured.append(
             {
                 "seq": seq,
                 "step_ms": total * milliseconds,
@@ -63,6 +63,6 @@ def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, pres
         },
         "model": model,
         "backend": "fpga-sim",
-        "lengths": found,
-        "replay": {"rows": rows, "lengths": [replay_table(x, rows) for x in found]},
+        "lengths": measured,
+        "replay": {"rows": rows, "lengths": [replay_table(x, rows) for x in measured]},
     }

@@ -43,7 +43,7 @@ class Machine:
 
     @property
     def bandwidth(self) -> float:
-        """The larger of both, GB/s: what a floor is reckoned with."""
+        """The larger of both, GB/s: what floors are computed from."""
         return max(self.copy_gb_s, self.read_gb_s)
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Machine:
 
 
 def processor() -> str:
-    """The name of the CPU as the system tells it."""
+    """The name of the CPU as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -65,14 +65,14 @@ def processor() -> str:
 
 
 def largest_cache() -> int:
-    """Bytes of the CPU's largest cache as Linux tells them; 0 where nothing does."""
+    """Bytes of the CPU's largest cache as Linux reports them; 0 elsewhere."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    found = [0]
+    sizes = [0]
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             text = file.read_text(encoding="ascii").strip()
-            found.append(int(text[:-1]) * units[text[-1]])
-    return max(found)
+            sizes.append(int(text[:-1]) * units[text[-1]])
+    return max(sizes)
 
 
 class Stream:

@@ -37,7 +37,7 @@ def error_of(psnr_db: float | None) -> float:
 def psnr(video: Images, reference: Images) -> tuple[list[float | None], float | None]:
     """PSNR (dB) of each frame and of the whole video, from the mean squared error over all its pixels.
 
-    None stands for identical pixels. A mean of the frames' decibels would be infinite whenever one frame is
+    None means identical pixels. A mean of the frames' decibels would be infinite whenever one frame is
     identical, and the first one always is.
     """
     errors = np.square(video.astype(np.float64) - reference).mean((1, 2, 3))

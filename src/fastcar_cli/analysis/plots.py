@@ -77,56 +77,56 @@ def _time(figure: Any, lengths: list[dict[str, Any]], unit: str) -> None:
     axes.legend(frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left", reverse=True)
 
 
-def _by_layer(figure: Any, found: DecodeProfile) -> None:
+def _by_layer(figure: Any, profile: DecodeProfile) -> None:
     axes = figure.subplots()
-    axes.bar(range(len(found.replay.by_layer)), [100 * r for r in found.replay.by_layer], color=COLORS["attention"])
-    axes.axhline(100 * found.replay.ratio, color="0.3", linewidth=1, linestyle="--")
+    axes.bar(range(len(profile.replay.by_layer)), [100 * r for r in profile.replay.by_layer], color=COLORS["attention"])
+    axes.axhline(100 * profile.replay.ratio, color="0.3", linewidth=1, linestyle="--")
     axes.annotate(
-        f"mean {found.replay.ratio:.1%}",
-        (0.01, 100 * found.replay.ratio),
+        f"mean {profile.replay.ratio:.1%}",
+        (0.01, 100 * profile.replay.ratio),
         xycoords=("axes fraction", "data"),
         va="bottom",
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
     )
     axes.set(xlabel="layer", ylabel="replayed MLPs (% of all passes)", ylim=(0, 100))
-    axes.set_xticks(range(len(found.replay.by_layer)))
-    axes.set_title(f"Replay by layer, tau {found.tau:g} (TAS: {found.definition})")
+    axes.set_xticks(range(len(profile.replay.by_layer)))
+    axes.set_title(f"Replay by layer, tau {profile.tau:g} (TAS: {profile.definition})")
 
 
-def _tas(figure: Any, found: DecodeProfile) -> None:
+def _tas(figure: Any, profile: DecodeProfile) -> None:
     axes = figure.subplots()
-    axes.boxplot(list(found.tas), positions=range(len(found.tas)), whis=(1, 99), showfliers=False, widths=0.6)
-    if np.isfinite(found.tau):
-        axes.axhline(found.tau, color=COLORS["mlp"], linewidth=1.5, label=f"tau {found.tau:g}")
+    axes.boxplot(list(profile.tas), positions=range(len(profile.tas)), whis=(1, 99), showfliers=False, widths=0.6)
+    if np.isfinite(profile.tau):
+        axes.axhline(profile.tau, color=COLORS["mlp"], linewidth=1.5, label=f"tau {profile.tau:g}")
         axes.legend(frameon=False)
-    axes.set(xlabel="layer", ylabel=f"TAS ({found.definition})")
+    axes.set(xlabel="layer", ylabel=f"TAS ({profile.definition})")
     axes.set_title("Temporal attention score by layer (box: quartiles, whiskers: 1 and 99 %)")
 
 
-def _similarity(figure: Any, found: DecodeProfile) -> None:
+def _similarity(figure: Any, profile: DecodeProfile) -> None:
     axes = figure.subplots()
-    values = [np.nan if v is None else v for v in found.similarity]
+    values = [np.nan if v is None else v for v in profile.similarity]
     axes.plot(range(len(values)), values, marker="o", color=COLORS["depth_transformer"])
     axes.set(xlabel="layer", ylabel="cosine similarity", ylim=(min(0.0, float(np.nanmin(values))), 1.02))
     axes.set_xticks(range(len(values)))
     axes.set_title("MLP outputs of the same place in neighbouring frames (dense run)")
 
 
-def _map(figure: Any, found: DecodeProfile, columns: int, rows: int) -> None:
+def _map(figure: Any, profile: DecodeProfile, columns: int, rows: int) -> None:
     grid = figure.subplots(rows, columns, squeeze=False)
-    height, width = found.images.shape[1:3]
+    height, width = profile.images.shape[1:3]
     shown = None
     for i, axes in enumerate(grid.flat):
         axes.axis("off")
-        if i >= len(found.images):
+        if i >= len(profile.images):
             continue
-        axes.imshow(found.images[i])
-        shares = found.by_position[i].reshape(found.grid)
+        axes.imshow(profile.images[i])
+        shares = profile.by_position[i].reshape(profile.grid)
         shown = axes.imshow(
             shares, cmap="viridis", alpha=0.4, vmin=0, vmax=1, extent=(-0.5, width - 0.5, height - 0.5, -0.5)
         )
         axes.set_title(
-            f"frame {i}: {found.replay.by_frame[i] if i < len(found.replay.by_frame) else 0:.0%}", fontsize=9
+            f"frame {i}: {profile.replay.by_frame[i] if i < len(profile.replay.by_frame) else 0:.0%}", fontsize=9
         )
     if shown is not None:
         figure.colorbar(shown, ax=grid, label="share of layers and rows that replayed", shrink=0.8)

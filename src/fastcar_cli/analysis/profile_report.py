@@ -20,7 +20,7 @@ from fastcar_cli.resolve import resolve_device
 
 
 @dataclass(frozen=True)
-class ProfilePlan:
+class ProfileSettings:
     """What is measured: steps of `model` at these context lengths.
 
     rows: of the batch; None: those of one video. dtype: auto is the model's own, or the device's usual one.
@@ -37,27 +37,27 @@ class ProfilePlan:
 
 
 class StepProfile:
-    """A plan at work: `run` measures length by length, `to_dict` is the document. Without lengths, of the machine only.
+    """Measures: `run` length by length, `to_dict` is the document; without lengths the machine only.
 
     Raises RequestError for a model that can't be timed and a length that is shorter than its prompt.
     """
 
-    def __init__(self, plan: ProfilePlan) -> None:
-        self._plan, device = plan, resolve_device(plan.device)
-        if plan.threads is not None:
-            torch.set_num_threads(plan.threads)
-        dtype = _own_dtype(plan.model, default_dtype(device)) if plan.dtype == "auto" else plan.dtype
+    def __init__(self, settings: ProfileSettings) -> None:
+        self._settings, device = settings, resolve_device(settings.device)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        dtype = _own_dtype(settings.model, default_dtype(device)) if settings.dtype == "auto" else settings.dtype
         self._machine = measure_machine(torch.device(device), DTYPES[dtype])
-        self._found: list[dict[str, Any]] = []
+        self._measured: list[dict[str, Any]] = []
         self._shape: Shape | None = None
-        if not plan.lengths:
+        if not settings.lengths:
             return
-        self._shape, self._rows = _shape(plan.model, dtype, device, plan.rows, max(plan.lengths))
+        self._shape, self._rows = _shape(settings.model, dtype, device, settings.rows, max(settings.lengths))
         layout = self._shape.spec.layout
         least = 0 if layout.lead is None else layout.lead + layout.stride + 2
-        if min(plan.lengths) < least:
+        if min(settings.lengths) < least:
             raise RequestError(
-                f"--seq {min(plan.lengths)}: the prompt of {plan.model} takes {layout.lead} tokens, "
+                f"--seq {min(settings.lengths)}: the prompt of {settings.model} takes {layout.lead} tokens, "
                 f"the first frame {layout.stride}",
                 allowed=f"{least} or more",
             )
@@ -68,33 +68,33 @@ class StepProfile:
             return
         videos = max(1, self._rows // 2) if self._shape.spec.layout.guided else self._rows
         vision = vision_seconds(self._shape.network, videos)
-        for length in self._plan.lengths:
-            self._found.append(
+        for length in self._settings.lengths:
+            self._measured.append(
                 profile_length(
-                    self._shape, self._machine, self._rows, length, repeats=self._plan.repeats, vision=vision
+                    self._shape, self._machine, self._rows, length, repeats=self._settings.repeats, vision=vision
                 )
             )
-            yield self._found[-1]
+            yield self._measured[-1]
 
     def write_timeline(self, file: Path) -> None:
         """One step at the last length, for Perfetto."""
         from fastcar_cli.analysis.timeline import write_timeline
 
         if self._shape is not None:
-            write_timeline(file, self._shape, self._rows, self._plan.lengths[-1])
+            write_timeline(file, self._shape, self._rows, self._settings.lengths[-1])
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, of the lengths that are done."""
         document: dict[str, Any] = {
             "machine": self._machine.to_dict(),
-            "model": self._plan.model,
+            "model": self._settings.model,
             "backend": "torch",
-            "lengths": self._found,
+            "lengths": self._measured,
             "replay": {},
         }
         if self._shape is None:
             return document
-        document["replay"] = {"rows": self._rows, "lengths": [replay_table(x, self._rows) for x in self._found]}
+        document["replay"] = {"rows": self._rows, "lengths": [replay_table(x, self._rows) for x in self._measured]}
         document["layers"] = {
             "measured": self._shape.layers,
             "scaled_to": self._shape.spec.decoder.layers,

@@ -1,7 +1,7 @@
-"""Where the time of one decode step goes, measured in the engine itself at made-up context lengths.
+"""Where the time of one decode step goes, measured in the engine at any context length.
 
 The engine marks the end of each part of a step; modules of an MLP are marked by hooks. A step is
-timed whole as well, without marks, and the sum of the parts is held against it.
+timed whole as well, without marks, and compared with the sum of its parts.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def parse_lengths(text: str, option: str = "seq") -> list[int]:
     """`2k,4096,0.5k` to numbers of tokens. Raises RequestError for anything else."""
     lengths = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(k?)\s*", part, re.IGNORECASE)
-        value = float(found[1]) * (1024 if found[2] else 1) if found else 0.0
+        match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(k?)\s*", part, re.IGNORECASE)
+        value = float(match[1]) * (1024 if match[2] else 1) if match else 0.0
         if value < 1 or value != int(value) or value > 2**20:
             raise RequestError(
                 f"{part.strip()!r} is no length",
@@ -57,7 +57,7 @@ def parse_lengths(text: str, option: str = "seq") -> list[int]:
 
 @dataclass(frozen=True)
 class Shape:
-    """What runs: a model of `layers` layers that stands for one of `spec.decoder.layers`."""
+    """What runs: a model of `layers` layers, in place of one of `spec.decoder.layers`."""
 
     network: Network
     spec: Spec
@@ -307,7 +307,7 @@ def replay_table(length: dict[str, Any], rows: int) -> dict[str, Any]:
     """What replay can buy at this length: Amdahl's ceiling and the expected speed-up by ratio and by who decides.
 
     A step saves the MLP's time where all its rows replay: rows deciding alone r^R, in pairs r^(R/2),
-    together r. The measured step with every row replaying stands beside it.
+    together r. `measured_all_replayed` is that of a measured step in which every row replays.
     """
     step, mlp, tas = length["step_ms"], length["modules"]["mlp"]["ms"], length["tas_ms"]
 

@@ -18,11 +18,11 @@ def write_timeline(file: Path, shape: Shape, rows: int, seq: int) -> None:
     activities = [ProfilerActivity.CPU]
     if shape.network.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as found:
+    with profile(activities=activities) as recording:
         next(running)
         next(running)
     try:
-        found.export_chrome_trace(str(file))
+        recording.export_chrome_trace(str(file))
     except (OSError, RuntimeError) as e:
         raise RunError(f"{file} could not be written: {e}") from None
     if not file.exists():

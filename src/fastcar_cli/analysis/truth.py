@@ -1,4 +1,4 @@
-"""A predicted clip beside what really came: the frames next to each other, and how far they are apart."""
+"""A predicted clip beside the true one: the frames next to each other, and how far they are apart."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def score(folder: Path) -> dict[str, Any]:
         raise RequestError(
             f"{folder}: no {PATTERN} in it", hint="run `vbench evaluate --output_path` into this folder first"
         )
-    found: dict[str, dict[str, Any]] = {}
+    scores: dict[str, dict[str, Any]] = {}
     unknown: list[str] = []
     for file in files:
         for key, entry in _read(file).items():
@@ -77,13 +77,13 @@ def score(folder: Path) -> dict[str, Any]:
                 unknown.append(key)
                 continue
             value = _number(entry, file, key)
-            if name in found and found[name]["score"] != value:
+            if name in scores and scores[name]["score"] != value:
                 raise RequestError(
-                    f"{name} is {found[name]['score']} in {found[name]['file']} and {value} in {file}",
+                    f"{name} is {scores[name]['score']} in {scores[name]['file']} and {value} in {file}",
                     hint="keep the results of one evaluation in the folder",
                 )
             kind = DIMENSIONS[name]
-            found[name] = {
+            scores[name] = {
                 "score": value,
                 "normalised": (value - kind.low) / (kind.high - kind.low),
                 "weight": kind.weight,
@@ -91,27 +91,27 @@ def score(folder: Path) -> dict[str, Any]:
                 "videos": len(entry[1]) if len(entry) > 1 and isinstance(entry[1], list) else None,
                 "file": str(file),
             }
-    if not found:
+    if not scores:
         raise RequestError(f"{folder}: none of its {PATTERN} holds a dimension of VBench")
-    parts = {part: _mean(found, part) for part in WEIGHTS}
+    parts = {part: _mean(scores, part) for part in WEIGHTS}
     whole = [(WEIGHTS[part], value) for part, value in parts.items() if value is not None]
     total = sum(w * v for w, v in whole) / sum(WEIGHTS.values()) if len(whole) == len(WEIGHTS) else None
     return {
         "total": total,
         **parts,
-        "dimensions": {name: found[name] for name in DIMENSIONS if name in found},
-        "missing": [name for name in DIMENSIONS if name not in found],
+        "dimensions": {name: scores[name] for name in DIMENSIONS if name in scores},
+        "missing": [name for name in DIMENSIONS if name not in scores],
         "unknown": sorted(set(unknown)),
     }
 
 
-def _mean(found: dict[str, dict[str, Any]], part: str) -> float | None:
+def _mean(scores: dict[str, dict[str, Any]], part: str) -> float | None:
     """The weighted mean of a part; None where one of its dimensions is missing."""
     names = [name for name, kind in DIMENSIONS.items() if kind.part == part]
-    if not all(name in found for name in names):
+    if not all(name in scores for name in names):
         return None
     weights = [DIMENSIONS[name].weight for name in names]
-    values = (found[name]["normalised"] for name in names)
+    values = (scores[name]["normalised"] for name in names)
     return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
 
 

@@ -15,7 +15,7 @@ from fastcar_cli.files import read_text, write_whole
 from fastcar_cli.plain_data import parse_json
 
 if TYPE_CHECKING:
-    from fastcar_cli.analysis.profile_report import ProfilePlan
+    from fastcar_cli.analysis.profile_report import ProfileSettings
 
 
 def profile(
@@ -47,7 +47,7 @@ def profile(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Measure one decode step by context length, or a real run with --decode."""
-    from fastcar_cli.analysis.profile_report import ProfilePlan, ratios
+    from fastcar_cli.analysis.profile_report import ProfileSettings, ratios
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.models.loading.published import published_spec
 
@@ -79,7 +79,7 @@ def profile(
     if backend == "fpga-sim":
         document = _emulated(model, lengths, rows, fpga)
     else:
-        plan = ProfilePlan(model, lengths, rows, dtype, device, threads, repeats)
+        plan = ProfileSettings(model, lengths, rows, dtype, device, threads, repeats)
         document = _measured(plan, timeline)
     found = None
     if decode is not None:
@@ -109,7 +109,7 @@ def _lengths(model: str) -> str:
     return "2k,4k,8k" if spec.layout.lead is None else str(spec.decoder.max_positions)
 
 
-def _measured(plan: ProfilePlan, timeline: Path | None) -> dict[str, Any]:
+def _measured(plan: ProfileSettings, timeline: Path | None) -> dict[str, Any]:
     from fastcar_cli.analysis.profile_report import StepProfile
     from fastcar_cli.cli.render import console, progress
 

@@ -94,7 +94,7 @@ def sweep(
     Every cell is compared with the dense video of its prompt and seed. `fastcar sweep vbench-score DIR` is another
     command: VBench's total from its result files.
     """
-    from fastcar_cli.analysis.sweep import plan as parse
+    from fastcar_cli.analysis.sweep import grid as parse
     from fastcar_cli.analysis.sweep.metrics import parse_metrics
     from fastcar_cli.analysis.sweep.session import Request, Session
     from fastcar_cli.analysis.sweep.target import parse_target
@@ -181,7 +181,7 @@ def _work(session: Session, store: Store, target: Any, terminal: Any) -> tuple[d
         with session.engine() as engine, progress(terminal, "decodes") as bar:
             task = bar.add_task("sweep", total=None)
             session.on_done = lambda cell: bar.advance(task)
-            first = session if target is None else session.with_plan(repeats=1)
+            first = session if target is None else session.with_grid(repeats=1)
             bar.update(task, total=first.left(store))
             first.run(store, engine)
             found = None
@@ -199,10 +199,10 @@ def _work(session: Session, store: Store, target: Any, terminal: Any) -> tuple[d
 
 
 def _dry_run(request: Request, output: Path | None, as_json: bool, terminal: Any, notes: list[str]) -> None:
-    from fastcar_cli.analysis.sweep.session import plan_document
+    from fastcar_cli.analysis.sweep.session import grid_document
     from fastcar_cli.cli.sweep_render import show_plan
 
-    document = plan_document(request, output)
+    document = grid_document(request, output)
     document["notes"] = [*notes, *document["notes"]]
     if as_json:
         typer.echo(json.dumps(document, ensure_ascii=False))

@@ -128,7 +128,7 @@ def _chosen(text: str | None) -> dict[int, ModuleType]:
     modules = all_claims()
     if text is None:
         return modules
-    from fastcar_cli.analysis.sweep.plan import parse_names
+    from fastcar_cli.analysis.sweep.grid import parse_names
 
     wanted = parse_names("claim", text, [str(n) for n in modules])
     return {n: m for n, m in modules.items() if str(n) in wanted}

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastcar_cli.analysis.sweep.grid import Cell
 from fastcar_cli.analysis.sweep.metrics import DEFAULT as METRICS
 from fastcar_cli.analysis.sweep.metrics import Scorer
-from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.results import cells_of
 from fastcar_cli.analysis.sweep.session import Request, Session
 from fastcar_cli.analysis.sweep.store import Store
@@ -140,8 +140,8 @@ class Study:
     def _wanted(self, folder: str, **fields: Any) -> Iterator[Cell]:
         session, _ = self._sessions[folder]
         dense = fields.get("tau") is None and fields.get("ratio") is None
-        gate = "row" if dense else session.plan.gates[0]
-        for prompt in session.plan.prompts:
+        gate = "row" if dense else session.grid.gates[0]
+        for prompt in session.grid.prompts:
             for seed in self.seeds:
                 yield replace(Cell(prompt, seed, None, None, gate, "torch"), **fields)
 

@@ -89,7 +89,7 @@ def _setting(of: dict[str, Any]) -> tuple[Any, ...]:
 
 def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str, bytes], list[str]]:
     """MP4 files by cell id while they fit, and the names of files that can't be read."""
-    found: dict[str, bytes] = {}
+    videos: dict[str, bytes] = {}
     missing: list[str] = []
     left = limit
     for cell in _by_interest(results):
@@ -99,20 +99,20 @@ def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str
         file = folder / name
         try:
             if not file.resolve().is_relative_to(folder.resolve()):
-                raise OSError(f"{name} lies outside {folder}")
+                raise OSError(f"{name} is outside {folder}")
             size = file.stat().st_size
             if size > left:
                 continue
-            found[cell["id"]] = file.read_bytes()
+            videos[cell["id"]] = file.read_bytes()
         except OSError:
             missing.append(name)
             continue
         left -= size
-    return found, missing
+    return videos, missing
 
 
 def json_text(data: Any) -> str:
-    """JSON that may stand in a script element: no `<`, no number that browsers refuse."""
+    """JSON for a script element: no `<`, no number that browsers refuse."""
     text = json.dumps(_finite(data), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
@@ -141,7 +141,7 @@ def _fill(results: dict[str, Any], videos: dict[str, str]) -> str:
         "script": "\n".join(asset(s) for s in SCRIPTS),
         "videos": video_json,
     }
-    # The page's own size is told in it; the digits of that number do not matter to it.
+    # The page shows its own size; the digits of that number are not counted.
     size = sum(map(len, parts.values())) + len(json_text(results)) + len(asset("page.html"))
     results["report"]["file_bytes"] = size
     parts["data"] = json_text(results)
@@ -156,8 +156,8 @@ def head(title: str, allowed: str = "") -> str:
 def filled(page: str, parts: Mapping[str, str]) -> str:
     """A page with `{{ name }}` replaced by the part of this name; what a part holds is not looked at again."""
     pieces = page.split("{{")
-    found = [pieces[0]]
+    text = [pieces[0]]
     for piece in pieces[1:]:
         key, rest = piece.split("}}", 1)
-        found += [parts[key.strip()], rest]
-    return "".join(found)
+        text += [parts[key.strip()], rest]
+    return "".join(text)

@@ -39,10 +39,10 @@ const levelText = (tau) => (has(tau) && String(tau).startsWith(KEPT) ? `ratio ${
 const windowText = (w) => (has(w) ? String(w) : "off");
 const settingKey = (c) => JSON.stringify([c.tau ?? null, c.window ?? null, c.gate ?? null, c.backend ?? null, c.score ?? null]);
 const seriesKey = (c) => JSON.stringify([c.window ?? null, c.gate ?? null, c.backend ?? null, c.score ?? null]);
-// A ratio that was kept stands in the place of a threshold, as "ratio 0.8".
+// A ratio that was kept is shown instead of a threshold, as "ratio 0.8".
 for (const x of [...DATA.cells, ...DATA.summary, ...(DATA.knee || [])]) if (has(x.ratio)) x.tau = KEPT + x.ratio;
 
-/** What can stand on an axis or in a column. `ideal` is the dense video's own value. */
+/** What an axis or a column can show. `ideal` is the dense video's own value. */
 const METRICS = [
   { key: "ssim", label: "SSIM", higher: true, ideal: 1, show: fixed(4) },
   { key: "psnr_db", label: "PSNR (dB)", higher: true, ideal: null, show: fixed(2) },
@@ -79,7 +79,7 @@ function seriesOf(x) {
   if (has(x.tau)) return seriesKey(x);
   return (SERIES.find((z) => z.window === (x.window ?? null) && z.backend === x.backend) || { key: seriesKey(x) }).key;
 }
-/** What tells a series from the others, in words. */
+/** What distinguishes a series from the others, in words. */
 function seriesText(x, dense = false) {
   const words = [];
   if (varies("window")) words.push(`window ${windowText(x.window)}`);
@@ -95,7 +95,7 @@ function settingText(x) {
 const USED_METRICS = METRICS.filter((m) => SUMMARY.some((r) => has(r[m.key])));
 const USED_COSTS = COSTS.filter((m) => SUMMARY.some((r) => has(r[m.key])));
 
-/** The state of the page: what is looked at. Parts register to be told. */
+/** The state of the page: what is looked at. Parts register to be called. */
 const STATE = { prompt: null, seed: null, setting: null };
 const LISTENERS = [];
 function select(change) {

@@ -3,7 +3,7 @@ const WORDS = [
   ["tau", "The threshold. An MLP is replayed where the temporal attention score exceeds it; off decodes densely, −∞ replays all that can."],
   ["Replayed", "Share of MLPs taken from the frame before instead of computed. “Of all” counts the first frame, which can't replay; “of eligible” leaves it out."],
   ["Speed-up", "Median decode time of the dense video divided by that of the replayed one, same prompt and seed."],
-  ["Knee", "The setting beyond which more replay costs much quality for little speed; how it is chosen stands under the plot."],
+  ["Knee", "The setting beyond which more replay costs much quality for little speed; the text under the plot says how it is chosen."],
   ["PSNR, SSIM, MS-SSIM", "Similarity to the dense video, frame by frame and in the mean; higher is closer. Identical videos have infinite PSNR."],
   ["Temporal error", "Mean absolute error of the change from frame to frame, on a scale of 0 to 255. It shows regions that freeze or lag."],
   ["Prompt all right", "Share of videos in which background, colour, shape, motion and size are what the prompt asks for, judged by a program."],

@@ -67,7 +67,7 @@ function buildPlayer() {
   VIEW.screens = h("div", { class: "screens" }, VIEW.a.figure, VIEW.b.figure, VIEW.third);
   VIEW.play = h("button", { type: "button", class: "main", id: "play", onclick: () => (PLAYER.playing ? pause() : play()) }, "Play");
   VIEW.scrub = h("input", { type: "range", id: "scrub", min: 1, value: 1, step: 1, "aria-label": "Frame", oninput: (e) => { pause(); seek(e.target.value - 1); } });
-  VIEW.told = h("output", { id: "frame-number", for: "scrub" });
+  VIEW.number = h("output", { id: "frame-number", for: "scrub" });
   const step = (by, sign, name) => h("button", { type: "button", class: "step", "aria-label": name, onclick: () => { pause(); seek(PLAYER.frame + by); } }, sign);
   const rate = h("select", { "aria-label": "Playing speed", onchange: (e) => { PLAYER.rate = Number(e.target.value); rates(); } },
     [["1", "1×"], ["0.5", "½×"], ["0.25", "¼×"]].map(([v, t]) => h("option", { value: v }, t)));
@@ -79,7 +79,7 @@ function buildPlayer() {
   VIEW.about = h("p", { class: "about" });
   VIEW.side = h("div", { class: "side", id: "side" });
   at("player").append(h("div", {}, VIEW.screens,
-    h("div", { class: "transport" }, VIEW.play, step(-1, "◂", "Frame back"), VIEW.scrub, step(1, "▸", "Frame forward"), VIEW.told, rate), looks, VIEW.strip, VIEW.about), VIEW.side);
+    h("div", { class: "transport" }, VIEW.play, step(-1, "◂", "Frame back"), VIEW.scrub, step(1, "▸", "Frame forward"), VIEW.number, rate), looks, VIEW.strip, VIEW.about), VIEW.side);
   VIEW.a.video.addEventListener("ended", again);
   VIEW.b.video.addEventListener("ended", again);
   for (const { video } of [VIEW.a, VIEW.b]) {
@@ -234,7 +234,7 @@ function drawStrip() {
 function drawFrame() {
   VIEW.scrub.value = PLAYER.frame + 1;
   const c = PLAYER.cell, replayed = c.replay?.by_frame?.[PLAYER.frame], like = c.frames?.ssim?.[PLAYER.frame];
-  VIEW.told.textContent = `frame ${PLAYER.frame + 1} of ${framesOf(c)}`;
+  VIEW.number.textContent = `frame ${PLAYER.frame + 1} of ${framesOf(c)}`;
   VIEW.about.textContent = [has(replayed) ? `${percent(replayed)} replayed` : null, has(like) ? `SSIM ${fixed(4)(like)}` : null].filter(Boolean).join(", ");
   if (VIEW.now) VIEW.now.setAttribute("x", VIEW.slot.left + PLAYER.frame * VIEW.slot.slot);
   drawHeat();

@@ -22,7 +22,7 @@ function sortable(id, caption, columns, rows, options = {}) {
     let order = state.rows.slice();
     if (state.column) {
       const { of } = state.column;
-      // Values that do not exist stand last, whichever way it is sorted.
+      // Values that do not exist come last, whichever way it is sorted.
       order.sort((p, q) => {
         const a = of(p), b = of(q);
         if (!has(a) || !has(b)) return Number(!has(a)) - Number(!has(b));
@@ -33,7 +33,7 @@ function sortable(id, caption, columns, rows, options = {}) {
     const visible = state.all ? order : order.slice(0, SHOWN);
     body.replaceChildren(...visible.map((row) => h("tr", { class: settingKey(row) === STATE.setting && (!row.id || row.id === PLAYER.cell?.id) ? "on" : null },
       columns.map((column) => h("td", { class: [column.text ? "text" : "", column.key === "prompt" ? "prompt" : ""].join(" ").trim() || null }, column.cell ? column.cell(row) : column.show(column.of(row), row))))));
-    options.told?.(visible.length, order.length);
+    options.count?.(visible.length, order.length);
   }
   return { table, draw, filter: (rows_) => { state.rows = rows_; draw(); }, showAll: () => { state.all = true; draw(); } };
 }
@@ -67,7 +67,7 @@ function startTables() {
     ...numbers(USED_METRICS.filter((k) => k.key !== "all_right"), (c, k) => (k.key === "psnr_db" && c.metrics && c.metrics.psnr_db === null ? Infinity : metricOf(c, k))),
     CELLS.some((c) => c.fidelity) && { key: "right", label: "All right", of: (c) => (c.fidelity ? Number(c.fidelity.all_right) : null), down: true, cell: (c) => (c.fidelity ? h("span", { class: c.fidelity.all_right ? "yes" : "no" }, c.fidelity.all_right ? "✓ yes" : "✗ no") : "–") },
   ].filter(Boolean), CELLS, {
-    told: (visible, total) => {
+    count: (visible, total) => {
       more.hidden = visible >= total;
       at("videos-note").textContent = visible < total ? `${visible} of ${total} videos shown.` : `${total} video${total === 1 ? "" : "s"}.`;
     },

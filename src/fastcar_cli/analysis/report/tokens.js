@@ -66,7 +66,7 @@ function overlay(cell, t) {
 }
 function draw() {
   const cell = current();
-  at("told").textContent = `${percent(cell.replayed_ratio)} of all MLPs replayed; ${percent(wrong(cell))} of the eligible decisions differ from the ideal gate's.`;
+  at("summary").textContent = `${percent(cell.replayed_ratio)} of all MLPs replayed; ${percent(wrong(cell))} of the eligible decisions differ from the ideal gate's.`;
   at("film").replaceChildren(...cell.frames.map((png, t) => h("figure", {},
     h("div", { class: "frame" }, h("img", { alt: `frame ${t + 1}`, src: `data:image/png;base64,${png}` }), overlay(cell, t)),
     h("figcaption", {}, t ? `frame ${t + 1}: ${percent(mean(cell.changed[t]))} | ${percent(mean(cell.still[t]))}` : "frame 1: computed"))));

@@ -1,6 +1,6 @@
-"""Speed against quality over many settings: plan, cells on disk, metrics, search, tables.
+"""Speed against quality over many settings: grid, cells on disk, metrics, search, tables.
 
-`plan` says which cells there are, `worker` decodes one, `metrics` compares it with the dense video, `store` keeps it,
+`grid` says which cells there are, `worker` decodes one, `metrics` compares it with the dense video, `store` keeps it,
 `runner` goes through all of them here or on a Ray cluster (`ray_engine`), `results` and `table` sum up, `find`
 searches the threshold of a target.
 """

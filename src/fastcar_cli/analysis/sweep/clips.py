@@ -1,4 +1,4 @@
-"""Clips in the place of prompts."""
+"""Clips instead of prompts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from fastcar_cli.video.inputs import Inputs
 
 
 def named_clips(inputs: Inputs, pipe: VideoPipeline) -> dict[str, Clip]:
-    """Clips by names that tell their contents too, so that a folder never mixes two clips of one name.
+    """Clips by names with a hash of their contents, so that a folder never mixes two clips of one name.
 
     Raises RequestError for what can't be read, and a clip that is given twice.
     """
     spec = pipe.model.network.spec
     if inputs and not spec.layout.context:
         raise RequestError(f"the model {pipe.name!r} takes a text, no frames", key="input", hint="give it prompts")
-    found: dict[str, Clip] = {}
+    clips: dict[str, Clip] = {}
     for excerpt in inputs.read(spec, pipe.name, pipe.frames):
         digest = hashlib.sha256(excerpt.pixels[: spec.layout.context].tobytes())
         digest.update(b"" if excerpt.actions is None else excerpt.actions.tobytes())
         name = f"{excerpt.name} {digest.hexdigest()[:8]}"
-        if name in found:
+        if name in clips:
             raise RequestError(
                 "is given twice",
                 key="input",
                 value=excerpt.name,
                 hint=("more videos of it come from more ", Key("seeds")),
             )
-        found[name] = excerpt.clip
-    return found
+        clips[name] = excerpt.clip
+    return clips

@@ -2,21 +2,20 @@
 
 The search goes over ranks of the TAS that dense runs show, not over thresholds themselves, because replay changes
 evenly with the rank. Rank 0 is tau -inf (all that can replays), rank 1 is dense. Every threshold tried is a cell of
-the sweep, so a search that was stopped goes on as well.
+the sweep, so a search resumes as well.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.sweep.held_out import HeldOut, Sample, evaluate
+from fastcar_cli.analysis.sweep.held_out import HeldOut, OnEvaluate, Sample, evaluate
 from fastcar_cli.analysis.sweep.results import inert
 from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Session
@@ -30,7 +29,7 @@ STEPS = 16
 """Most thresholds tried after tau -inf."""
 _TAS_VIDEOS = 8
 _NEAR = 0.005
-"""Of the spread of the TAS: thresholds nearer to one another are not told apart in a search for a quality."""
+"""Of the spread of the TAS: thresholds nearer to one another count as one in a search for a quality."""
 _EDGE = 0.02
 """Ranks nearer to an end than this lie outside the TAS seen, up to its whole range beyond it."""
 
@@ -48,7 +47,7 @@ class _Ranks:
         return float(np.quantile(self._tas, 1 - _EDGE) - np.quantile(self._tas, _EDGE))
 
     def tau(self, rank: float) -> float:
-        """The threshold at a rank, to three decimals so that it can be told and typed."""
+        """The threshold at a rank, to three decimals so that it can be printed and typed."""
         if rank <= 0:
             return -math.inf
         span = max(self.high - self.low, 1e-3)
@@ -59,25 +58,25 @@ class _Ranks:
 
 
 class _Search:
-    """Lines of the summary by threshold, each decoded when it is first asked for."""
+    """Lines of the summary by threshold, each decoded when it is first needed."""
 
-    def __init__(self, session: Session, store: Store, engine: Engine, on_evaluate: Callable[[str, int], None]) -> None:
-        self.sample, self._engine, self._tell = Sample(session, store), engine, on_evaluate
+    def __init__(self, session: Session, store: Store, engine: Engine, on_evaluate: OnEvaluate) -> None:
+        self.sample, self._engine, self._on_evaluate = Sample(session, store), engine, on_evaluate
         self.lines: dict[float, dict[str, Any]] = {}
 
     def line(self, tau: float) -> dict[str, Any]:
         """The summary of one threshold over the videos searched."""
         if tau not in self.lines:
-            self.lines[tau] = evaluate([self.sample], self._engine, tau, self._tell)
+            self.lines[tau] = evaluate([self.sample], self._engine, tau, self._on_evaluate)
         return self.lines[tau]
 
 
 def tas_of(session: Session) -> NDArray[np.float32]:
     """TAS of every eligible pass of dense runs of some of the videos, flat."""
-    plan, found = session.plan, []
-    pairs = [(p, s) for s in plan.seeds for p in plan.prompts][:_TAS_VIDEOS]
-    pipe = session.worker.pipe(next(plan.cells()))
-    rule = ReplayRule(tas=pipe.settings.rule.tas, score=plan.scores[0])
+    grid, runs = session.grid, []
+    pairs = [(p, s) for s in grid.seeds for p in grid.prompts][:_TAS_VIDEOS]
+    pipe = session.worker.pipe(next(grid.cells()))
+    rule = ReplayRule(tas=pipe.settings.rule.tas, score=grid.scores[0])
     pipe = pipe.with_settings(rule=rule, keep_tas=True)
     for prompt, seed in pairs:
         for _ in pipe.stream([session.worker.begin(prompt)], [seed]):
@@ -85,8 +84,8 @@ def tas_of(session: Session) -> NDArray[np.float32]:
         decode = pipe.decode
         if decode is not None and decode.replay is not None and decode.replay.tas is not None:
             scores = decode.replay.tas
-            found.append(scores[:, :, decode.replay.gateable(scores.shape[2])].flatten().cpu().numpy())
-    tas = np.concatenate(found) if found else np.zeros(0, np.float32)
+            runs.append(scores[:, :, decode.replay.gateable(scores.shape[2])].flatten().cpu().numpy())
+    tas = np.concatenate(runs) if runs else np.zeros(0, np.float32)
     tas = tas[np.isfinite(tas)]
     if not tas.size:
         raise RequestError("a video of one frame has nothing to replay", key="find", hint=(Key("frames"), " 2 or more"))
@@ -94,7 +93,7 @@ def tas_of(session: Session) -> NDArray[np.float32]:
 
 
 def find_threshold(
-    session: Session, store: Store, engine: Engine, target: Target, on_evaluate: Callable[[str, int], None]
+    session: Session, store: Store, engine: Engine, target: Target, on_evaluate: OnEvaluate
 ) -> dict[str, Any]:
     """Search, check the threshold on held-out videos, and write found.yaml; the `find` part of results.
 
@@ -102,7 +101,7 @@ def find_threshold(
     """
     ranks = _Ranks(tas_of(session))
     search = _Search(session, store, engine, on_evaluate)
-    for tau in session.plan.taus:
+    for tau in session.grid.taus:
         if tau is not None:
             search.line(tau)
     (_match if target.sign == "=" else _bisect)(search, ranks, target)
@@ -125,8 +124,8 @@ def find_threshold(
         "config": None,
     }
     if reached and best is not None:
-        # Decodes of a search lie far apart; what it ends with is timed side by side with the dense runs.
-        timed = session.with_plan(taus=(best,))
+        # Decodes of a search lie far apart; the threshold it ends with is timed beside the dense runs.
+        timed = session.with_grid(taus=(best,))
         on_evaluate("timing", timed.left(store))
         timed.run(store, engine)
         document["config"] = str(write_config(session, store.folder, best))
@@ -181,7 +180,7 @@ def _bisect(search: _Search, ranks: _Ranks, target: Target) -> None:
         if above is not None and below["replay_ratio"] - above["replay_ratio"] <= 2 * TOLERANCE:
             return
         if ranks.tau(high) - ranks.tau(low) < _NEAR * ranks.spread:
-            # Between thresholds this near lies a cliff, which no step finer makes less steep.
+            # Thresholds this near have a cliff between them, which finer steps do not make less steep.
             return
 
 
@@ -215,19 +214,19 @@ def cliffs(lines: dict[float, dict[str, Any]], target: Target, spread: float) ->
     if target.key != "psnr_db":
         values.append(target.ideal)
     whole = max(values) - min(values) if values else 0.0
-    found = []
+    jumps = []
     for (t0, v0), (t1, v1) in itertools.pairwise(points):
         if whole > 0 and t1 - t0 <= 0.1 * spread and abs(v1 - v0) >= 0.25 * whole and math.isfinite(v1 - v0):
             why = f"between tau {t0:g} and {t1:g} {target.name} goes from {v0:.4g} to {v1:.4g}"
-            found.append({"from": t0, "to": t1, "why": why})
-    return found
+            jumps.append({"from": t0, "to": t1, "why": why})
+    return jumps
 
 
 def write_config(session: Session, folder: Path, tau: float) -> Path:
     """DIR/found.yaml: the configuration of the search with the threshold found, for `generate --config`."""
-    cell = next(session.plan.cells())
-    plan = session.plan
-    keys = {"replay.tau": tau, "replay.gate": plan.gates[0], "replay.score": plan.scores[0]}
+    cell = next(session.grid.cells())
+    grid = session.grid
+    keys = {"replay.tau": tau, "replay.gate": grid.gates[0], "replay.score": grid.scores[0]}
     keys |= {"attention.window": cell.window, "backend.name": cell.backend}
     file = folder / "found.yaml"
     write_whole(file, session.worker.config.changed(keys).to_yaml())

@@ -26,7 +26,7 @@ SWEPT = (
     "backend.name",
     "backend.preset",
 )
-"""Keys that the plan decides, or (`backend.preset`) that matter for some of its cells only."""
+"""Keys that the grid decides, or (`backend.preset`) that matter for some of its cells only."""
 
 
 def model_identity(model: str) -> dict[str, str]:
@@ -44,9 +44,9 @@ def fingerprint(
     pipe: VideoPipeline, model: str, metrics: tuple[str, ...], lpips: Path | None, backends: tuple[str, ...]
 ) -> dict[str, Any]:
     """Everything that changes a cell apart from its own parameters, as flat keys."""
-    found = {k: v for k, v in flat(pipe.effective).items() if k not in SWEPT}
+    keys = {k: v for k, v in flat(pipe.effective).items() if k not in SWEPT}
     network = pipe.model.network
-    found |= {
+    keys |= {
         "fastcar": __version__,
         "torch": torch.__version__.split("+")[0],
         "model": pipe.name,
@@ -54,13 +54,13 @@ def fingerprint(
         "runtime.dtype": network.weight_format,
         "metrics": ",".join(metrics),
     }
-    found |= {f"model file {name}": value for name, value in model_identity(model).items()}
+    keys |= {f"model file {name}": value for name, value in model_identity(model).items()}
     if lpips is not None and "lpips" in metrics:
-        found["lpips weights"] = sha256_of(lpips)
+        keys["lpips weights"] = sha256_of(lpips)
     if "fpga-sim" in backends:
         accelerator = load_preset(pipe.effective["backend"]["preset"])
-        found["backend.preset"] = hashlib.sha256(repr(accelerator).encode()).hexdigest()
-    return found
+        keys["backend.preset"] = hashlib.sha256(repr(accelerator).encode()).hexdigest()
+    return keys
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:

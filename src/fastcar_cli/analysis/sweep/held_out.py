@@ -39,27 +39,27 @@ _CAPTIONS = 64
 _CAPTION_SEED = 1000
 """Seed of the captions' videos in the first round; each round adds one."""
 
-Tell = Callable[[str, int], None]
-"""Told what is decoded next and how many decodes that adds."""
+OnEvaluate = Callable[[str, int], None]
+"""Called with what is decoded next and how many decodes that adds."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The videos of a session's plan (its prompts and seeds), and the store that keeps their cells."""
+    """The videos of a session's grid (its prompts and seeds), and the store that keeps their cells."""
 
     session: Session
     store: Store
 
 
-def evaluate(samples: Sequence[Sample], engine: Engine, tau: float, tell: Tell) -> dict[str, Any]:
+def evaluate(samples: Sequence[Sample], engine: Engine, tau: float, on_evaluate: OnEvaluate) -> dict[str, Any]:
     """The summary line of one threshold over the videos of these samples; decodes the cells that are missing."""
     documents = []
     for sample in samples:
-        part = sample.session.with_plan(taus=(tau,), repeats=1)
-        sample.store.claim(part.fingerprint(), part.plan)
-        tell(f"tau {Tau.read(tau)}", part.left(sample.store))
+        part = sample.session.with_grid(taus=(tau,), repeats=1)
+        sample.store.claim(part.fingerprint(), part.grid)
+        on_evaluate(f"tau {Tau.read(tau)}", part.left(sample.store))
         part.run(sample.store, engine)
-        documents += [sample.store.cells[c.id] for c in part.plan.cells()]
+        documents += [sample.store.cells[c.id] for c in part.grid.cells()]
     lines = summarise(cells_of(documents), samples[0].session.worker.scorer.keys)
     return next(x for x in lines if not dense_line(x))
 
@@ -74,7 +74,7 @@ class CaptionSet:
 
     def ratios(self, tau: float) -> dict[str, float]:
         """The replay ratio and the eligible ratio at a threshold, means over the captions, keyed as a summary line."""
-        cell = replace(next(self.session.plan.cells()), tau=tau)
+        cell = replace(next(self.session.grid.cells()), tau=tau)
         pipe = self.session.worker.pipe(cell)
         for _ in pipe.stream(self.captions, [self.seed] * len(self.captions)):
             pass
@@ -84,11 +84,11 @@ class CaptionSet:
 
 
 def captions_of(session: Session, number: int) -> list[CaptionSet]:
-    """The captions of a round, of what training leaves out; empty for a model of no world of ours."""
+    """The captions of a round, of what training leaves out; empty for a model whose world is not known."""
     base = session.worker.base
     world = world_of(base.model.tokenizer, base.height, base.width)
     drawn = [] if world is None else world.unseen_captions(_CAPTIONS, number)
-    captions = dict.fromkeys(text for text in drawn if text not in session.plan.prompts)
+    captions = dict.fromkeys(text for text in drawn if text not in session.grid.prompts)
     return [CaptionSet(session, tuple(captions), _CAPTION_SEED + number)] if captions else []
 
 
@@ -97,10 +97,10 @@ def unseen(session: Session, store: Store, number: int) -> Sample:
 
     As many seeds as the search had, or more to make `_LEAST_VIDEOS` videos.
     """
-    plan = session.plan
-    count = max(len(plan.seeds), math.ceil(_LEAST_VIDEOS / len(plan.prompts)))
-    first = max(plan.seeds) + 1 + number * count
-    return Sample(session.with_plan(seeds=tuple(range(first, first + count))), store)
+    grid = session.grid
+    count = max(len(grid.seeds), math.ceil(_LEAST_VIDEOS / len(grid.prompts)))
+    first = max(grid.seeds) + 1 + number * count
+    return Sample(session.with_grid(seeds=tuple(range(first, first + count))), store)
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,14 @@ class FittingSet:
     @property
     def videos(self) -> int:
         """Number of videos."""
-        plans = (s.session.plan for s in self.samples)
-        return sum(len(p.prompts) * len(p.seeds) for p in plans) + sum(len(c.captions) for c in self.caption_sets)
+        grids = (s.session.grid for s in self.samples)
+        return sum(len(p.prompts) * len(p.seeds) for p in grids) + sum(len(c.captions) for c in self.caption_sets)
 
-    def line(self, tau: float, engine: Engine, tell: Tell) -> dict[str, Any]:
+    def line(self, tau: float, engine: Engine, on_evaluate: OnEvaluate) -> dict[str, Any]:
         """The summary line of a threshold. Its ratios are means over all videos, its quality is that of the samples."""
-        line = evaluate(self.samples, engine, tau, tell)
+        line = evaluate(self.samples, engine, tau, on_evaluate)
         if self.caption_sets:
-            tell(f"captions held out, tau {Tau.read(tau)}", 0)
+            on_evaluate(f"captions held out, tau {Tau.read(tau)}", 0)
         parts = [(line["videos"], line), *((len(c.captions), c.ratios(tau)) for c in self.caption_sets)]
         total = sum(n for n, _ in parts)
         means = {k: sum(n * p[k] for n, p in parts) / total for k in ("replay_ratio", "eligible_ratio")}
@@ -141,7 +141,7 @@ class HeldOut:
     ends: tuple[float, float]
     target: Target
     engine: Engine
-    tell: Tell
+    on_evaluate: OnEvaluate
 
     def settle(self, best: float) -> tuple[float, dict[str, Any]]:
         """The threshold to keep, and the document of its last validation."""
@@ -151,13 +151,13 @@ class HeldOut:
         validation: dict[str, Any] = {}
         for number in range(_ROUNDS):
             fresh = unseen(self.searched.session, store, number)
-            store.claim(fresh.session.fingerprint(), fresh.session.plan)
+            store.claim(fresh.session.fingerprint(), fresh.session.grid)
             store.read()
             drawn = captions_of(self.searched.session, number) if target.sign == "=" else []
-            line = FittingSet([fresh], drawn).line(best, self.engine, self.tell)
+            line = FittingSet([fresh], drawn).line(best, self.engine, self.on_evaluate)
             value = target.value(line)
             validation = {
-                "seeds": list(fresh.session.plan.seeds),
+                "seeds": list(fresh.session.grid.seeds),
                 "captions": sum(len(c.captions) for c in drawn),
                 "videos": line["videos"],
                 "judged_on": fitted.videos,
@@ -184,11 +184,11 @@ class HeldOut:
 
         def whole(tau: float) -> float:
             if tau not in lines:
-                lines[tau] = evaluate(fitted.samples[:1], self.engine, tau, self.tell)
-            return target.value(fitted.line(tau, self.engine, self.tell))
+                lines[tau] = evaluate(fitted.samples[:1], self.engine, tau, self.on_evaluate)
+            return target.value(fitted.line(tau, self.engine, self.on_evaluate))
 
-        found = {best: whole(best)}
-        shift = found[best] - target.value(lines[best])
+        ratios = {best: whole(best)}
+        shift = ratios[best] - target.value(lines[best])
         for step in range(_STEPS):
             known = {ends[0]: target.value(lines[-math.inf]), ends[1]: 0.0} | {
                 t: target.value(x) for t, x in lines.items() if math.isfinite(t)
@@ -196,7 +196,7 @@ class HeldOut:
             taus = sorted(known, reverse=True)
             # Ratios by falling threshold, of the searched videos and of all fitted ones; neither may fall.
             searched = np.maximum.accumulate([known[t] for t in taus])
-            rising = np.maximum.accumulate([found.get(t, known[t] + shift * (t not in ends)) for t in taus])
+            rising = np.maximum.accumulate([ratios.get(t, known[t] + shift * (t not in ends)) for t in taus])
             # Thresholds between these keep the searched videos within the target.
             highest, lowest = (np.interp(target.wanted + off, searched, taus) for off in (-_ALLOWED, _ALLOWED))
             wished = float(np.interp(target.wanted, rising, taus))
@@ -207,12 +207,12 @@ class HeldOut:
                 above, below = [t for t in taus if t > tau], [t for t in taus if t <= tau]
                 tau = (above[-1] + below[0]) / 2 if above and below else tau
             tau = round(tau, 3) + 0.0
-            if tau in found:
+            if tau in ratios:
                 break
-            found[tau] = whole(tau)
+            ratios[tau] = whole(tau)
             used = abs(target.value(lines[tau]) - target.wanted)
             at_limit = limited and abs(used - _ALLOWED) <= TOLERANCE
-            if target.meets(lines[tau]) and (at_limit or abs(found[tau] - target.wanted) <= TOLERANCE):
+            if target.meets(lines[tau]) and (at_limit or abs(ratios[tau] - target.wanted) <= TOLERANCE):
                 break
-        good = [t for t in found if target.meets(lines[t])]
-        return min(good, key=lambda t: (abs(found[t] - target.wanted), -t))
+        good = [t for t in ratios if target.meets(lines[t])]
+        return min(good, key=lambda t: (abs(ratios[t] - target.wanted), -t))

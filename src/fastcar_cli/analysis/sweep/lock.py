@@ -29,7 +29,7 @@ def _name(shard: tuple[int, int] | None) -> str:
 
 
 def _holder(folder: Path, name: str) -> str:
-    """Who holds a lock, as far as its note tells."""
+    """Who holds a lock, according to its note."""
     try:
         note = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         return f"process {note['process']} on {note['host']}, since {note['since']}"
@@ -39,7 +39,7 @@ def _holder(folder: Path, name: str) -> str:
 
 @contextlib.contextmanager
 def master(folder: Path) -> Iterator[None]:
-    """Short turns of the shards of a folder at what they share (plan, tables). Raises RunError."""
+    """Short turns of the shards of a folder at what they share (grid, tables). Raises RunError."""
     busy = RunError(f"{folder / _MASTER} has been held for two minutes", hint="is another sweep stuck?")
     with locked(folder / _MASTER, busy, seconds=120):
         yield
@@ -57,7 +57,7 @@ def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[
                 continue
             compatible = shard is not None and match[2] == str(shard[1]) and other.name != name
             part = f" (shard {match[1]}/{match[2]})" if match[2] else ""
-            holder = f"{folder}: another sweep{part} is at work there: {_holder(folder, other.name)}"
+            holder = f"{folder}: another sweep{part} runs there: {_holder(folder, other.name)}"
             if not compatible:
                 with locked(other, RequestError(holder, hint="wait for it, or name another folder")):
                     pass  # it is nobody's: what a killed sweep left

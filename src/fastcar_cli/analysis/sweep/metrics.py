@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fastcar_cli.analysis.metrics import GAUSS, SSIM_WINDOW, Images, ms_ssim, psnr, ssim, temporal
-from fastcar_cli.analysis.sweep.plan import parse_names
+from fastcar_cli.analysis.sweep.grid import parse_names
 from fastcar_cli.errors import Key, RequestError, RunError
 
 KEYS = {"psnr": "psnr_db", "ssim": "ssim", "ms-ssim": "ms_ssim", "temporal": "temporal", "lpips": "lpips"}

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from fastcar_cli.analysis.sweep.plan import Plan
+from fastcar_cli.analysis.sweep.grid import Grid
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import Tau
@@ -19,14 +19,14 @@ _LONGEST = 255
 """Bytes of a file name on common file systems."""
 
 
-def check_names(plan: Plan, fps: int) -> list[str]:
+def check_names(grid: Grid, fps: int) -> list[str]:
     """Refuse prompts that can't be file names, and another frame rate; notices. Raises RequestError."""
     if fps != VBENCH_FPS:
         raise RequestError(
             f"needs {VBENCH_FPS} fps, not {fps}", key="names", value="vbench", hint=("leave out ", Key("video.fps"))
         )
-    for prompt in plan.prompts:
-        name = f"{prompt}-{len(plan.seeds) - 1}.mp4"
+    for prompt in grid.prompts:
+        name = f"{prompt}-{len(grid.seeds) - 1}.mp4"
         if "/" in prompt or "\0" in prompt or (os.name == "nt" and set(prompt) & set('\\:*?"<>|')):
             raise RequestError(f"the prompt {prompt!r} can't be a file name", key="names", value="vbench")
         if len(os.fsencode(name)) > _LONGEST:
@@ -35,18 +35,18 @@ def check_names(plan: Plan, fps: int) -> list[str]:
                 key="names",
                 value="vbench",
             )
-    if len(plan.seeds) < SAMPLES:
+    if len(grid.seeds) < SAMPLES:
         return [f"VBench takes {SAMPLES} videos a prompt for most dimensions; seeds 0-4 make them"]
     return []
 
 
-def link_names(store: Store, plan: Plan) -> Path:
-    """Give every finished video of the plan its VBench name; the folder that holds one folder a setting.
+def link_names(store: Store, grid: Grid) -> Path:
+    """Give every finished video of the grid its VBench name; the folder that holds one folder a setting.
 
-    The index is the position of the seed among the plan's. Links where the file system has them, copies elsewhere.
+    The index is the position of the seed among the grid's. Links where the file system has them, copies elsewhere.
     """
     top = store.folder / "vbench"
-    for cell in plan.cells():
+    for cell in grid.cells():
         if cell.id not in store.cells:
             continue
         level = f"tau{Tau.read(cell.tau)}" if cell.ratio is None else f"ratio{cell.ratio:g}"
@@ -54,7 +54,7 @@ def link_names(store: Store, plan: Plan) -> Path:
         parts += [] if cell.window is None else [f"window{cell.window}"]
         parts += [] if cell.dense else [cell.gate, *([] if cell.score == DEFAULT else [cell.score])]
         folder = top / "_".join([*parts, cell.backend])
-        target = folder / f"{cell.prompt}-{plan.seeds.index(cell.seed)}.mp4"
+        target = folder / f"{cell.prompt}-{grid.seeds.index(cell.seed)}.mp4"
         source = store.cells_folder / f"{cell.id}.mp4"
         temporary = folder / f".{cell.id}.mp4"
         try:

@@ -36,7 +36,7 @@ def work(
     task: Task,
 ) -> list[Finding]:
     """Do a task in this process, which keeps its loaded model for the next one."""
-    # The names of clips tell their contents.
+    # The names of clips hold a hash of their contents.
     key = repr((config, names, lpips, fidelity, sorted(clips), tokens))
     if key not in _workers:
         _workers.clear()
@@ -103,7 +103,7 @@ class RayEngine:
             self.close()
             raise RequestError(f"no node of the cluster has what a worker needs ({needed})", key="engine", value="ray")
         self.workers = min(room, workers or room)
-        # More than fit are handed in when nothing bounds them, so that nodes that join later have work as well.
+        # More than fit are submitted when nothing bounds them, so that nodes that join later have work as well.
         self._in_flight = workers or 2 * room
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Finding]:
@@ -127,8 +127,8 @@ class RayEngine:
         from ray.exceptions import RayError, RayTaskError
 
         try:
-            found: list[Finding] = self._ray.get(reference)
-            return found
+            findings: list[Finding] = self._ray.get(reference)
+            return findings
         except RayTaskError as e:
             if isinstance(e.cause, FastcarError):
                 raise e.cause from None

@@ -13,14 +13,14 @@ from typing import Any
 from fastcar_cli._version import __version__
 from fastcar_cli.analysis.machine import names_of
 from fastcar_cli.analysis.metrics import error_of, psnr_of
-from fastcar_cli.analysis.sweep.plan import Cell
+from fastcar_cli.analysis.sweep.grid import Cell
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.decoding.scores import SCORES
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.pipeline import VideoPipeline
 
 QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
-"""What the knee is looked for in: the first of these that was measured."""
+"""The knee is that of the first of these that was measured."""
 SETTING = ("tau", "ratio", "score", "window", "gate", "backend")
 """What makes a line of the summary."""
 CURVE = ("window", "gate", "backend", "score")
@@ -36,8 +36,8 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
         keys = (("prompts", "prompt"), ("seeds", "seed"), ("window", "window"), ("backend", "backend"))
         rest = (("score", "score"), ("gate", "gate"), ("tau", "tau"), ("ratio", "ratio"))
         dense = Cell.from_dict(document).dense
-        found = [ranks[axis].get(_hashable(document[key]), -1) for axis, key in keys]
-        return (*found, 0 if dense else 1, *(ranks[axis].get(_hashable(document.get(key)), -1) for axis, key in rest))
+        first = [ranks[axis].get(_hashable(document[key]), -1) for axis, key in keys]
+        return (*first, 0 if dense else 1, *(ranks[axis].get(_hashable(document.get(key)), -1) for axis, key in rest))
 
     cells = cells_of(sorted(store.cells.values(), key=order))
     summary = summarise(cells, metrics)
@@ -173,7 +173,7 @@ def _goodness(line: dict[str, Any], key: str, worst_error: float) -> float:
     if dense_line(line):
         return {"psnr_db": 0.0}.get(key, 0.0 if key in _WORSE_IS_MORE else 1.0)
     if key == "psnr_db":
-        # Decibels are infinite at the dense end, so the root of the mean squared error stands for them.
+        # Decibels are infinite at the dense end, so the root of the mean squared error replaces them.
         return -((error_of(line[key]) / worst_error) ** 0.5) if worst_error else 0.0
     return -line[key] if key in _WORSE_IS_MORE else line[key]
 
@@ -182,14 +182,14 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
     """Where each curve bends: replay ratio against quality, one curve a window, gate, backend and score.
 
     Both axes are scaled to 0..1 between the dense end and the end of most replay; the knee is the threshold that
-    lies farthest above the straight line between the ends (Kneedle, Satopaa et al. 2011). Replay ratio stands for
-    speed because it does not depend on the machine. A curve of fewer than three points, or one that never rises
-    above that line, has none.
+    lies farthest above the straight line between the ends (Kneedle, Satopaa et al. 2011). Replay ratio is used
+    instead of speed because it does not depend on the machine. A curve of fewer than three points, or one that never
+    rises above that line, has none.
     """
     quality = next((k for k in QUALITY if k in metrics), None)
     if quality is None:
         return []
-    found = []
+    bends = []
     curves = dict.fromkeys(tuple(x[k] for k in CURVE) for x in summary if not dense_line(x))
     for curve_of in curves:
         replaying = [x for x in summary if not dense_line(x) and tuple(x[k] for k in CURVE) == curve_of]
@@ -213,17 +213,17 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
             f"farthest above the line from dense to most replay, by {height:.2f} of 1: "
             f"{best['replay_ratio']:.1%} replayed at {quality} {value}"
         )
-        found.append({**{k: best[k] for k in SETTING}, "why": why})
-    return found
+        bends.append({**{k: best[k] for k in SETTING}, "why": why})
+    return bends
 
 
 def inert(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Thresholds that do nothing (nothing replays), or that could as well be -inf (everything that can replays)."""
-    found = []
+    lines = []
     for x in summary:
         if x["tau"] is None or x["tau"] == "-inf" or x["eligible_ratio"] not in (0.0, 1.0):
             continue
         did = "nothing replays" if x["eligible_ratio"] == 0.0 else "everything that can replays"
         setting = {k: x[k] for k in SETTING}
-        found.append({**setting, "why": f"tau {Tau.read(x['tau'])}: {did}"})
-    return found
+        lines.append({**setting, "why": f"tau {Tau.read(x['tau'])}: {did}"})
+    return lines

@@ -1,6 +1,6 @@
-"""Goes through a plan: what is missing is decoded, every finding is on disk before the next one.
+"""Goes through a grid: what is missing is decoded, every cell is on disk before the next one.
 
-Timings repeat in rounds over the whole plan: in a round each group decodes its dense cell and then its others, so
+Timings repeat in rounds over the whole grid: in a round each group decodes its dense cell and then its others, so
 dense and replayed runs interleave and a slow minute of the machine meets all of them. After the first round every
 cell is finished; later ones only add timings.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from fastcar_cli.analysis.sweep.plan import Cell, Group
+from fastcar_cli.analysis.sweep.grid import Cell, Group
 from fastcar_cli.analysis.sweep.store import CellRecord, Store
 from fastcar_cli.analysis.sweep.worker import Finding, Task
 
@@ -39,9 +39,9 @@ def run_groups(
     engine: Engine,
     on_done: Callable[[Cell], None] | None = None,
 ) -> None:
-    """Decode what is missing. `on_done` is told of each decode that is on disk.
+    """Decode what is missing. `on_done` is called with each decode that is on disk.
 
-    Raises what a decode or the disk raises; everything found before stays.
+    Raises what a decode or the disk raises; everything decoded before stays.
     """
     for done in range(1, repeats + 1):
         tasks = (t for g in groups if (t := task_of(g, done, store)) is not None)

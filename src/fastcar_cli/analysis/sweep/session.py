@@ -13,14 +13,14 @@ from typing import Any
 from fastcar_cli.analysis.report import write_report, write_tokens_page
 from fastcar_cli.analysis.sweep.clips import named_clips
 from fastcar_cli.analysis.sweep.fingerprint import fingerprint
+from fastcar_cli.analysis.sweep.grid import MAX_CELLS, Cell, Grid, Group, parse_shard, shard_of
 from fastcar_cli.analysis.sweep.lock import lock_folder, master
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.names import VBENCH_FPS, check_names, link_names
-from fastcar_cli.analysis.sweep.plan import MAX_CELLS, Cell, Group, Plan, parse_shard, shard_of
 from fastcar_cli.analysis.sweep.results import build
 from fastcar_cli.analysis.sweep.runner import Engine, outstanding, run_groups
 from fastcar_cli.analysis.sweep.store import Store
-from fastcar_cli.analysis.sweep.table import write_tables
+from fastcar_cli.analysis.sweep.summary import write_tables
 from fastcar_cli.analysis.sweep.worker import Worker
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
@@ -32,9 +32,9 @@ from fastcar_cli.video.inputs import Inputs
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, parsed but not yet checked against a model. None: the configuration's own value.
+    """A sweep as requested, parsed but not yet checked against a model. None: the configuration's own value.
 
-    `tokens`: what is kept of every token, see `Worker`. `inputs` are in the place of prompts.
+    `tokens`: what is kept of every token, see `Worker`. `inputs` replace prompts.
     """
 
     config: RunConfig
@@ -60,28 +60,28 @@ class Request:
 
     @property
     def kept_ratios(self) -> tuple[float, ...]:
-        """Ratios that a controller keeps: those asked for, else the configuration's."""
+        """Ratios that a controller keeps: those requested, else the configuration's."""
         own = self.config.replay.ratio
         return self.ratios if self.ratios is not None else () if own is None else (own,)
 
 
 @dataclass
 class Session:
-    """A request with its model loaded and its plan made.
+    """A request with its model loaded and its grid made.
 
-    Notices are for the user; `on_done`, where set, is told of each decode that is on disk.
+    Notices are for the user; `on_done`, where set, is called with each decode that is on disk.
     """
 
     request: Request
     worker: Worker
-    plan: Plan
+    grid: Grid
     groups: list[Group]
     notices: list[str] = field(default_factory=list)
     on_done: Callable[[Cell], None] | None = None
 
     @classmethod
     def open(cls, request: Request, loaded: VideoPipeline | None = None) -> Session:
-        """Load the model, unless a pipeline has it, and refuse what can't be done. Raises RequestError."""
+        """Load the model, unless a pipeline has it, and refuse what is impossible. Raises RequestError."""
         config = _plain(request)
         pipe = VideoPipeline.from_config(config) if loaded is None else loaded.with_config(config)
         taus = request.taus
@@ -94,36 +94,36 @@ class Session:
             taus = () if tau.off else tau.values
         clips = named_clips(request.inputs, pipe)
         gate = request.config.replay.gate or pipe.effective["replay"]["gate"]
-        plan = _plan_of(request, tuple(clips) or request.prompts, taus, request.gates or (gate,))
-        if len(plan) > MAX_CELLS:
+        grid = _grid_of(request, tuple(clips) or request.prompts, taus, request.gates or (gate,))
+        if len(grid) > MAX_CELLS:
             raise RequestError(
-                f"the plan has {len(plan)} cells, allowed: {MAX_CELLS}",
+                f"the grid has {len(grid)} cells, allowed: {MAX_CELLS}",
                 hint=(Key("seeds"), " or ", Key("tau"), " with less"),
             )
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
         scorer.check(pipe.height, pipe.width)
-        notices = pipe.notices([clips.get(p, p) for p in plan.prompts])
-        if "pair" in plan.gates and pipe.settings.sampling.cfg == 1.0:
+        notices = pipe.notices([clips.get(p, p) for p in grid.prompts])
+        if "pair" in grid.gates and pipe.settings.sampling.cfg == 1.0:
             notices.append(
                 "gate pair: without guidance (cfg 1) a video is one row, so it decides as row does; "
                 "sampling.cfg=2 makes pairs"
             )
         if request.vbench:
-            notices += check_names(plan, pipe.fps)
-        for backend in plan.backends:
+            notices += check_names(grid, pipe.fps)
+        for backend in grid.backends:
             # Refuses an accelerator that is unknown or too small before any work is done.
             pipe.with_config(config.changed({"backend.name": backend}))
-        for ratio in plan.ratios:
+        for ratio in grid.ratios:
             # Refuses what these frames can't reach.
             pipe.with_config(config.changed({"replay.ratio": ratio}))
         worker = Worker(config, scorer, "fidelity" in request.metrics, pipe, request.tokens, clips)
-        groups = shard_of(plan.groups(), request.shard)
+        groups = shard_of(grid.groups(), request.shard)
         if not groups:
             notices.append(
-                f"shard {request.shard} has nothing to do: the plan has {len(plan.groups())} groups of a dense cell "
+                f"shard {request.shard} has nothing to do: the grid has {len(grid.groups())} groups of a dense cell "
                 "and what is compared with it"
             )
-        return cls(request, worker, plan, groups, notices)
+        return cls(request, worker, grid, groups, notices)
 
     @property
     def shard(self) -> tuple[int, int] | None:
@@ -133,15 +133,15 @@ class Session:
     def fingerprint(self) -> dict[str, Any]:
         """What the results depend on besides the axes."""
         request = self.request
-        found = fingerprint(self.worker.base, request.config.model, request.metrics, request.lpips, self.plan.backends)
-        return {**found, "tokens": request.tokens} if request.tokens else found
+        keys = fingerprint(self.worker.base, request.config.model, request.metrics, request.lpips, self.grid.backends)
+        return {**keys, "tokens": request.tokens} if request.tokens else keys
 
     @contextlib.contextmanager
     def opened(self, folder: Path) -> Iterator[Store]:
         """The store of a folder, locked, claimed for this configuration and read. Raises RequestError."""
         store = Store.make(folder)
         with lock_folder(folder, self.shard):
-            store.claim(self.fingerprint(), self.plan)
+            store.claim(self.fingerprint(), self.grid)
             if self.shard is None:
                 store.clean()
             store.read()
@@ -149,18 +149,18 @@ class Session:
 
     def left(self, store: Store | None) -> int:
         """Decodes that are not on disk."""
-        return outstanding(self.groups, self.plan.repeats, store)
+        return outstanding(self.groups, self.grid.repeats, store)
 
     def expected_seconds(self, store: Store | None) -> dict[str, float]:
         """Seconds that are left by backend: the wall time of one short dense decode for each video left.
 
         An upper bound where cells replay; metrics are not in it.
         """
-        found: dict[str, float] = {}
-        for backend in self.plan.backends:
+        seconds: dict[str, float] = {}
+        for backend in self.grid.backends:
             groups = [g for g in self.groups if g.reference.backend == backend]
-            decodes = outstanding(groups, self.plan.repeats, store)
-            cell = Cell(self.plan.prompts[0], self.plan.seeds[0], None, self.plan.windows[0], "row", backend)
+            decodes = outstanding(groups, self.grid.repeats, store)
+            cell = Cell(self.grid.prompts[0], self.grid.seeds[0], None, self.grid.windows[0], "row", backend)
             self.worker.warm_up(cell)
             pipe = self.worker.pipe(cell)
             short = pipe.with_settings(frames=min(2, pipe.frames))
@@ -168,12 +168,12 @@ class Session:
             for _ in short.stream([self.worker.begin(cell.prompt)], [cell.seed]):
                 pass
             share = pipe.settings.frames / short.settings.frames
-            found[backend] = (time.perf_counter() - began) * share * decodes
-        return found
+            seconds[backend] = (time.perf_counter() - began) * share * decodes
+        return seconds
 
     @contextlib.contextmanager
     def engine(self) -> Iterator[Engine]:
-        """Where this sweep's cells are decoded. Raises RequestError where Ray is asked for and missing."""
+        """Where this sweep's cells are decoded. Raises RequestError where Ray is missing."""
         if self.request.engine == "local":
             yield lambda tasks: itertools.chain.from_iterable(map(self.worker.work, tasks))
             return
@@ -186,16 +186,16 @@ class Session:
             ray.close()
 
     def run(self, store: Store, engine: Engine) -> None:
-        """Decode what is missing of the plan."""
-        run_groups(self.groups, self.plan.repeats, store, engine, self.on_done)
+        """Decode what is missing of the grid."""
+        run_groups(self.groups, self.grid.repeats, store, engine, self.on_done)
 
-    def with_plan(self, **axes: Any) -> Session:
+    def with_grid(self, **axes: Any) -> Session:
         """The same loaded model on other axes."""
-        plan = replace(self.plan, **axes)
-        return replace(self, plan=plan, groups=shard_of(plan.groups(), self.request.shard))
+        grid = replace(self.grid, **axes)
+        return replace(self, grid=grid, groups=shard_of(grid.groups(), self.request.shard))
 
     def finish(self, store: Store, find: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[str]]:
-        """Write the tables, the names of `--names` and the report; the results, and what to tell the user."""
+        """Write the tables, the names of `--names` and the report; the results, and notes for the user."""
         written: list[str] = []
         with master(store.folder):
             if self.shard is not None:
@@ -208,7 +208,7 @@ class Session:
                 results["find"] = find
             written += write_tables(store.folder, results)
             if self.request.vbench:
-                written.append(f"videos by VBench's names are in {link_names(store, self.plan)}")
+                written.append(f"videos by VBench's names are in {link_names(store, self.grid)}")
             if results["cells"]:
                 written.append(f"report: {write_report(store.folder)}")
             if self.request.tokens == "all" and (page := write_tokens_page(store.folder)) is not None:
@@ -216,12 +216,12 @@ class Session:
         return results, written
 
 
-def _plan_of(
+def _grid_of(
     request: Request, prompts: tuple[str, ...], taus: tuple[float | None, ...], gates: tuple[str, ...]
-) -> Plan:
-    """The plan of a request, its other axes from the configuration. Raises RequestError where it compares nothing."""
+) -> Grid:
+    """The grid of a request, its other axes from the configuration. Raises RequestError where it compares nothing."""
     config = request.config
-    plan = Plan(
+    grid = Grid(
         prompts=prompts,
         seeds=request.seeds,
         taus=taus,
@@ -232,23 +232,23 @@ def _plan_of(
         scores=request.scores or (config.replay.score,),
         ratios=request.kept_ratios,
     )
-    if len(plan.scores) > 1 and any(t is not None for t in plan.taus):
+    if len(grid.scores) > 1 and any(t is not None for t in grid.taus):
         raise RequestError(
             "a threshold means something else under each",
             key="score",
-            value=",".join(plan.scores),
+            value=",".join(grid.scores),
             hint=(Key("replay_ratio"), " 0.2,0.5,0.8 in the place of ", Key("tau")),
         )
-    if request.searches and (plan.ratios or len(plan.scores) > 1):
+    if request.searches and (grid.ratios or len(grid.scores) > 1):
         raise RequestError(
             (Key("find"), " searches the threshold of one score"),
             hint=("leave ", Key("replay_ratio"), " out, name one ", Key("score")),
         )
-    return plan
+    return grid
 
 
 def _plain(request: Request) -> RunConfig:
-    """The configuration without what the plan decides. Raises RequestError for keys that contradict a sweep."""
+    """The configuration without what the grid decides. Raises RequestError for keys that contradict a sweep."""
     config = request.config
     if config.generation.samples != 1:
         raise RequestError(
@@ -260,8 +260,8 @@ def _plain(request: Request) -> RunConfig:
     return config.changed({**keys, "replay.score": DEFAULT})
 
 
-def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
-    """What `--dry-run` tells: the plan, what of it is finished in the folder, and seconds expected by backend.
+def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
+    """What `--dry-run` prints: the grid, what of it is finished in the folder, and seconds expected by backend.
 
     The weights of a model on the hub are not fetched for it, so there nothing is measured and no default of the
     model is known. Raises RequestError as the sweep would.
@@ -269,15 +269,15 @@ def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
     if repository_of(request.config.model) is not None:
         if request.taus is None or request.gates is None:
             raise RequestError(
-                ("the plan of a model on the hub loads nothing, so it needs ", Key("tau"), " and ", Key("gate")),
+                ("the grid of a model on the hub loads nothing, so it needs ", Key("tau"), " and ", Key("gate")),
                 hint=(Key("gate"), " row"),
             )
         names = request.prompts or tuple(file.name for file in request.inputs.files)
-        plan = _plan_of(request, names, request.taus, request.gates)
-        groups, notes, seconds, left = shard_of(plan.groups(), request.shard), [], None, None
+        grid = _grid_of(request, names, request.taus, request.gates)
+        groups, notes, seconds, left = shard_of(grid.groups(), request.shard), [], None, None
     else:
         session = Session.open(request)
-        plan, groups, notes = session.plan, session.groups, session.notices
+        grid, groups, notes = session.grid, session.groups, session.notices
         store = None
         if folder is not None and (folder / "sweep.json").exists():
             store = Store(folder)
@@ -287,11 +287,11 @@ def plan_document(request: Request, folder: Path | None) -> dict[str, Any]:
         left, seconds = session.left(store), session.expected_seconds(store)
     cells = sum(len(g.all) for g in groups)
     return {
-        "plan": plan.to_dict(),
+        "plan": grid.to_dict(),
         "shard": request.shard,
         "cells": cells,
-        "decodes": cells * plan.repeats,
-        "left": cells * plan.repeats if left is None else left,
+        "decodes": cells * grid.repeats,
+        "left": cells * grid.repeats if left is None else left,
         "expected_s": seconds,
         "notes": notes,
     }

@@ -1,9 +1,9 @@
 """A sweep's folder: each finished cell on disk at once and whole, damaged ones found.
 
-DIR/sweep.json          what decides the results (fingerprint), and the axes asked for so far
+DIR/sweep.json          what decides the results (fingerprint), and the axes of all runs so far
 DIR/cells/<id>.mp4      the video
 DIR/cells/<id>.npz      decoded frames of a dense cell, which the others are compared with
-DIR/cells/<id>.tokens.npz   what was seen of every token, where it was asked for (`tokens`)
+DIR/cells/<id>.tokens.npz   what was seen of every token, with `tokens`
 DIR/cells/<id>.json     everything measured, with hashes of the files above; written last
 """
 
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.analysis.sweep.fingerprint import difference
+from fastcar_cli.analysis.sweep.grid import Cell, Grid
 from fastcar_cli.analysis.sweep.lock import master
-from fastcar_cli.analysis.sweep.plan import Cell, Plan
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import sha256_of, write_whole
 from fastcar_cli.plain_data import parse_json
@@ -83,14 +83,14 @@ class Store:
         """The folder of the cells."""
         return self.folder / "cells"
 
-    def claim(self, fingerprint: dict[str, Any], plan: Plan) -> None:
-        """Join a plan to the folder's, which must have been made with the same configuration.
+    def claim(self, fingerprint: dict[str, Any], grid: Grid) -> None:
+        """Join a grid to the folder's, which must have been made with the same configuration.
 
         Raises RequestError that names the difference.
         """
         file = self.folder / "sweep.json"
         with master(self.folder):
-            axes = plan.to_dict()
+            axes = grid.to_dict()
             if file.exists():
                 before, old = self.compare(fingerprint)
                 fingerprint = {**before, **fingerprint}
@@ -111,11 +111,11 @@ class Store:
             before, old = dict(data["fingerprint"]), dict(data["plan"])
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise RequestError(f"{file} is damaged: {e}", hint="restore it, or sweep into a new folder") from None
-        found = difference(before, fingerprint)
-        if found is not None:
+        differs = difference(before, fingerprint)
+        if differs is not None:
             raise RequestError(
-                f"{self.folder}: holds a sweep of another configuration: {found}",
-                hint="name a new folder, or ask for what was asked for there",
+                f"{self.folder}: holds a sweep of another configuration: {differs}",
+                hint="name a new folder, or use the configuration of that sweep",
             )
         return before, old
 
@@ -199,7 +199,7 @@ class Store:
         return self._arrays(f"{reference.id}.npz")["frames"]
 
     def tokens(self, cell: Cell) -> dict[str, NDArray[Any]]:
-        """What `tokens.token_data` told of a finished cell that was asked for it. Raises RunError."""
+        """What `tokens.token_data` gave for a finished cell. Raises RunError."""
         return self._arrays(f"{cell.id}.tokens.npz")
 
     def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
@@ -212,7 +212,7 @@ class Store:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Axes of both plans: what is new goes behind, seeds in order, thresholds from off downwards."""
+    """Axes of both grids: what is new goes behind, seeds in order, thresholds from off downwards."""
     both: dict[str, Any] = {"repeats": max(old["repeats"], new["repeats"])}
     # Folders of earlier versions have no axes of scores and ratios.
     old = {"score": ["tas"], "ratio": [], **old}

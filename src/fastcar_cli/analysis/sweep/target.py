@@ -41,11 +41,9 @@ class Target:
     wanted: float
 
     def value(self, line: dict[str, Any]) -> float:
-        """What a summary line says of it; identical videos have an infinite PSNR, and a dense line is ideal."""
-        found = line[self.key]
-        if found is not None:
-            return float(found)
-        return self.ideal
+        """Its value in a summary line; identical videos have an infinite PSNR, and a dense line is ideal."""
+        value = line[self.key]
+        return self.ideal if value is None else float(value)
 
     @property
     def ideal(self) -> float:
@@ -59,10 +57,10 @@ class Target:
             return abs(value - self.wanted) <= HELD_OUT
         return value >= self.wanted if self.sign == ">=" else value <= self.wanted
 
-    def verdict(self, found: dict[str, Any]) -> None:
+    def verdict(self, search: dict[str, Any]) -> None:
         """End as the search ended. Raises RunError where the target is out of reach, or missed on held-out videos."""
-        best = found["best"]
-        if not found["reached"]:
+        best = search["best"]
+        if not search["reached"]:
             if best is None:
                 raise RunError("can't be reached: no threshold replays anything", key="find", value=self.text)
             value = "identical" if best["value"] is None else f"{best['value']:.4g}"
@@ -73,7 +71,7 @@ class Target:
                 value=self.text,
                 hint="results.json has every threshold that was tried",
             )
-        check = found["validation"]
+        check = search["validation"]
         if self.sign == "=" and not check["met"]:
             raise RunError(
                 f"tau {Tau.read(best['tau'])} gives {best['value']:.4g} on the videos searched but "
@@ -86,14 +84,14 @@ class Target:
 
 def parse_target(text: str, request: Request) -> Target:
     """A target that this request can be searched for. Raises RequestError."""
-    told = ", ".join(f"{name}{sign}X" for name, (sign, _) in TARGETS.items())
+    targets = ", ".join(f"{name}{sign}X" for name, (sign, _) in TARGETS.items())
     match = re.fullmatch(r"\s*([a-z-]+)\s*(<=|>=|=)\s*(-?[0-9.]+(?:e-?\d+)?)\s*", text)
     try:
         name, sign, wanted = (match[1], match[2], float(match[3])) if match else ("", "", 0.0)
     except ValueError:
         name, sign, wanted = "", "", 0.0
     if name not in TARGETS or TARGETS[name][0] != sign:
-        raise RequestError("is no target", key="find", value=text, allowed=told)
+        raise RequestError("is no target", key="find", value=text, allowed=targets)
     if sign == "=" and not 0 < wanted < 1:
         raise RequestError("a ratio lies between 0 and 1", key="find", value=text, allowed="replay=0.8")
     metric = "fidelity" if name == "fidelity-drop" else name

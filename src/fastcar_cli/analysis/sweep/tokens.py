@@ -1,7 +1,7 @@
 """What can be seen of every token of a decoded video: decisions, all scores, and how much MLP outputs really changed.
 
-The video is decoded once more with its codes and decisions given, in plain torch, so that neither the timed run nor
-what it decided is touched by looking.
+The video is decoded once more with its codes and decisions given, in plain torch, so that looking
+changes neither the timed run nor its decisions.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class _TokenRecorder:
         up, gate = block.mlp.up_proj(x), F.silu(block.mlp.gate_proj(x))
         truth = block.mlp.down_proj(gate * up)
         for i, scorer in enumerate(self._scorers.values()):
-            found = scorer(replace(state, mlp=lambda _: truth))
-            self.scores[i, state.layer, :, state.t] = found.float().cpu()
+            score = scorer(replace(state, mlp=lambda _: truth))
+            self.scores[i, state.layer, :, state.t] = score.float().cpu()
         self._put(state, "output", truth.float().norm(dim=-1))
         size = (state.after.float().square().sum(-1) + norm.eps * state.after.shape[-1]).sqrt()
         least = self.extremes["residual_min"]
@@ -95,9 +95,9 @@ def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[A
     assert decode is not None
     shape = (len(decode.blocks), decode.rows, decode.tokens - 1)
     replayed = np.zeros(shape, bool) if decode.replay is None else decode.replay.replayed.cpu().numpy()
-    found: dict[str, NDArray[Any]] = {"replayed": replayed, "codes": decode.codes[0].cpu().numpy().astype(np.int16)}
+    arrays: dict[str, NDArray[Any]] = {"replayed": replayed, "codes": decode.codes[0].cpu().numpy().astype(np.int16)}
     if not observe:
-        return found
+        return arrays
     rule = replace(decode.settings.rule, tau=OFF, target=None, score=DEFAULT)
     settings = replace(decode.settings, rule=rule, keep_tas=True, executor="torch")
     rows = [ids[-int(length) :].tolist() for ids, length in zip(decode.ids, decode.lengths, strict=True)]
@@ -109,5 +109,5 @@ def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[A
     again.on_block = recorder
     for _ in again.steps(decode.codes):
         pass
-    arrays = {"scores": recorder.scores, **recorder.seen, **recorder.extremes}
-    return {**found, "names": np.array(list(SCORES)), **{name: values.numpy() for name, values in arrays.items()}}
+    tensors = {"scores": recorder.scores, **recorder.seen, **recorder.extremes}
+    return {**arrays, "names": np.array(list(SCORES)), **{name: values.numpy() for name, values in tensors.items()}}

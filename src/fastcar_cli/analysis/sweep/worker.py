@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcar_cli.analysis.sweep.grid import Cell
 from fastcar_cli.analysis.sweep.metrics import Scorer
-from fastcar_cli.analysis.sweep.plan import Cell
 from fastcar_cli.analysis.sweep.store import CellRecord
 from fastcar_cli.analysis.sweep.tokens import token_data
 from fastcar_cli.config import RunConfig
@@ -66,9 +66,8 @@ class Worker:
     ) -> None:
         """Load the model of `config` unless a pipeline that has it is given.
 
-        `fidelity` asks for the world's analyser; it stays silent for models of other worlds. `tokens` asks for what
-        `token_data` tells: `all` looks at every cell, `dense` at those, keeping the others' decisions and codes.
-        `clips` are what prompts of these names stand for.
+        `fidelity` judges videos where the model's world has a judge. `tokens` keeps what `token_data` gives: `all` of
+        every cell, `dense` of those, with the others' decisions and codes. `clips` are the clips of prompts by name.
         """
         self.clips = dict(clips or {})
         self.tokens = tokens

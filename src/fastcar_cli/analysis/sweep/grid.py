@@ -1,4 +1,4 @@
-"""Which cells a sweep has: parsing what the user asked for, and the cross product with its dense references."""
+"""Which cells a sweep has: parsing of the axes, and their cross product with its dense references."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastcar_cli.plain_data import parse_json
 GATES = ("row", "pair")
 BACKENDS = ("torch", "fpga-sim")
 AXES = {"score": tuple(SCORES), "gate": GATES}
-"""Axes that can be asked for whole, with all their values."""
+"""Axes that can be named as a whole, with all their values."""
 RATIOS = (0.2, 0.5, 0.8)
 """Replay ratios at which scores are compared where none are named."""
 MAX_CELLS = 1_000_000
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class Cell:
     """One video of a sweep. tau and ratio None: dense; window None attends to everything.
 
-    A `ratio` is kept by a controller in the place of tau; `score` is what either is about.
+    A `ratio` is kept by a controller that moves tau; `score` is what either applies to.
     """
 
     prompt: str
@@ -106,7 +106,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Grid:
     """The axes of a sweep. The dense cell of each prompt, seed, window and backend always belongs to it."""
 
     prompts: tuple[str, ...]
@@ -121,12 +121,12 @@ class Plan:
 
     @property
     def levels(self) -> list[tuple[float | None, float | None]]:
-        """What the axes of tau and ratio ask for together, without the dense run: (tau, ratio), one of them None."""
+        """The levels of the axes tau and ratio, without the dense run: (tau, ratio), one of them None."""
         return [*((t, None) for t in self.taus if t is not None), *((None, r) for r in self.ratios)]
 
     def groups(self) -> list[Group]:
         """Every group, in the order they are worked on."""
-        found = []
+        groups = []
         for prompt in self.prompts:
             for seed in self.seeds:
                 for window in self.windows:
@@ -138,8 +138,8 @@ class Plan:
                             for gate in self.gates
                             for tau, ratio in self.levels
                         )
-                        found.append(Group(dense, cells))
-        return found
+                        groups.append(Group(dense, cells))
+        return groups
 
     def cells(self) -> Iterator[Cell]:
         """Every cell of every group."""
@@ -152,7 +152,7 @@ class Plan:
         return groups * (1 + len(self.gates) * len(self.scores) * len(self.levels))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, as results.json has it; the dense runs make "off" (null) part of every plan."""
+        """For JSON, as results.json has it; the dense runs make "off" (null) part of every grid."""
         return {
             "prompts": list(self.prompts),
             "seeds": list(self.seeds),
@@ -188,7 +188,7 @@ def _each(option: str, text: str, read: Callable[[str], T], what: str, allowed: 
     """The values of a text with commas between them. Raises RequestError for one that `read` refuses, or that is
     repeated.
     """
-    found: list[T] = []
+    values: list[T] = []
     for part in (p.strip() for p in text.split(",")):
         if not part:
             raise RequestError(
@@ -198,10 +198,10 @@ def _each(option: str, text: str, read: Callable[[str], T], what: str, allowed: 
             value = read(part)
         except ValueError:
             raise RequestError(f"{part!r} is {what}", key=option, value=text, allowed=allowed) from None
-        if value in found:
+        if value in values:
             raise RequestError(f"{part} is given twice", key=option, value=text)
-        found.append(value)
-    return tuple(found)
+        values.append(value)
+    return tuple(values)
 
 
 def parse_taus(text: str) -> tuple[float | None, ...]:
@@ -237,11 +237,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         return range(first, last + 1)
 
     ranges = _each("seeds", text, read, "neither a seed nor a range", "0-3, 0,5,7 or 0-3,7")
-    found = [seed for several in ranges for seed in several]
-    if len(set(found)) < len(found):
-        twice = next(s for i, s in enumerate(found) if s in found[:i])
+    seeds = [seed for several in ranges for seed in several]
+    if len(set(seeds)) < len(seeds):
+        twice = next(s for i, s in enumerate(seeds) if s in seeds[:i])
         raise RequestError(f"{twice} is given twice", key="seeds", value=text)
-    return tuple(found)
+    return tuple(seeds)
 
 
 def parse_windows(text: str) -> tuple[int | None, ...]:
@@ -272,7 +272,7 @@ def read_prompts(file: Path) -> tuple[list[str], list[str]]:
     """Prompts of a text file, one a line, or of a .json file in VBench's form, and notices.
 
     VBench's list holds objects with "prompt_en"; a plain list of strings will do as well. Its lists name a prompt
-    once for each dimension it serves, so there a prompt that comes again is merged and told of; in a text file it
+    once for each dimension it serves, so there a repeated prompt is merged with a notice; in a text file it
     is refused. Raises RequestError.
     """
     text = read_text(file, (Key("prompts"), f" {file}"), "utf-8-sig")
@@ -297,17 +297,17 @@ def read_prompts(file: Path) -> tuple[list[str], list[str]]:
         raise RequestError(f"is not valid JSON: {e}", key="prompts", value=file) from None
     if not isinstance(data, list):
         raise RequestError(f"the top level is a {type(data).__name__}, needed: a list", key="prompts", value=file)
-    found = []
+    prompts = []
     for i, entry in enumerate(data):
         value = entry.get("prompt_en") if isinstance(entry, dict) else entry
         if not isinstance(value, str) or not value.strip():
             raise RequestError(f"entry {i} has no text under 'prompt_en'", key="prompts", value=file)
-        found.append(value.strip())
-    if not found:
+        prompts.append(value.strip())
+    if not prompts:
         raise RequestError("holds no prompt", key="prompts", value=file, hint='needed: [{"prompt_en": "..."}, ...]')
-    single = list(dict.fromkeys(found))
-    notices = [f"{file}: {len(found) - len(single)} entries repeat a prompt and share its video"]
-    return single, notices if len(single) < len(found) else []
+    single = list(dict.fromkeys(prompts))
+    notices = [f"{file}: {len(prompts) - len(single)} entries repeat a prompt and share its video"]
+    return single, notices if len(single) < len(prompts) else []
 
 
 def join_prompts(given: Sequence[str], file: Path | None) -> tuple[list[str], list[str]]:

@@ -59,16 +59,16 @@ def _parquet(table: Sequence[dict[str, Any]]) -> bytes:
 
 
 def write_tables(folder: Path, results: dict[str, Any]) -> list[str]:
-    """Write the files, each whole; what to tell the user where one needs a package that is missing. Raises RunError."""
-    table, told = rows(results), []
+    """Write the files, each whole; notes for the user where one needs a package that is missing. Raises RunError."""
+    table, notes = rows(results), []
     if table:
         cells = ([str(v).lower() if isinstance(v, bool) else v for v in row.values()] for row in table)
         write_whole(folder / "results.csv", csv_of(list(table[0]), cells))
         try:
             write_whole(folder / PARQUET, _parquet(table))
         except RequestError as e:
-            # One of an earlier run would tell other numbers.
+            # One of an earlier run would hold other numbers.
             (folder / PARQUET).unlink(missing_ok=True)
-            told.append(f"{e}; {e.hint}")
+            notes.append(f"{e}; {e.hint}")
     write_whole(folder / "results.json", json.dumps(results, ensure_ascii=False, allow_nan=False) + "\n")
-    return told
+    return notes
