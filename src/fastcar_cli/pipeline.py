@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastcar_cli.config import RunConfig
-from fastcar_cli.decoding.engine import Decode, row_limit
-from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.state import DecodeSettings, Watcher
+from fastcar_cli.decoding.batch import Watcher
+from fastcar_cli.decoding.engine import Decode, begin, row_limit
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.memory_plan import (
     Demand,
@@ -39,6 +40,7 @@ from fastcar_cli.resolve import effective, resolve_device, settings_of
 from fastcar_cli.run_report import Run
 
 if TYPE_CHECKING:
+    from fastcar_cli.backends import MLPBackend
     from fastcar_cli.backends.fpga.decisions import Decisions
     from fastcar_cli.backends.fpga.preset import Preset
     from fastcar_cli.backends.fpga.summary import Comparison
@@ -221,21 +223,15 @@ class VideoPipeline:
         self, prompts: Sequence[Prompt], seeds: Sequence[int], on_token: Callable[[int], None], watch: Watcher | None
     ) -> Iterator[Frame]:
         """The frames of one batch."""
-        tokenizer, network = self.model.tokenizer, self.model.network
-        readings = [tokenizer.complete(tokenizer.read(p), s) for p, s in zip(prompts, seeds, strict=True)]
-        rows = [list(r.ids) for r in readings]
-        if self.settings.sampling.cfg != 1.0:
-            rows += [list(tokenizer.blank()) for _ in prompts]
-        conditions = tokenizer.conditions(list(prompts), self.frames)
-        n, depth = network.spec.tokens_per_frame, network.spec.code_depth
-        noise = torch.stack([uniforms(s, self.settings.frames * n, depth) for s in seeds])
-        backend = None
-        if self._preset is not None:
+        backend, preset, network = None, self._preset, self.model.network
+        if preset is not None:
             from fastcar_cli.backends.fpga.backend import FpgaBackend
 
-            backend = FpgaBackend(network.llm, self._preset, len(rows))
-        decode = Decode(network, rows, self.settings, noise, backend, conditions)
-        decode.watch = watch
+            def backend(decoder: Decoder, rows: int) -> MLPBackend:
+                return FpgaBackend(decoder, preset, rows)
+
+        decode, readings = begin(self.model, prompts, seeds, self.settings, backend)
+        decode.observers.watch = watch
         told_prompts = [str(p) for p in prompts]
         run = Run(decode, self.name, self.fps, told_prompts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)
@@ -258,11 +254,12 @@ class VideoPipeline:
                     yield Frame(video, index, image)
 
         yield from shown(decode.context_frames, 0)
-        for step in decode.steps():
-            on_token(step.index + 1)
-            frame, left = divmod(step.index + 1, n)
-            if not left:
-                yield from shown(partial(decode.decode_frame, frame - 1), self.context + frame - 1)
+        shown_frames = 0
+        for _ in decode.steps():
+            on_token(decode.done)
+            if decode.done // decode.frame > shown_frames:
+                yield from shown(partial(decode.decode_frame, shown_frames), self.context + shown_frames)
+                shown_frames += 1
 
     @property
     def decode(self) -> Decode | None:

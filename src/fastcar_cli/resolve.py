@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import torch
@@ -11,8 +11,7 @@ import torch
 from fastcar_cli.config import DEVICES, RunConfig, tau_to_plain
 from fastcar_cli.decoding.controller import Target, max_ratio
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.registry import BUNDLED
@@ -33,8 +32,7 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
     spec, own, s, replay = model.network.spec, model.defaults, config.sampling, config.replay
     frames = _choose(config.generation.frames, spec.frames)
     _check_frames(model, frames)
-    names = [field.name for field in fields(SamplingSettings)]
-    sampling = SamplingSettings(**{name: _choose(getattr(s, name), getattr(own, name)) for name in names})
+    sampling = replace(own.sampling, **s.model_dump(exclude_none=True))
     layers = spec.decoder.layers
     try:
         replay.tau.by_layer(layers)
@@ -44,10 +42,10 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
         ) from None
     rule = ReplayRule(
         tau=replay.tau,
-        tas=_choose(replay.tas, own.tas),
+        tas_definition=_choose(replay.tas, own.tas),
         pairs=_choose(replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
         max_age=replay.max_age,
-        delimiters=replay.eligible == "all",
+        replay_delimiters=replay.eligible == "all",
         target=_target(config, frames, spec.layout),
         score=replay.score,
     )
@@ -126,8 +124,9 @@ def effective(config: RunConfig, settings: DecodeSettings, frames: int, fps: int
     data, rule, target = config.to_dict(), settings.rule, settings.rule.target
     data["generation"]["frames"] = frames
     data["sampling"] = asdict(settings.sampling)
-    data["replay"] |= {"tau": tau_to_plain(rule.tau), "score": rule.score, "tas": rule.tas, "max_age": rule.max_age}
-    data["replay"] |= {"gate": "pair" if rule.pairs else "row", "eligible": "all" if rule.delimiters else "codes"}
+    data["replay"] |= {"tau": tau_to_plain(rule.tau), "score": rule.score, "tas": rule.tas_definition}
+    data["replay"] |= {"gate": "pair" if rule.pairs else "row", "max_age": rule.max_age}
+    data["replay"] |= {"eligible": "all" if rule.replay_delimiters else "codes"}
     data["replay"] |= {"ratio": None} if target is None else {"ratio": target.ratio, "controller": target.scope}
     data["attention"] = {"window": settings.window, "sinks": settings.sinks, "kv_dtype": settings.kv_dtype}
     data["runtime"]["executor"] = settings.executor

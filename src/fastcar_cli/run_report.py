@@ -48,17 +48,17 @@ class Run:
         decode = self.decode
         if decode.replay is None:
             layers = decode.model.spec.decoder.layers
-            return ReplayStats(0.0, 0.0, [0.0] * layers, [0.0] * -(-decode.passes // decode.frame))
-        return decode.replay.stats(decode.passes, decode.rows_of(video))
+            return ReplayStats(0.0, 0.0, [0.0] * layers, [0.0] * -(-decode.passed // decode.frame))
+        return decode.replay.stats(decode.passed, decode.prompts.rows_of(video))
 
     def decisions(self) -> Decisions:
         """Replay decisions of all rows of the batch, whole frames only."""
         from fastcar_cli.backends.fpga.decisions import Decisions
 
         decode, settings = self.decode, self.decode.settings
-        if decode.passes + 1 < decode.frame:
+        if decode.done < decode.frame:
             raise ValueError("no frame was decoded yet")
-        frames = (decode.passes + 1) // decode.frame
+        frames = decode.done // decode.frame
         passes = frames * decode.frame - 1
         bits = np.zeros((decode.model.spec.decoder.layers, decode.rows, passes), dtype=bool)
         if decode.replay is not None:
@@ -66,7 +66,7 @@ class Run:
         return Decisions(
             replayed=bits,
             spec=decode.model.spec.to_dict(),
-            prompt=decode.padded,
+            prompt=decode.prompts.padded,
             frames=frames,
             window=settings.window,
             sinks=settings.sinks,
@@ -76,16 +76,16 @@ class Run:
                 "tau": settings.rule.tau.plain(),
                 "target": None if settings.rule.target is None else settings.rule.target.ratio,
                 "score": settings.rule.score,
-                "tas": settings.rule.tas,
+                "tas": settings.rule.tas_definition,
             },
         )
 
     def emulated(self) -> Comparison | None:
         """The run on the accelerator of fpga-sim; None with another backend or before the first frame."""
         decode = self.decode
-        if self.preset is None or decode.passes + 1 < decode.frame:
+        if self.preset is None or decode.done < decode.frame:
             return None
-        if self._emulated is None or self._emulated[0] != decode.passes:
+        if self._emulated is None or self._emulated[0] != decode.passed:
             from fastcar_cli.backends.fpga.emulator import Emulator
             from fastcar_cli.backends.fpga.summary import compare
             from fastcar_cli.backends.fpga.workload import workload_of
@@ -99,7 +99,7 @@ class Run:
                 window=found.window,
                 sinks=found.sinks,
             )
-            self._emulated = decode.passes, compare(Emulator(self.preset, work), found.replayed)
+            self._emulated = decode.passed, compare(Emulator(self.preset, work), found.replayed)
         return self._emulated[1]
 
     def _controlled(self, video: int) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Run:
         spec, clock, reading = network.spec, decode.clock, self.readings[video]
         height, width = spec.frame_size
         stats, emulated = self.replay_stats(video), self.emulated()
-        done = decode.passes + 1
+        done = decode.done
         # On a GPU the host does not see when an MLP ends.
         timed = clock.decode and network.device.type == "cpu"
         return {
@@ -136,11 +136,11 @@ class Run:
             "tau": settings.rule.tau.plain(),
             "window": settings.window,
             "video": {"frames": done // decode.frame, "height": height, "width": width, "fps": self.fps},
-            "tokens": {"text": decode.padded, "visual": done, "rows": decode.rows},
+            "tokens": {"text": decode.prompts.padded, "visual": done, "rows": decode.rows},
             "replay": {
                 **asdict(stats),
                 "score": settings.rule.score,
-                "tas": settings.rule.tas,
+                "tas": settings.rule.tas_definition,
                 "gate": "pair" if settings.rule.pairs else "row",
                 **self._controlled(video),
             },
@@ -152,7 +152,7 @@ class Run:
                 "first_frame_s": self.first_frame,
                 "vision_s": self.vision,
                 "total_s": self.total,
-                "tokens_per_s": done * decode.videos / clock.decode if clock.decode else 0.0,
+                "tokens_per_s": done * decode.prompts.videos / clock.decode if clock.decode else 0.0,
                 "mlp_share": clock.mlp / clock.decode if timed else None,
             },
             "kernels": {"name": decode.executor_name, "why": decode.why},

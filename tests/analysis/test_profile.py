@@ -25,10 +25,10 @@ from fastcar_cli.analysis.profiler import (
 )
 from fastcar_cli.cli.profile_cmd import _read
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.sampling import SamplingSettings
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.sampling import SamplingSettings
 
 MACHINE = Machine({}, 10.0, 10.0, 100.0)
 
@@ -116,7 +116,7 @@ def test_fast_forward_stands_where_decoding_would(window: int | None) -> None:
     settings = DecodeSettings(
         frames=4, sampling=SamplingSettings(cfg=2.0), keep_tas=True, executor="torch", window=window, sinks=2
     )
-    decode = Decode(model, [[1, 2, 3], [1, 2]], settings, torch.rand(1, 16, 3))
+    decode = Decode.of(model, [[1, 2, 3], [1, 2]], settings, torch.rand(1, 16, 3))
     steps = list(decode.steps(first=9))
     assert [s.index for s in steps] == list(range(9, 16))
     assert all(s.hidden.isfinite().all() for s in steps)

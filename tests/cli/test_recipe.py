@@ -107,7 +107,7 @@ def test_a_stranger_names_no_preset_on_this_machine(preset: object) -> None:
 
 def test_a_recipe_follows_the_settings_of_its_pipeline() -> None:
     pipe = VideoPipeline.from_config(RunConfig.from_dict({"replay": {"tau": -1}}))
-    rule = ReplayRule(Tau((-3.0,)), "released", max_age=2, delimiters=True, score="input")
+    rule = ReplayRule(Tau((-3.0,)), "released", max_age=2, replay_delimiters=True, score="input")
     sampling = replace(pipe.settings.sampling, top_k=5, cfg=1.0)
     other = pipe.with_settings(frames=2, sampling=sampling, rule=rule, window=16, sinks=1, kv_dtype="int8")
     settings = flat(recipe_of(other, PROMPT, 1)["settings"])

@@ -18,10 +18,11 @@ from fastcar_cli.config import load_config
 from fastcar_cli.decoding.controller import Size, Target, max_ratio
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import Replay, ReplayRule, replays
-from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.sampling import uniforms
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.sampling import SamplingSettings
 
 LAYERS, FRAME = 3, 12
 
@@ -146,8 +147,8 @@ def test_what_shares_the_batch_changes_nothing() -> None:
     noise = torch.stack([uniforms(s, 16, 3) for s in (5, 6)])
     for pairs in (False, True):
         wanted = DecodeSettings(4, SamplingSettings(cfg=2.0, top_k=6), ReplayRule(target=Target(0.5), pairs=pairs))
-        both = Decode(model, prompts, wanted, noise)
-        alone = Decode(model, [prompts[1], prompts[3]], wanted, noise[1:])
+        both = Decode.of(model, prompts, wanted, noise)
+        alone = Decode.of(model, [prompts[1], prompts[3]], wanted, noise[1:])
         for decode in (both, alone):
             for _ in decode.steps():
                 pass

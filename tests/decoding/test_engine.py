@@ -10,13 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tiny import tiny_model
 
+from fastcar_cli.decoding.batch import Watcher
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.executor import distinct_tokens
+from fastcar_cli.decoding.prompts import Prompts
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
-from fastcar_cli.decoding.state import DecodeSettings, Watcher, left_pad
+from fastcar_cli.decoding.sampling import uniforms
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.sampling import SamplingSettings
 
 PROMPTS = [[1, 4, 5, 2], [1, 6, 7, 8, 2], [1, 2], [1, 2]]
 
@@ -28,13 +31,13 @@ def _codes(videos: int, frames: int, seed: int = 3) -> torch.Tensor:
 def _run(model, prompts, codes, **changes):  # type: ignore[no-untyped-def]
     cfg, tau = changes.pop("cfg", 2.0), changes.pop("tau", "off")
     frames = codes.shape[1] // 4
-    decode = Decode(
+    decode = Decode.of(
         model,
         prompts,
         DecodeSettings(frames, SamplingSettings(cfg=cfg), ReplayRule(Tau.read(tau)), keep_tas=True, **changes),
         torch.zeros(codes.shape),
     )
-    steps = [(s.hidden.clone(), s.logits.clone()) for s in decode.steps(codes, keep_logits=True)]
+    steps = [(s.hidden[:, 0].clone(), s.logits[:, :, 0].clone()) for s in decode.steps(codes, keep_logits=True)]
     return decode, torch.stack([h for h, _ in steps]), torch.stack([x for _, x in steps])
 
 
@@ -42,7 +45,7 @@ def test_minus_infinity_replays_every_eligible_mlp() -> None:
     model, codes = tiny_model(), _codes(2, 4)
     decode, _, _ = _run(model, PROMPTS, codes, tau="-inf")
     n = codes.shape[1]
-    stats = decode.replay.stats(decode.passes)  # type: ignore[union-attr]
+    stats = decode.replay.stats(decode.passed)  # type: ignore[union-attr]
     assert stats.ratio == pytest.approx((n - 1 - 4) / (n - 1))
     assert stats.eligible_ratio == 1.0
     assert stats.by_frame == [0.0, 1.0, 1.0, 1.0]
@@ -60,7 +63,7 @@ def test_replayed_rows_never_reach_the_backend() -> None:
             return model.llm.layers[layer].mlp(x)
 
     settings = DecodeSettings(4, SamplingSettings(cfg=2.0), ReplayRule(Tau((0.0,))))
-    decode = Decode(model, PROMPTS, settings, torch.zeros(codes.shape), Counting())
+    decode = Decode.of(model, PROMPTS, settings, torch.zeros(codes.shape), Counting())
     for _ in decode.steps(codes):
         pass
     computed = sum(rows for _, rows in calls)
@@ -81,7 +84,7 @@ def test_all_rows_replaying_calls_no_mlp_after_the_first_frame() -> None:
             return model.llm.layers[layer].mlp(x)
 
     settings = DecodeSettings(4, SamplingSettings(cfg=2.0), ReplayRule(Tau.read("-inf")), executor="torch")
-    decode = Decode(model, PROMPTS, settings, torch.zeros(codes.shape), Counting())
+    decode = Decode.of(model, PROMPTS, settings, torch.zeros(codes.shape), Counting())
     for _ in decode.steps(codes):
         pass
     assert len(calls) == 3 * 4
@@ -102,8 +105,8 @@ def test_what_shares_the_batch_changes_nothing() -> None:
     model = tiny_model()
     noise = torch.stack([uniforms(s, 16, 3) for s in (5, 6)])
     settings = DecodeSettings(4, SamplingSettings(cfg=2.0, top_p=0.9, top_k=6), ReplayRule(Tau((0.0,))))
-    both = Decode(model, PROMPTS, settings, noise)
-    alone = Decode(model, [PROMPTS[1], PROMPTS[3]], settings, noise[1:])
+    both = Decode.of(model, PROMPTS, settings, noise)
+    alone = Decode.of(model, [PROMPTS[1], PROMPTS[3]], settings, noise[1:])
     for _ in both.steps():
         pass
     for _ in alone.steps():
@@ -114,7 +117,7 @@ def test_what_shares_the_batch_changes_nothing() -> None:
 def test_memory_of_a_window_does_not_grow_with_the_video() -> None:
     model = tiny_model()
     sizes = [
-        Decode(
+        Decode.of(
             model, PROMPTS, DecodeSettings(f, rule=ReplayRule(Tau((0.0,))), window=3, sinks=1), torch.zeros(2, f * 4, 3)
         )
         for f in (2, 4)
@@ -134,8 +137,10 @@ def test_neighbours_with_short_prompts_take_no_sinks_from_a_video() -> None:
 def test_kernels_that_do_not_go_are_refused() -> None:
     model, codes = tiny_model(), _codes(2, 2)
     for kernels, word in (("graph", "cuda"), ("native", "watched"), ("numba", "unknown")):
-        decode = Decode(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0), executor=kernels), codes.float())
-        decode.watch = cast(Watcher, object()) if kernels == "native" else None
+        decode = Decode.of(
+            model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0), executor=kernels), codes.float()
+        )
+        decode.observers.watch = cast(Watcher, object()) if kernels == "native" else None
         with pytest.raises(RequestError, match=rf"`executor` {kernels}: .*{word}"):
             decode.start()
 
@@ -143,16 +148,16 @@ def test_kernels_that_do_not_go_are_refused() -> None:
 def test_auto_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     model, codes = tiny_model(), _codes(2, 2)
     monkeypatch.setattr("fastcar_cli.decoding.native.native.unavailable", lambda: "not built: no compiler")
-    decode = Decode(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0)), codes.float())
+    decode = Decode.of(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0)), codes.float())
     decode.start()
     assert (decode.executor_name, decode.why) == ("torch", "not built: no compiler")
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_tokens_with_the_same_prompt_so_far_are_computed_once(prompts: list[list[int]]) -> None:
-    ids, lengths = left_pad(prompts)
-    wanted, back = distinct_tokens(ids, lengths)
-    longest = ids.shape[1]
+    batch = Prompts.of(tiny_model(), prompts, guided=False)
+    wanted, back = distinct_tokens(batch)
+    longest = batch.padded
 
     def so_far(at: int) -> list[int]:
         row, column = divmod(at, longest)

@@ -27,13 +27,14 @@ from fastcar_cli.decoding.graph import GraphExecutor
 from fastcar_cli.decoding.native import NativeExecutor
 from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.sampling import uniforms
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
 from fastcar_cli.models.loading.checkpoint import loading_format
 from fastcar_cli.models.quantised import WeightFormat, widen_int4
+from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import VideoModel
 
 INF = float("inf")
@@ -144,19 +145,21 @@ def _decode(
     options = {k: rule.pop(k) for k in ("window", "sinks", "kv_dtype") if k in rule}
     forced, keep = rule.pop("forced", None), rule.pop("keep_tas", True)
     rule["tau"] = Tau.read(rule.get("tau", "off"))
+    if "tas" in rule:
+        rule["tas_definition"] = rule.pop("tas")
     asked = DecodeSettings(
         codes.shape[1] // N, SamplingSettings(cfg=cfg), ReplayRule(**rule), keep_tas=keep, executor="torch", **options
     )
-    decode = Decode(model, prompts, asked, torch.zeros(codes.shape))
+    decode = Decode.of(model, prompts, asked, torch.zeros(codes.shape))
     if forced is not None:
         assert decode.replay is not None
         decode.replay.force(forced)
     decode.executor = EXECUTORS[executor].make(decode)
-    decode.give(codes)
+    decode.draws.give(codes)
     hidden = []
     with torch.inference_mode():
         for step in decode.steps(codes):
-            hidden.append(step.hidden.float().clone())
+            hidden.append(step.hidden[:, 0].float().clone())
             # A graph draws by itself: what it drew gives way to the codes that are given.
             decode.codes[:, : step.index + 1] = codes[:, : step.index + 1]
     return decode, torch.stack(hidden)
@@ -294,12 +297,12 @@ def test_a_replayed_mlp_is_not_touched(executor: str) -> None:
         pytest.skip(str(EXECUTORS[executor].missing))
     model = tiny_model()
     asked = DecodeSettings(FRAMES, SamplingSettings(cfg=1.0), ReplayRule(Tau((-INF,))), executor="torch")
-    decode = Decode(model, PROMPTS[:1], asked, torch.zeros(1, FRAMES * N, 3))
+    decode = Decode.of(model, PROMPTS[:1], asked, torch.zeros(1, FRAMES * N, 3))
     decode.executor = EXECUTORS[executor].make(decode)
     for step in decode.steps(CODES[:1]):
         if step.index == N:
             # From here on every row replays: a single weight read would spread.
-            for block in decode.blocks:
+            for block in decode.model.llm.blocks:
                 for p in block.mlp.parameters():
                     p.fill_(float("nan"))
         assert bool(step.hidden.isfinite().all())
@@ -324,7 +327,7 @@ def test_drawn_tokens_are_the_same_in_every_way(executor: str) -> None:
     drawn = []
     for kind in ("torch", executor):
         asked = DecodeSettings(FRAMES, sampling, ReplayRule(Tau((0.0,))), executor="torch")
-        decode = Decode(model, PROMPTS, asked, noise)
+        decode = Decode.of(model, PROMPTS, asked, noise)
         decode.executor = EXECUTORS[kind].make(decode)
         for _ in decode.steps():
             pass

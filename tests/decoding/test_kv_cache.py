@@ -7,12 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from support.native_toys import Toy, assert_close, inputs, random
+from support.native_toys import NativePass, Slots, Toy, assert_close, inputs, random
 from support.tiny import tiny_model
 
 from fastcar_cli.decoding import trace
 from fastcar_cli.decoding.kv_cache import KVCache
-from fastcar_cli.decoding.kv_int8 import KV_DTYPES, Int8KVCache, packed
+from fastcar_cli.decoding.kv_int8 import Int8KVCache, packed
+from fastcar_cli.decoding.prompts import Prompts
+from fastcar_cli.decoding.settings import KV_DTYPES
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native
 from fastcar_cli.models import load
@@ -44,24 +46,23 @@ def test_kernels_read_older_tokens_and_round_the_one_that_leaves(
         part = name.removesuffix("s")
         mean = random(toy.layers, toy.rows, toy.kv_heads, d, seed=90 + seed)
         numbers, scales = packed(getattr(toy, name)[:, :, :, first:].float() - mean[:, :, :, None])
-        parts |= {name: numbers, f"{part}_scales": scales, f"{part}_means": mean}
-    older = native.OlderTokens(**parts)
+        parts |= {name: numbers, f"older_{part}_scales": scales, f"{part}_means": mean}
+    older = {name if "_" in name else f"older_{name}": part for name, part in parts.items()}
     want, got = x.clone(), x.clone()
-    heads = {"heads": toy.heads, "kv_heads": toy.kv_heads, "outputs": None, "start": toy.start}
     mine = {name: getattr(toy, name)[:, :, :, :first].contiguous() for name in ("keys", "values")}
-    run = native.DecoderPass(toy.blocks, toy.norm, 1e-6, **mine, aligned=mine["keys"], older=older, **heads)
-    run(got, cos, sin, native.Slots(20, first, 17, 20, older=count - 2, moved_to=count - 1))
+    run = NativePass(toy, {**mine, "aligned": mine["keys"], "outputs": None}, {"older": older})
+    run(got, cos, sin, Slots(20, first, 17, 20, older=count - 2, moved_to=count - 1))
 
     for name in ("keys", "values"):
         part = name.removesuffix("s")
-        scales, means = getattr(older, f"{part}_scales"), getattr(older, f"{part}_means")
-        wide = getattr(older, name) * scales[..., None] + means[:, :, :, None]
+        scales, means = older[f"older_{part}_scales"], older[f"{part}_means"]
+        wide = older[f"older_{name}"] * scales[..., None] + means[:, :, :, None]
         memory = torch.cat([getattr(toy, name)[:, :, :, :first].float(), wide[:, :, :, : count - 2]], 3)
         setattr(toy, name, memory)
         off = wide[:, :, :, count - 1] - leaving[name]
         assert bool((off.abs() <= 0.52 * scales[:, :, :, count - 1, None] + 1e-6).all())
     toy.slots, toy.cache = first + count - 2, torch.float32
-    toy.native()(want, cos, sin, native.Slots(20, toy.slots, 17, 20))
+    toy.native()(want, cos, sin, Slots(20, toy.slots, 17, 20))
     if cache is torch.float32:
         assert_close("float32", got, want.double())
     else:
@@ -79,15 +80,14 @@ def test_what_is_not_finite_shows() -> None:
         torch.zeros(2, *shape, 3),
         torch.zeros(2, *shape, toy.d),
     )
-    older = native.OlderTokens(*numbers, *scales, *means)
+    names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
+    older = dict(zip(names, (*numbers, *scales, *means), strict=True))
     toy.values[0, 0, :, 20, 5], toy.values[0, 1, :, 20, 5] = float("nan"), float("inf")
-    heads = {"heads": toy.heads, "kv_heads": toy.kv_heads, "outputs": None, "start": toy.start}
-    run = native.DecoderPass(
-        toy.blocks, toy.norm, 1e-6, keys=toy.keys, values=toy.values, aligned=toy.keys, older=older, **heads
-    )
-    run(x, cos, sin, native.Slots(20, 21, 17, 20, older=0, moved_to=1))
+    memory = {"keys": toy.keys, "values": toy.values, "aligned": toy.keys, "outputs": None}
+    run = NativePass(toy, memory, {"older": older})
+    run(x, cos, sin, Slots(20, 21, 17, 20, older=0, moved_to=1))
     assert bool(x.isfinite().all())
-    run(x, cos, sin, native.Slots(21, 22, 17, 21, older=2, moved_to=-1))
+    run(x, cos, sin, Slots(21, 22, 17, 21, older=2, moved_to=-1))
     assert not bool(x.isfinite().any())
 
 
@@ -97,9 +97,9 @@ def test_what_is_not_finite_shows() -> None:
 def test_memory_is_what_the_plan_says(kv_dtype: str, frames: int, window: int | None) -> None:
     spec = tiny_model().spec
     rows, prompt, n = 2, 5, spec.tokens_per_frame
-    lengths = torch.full((rows,), prompt)
+    prompts = Prompts.of(tiny_model(), [[1] * prompt] * rows, guided=False)
     kind = Int8KVCache if kv_dtype == "int8" else KVCache
-    cache = kind(spec.decoder, lengths, prompt, frames * n - 1, n, torch.bfloat16, window, 4)
+    cache = kind(spec.decoder, prompts, frames * n, n, torch.bfloat16, window, 4)
     asked = Demand(rows, frames, prompt, window, 4, kv_dtype)
     assert cache.nbytes == cache_bytes(spec, 2, asked, replays=False)[0]
 

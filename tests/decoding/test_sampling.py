@@ -4,7 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcar_cli.decoding.sampling import SamplingSettings, distribution, guide, sample, uniforms
+from fastcar_cli.decoding.sampling import distribution, guide, sample, uniforms
+from fastcar_cli.models.sampling import SamplingSettings
 
 
 def _full(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:

@@ -16,11 +16,12 @@ from torch import Tensor
 from fastcar_cli.config import Replay as ReplayConfig
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
+from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.scores import SCORES, noise
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.sampling import SamplingSettings
 
 PROMPTS = [[1, 4, 5, 2], [1, 2]]
 FRAMES, N, LAYERS = 3, 4, 3
@@ -42,9 +43,9 @@ def _decode(score: str, tau: Tau = OFF, seed: int = 5) -> tuple[Decode, _Kept]:
     """A guided video with given codes; scores are kept."""
     rule = ReplayRule(tau, score=score)
     asked = DecodeSettings(FRAMES, SamplingSettings(cfg=2.0), rule, keep_tas=True)
-    decode = Decode(tiny_model(), PROMPTS, asked, uniforms(seed, FRAMES * N, 3)[None])
+    decode = Decode.of(tiny_model(), PROMPTS, asked, uniforms(seed, FRAMES * N, 3)[None])
     kept = _Kept()
-    decode.watch = kept
+    decode.observers.watch = kept
     for _ in decode.steps(CODES):
         pass
     assert decode.executor_name == "torch"
@@ -52,7 +53,7 @@ def _decode(score: str, tau: Tau = OFF, seed: int = 5) -> tuple[Decode, _Kept]:
 
 
 def _by_hand(score: str, decode: Decode, kept: _Kept, layer: int, t: int) -> Tensor:
-    block = decode.blocks[layer]
+    block = decode.model.llm.blocks[layer]
 
     def input_of(at: int) -> Tensor:
         return kept.out[layer - 1, at].double()
@@ -91,7 +92,7 @@ def test_every_score_decides(score: str) -> None:
     decode, _ = _decode(score, Tau((middle,)))
     assert decode.replay is not None and decode.replay.tas is not None
     assert torch.equal(decode.replay.replayed, decode.replay.tas > middle)
-    assert 0 < decode.replay.stats(decode.passes).eligible_ratio < 1
+    assert 0 < decode.replay.stats(decode.passed).eligible_ratio < 1
 
 
 def test_the_oracle_knows_what_a_replay_would_be_wrong_by() -> None:
@@ -118,13 +119,13 @@ def test_random_numbers_belong_to_the_video() -> None:
 
 def test_configuration_knows_every_score() -> None:
     assert get_args(ReplayConfig.model_fields["score"].annotation) == tuple(SCORES)
-    assert all(entry.told for entry in SCORES.values())
+    assert all(entry.description for entry in SCORES.values())
 
 
 def test_other_executors_are_refused_by_name_and_left_by_auto() -> None:
     rule = ReplayRule(Tau((0.0,)), score="input")
     asked = DecodeSettings(FRAMES, SamplingSettings(cfg=2.0), rule, executor="native")
-    decode = Decode(tiny_model(), PROMPTS, asked, torch.zeros(1, FRAMES * N, 3))
+    decode = Decode.of(tiny_model(), PROMPTS, asked, torch.zeros(1, FRAMES * N, 3))
     with pytest.raises(RequestError, match="`executor` native: the score is input"):
         decode.start()
 

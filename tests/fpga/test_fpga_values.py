@@ -13,14 +13,15 @@ from support.tiny import tiny_model
 from fastcar_cli.backends.fpga.backend import FpgaBackend
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.sampling import uniforms
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.models.sampling import SamplingSettings
 
 
 def decode(tau: float | None, backend: Any, frames: int = 3) -> Decode:
     model = tiny_model()
-    run = Decode(
+    run = Decode.of(
         model,
         [[1, 4, 2], [1, 2]],
         DecodeSettings(frames=frames, sampling=SamplingSettings(cfg=2.0), rule=ReplayRule(Tau.read(tau))),

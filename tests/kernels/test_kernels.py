@@ -21,17 +21,19 @@ from support.tiny import tiny_spec
 from torch import Tensor
 
 from fastcar_cli.decoding import self_check
+from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.graph import GraphExecutor
 from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.replay import ReplayRule, temporal_attention_score
-from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
+from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.self_check import difference
-from fastcar_cli.decoding.state import Batch, DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.models.decoder import DecoderSpec, rotate
 from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton (Linux)")
@@ -260,9 +262,9 @@ def _run(tau: Tau, make: Callable[[Decode], Any], frames: int = 3, cfg: float = 
     sampling = SamplingSettings(cfg=cfg, top_p=0.9, top_k=6, first_frame_top_p=1.0)
     prompts = [[1, 4, 5, 2], [1, 2]] if cfg != 1.0 else [[1, 4, 5, 2]]
     asked = DecodeSettings(frames, sampling, ReplayRule(tau))
-    decode = Decode(_small(), prompts, asked, uniforms(5, 4 * frames, 3)[None])
+    decode = Decode.of(_small(), prompts, asked, uniforms(5, 4 * frames, 3)[None])
     decode.executor = make(decode)
-    return decode, torch.stack([s.hidden.clone() for s in decode.steps()])
+    return decode, torch.stack([s.hidden[:, 0].clone() for s in decode.steps()])
 
 
 @pytest.mark.slow
@@ -281,7 +283,7 @@ def test_decode_through_the_kernels_equals_plain_torch() -> None:
 @pytest.mark.slow
 def test_the_self_check_passes_sound_kernels_and_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastcar_cli.decoding.self_check.TOKENS", 3)
-    batch = Decode(_small(), [[1, 4, 5, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
+    batch = Decode.of(_small(), [[1, 4, 5, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
     assert difference(batch, capture=False) is None
     monkeypatch.setattr("fastcar_cli.decoding.triton_ops.append", lambda *_: None)
     assert "differ" in str(difference(batch, capture=False))
@@ -292,7 +294,7 @@ def test_a_verdict_is_asked_for_once_and_told(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(self_check, "_key", lambda batch: "a device")
     asked = []
     monkeypatch.setattr(self_check, "difference", lambda batch: asked.append(1) or "all tokens differ")
-    batch = Decode(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
+    batch = Decode.of(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
     first, second = self_check.unproven(batch), self_check.unproven(batch)
     assert len(asked) == 1 and first == second
     assert "all tokens differ" in str(first) and str(self_check.verdict_file()) in str(first)
@@ -305,7 +307,7 @@ def test_a_full_device_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(self_check, "_key", lambda batch: "a device")
     monkeypatch.setattr(self_check, "difference", full)
-    batch = Decode(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
+    batch = Decode.of(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
     assert "out of memory" in str(self_check.unproven(batch))
     monkeypatch.setattr(self_check, "difference", lambda batch: None)
     assert self_check.unproven(batch) is None

@@ -12,11 +12,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.native_toys import FORMATS, INF, Toy, ToyDepth, assert_close, inputs, mapped, random, random_linear, tables
+from support.native_toys import (
+    FORMATS,
+    INF,
+    Slots,
+    Toy,
+    ToyDepth,
+    assert_close,
+    inputs,
+    mapped,
+    random,
+    random_linear,
+    tables,
+)
 
-from fastcar_cli.decoding.sampling import SamplingSettings, sample
+from fastcar_cli.decoding.sampling import sample
 from fastcar_cli.kernels import native
-from fastcar_cli.kernels.native import Linear, MLPs, Slots, linear
+from fastcar_cli.kernels.native import Linear, MLPs, linear
+from fastcar_cli.models.sampling import SamplingSettings
 
 pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
 
@@ -228,11 +241,11 @@ def test_logits_of_given_codes(kind: str, threads: int, videos: int, guidance: f
     given = torch.randint(toy.known, toy.codes.shape, generator=torch.Generator().manual_seed(2))
     for token in range(2):
         hidden = random(toy.rows, toy.hidden, seed=50 + token)
-        latent, logits = draw(hidden, token, given=given, keep_logits=True)
+        latent, logits = draw(hidden[:, None], [token] * videos, [1.0] * videos, given=given, keep_logits=True)
         assert logits is not None
         want = toy.logits(hidden, given[:, token])
-        assert_close(kind, logits, want)
-        torch.testing.assert_close(latent.double(), toy.latent(given[:, token])[:videos], rtol=1e-6, atol=1e-6)
+        assert_close(kind, logits[:, :, 0], want)
+        torch.testing.assert_close(latent[:, 0].double(), toy.latent(given[:, token])[:videos], rtol=1e-6, atol=1e-6)
         assert torch.equal(toy.codes[:, token], given[:, token])
     assert torch.equal(toy.codes[:, 2], torch.full((videos, toy.depth), -1))
 
@@ -256,8 +269,9 @@ def test_draws_are_those_of_torch(
     toy.classifier = Linear(torch.zeros(toy.known, toy.width), bias=bias.round() if rounded else bias)
     toy.uniforms = torch.rand(toy.uniforms.shape, generator=torch.Generator().manual_seed(seed))
     draw = toy.native(temperature=temperature, top_k=top_k)
-    latent, logits = draw(random(toy.rows, toy.hidden), 1, top_p=top_p, keep_logits=True)
+    latent, logits = draw(random(toy.rows, 1, toy.hidden), [1] * toy.videos, [top_p] * toy.videos, keep_logits=True)
     assert logits is not None
+    latent, logits = latent[:, 0], logits[:, :, 0]
     torch.testing.assert_close(latent.double(), toy.latent(toy.codes[:, 1])[:2], rtol=1e-6, atol=1e-6)
     how = SamplingSettings(guidance, temperature, top_k, top_p)
     for d in range(toy.depth):
@@ -274,17 +288,17 @@ def test_nothing_is_drawn_from_logits_that_are_not_finite(value: float, temperat
     toy = ToyDepth()
     assert toy.classifier.bias is not None
     toy.classifier.bias[17] = value
-    with pytest.raises(ArithmeticError, match="token 1, depth 0: the logits are not finite"):
-        toy.native(temperature=temperature)(random(toy.rows, toy.hidden), 1)
+    with pytest.raises(ArithmeticError, match=r"tokens \[1, 1\], depth 0: the logits are not finite"):
+        toy.native(temperature=temperature)(random(toy.rows, 1, toy.hidden), [1] * toy.videos, [1.0] * toy.videos)
 
 
-@pytest.mark.parametrize("code", [-1, 50, 2**40])
+@pytest.mark.parametrize("code", [50, 2**40])
 def test_a_given_code_must_be_one(code: int) -> None:
     toy = ToyDepth()
     given = torch.zeros_like(toy.codes)
     given[1, 0, 2] = code
-    with pytest.raises(ValueError, match="given: token 0, depth 2 has no code of 0 to 49"):
-        toy.native()(random(toy.rows, toy.hidden), 0, given=given)
+    with pytest.raises(ValueError, match=r"given: tokens \[0, 0\], depth 2 has no code of 0 to 49"):
+        toy.native()(random(toy.rows, 1, toy.hidden), [0] * toy.videos, [1.0] * toy.videos, given=given)
 
 
 def test_other_scores_are_written_where_they_are_given() -> None:
@@ -309,13 +323,13 @@ def test_what_does_not_fit_is_named() -> None:
     toy = Toy()
     x, cos, sin, at = inputs(toy)
     run = toy.native()
-    with pytest.raises(ValueError, match=r"x is float64 .*expected float32 \[2, 48\]"):
+    with pytest.raises(ValueError, match=r"x is float64 .*expected float32 \[2, 1, 48\]"):
         run(x.double(), cos, sin, at)
     with pytest.raises(ValueError, match="mask"):
         run(x, cos, sin, at, mask=torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="Slots.slot=40.* lies outside of 40 slots"):
+    with pytest.raises(ValueError, match=r"token 0 of the table, \[40, 21, .*lies outside of 40 slots"):
         run(x, cos, sin, Slots(40, 21, 17, 20))
-    with pytest.raises(ValueError, match="position"):
+    with pytest.raises(ValueError, match=r"tokens \[4, 4\] and 0 behind each: there are 4, 1 a pass"):
         run(x, cos, sin, at, position=4)
     with pytest.raises(ValueError, match="both or neither"):
         run(x, cos, sin, at, scores=torch.zeros(2, 2))

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from fastcar_cli.cli.app import app
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.models.ivideogpt import IVideoGPT
+from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.video import read_frames
 from fastcar_lab.training import steps
 from fastcar_lab.worlds.actions import samples, train_tokenizer, train_transformer
@@ -100,15 +100,15 @@ def test_training_pass_equals_the_engine_with_replay(tau: float) -> None:
     rule = ReplayRule(Tau((tau,)))
     settings = DecodeSettings(7, SamplingSettings(cfg=1.0), rule, executor="torch")
     codes = batch.ids[:, lead:, None]
-    decode = Decode(model, batch.ids[:, :lead].tolist(), settings, torch.zeros(codes.shape), None, batch.actions)
-    mine = torch.stack([s.hidden for s in decode.steps(codes)])[1:].transpose(0, 1)
+    decode = Decode.of(model, batch.ids[:, :lead].tolist(), settings, torch.zeros(codes.shape), None, batch.actions)
+    mine = torch.stack([s.hidden[:, 0] for s in decode.steps(codes)])[1:].transpose(0, 1)
     assert float((mine - hidden).abs().max()) < 2e-3
     ratio = float(torch.stack(shares).mean())
     if tau == float("inf"):
         assert decode.replay is None and ratio == 0.0
         return
     assert decode.replay is not None
-    assert abs(decode.replay.stats(decode.passes).eligible_ratio - ratio) < 1e-6
+    assert abs(decode.replay.stats(decode.passed).eligible_ratio - ratio) < 1e-6
     assert 0.0 < ratio <= 1.0
 
 

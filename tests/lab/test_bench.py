@@ -34,11 +34,13 @@ def test_forced_decisions_have_their_ratio_exactly(ratio: float, layers: int, ro
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
 def test_weights_of_forced_mlps_are_not_touched_and_others_are(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastcar_cli.decoding.executor import HostExecutor
+    from fastcar_cli.decoding.native import NativeExecutor
+    from fastcar_cli.decoding.plain import PlainExecutor
 
     hidden: list[torch.Tensor] = []
-    plain = HostExecutor.token_pass
-    monkeypatch.setattr(HostExecutor, "token_pass", lambda *a, **k: hidden.append(plain(*a, **k)))
+    kind: Any = {"torch": PlainExecutor, "native": NativeExecutor}[executor]
+    run = kind.run
+    monkeypatch.setattr(kind, "run", lambda *a: hidden.append(run(*a)))
     model = tiny_model()
     for ratio, broken in ((1.0, False), (0.5, True)):
         # The first frame is computed while the weights are whole.

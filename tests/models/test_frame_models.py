@@ -22,8 +22,7 @@ from fastcar_cli.conversion.source import open_source, padded, target_format
 from fastcar_cli.decoding import trace
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
@@ -32,6 +31,7 @@ from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
 from fastcar_cli.models.loading.published import IVIDEOGPT, published_spec
+from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.prompt import Clip, clips_of
 
@@ -124,13 +124,13 @@ def test_a_prompt_laid_out_as_frames_can_be_replayed(executor: str, delimiters: 
     for given in (0, 1):
         frames = 3 - given
         settings = DecodeSettings(
-            frames, SamplingSettings(cfg=1.0), ReplayRule(Tau((0.1,)), delimiters=delimiters), keep_tas=True,
+            frames, SamplingSettings(cfg=1.0), ReplayRule(Tau((0.1,)), replay_delimiters=delimiters), keep_tas=True,
             executor=executor, **options,
         )  # fmt: skip
         rows = torch.cat([prompts, codes[:, : given * STRIDE, 0]], 1).tolist()
-        decode = Decode(network, rows, settings, torch.zeros(2, frames * STRIDE, 1), conditions=actions)
-        assert decode.aligned == given * STRIDE
-        hidden = [step.hidden.clone() for step in decode.steps(codes[:, given * STRIDE :])]
+        decode = Decode.of(network, rows, settings, torch.zeros(2, frames * STRIDE, 1), conditions=actions)
+        assert decode.prompts.aligned == given * STRIDE
+        hidden = [step.hidden[:, 0].clone() for step in decode.steps(codes[:, given * STRIDE :])]
         assert decode.replay is not None and decode.replay.tas is not None
         found.append((torch.stack(hidden)[-2 * STRIDE :], decode.replay.replayed, decode.replay.tas))
     (hidden, replayed, tas), (others, others_replayed, others_tas) = found

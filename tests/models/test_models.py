@@ -8,9 +8,9 @@ from support.tiny import tiny_model
 
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.models.sampling import SamplingSettings
 
 
 def test_decoder_equals_transformers_llama() -> None:
@@ -34,8 +34,8 @@ def test_decoder_equals_transformers_llama() -> None:
     assert all("rotary" in name for name in missing)
     codes = torch.randint(0, 9, (1, 12, 3), generator=torch.Generator().manual_seed(0))
     prompt = [1, 4, 5, 2]
-    decode = Decode(model, [prompt], DecodeSettings(3, SamplingSettings(cfg=1.0)), torch.zeros(1, 12, 3))
-    hidden = torch.stack([s.hidden[0] for s in decode.steps(codes)])
+    decode = Decode.of(model, [prompt], DecodeSettings(3, SamplingSettings(cfg=1.0)), torch.zeros(1, 12, 3))
+    hidden = torch.stack([s.hidden[0, 0] for s in decode.steps(codes)])
     with torch.no_grad():
         text = model.llm.embed_tokens(torch.tensor(prompt))
         inputs = torch.cat([text, model.feedback_latent(model.embed(codes[0, :-1]), torch.arange(11))])
@@ -76,17 +76,17 @@ def test_training_pass_equals_the_engine_with_replay() -> None:
     for tau in (float("inf"), 0.0, -0.5, float("-inf")):
         with torch.no_grad():
             logits, _, shares = forward(model, torch.tensor(prompts), codes, torch.tensor([tau, tau]))
-        decode = Decode(
+        decode = Decode.of(
             model,
             prompts,
             DecodeSettings(4, SamplingSettings(cfg=1.0), ReplayRule(Tau((tau,)))),
             torch.zeros(codes.shape),
         )
-        mine = torch.stack([s.logits for s in decode.steps(codes, keep_logits=True)])  # type: ignore[misc]
+        mine = torch.stack([s.logits[:, :, 0] for s in decode.steps(codes, keep_logits=True)])  # type: ignore[misc]
         assert float((mine.permute(2, 0, 1, 3) - logits).abs().max()) < 1e-4
         ratio = float(torch.stack(shares).mean())
         if tau == float("inf"):
             assert decode.replay is None and ratio == 0.0
             continue
         assert decode.replay is not None
-        assert abs(decode.replay.stats(decode.passes).eligible_ratio - ratio) < 1e-6
+        assert abs(decode.replay.stats(decode.passed).eligible_ratio - ratio) < 1e-6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from fastcar_cli.kernels.native import (
     DepthWeights,
     Linear,
     Norm,
-    Slots,
 )
 
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -112,6 +112,40 @@ def mapped(weight: Linear, x: Tensor) -> Tensor:
     return apply(weight, coded(kind_of(weight), x))
 
 
+class Slots(NamedTuple):
+    """Where a token lies in the caches, see `DecoderPass`."""
+
+    slot: int
+    length: int
+    aligned_from: int
+    aligned_to: int
+    older: int = 0
+    moved_to: int = -1
+
+
+class NativePass:
+    """Passes of one token a row of a toy, whose token number is its place in the replay cache."""
+
+    def __init__(self, toy: Toy, memory: dict[str, Any], options: dict[str, Any]) -> None:
+        self._toy, self._options = toy, {"heads": toy.heads, "kv_heads": toy.kv_heads, **memory, **options}
+        self._key: tuple[Any, ...] = ()
+        _, cos, sin, at = inputs(toy)
+        self._made(cos, sin, at)
+
+    def _made(self, cos: Tensor, sin: Tensor, at: Slots) -> DecoderPass:
+        if not self._key or self._key[0] is not cos or self._key[1] != at:
+            self._key, toy = (cos, at), self._toy
+            table = torch.tensor([list(at)] * toy.positions)
+            angles = {name: x.expand(toy.positions, *x.shape).contiguous() for name, x in (("cos", cos), ("sin", sin))}
+            self._pass = DecoderPass(
+                toy.blocks, toy.norm, 1e-6, table=table, **angles, start=toy.start, **self._options
+            )
+        return self._pass
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, at: Slots, position: int = 0, **tables: Any) -> None:
+        self._made(cos, sin, at)(x[:, None], [position] * len(x), **tables)
+
+
 @dataclass
 class Toy:
     """A random decoder with its caches, and its pass in float64."""
@@ -163,13 +197,10 @@ class Toy:
         self.outputs = torch.stack(outputs).to(self.cache)
         self.start = torch.arange(self.rows) % 3
 
-    def native(self, threads: int = 1, **options: bool) -> DecoderPass:
+    def native(self, threads: int = 1, **options: bool) -> NativePass:
         outputs = self.outputs if self.replay else None
         memory = {"keys": self.keys, "values": self.values, "aligned": self.keys, "outputs": outputs}
-        heads = {"heads": self.heads, "kv_heads": self.kv_heads}
-        return DecoderPass(
-            self.blocks, self.norm, 1e-6, **heads, **memory, start=self.start, threads=threads, **options
-        )
+        return NativePass(self, memory, {"threads": threads, **options})
 
     def reference(
         self,

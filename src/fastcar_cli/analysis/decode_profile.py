@@ -102,7 +102,7 @@ def _run(pipe: VideoPipeline, prompt: str, seed: int, watch: Any = None) -> tupl
 def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> DecodeProfile:
     """Decode the prompt dense and at the pipeline's tau. A list of thresholds counts as its first number."""
     rule = pipe.settings.rule
-    dense = pipe.with_settings(rule=ReplayRule(tas=rule.tas), keep_tas=True)
+    dense = pipe.with_settings(rule=ReplayRule(tas_definition=rule.tas_definition), keep_tas=True)
     similarity = _Similarity(pipe.layers, pipe.tokens_per_frame)
     first, images = _run(dense, prompt, seed, similarity)
     assert first.replay is not None and first.replay.tas is not None
@@ -113,13 +113,13 @@ def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> DecodeProfile
     if not rule.off:
         second, images = _run(pipe, prompt, seed)
         assert second.replay is not None
-        stats = second.replay.stats(second.passes)
+        stats = second.replay.stats(second.passed)
         by_position[pipe.context :] = second.replay_shares().numpy()
     return DecodeProfile(
         prompt=prompt,
         seed=seed,
         tau=next((t for t in rule.tau.values if t < math.inf), math.inf),
-        definition=rule.tas,
+        definition=rule.tas_definition,
         tas=tas,
         similarity=similarity.means(),
         replay=stats,

@@ -21,8 +21,7 @@ from torch import nn
 from fastcar_cli.analysis.machine import Machine, seconds_of
 from fastcar_cli.decoding.engine import Decode, synchronise
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.checkpoint import DTYPES, empty_network, ready
@@ -30,6 +29,7 @@ from fastcar_cli.models.loading.memory_plan import available_bytes, gib, paramet
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.random_weights import random_tensor
+from fastcar_cli.models.sampling import SamplingSettings
 
 LAYER_PARTS = ("attention.", "mlp.", "tas")
 """Parts that every layer has, scaled to the full depth where fewer layers run."""
@@ -175,7 +175,7 @@ def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings:
     noise = torch.rand(rows // 2 if guided else rows, frames * spec.tokens_per_frame, spec.code_depth)
     sampling = SamplingSettings(cfg=3.0 if guided else 1.0)
     chosen = DecodeSettings(frames=frames, sampling=sampling, **settings)
-    return Decode(network, [[1] * prompt] * rows, chosen, noise)
+    return Decode.of(network, [[1] * prompt] * rows, chosen, noise)
 
 
 def decode_at(shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, scored: bool = False) -> Iterator[Any]:
@@ -212,12 +212,12 @@ def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = 
         next(running)
         synchronise(device)
         whole.append(time.perf_counter() - began)
-        decode.mark = watch.mark
+        decode.observers.mark = watch.mark
         with _hooks(shape.network, watch.mark):
             watch.mark("begin")
             next(running)
             watch.mark("python")
-        decode.mark = None
+        decode.observers.mark = None
         for name, value in watch.seconds().items():
             parts.setdefault(name, []).append(value)
     spread = (max(whole) - min(whole)) / statistics.median(whole) if len(whole) > 1 else 0.0

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ from fastcar_cli.conversion.draws import drawn_codes
 from fastcar_cli.conversion.rounding import calibrated, widened
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
-from fastcar_cli.models.decoder import Block, RMSNorm, Rotary, rotate
+from fastcar_cli.models.decoder import Block, RMSNorm, Rotary, attention, rotate
 from fastcar_cli.models.depth import Classifier, DepthBlock
 from fastcar_cli.models.loading import converted
 from fastcar_cli.models.network import Projector, Spec
@@ -229,11 +228,7 @@ class Walk:
 def _through(block: Block, rotary: Rotary, x: Tensor) -> Tensor:
     """A row float32 [tokens, width] through a decoder block."""
     cos, sin = rotary(torch.arange(len(x)), x.dtype)
-    q, k, v = block.self_attn.project(block.input_layernorm(x)[None])
-    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], 1) for a in (k, v))
-    x = x + block.self_attn.merge(F.scaled_dot_product_attention(q, k, v, is_causal=True))[0]
-    return x + block.mlp_branch(x)
+    return block(x[None], lambda q, k, v: attention(rotate(q, cos, sin), rotate(k, cos, sin), v))[0]
 
 
 class _InputsCollected(Exception):

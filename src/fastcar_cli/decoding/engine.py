@@ -1,39 +1,54 @@
-"""The step loop: prefill, then one visual position a step for all rows.
+"""The step loop: prefill, then pass after pass until every position of every video is final.
 
-The one loop of the project. It keeps the order of things; how a pass is executed stands behind
-`Executor`, when an MLP replays is `Replay`'s.
+The one loop of the project. It keeps the order of things; how a pass is executed is behind `Executor`, when an MLP
+replays is decided in `Replay`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fastcar_cli.backends import MLPBackend
 from fastcar_cli.decoding import graph, native, self_check
-from fastcar_cli.decoding.executor import Executor, HostExecutor, prefill
+from fastcar_cli.decoding.batch import Batch, Step
+from fastcar_cli.decoding.executor import Executor
+from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.plain import PlainExecutor
+from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.scores import DEFAULT
-from fastcar_cli.decoding.state import EXECUTORS, Batch, Step
+from fastcar_cli.decoding.settings import EXECUTORS, DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
-from fastcar_cli.models.network import Network
+from fastcar_cli.models.network import FrameDecoder, Network
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from fastcar_cli.models.decoder import Decoder
+    from fastcar_cli.models.loading.checkpoint import LoadedModel
+    from fastcar_cli.prompt import Prompt, Reading
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given, so that a clock tells the truth; nothing on a CPU."""
+    """Wait until a GPU has done what it was given, so that a clock is right; nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
+@dataclass
 class Decode(Batch):
-    """A batch of videos and the loop that decodes it; the arguments are those of `Batch`.
+    """A batch and the loop that decodes it; `Decode.of` makes one.
 
     Attributes:
-        executor: runs the passes, chosen when decoding begins.
-        executor_name: its name, None before.
+        executor: runs the passes; chosen when decoding begins, where it is not set before.
+        executor_name: its name, kept after `release`; None before decoding begins.
         why: the reason for the choice, for people.
 
     """
@@ -42,20 +57,31 @@ class Decode(Batch):
     executor_name: str | None = None
     why: str = ""
 
+    @property
+    def codes(self) -> Tensor:
+        """Codes of all videos, int64 [P, T*N, depth], filled as positions are decoded."""
+        return self.draws.codes
+
+    @property
+    def done(self) -> int:
+        """Positions that are final in every video."""
+        return min(self.draws.done)
+
+    @property
+    def passed(self) -> int:
+        """Input tokens of every video that the decoder has run; the last position is never an input."""
+        return max(0, self.done - 1)
+
     @torch.inference_mode()
-    def start(self) -> Tensor:
-        """Choose the executor and run the prompts; returns their last hidden states, [rows, width]."""
+    def start(self) -> Executor:
+        """Choose the executor, where none is set."""
         if self.executor is None:
             self.executor, self.why = choose(self)
         self.executor_name = self.executor.name
-        began = time.perf_counter()
-        hidden = self.executor.prefill() if isinstance(self.executor, HostExecutor) else prefill(self)
-        synchronise(hidden.device)
-        self.clock.prefill = time.perf_counter() - began
-        return hidden
+        return self.executor
 
     def release(self) -> None:
-        """Let go of the caches; codes, decisions and counts stay."""
+        """Free the caches; codes, decisions and counts stay."""
         self.executor = None
         self.cache.release()
         if self.replay is not None:
@@ -63,26 +89,32 @@ class Decode(Batch):
 
     @torch.inference_mode()
     def steps(self, forced: Tensor | None = None, keep_logits: bool = False, first: int = 0) -> Iterator[Step]:
-        """Decode every position in turn. `forced` codes [P, T*N, depth] are taken instead of drawn ones.
+        """Decode every position, pass after pass.
 
-        With `first` above 0 the positions before it are not decoded but made up, see `fast_forward`.
+        `forced` codes [P, T*N, depth] are taken instead of drawn ones. With `first` above 0 the positions before it
+        are not decoded but made up, see `fast_forward`.
         """
+        draws = self.draws
         if forced is not None:
-            self.give(forced)
-        self.keep_logits = keep_logits
-        hidden = self.start()
+            draws.give(forced)
+        draws.keep_logits = keep_logits
+        executor, device = self.start(), self.model.device
+        began = time.perf_counter()
+        hidden = executor.prefill()[:, None]
+        synchronise(device)
+        self.clock.prefill = time.perf_counter() - began
         if first:
-            self.fast_forward(first - 1)
-        assert self.executor is not None
-        began, device = time.perf_counter(), hidden.device
-        for index in range(first, self.tokens):
-            if index:
-                step = self.executor.step(index)
-            else:
-                source = self.executor if isinstance(self.executor, HostExecutor) else PlainExecutor(self)
-                step = source.draw(hidden, 0)
+            self.fast_forward()
+            draws.done = [first] * self.prompts.videos
+        began = time.perf_counter()
+        while self.done < draws.tokens:
+            inputs = Inputs(tuple(done - 1 for done in draws.done))
+            step = executor.step(inputs) if self.done else executor.draw(hidden, inputs)
+            final = (1,) * self.prompts.videos
+            executor.commit(inputs, final)
+            draws.commit(inputs, final)
             # The host waits for a GPU once a frame only, when the pixels are wanted.
-            timed = device.type != "cuda" or (index + 1) % self.frame == 0
+            timed = device.type != "cuda" or self.done % self.frame == 0
             if timed:
                 synchronise(device)
                 self.clock.decode += time.perf_counter() - began
@@ -90,9 +122,70 @@ class Decode(Batch):
             if timed:
                 began = time.perf_counter()
 
+    def run(self) -> Self:
+        """Decode every position; returns itself."""
+        for _ in self.steps():
+            pass
+        return self
+
+    def replay_shares(self) -> Tensor:
+        """Share of layers and rows that replayed by code of every decoded frame, delimiters left out, [T, codes].
+
+        The last token is never fed back: 0.
+        """
+        shares = torch.zeros(self.draws.tokens)
+        if self.replay is not None:
+            shares[:-1] = self.replay.replayed.float().mean((0, 1)).cpu()
+        codes = [place for place in range(self.frame) if place not in self.model.spec.layout.delimiters]
+        return shares.view(-1, self.frame)[:, codes]
+
+    @cached_property
+    def frame_decoder(self) -> FrameDecoder:
+        """What decodes the frames of the videos."""
+        return self.model.frame_decoder(self.prompts.ids[: self.prompts.videos])
+
+    @torch.inference_mode()
+    def context_frames(self) -> Tensor | None:
+        """Pixels of the frames that the prompts hold, float32 [P, C, H, W, 3] in 0..255; None where they hold none."""
+        return self.frame_decoder.context()
+
+    @torch.inference_mode()
+    def decode_frame(self, frame: int) -> Tensor:
+        """Pixels of a finished frame of every video, float32 [P, H, W, 3] in 0..255; decoded frames count from 0."""
+        return self.frame_decoder.frame(self.codes[:, frame * self.frame : (frame + 1) * self.frame])
+
+
+def begin(
+    model: LoadedModel,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int] | None,
+    settings: DecodeSettings,
+    backend: Callable[[Decoder, int], MLPBackend] | None = None,
+) -> tuple[Decode, list[Reading]]:
+    """The decode of some prompts by a model, and what its tokenizer read in each.
+
+    Each video draws from its own seed, which also decides what its prompt leaves open; None: that stays open, and all
+    random numbers are 0. `backend` makes the MLP backend from the decoder and the number of rows. Raises RequestError
+    for a prompt that the model can't take.
+    """
+    tokenizer, network = model.tokenizer, model.network
+    spec = network.spec
+    readings = [tokenizer.read(prompt) for prompt in prompts]
+    shape = settings.frames * spec.tokens_per_frame, spec.code_depth
+    numbers = torch.zeros(len(readings), *shape)
+    if seeds is not None:
+        readings = [tokenizer.complete(reading, seed) for reading, seed in zip(readings, seeds, strict=True)]
+        numbers = torch.stack([uniforms(seed, *shape) for seed in seeds])
+    rows = [list(reading.ids) for reading in readings]
+    if settings.sampling.guided:
+        rows += [list(tokenizer.blank()) for _ in readings]
+    conditions = tokenizer.conditions(list(prompts), spec.layout.context + settings.frames)
+    mlps = None if backend is None else backend(network.llm, len(rows))
+    return Decode.of(network, rows, settings, numbers, mlps, conditions), readings
+
 
 def row_limit(model: Network, executor: str) -> int:
-    """Rows that can be decoded at once without giving up the executor asked for."""
+    """Rows that can be decoded at once without giving up the requested executor."""
     if model.device.type == "cuda" and executor in ("auto", "graph"):
         return graph.row_limit(model.device)
     return MOST_ROWS
@@ -102,30 +195,30 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     """The executor of a batch by its `executor` setting, and why.
 
     `auto` takes the native kernels on a CPU and a CUDA graph on a GPU where the rules allow it, else plain
-    torch, which can do everything. Raises RequestError where the one asked for can't be had.
+    torch, which can do everything. Raises RequestError where the requested one can't be had.
     """
-    asked, device, replay = batch.settings.executor, batch.model.device.type, batch.replay
-    if asked not in EXECUTORS:
-        raise RequestError("unknown", key="executor", value=asked, allowed=", ".join(EXECUTORS))
+    name, device, replay, seen = batch.settings.executor, batch.model.device.type, batch.replay, batch.observers
+    if name not in EXECUTORS:
+        raise RequestError("unknown", key="executor", value=name, allowed=", ".join(EXECUTORS))
     rules = (
         (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
-        (batch.watch is not None or batch.on_block is not None, "every block is watched"),
+        (seen.watch is not None or seen.on_block is not None, "every block is watched"),
         (replay is not None and replay.rule.score != DEFAULT, f"the score is {batch.settings.rule.score}"),
-        (batch.mark is not None, "parts of a pass are timed"),
+        (seen.mark is not None, "parts of a pass are timed"),
     )
-    shared = next((why for hit, why in rules if hit), None)
-    if asked == "native" or (asked == "auto" and device == "cpu"):
-        why = shared or native.obstacle(batch.model)
+    obstacle = next((why for applies, why in rules if applies), None)
+    if name == "native" or (name == "auto" and device == "cpu"):
+        why = obstacle or native.obstacle(batch.model)
         if why is None:
             return native.NativeExecutor(batch), f"native kernels ({instruction_set()})"
-    elif asked == "graph" or (asked == "auto" and device == "cuda"):
-        why = shared or graph.obstacle(batch)
-        if why is None and asked == "auto":
+    elif name == "graph" or (name == "auto" and device == "cuda"):
+        why = obstacle or graph.obstacle(batch)
+        if why is None and name == "auto":
             why = self_check.unproven(batch)
         if why is None:
             return graph.GraphExecutor(batch), "a CUDA graph a step"
     else:
-        why = "asked for" if asked == "torch" else f"the device is {device}"
-    if asked not in ("auto", "torch"):
-        raise RequestError(why or "", key="executor", value=asked, allowed="auto, torch")
+        why = "asked for" if name == "torch" else f"the device is {device}"
+    if name not in ("auto", "torch"):
+        raise RequestError(why or "", key="executor", value=name, allowed="auto, torch")
     return PlainExecutor(batch), why

@@ -1,119 +1,132 @@
-"""How a decode pass is executed: one small protocol, behind which are `plain`, `native` and `graph`, and the prompts,
-all tokens at once, which every executor begins with.
-"""
+"""How a decode pass is executed: `Executor`, behind which are `plain`, `native` and `graph`."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fastcar_cli.decoding.batch import Batch, Step
+from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.kv_cache import prompt_mask
-from fastcar_cli.decoding.state import Batch, Step
-from fastcar_cli.models.decoder import rotate
+from fastcar_cli.decoding.prompts import Prompts
+from fastcar_cli.models.decoder import Branch, attention, rotate
 
 
-class Executor(Protocol):
-    """Decodes positions of a batch whose prompts have been run."""
-
-    name: str
-
-    def step(self, index: int) -> Step:
-        """Decode position `index`: run token index - 1 through the decoder, draw the codes. In order, from 1 on.
-
-        What is yielded may still be running on the device; its tensors are good until the next step.
-        """
-
-
-def distinct_tokens(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def distinct_tokens(prompts: Prompts) -> tuple[Tensor, Tensor]:
     """Deduplicate prompt tokens by prefix.
 
-    Tokens with the same prefix have the same hidden state, so each prefix is computed once. Takes left-padded ids
-    [rows, longest] and lengths [rows]. Returns the flat positions to compute, and for every position the index of its
-    prefix in that list; padding has index 0, its hidden states do not matter.
+    Tokens with the same prefix have the same hidden state, so each prefix is computed once. Returns the flat positions
+    of [rows, padded] to compute, and for every position the index of its prefix in that list; padding has index 0, its
+    hidden states do not matter.
     """
     first: dict[tuple[int, ...], int] = {}
-    back = torch.zeros_like(ids)
+    back = torch.zeros_like(prompts.ids)
     wanted: list[int] = []
-    longest = ids.shape[1]
-    for row, length in enumerate(lengths.tolist()):
-        prompt = tuple(ids[row, longest - length :].tolist())
-        for end in range(1, length + 1):
-            at = longest - length + end - 1
-            if prompt[:end] not in first:
-                first[prompt[:end]] = len(wanted)
-                wanted.append(row * longest + at)
-            back[row, at] = first[prompt[:end]]
+    for row, ids in enumerate(map(tuple, prompts.unpadded())):
+        for end in range(1, len(ids) + 1):
+            at = prompts.padded - len(ids) + end - 1
+            if ids[:end] not in first:
+                first[ids[:end]] = len(wanted)
+                wanted.append(row * prompts.padded + at)
+            back[row, at] = first[ids[:end]]
     return torch.tensor(wanted), back.flatten()
 
 
-@torch.inference_mode()
-def prefill(batch: Batch) -> Tensor:
-    """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
-    llm, settings, lengths = batch.model.llm, batch.settings, batch.lengths
-    x = llm.embed_tokens(batch.ids)
-    if batch.prompt_added is not None and batch.aligned:
-        x[:, -batch.aligned :] += batch.doubled(batch.prompt_added.expand(-1, batch.videos, -1).transpose(0, 1))
-    cos, sin = (a[:, None] for a in llm.rotary(batch.positions(), x.dtype))
-    mask = prompt_mask(lengths, batch.padded, settings.window, settings.sinks)
-    groups = llm.spec.heads // llm.spec.kv_heads
-    for i, block in enumerate(batch.blocks):
-        q, k, v = block.self_attn.project(block.input_layernorm(x))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        batch.cache.prefill(i, k, v)
-        k, v = (a.repeat_interleave(groups, 1) for a in (k, v)) if groups > 1 else (k, v)
-        x = x + block.self_attn.merge(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
-        added = block.mlp_branch(x)
-        if batch.replay is not None:
-            batch.replay.prefill(i, added)
-        x = x + added
-        if batch.watch is not None:
-            batch.watch.layer(i, -1, added[:, -1], x[:, -1])
-    return llm.norm(x[:, -1])
+class Executor(ABC):
+    """Decodes a batch, pass by pass: `prefill`, `draw` of position 0, then `step` and `commit` in turn.
 
-
-class HostExecutor(ABC):
-    """An executor that returns to the host between the decoder and the depth transformer.
-
-    `run` and `draw` are called in torch's inference mode, which the engine enters once for all tokens.
+    The methods are called in torch's inference mode, which the engine enters once for all passes.
     """
 
     name: str
+    most_inputs = 1
+    """Input tokens of a video that one pass can take."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
+        self._past: Any = None
 
     def prefill(self) -> Tensor:
-        """Run the prompts; returns the final-normed hidden state of the last position, [rows, width]."""
-        return prefill(self._batch)
+        """Run the prompts, all tokens at once; returns the last hidden states after the final norm, [rows, width]."""
+        batch, prompts, settings = self._batch, self._batch.prompts, self._batch.settings
+        llm, added = batch.model.llm, batch.places.prompt_added
+        x = llm.embed_tokens(prompts.ids)
+        if added is not None and prompts.aligned:
+            x[:, -prompts.aligned :] += prompts.doubled(added.expand(-1, prompts.videos, -1).transpose(0, 1))
+        cos, sin = (a[:, None] for a in llm.rotary(prompts.positions(), x.dtype))
+        mask = prompt_mask(prompts.lengths, prompts.padded, settings.window, settings.sinks)
+        for layer, block in enumerate(llm.blocks):
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, layer: int = layer) -> Tensor:
+                k = rotate(k, cos, sin)
+                batch.cache.prefill(layer, k, v)
+                return attention(rotate(q, cos, sin), k, v, mask)
+
+            def mlp(x: Tensor, layer: int = layer, branch: Branch = block.mlp_branch) -> Tensor:
+                output = branch(x)
+                if batch.replay is not None:
+                    batch.replay.prefill(layer, output)
+                if batch.observers.watch is not None:
+                    batch.observers.watch.layer(layer, -1, output[:, -1], (x + output)[:, -1])
+                return output
+
+            x = block(x, attend, mlp)
+        return llm.norm(x[:, -1])
+
+    def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
+        """Draw the positions behind the inputs from their hidden states [rows, count, width], into the batch."""
+        batch, draws = self._batch, self._batch.draws
+        drawn = []
+        for i in range(inputs.count):
+            t = inputs.common
+            index = inputs.rows(i + 1, batch.prompts.videos, hidden.device) if t is None else t + i + 1
+            drawn.append(draws.draw(hidden[:, i], index, self._logits))
+        codes, latents, logits = zip(*drawn, strict=True)
+        draws.latent = torch.stack(latents, 1)
+        self._mark("sampling")
+        kept = [x for x in logits if x is not None]
+        return Step(inputs, torch.stack(codes, 1), hidden, torch.stack(kept, 2) if kept else None)
 
     @abstractmethod
-    def run(self, t: int, latent: Tensor) -> Tensor:
-        """The decode pass with input token t, whose code vectors sum to latent [P, code_width]: hidden [rows, width].
+    def step(self, inputs: Inputs) -> Step:
+        """Run the input tokens through the decoder and draw the positions behind them."""
 
-        Appends to the KV cache, which the caller advances.
+    @abstractmethod
+    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+        """Keep the first `accepted` inputs of each video, at least one, and take the others back."""
+
+    def _logits(self, x: Tensor, d: int) -> Tensor:
+        """See `sampling.Logits`."""
+        if d:
+            self._mark("sampling")
+        logits, self._past = self._batch.model.logits(x, d, self._past if d else None)
+        self._mark("depth_transformer")
+        return logits
+
+    def _mark(self, part: str) -> None:
+        mark = self._batch.observers.mark
+        if mark is not None:
+            mark(part)
+
+
+class HostExecutor(Executor):
+    """An executor that returns to the host between the decoder and the depth transformer."""
+
+    @abstractmethod
+    def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
+        """Run the input tokens through the decoder: hidden states after the final norm, [rows, count, width].
+
+        latent [P, count, code_width] are the sums of their code vectors. Appends to the caches.
         """
 
-    @abstractmethod
-    def draw(self, hidden: Tensor, index: int) -> Step:
-        """Draw the codes of a position from its hidden states [rows, width], into the batch."""
-
-    def token_pass(self, t: int, latent: Tensor | None = None) -> Tensor:
-        """`run`, and on to the next token."""
-        batch = self._batch
-        hidden = self.run(t, batch.input_latent(t) if latent is None else latent)
-        batch.cache.advance()
-        batch.passes = t + 1
-        return hidden
-
-    def step(self, index: int) -> Step:
+    def step(self, inputs: Inputs) -> Step:
         """See `Executor.step`."""
-        hidden = self.token_pass(index - 1)
+        hidden = self.run(inputs, self._batch.draws.input_latents(inputs))
         began = time.perf_counter()
-        step = self.draw(hidden, index)
+        step = self.draw(hidden, inputs)
         self._batch.clock.draw += time.perf_counter() - began
         return step

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-from fastcar_cli.decoding.state import Batch, Step
+from fastcar_cli.decoding.batch import Batch, Step
+from fastcar_cli.decoding.executor import Executor
+from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.errors import Key, RunError
 from fastcar_cli.kernels.gpu import installed, most_rows
 
@@ -34,16 +36,16 @@ def obstacle(batch: Batch) -> str | None:
     rules = (
         (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
         (batch.model.depth is None, "the model has no depth transformer, which the graph draws codes with"),
-        (batch.given is not None, "codes are given instead of drawn"),
-        (batch.keep_logits, "logits are kept"),
+        (batch.draws.given is not None, "codes are given instead of drawn"),
+        (batch.draws.keep_logits, "logits are kept"),
         (batch.settings.kv_dtype != "auto", f"keys and values are {batch.settings.kv_dtype}"),
         (batch.settings.rule.target is not None, "a replay ratio is kept, which moves the thresholds as it goes"),
-        (batch.tokens < 2, "there is one token only"),
+        (batch.draws.tokens < 2, "there is one token only"),
     )
     return next((why for hit, why in rules if hit), None)
 
 
-class GraphExecutor:
+class GraphExecutor(Executor):
     """Steps of a batch by Triton kernels; with `capture` as one CUDA graph, else called from the host.
 
     Raises RunError where the kernels don't compile or the graph can't be captured.
@@ -55,43 +57,47 @@ class GraphExecutor:
         # Triton is optional, and slow to import.
         from fastcar_cli.decoding.triton_ops import TritonOps
 
-        self._batch, self._capture = batch, capture
+        super().__init__(batch)
+        self._capture = capture
         self._ops = TritonOps(batch)
         self.state = self._ops.state
         self._launch: Callable[[], None] | None = None
 
     @torch.inference_mode()
-    def step(self, index: int) -> Step:
+    def step(self, inputs: Inputs) -> Step:
         """See `Executor.step`."""
-        batch, state = self._batch, self.state
+        batch, state, t = self._batch, self.state, inputs.common
+        assert t is not None
         if self._launch is None:
             began = time.perf_counter()
-            state.t.fill_(index - 1)
+            state.t.fill_(t)
             self._launch = self._captured() if self._capture else self._run
             batch.clock.capture = time.perf_counter() - began
         self._launch()
-        batch.cache.advance()
-        batch.passes = index
-        return Step(index, batch.codes[:, index], state.hidden, None)
+        return Step(inputs, batch.draws.codes[:, t + 1, None], state.hidden[:, None], None)
+
+    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+        """See `Executor.commit`: one input is always kept, and the step has learned from it."""
 
     def _run(self) -> None:
         """One step from the input token that the state counts; all results are in the state and the batch."""
         batch, state, model, replay = self._batch, self.state, self._batch.model, self._batch.replay
-        t = state.t
+        t, draws, added = state.t, batch.draws, batch.places.added
+        of_rows = t.expand(batch.rows)
         if replay is not None:
-            state.thresholds.copy_(replay.thresholds(t))
-        x = model.feedback_latent(model.embed(batch.codes.index_select(1, t)[:, 0]))
-        if batch.added is not None:
-            x = x + batch.added.index_select(0, t)[0]
-        x = batch.doubled(x).contiguous()
-        for layer, block in enumerate(batch.blocks):
+            state.thresholds.copy_(replay.thresholds(of_rows))
+        x = model.feedback_latent(model.embed(draws.codes.index_select(1, t)[:, 0]))
+        if added is not None:
+            x = x + added.index_select(0, t)[0]
+        x = batch.prompts.doubled(x).contiguous()
+        for layer, block in enumerate(model.llm.blocks):
             x = self._ops.block(layer, block, x)
         state.hidden.copy_(self._ops.norm(model.llm.norm, x))
         if replay is not None:
             replay.replayed.index_copy_(-1, t, state.flags.bool()[..., None])
-            replay.finish(t, state.scores)
-        codes, _ = batch.sampler.draw(state.hidden, t + 1, self._ops.logits)
-        batch.codes.index_copy_(1, t + 1, codes[:, None])
+            replay.finish(of_rows, state.scores)
+        codes, _ = draws.sampler.draw(state.hidden, (t + 1).expand(batch.prompts.videos), self._ops.logits)
+        draws.codes.index_copy_(1, t + 1, codes[:, None])
         t.add_(1)
 
     def _captured(self) -> Callable[[], None]:

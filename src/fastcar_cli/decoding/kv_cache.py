@@ -1,18 +1,25 @@
 """Keys and values of the decoder, allocated once, for all tokens or for a window of them.
 
-A token has an index in the padded sequence (prompts are left-padded to one length, so in one pass
-every row has the same) and lies in a slot of memory. Without a window the slot is the index. With
-one, StreamingLLM's pattern is kept: the first `sinks` tokens of each row's own prompt lie in the
-first slots, the last `window` tokens in a ring behind them, and one more ring keeps the keys of a
-frame for TAS, so that memory does not grow with the video. Keys are stored after rotation.
+A token has an index in the padded sequence (prompts are left-padded to one length), visual token t padded + t, and lies
+in a slot of memory. Without a window the slot is the index. With one, StreamingLLM's pattern is kept: the
+first `sinks` tokens of each row's own prompt lie in the first slots, the last `window` tokens in a ring behind them;
+one more ring keeps the keys of a frame for TAS, so that memory does not grow with the video. Keys are stored after
+rotation.
+
+Rows may be at different tokens: every call names the token of each row. A token is appended by being written to its
+slot; one that is not final is taken back with what `kept` returned before it was appended.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from fastcar_cli.kernels.native import OlderTokens, Slots
+from fastcar_cli.decoding.inputs import Restore, kept
+from fastcar_cli.decoding.prompts import Prompts
 from fastcar_cli.models.decoder import DecoderSpec
 
 
@@ -31,17 +38,48 @@ def prompt_mask(lengths: Tensor, padded: int, window: int | None, sinks: int) ->
     return (allowed | (query == key))[:, None]
 
 
+class Slots(NamedTuple):
+    """Where tokens read and write the caches, each int64 [n]; the columns of `KVCache.table`.
+
+    Attributes:
+        slot: takes the token's key and value.
+        length: slots below it are attended to.
+        aligned_from: of the aligned key that the token is scored against.
+        aligned_to: takes its own aligned key.
+        older: how many of the older tokens are attended to (see `kv_int8`).
+        moved_to: where among them the token goes that lay in `slot`; -1: nowhere.
+
+    """
+
+    slot: Tensor
+    length: Tensor
+    aligned_from: Tensor
+    aligned_to: Tensor
+    older: Tensor
+    moved_to: Tensor
+
+
+@dataclass(frozen=True)
+class Reach:
+    """One token of every row: its slots, the most that a row attends to, and the mask bool [rows, length + older]."""
+
+    at: Slots
+    length: int
+    older: int
+    mask: Tensor | None
+
+
 class KVCache:
-    """Keys and values of a batch.
+    """Keys and values of a batch of videos with this many visual tokens, N = `frame` a frame.
 
     Attributes:
         k, v: [layers, rows, kv_heads, slots, head_dim].
         aligned: where keys of aligned tokens are read: k, or with a window the ring [layers, rows, kv_heads, N + 1,
             head_dim], in which index i lies in slot i % (N + 1).
-        older: tokens that are kept beside these; None (see `kv_int8`).
+        table: `Slots` of every input token, int64 [tokens - 1, 6].
         nbytes: bytes allocated.
         pad: padding before each prompt, int64 [rows].
-        sinks: sinks of each row, int64 [rows]: as asked for, at most the tokens of its own prompt.
+        sinks: sinks of each row, int64 [rows]: as requested, at most the tokens of its own prompt.
         first_ring_slot: slots set apart for sinks.
 
     """
@@ -49,24 +87,24 @@ class KVCache:
     def __init__(
         self,
         spec: DecoderSpec,
-        lengths: Tensor,
-        padded: int,
+        prompts: Prompts,
         tokens: int,
         frame: int,
         dtype: torch.dtype,
         window: int | None = None,
         sinks: int = 0,
     ) -> None:
-        self.window, self.frame, self.padded = window, frame, padded
-        self.pad = padded - lengths
-        self.sinks = lengths.clamp(max=sinks if window else 0)
+        self.window, self.frame, self.padded, self.pad = window, frame, prompts.padded, prompts.pad
+        self.sinks = prompts.lengths.clamp(max=sinks if window else 0)
         self.first_ring_slot = int(self.sinks.max())
-        self.older: OlderTokens | None = None
-        self.index = padded
-        """Index of the token that is decoded next."""
         self._padding = bool(self.pad.any())
-        self._allocate((spec.layers, len(lengths), spec.kv_heads), spec.head_dim, tokens, dtype)
+        self._rows = torch.arange(prompts.rows, device=self.pad.device)
+        # The last token is never an input.
+        self._allocate((spec.layers, prompts.rows, spec.kv_heads), spec.head_dim, tokens - 1, dtype)
         self.nbytes = sum(tensor.nbytes for tensor in self._tensors())
+        every = torch.arange(tokens - 1, device=self.pad.device)
+        self.table = torch.stack(self._slots(every), 1)
+        self._host = self.table.cpu()
 
     def _allocate(self, heads: tuple[int, ...], width: int, tokens: int, dtype: torch.dtype) -> None:
         """Make the tensors for this many visual tokens; `heads` are layers, rows and KV heads."""
@@ -81,9 +119,17 @@ class KVCache:
         """All that is allocated."""
         return list({id(tensor): tensor for tensor in (self.k, self.v, self.aligned)}.values())
 
-    def bytes_read(self, index: int) -> int:
-        """Bytes of keys and values that attention reads at the token of this index, that token's included."""
-        return 2 * self.k[:, :, :, : index + 1].nbytes
+    def _slots(self, t: Tensor) -> Slots:
+        """Of visual tokens t, int64 [n]."""
+        i, ring, none = self.padded + t, self.frame + 1, torch.zeros_like(t)
+        if self.window is None:
+            return Slots(i, i + 1, (i - self.frame).clamp(min=0), i, none, none - 1)
+        slot = self.first_ring_slot + i % self.window
+        return Slots(slot, none + self.k.shape[3], (i + 1) % ring, i % ring, none, none - 1)
+
+    def bytes_read(self, t: int) -> int:
+        """Bytes of keys and values that attention reads at visual token t, that token's included."""
+        return 2 * self.k[:, :, :, : self.padded + t + 1].nbytes
 
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Take the prompt's keys and values, [rows, kv_heads, padded, head_dim]."""
@@ -105,48 +151,51 @@ class KVCache:
         end = self.first_ring_slot
         self.k[layer, :, :, :end], self.v[layer, :, :, :end] = k.gather(2, index), v.gather(2, index)
 
-    def slots(self) -> Slots:
-        """Of the current token."""
-        i, ring = self.index, self.frame + 1
-        aligned, own = (max(i - self.frame, 0), i) if self.aligned is self.k else ((i + 1) % ring, i % ring)
-        if self.window is None:
-            return Slots(i, i + 1, aligned, own)
-        return Slots(self.first_ring_slot + i % self.window, self.k.shape[3], aligned, own)
+    def step(self, t: Tensor, first: int, last: int) -> Reach:
+        """Where token t of each row goes, int64 [rows]; `first` and `last` bound it, as the host knows."""
+        at, end = Slots(*self.table[t].unbind(-1)), Slots(*self._host[last])
+        return Reach(at, int(end.length), int(end.older), self.mask(t, first, last))
 
-    def append(self, layer: int, k: Tensor, v: Tensor, at: Slots) -> tuple[Tensor, Tensor]:
-        """Store the current token, [rows, kv_heads, 1, head_dim]; returns all keys and values to attend to."""
-        self.k[layer, :, :, at.slot], self.v[layer, :, :, at.slot] = k[:, :, 0], v[:, :, 0]
+    def append(self, layer: int, k: Tensor, v: Tensor, step: Reach) -> tuple[Tensor, Tensor]:
+        """Store a token, [rows, kv_heads, 1, head_dim]; returns all keys and values to attend to."""
+        at, rows = step.at, self._rows
+        self.k[layer][rows, :, at.slot], self.v[layer][rows, :, at.slot] = k[:, :, 0], v[:, :, 0]
         if self.aligned is not self.k:
-            self.aligned[layer, :, :, at.aligned_to] = k[:, :, 0]
-        return self.k[layer, :, :, : at.length], self.v[layer, :, :, : at.length]
+            self.aligned[layer][rows, :, at.aligned_to] = k[:, :, 0]
+        return self.k[layer, :, :, : step.length], self.v[layer, :, :, : step.length]
 
-    def mask(self) -> Tensor | None:
-        """What each row may attend to of what `append` returns, bool [rows, slots]; None for all."""
-        if self.window is None and not self._padding:
-            return None
-        i = self.index
-        slot = torch.arange(self.slots().length, device=self.pad.device)
+    def aligned_key(self, layer: int, step: Reach) -> Tensor:
+        """The aligned tokens' keys, [rows, kv_heads, head_dim]."""
+        return self.aligned[layer][self._rows, :, step.at.aligned_from]
+
+    def mask(self, t: Tensor, first: int, last: int) -> Tensor | None:
+        """What each row may attend to of what `append` returns, bool [rows, slots]; None: all of it.
+
+        Arguments as in `step`.
+        """
+        i = self.padded + t[:, None]
         if self.window is None:
-            return slot >= self.pad[:, None]
+            if first == last and not self._padding:
+                return None
+            slot = torch.arange(self.padded + last + 1, device=t.device)
+            return (slot >= self.pad[:, None]) & (slot <= i)
         # The last index so far that lies in each slot of the ring; a prompt token that is a sink counts once.
+        slot = torch.arange(self.k.shape[3], device=t.device)
         held = i - (i - (slot - self.first_ring_slot)) % self.window
         ring = (slot >= self.first_ring_slot) & (held >= (self.pad + self.sinks)[:, None])
         return ring | (slot < self.sinks[:, None])
 
-    def advance(self) -> None:
-        """Go on to the next token, after every layer has appended."""
-        self.index += 1
+    def kept(self, t: Tensor) -> list[Restore]:
+        """What appending token t of each row will overwrite, int64 [rows]."""
+        at = Slots(*self.table[t].unbind(-1))
+        rings = [kept(self.k, at.slot), kept(self.v, at.slot)]
+        return rings if self.aligned is self.k else [*rings, kept(self.aligned, at.aligned_to)]
 
-    def fill(self, tokens: int, generator: torch.Generator) -> None:
-        """Go on by this many tokens with random keys and values, for measuring."""
+    def fill(self, generator: torch.Generator) -> None:
+        """Put random keys and values everywhere, for measuring."""
         for cache in self._tensors():
             for layer in cache:
                 layer.normal_(generator=generator)
-        self.index += tokens
-
-    def rewind(self, tokens: int) -> None:
-        """Forget the last tokens, for measuring the same passes again (without a window)."""
-        self.index -= tokens
 
     def release(self) -> None:
         """Let go of the memory."""

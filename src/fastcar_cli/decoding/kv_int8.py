@@ -8,14 +8,32 @@ would take most of the range of numbers that have it in common.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.kv_cache import KVCache
-from fastcar_cli.kernels.native import OlderTokens, Slots
+from fastcar_cli.decoding.inputs import Restore, kept
+from fastcar_cli.decoding.kv_cache import KVCache, Reach, Slots
 
-KV_DTYPES = ("auto", "int8")
-"""What keys and values can be kept in; auto: as the model."""
+
+class OlderTokens(NamedTuple):
+    """Keys and values int8 [layers, rows, kv_heads, older slots, head_dim] of tokens that lie further back.
+
+    Scales are float32 [layers, rows, kv_heads, older slots]. A row is its numbers times its scale, plus the mean
+    float32 [layers, rows, kv_heads, head_dim].
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor
+    value_scales: Tensor
+    key_means: Tensor
+    value_means: Tensor
+
+    def pairs(self) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Numbers, scales and means of the keys, and of the values."""
+        return (self.keys, self.key_scales, self.key_means), (self.values, self.value_scales, self.value_means)
 
 
 def packed(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,27 +62,32 @@ class Int8KVCache(KVCache):
         self.older = OlderTokens(*numbers, *scales, *torch.zeros(2, *heads, width, device=device))
 
     def _tensors(self) -> list[Tensor]:
-        return [self.k, self.v, *vars(self.older).values()]
+        return [self.k, self.v, *self.older]
 
-    def bytes_read(self, index: int) -> int:
+    def _slots(self, t: Tensor) -> Slots:
+        ring, none = self.frame + 1, torch.zeros_like(t)
+        slot, aligned = self._ring_at + t % ring, self._ring_at + (t + 1) % ring
+        # The token that leaves the ring, and where it goes.
+        left = t - ring
+        if self.window is None:
+            length, older, to = self.padded + (t + 1).clamp(max=ring), (left + 1).clamp(min=0), left.clamp(min=-1)
+            return Slots(slot, length, aligned, slot, older, to)
+        count, index = self.older.keys.shape[3], self.padded + left
+        to = torch.where(index >= 0, index % count, -1) if count else none - 1
+        return Slots(slot, none + self.k.shape[3], aligned, slot, none + count, to)
+
+    def bytes_read(self, t: int) -> int:
         """See `KVCache.bytes_read`."""
         ring = self.frame + 1
-        seen, older = self._ring_at + min(index - self.padded + 1, ring), max(0, index - self.padded + 1 - ring)
+        seen, older = self._ring_at + min(t + 1, ring), max(0, t + 1 - ring)
         in_int8 = self.older.keys[:, :, :, :older].nbytes + self.older.key_scales[:, :, :, :older].nbytes
         return 2 * (self.k[:, :, :, :seen].nbytes + in_int8)
-
-    def _older_slot(self, index: int) -> int:
-        """Where among the older tokens the one of an index goes; -1: nowhere."""
-        if self.window is None:
-            return max(-1, index - self.padded)
-        count = self.older.keys.shape[3]
-        return index % count if count and index >= 0 else -1
 
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """See `KVCache.prefill`."""
         own = torch.arange(self.padded, device=k.device) >= self.pad[:, None]
         ring = self.frame + 1
-        for x, (_, _, means) in zip((k, v), self._both(), strict=True):
+        for x, (_, _, means) in zip((k, v), self.older.pairs(), strict=True):
             means[layer] = (x.float() * own[:, None, :, None]).sum(2) / own.sum(1)[:, None, None]
         last = torch.arange(max(0, self.padded - ring), self.padded, device=k.device)
         at = self._ring_at + (last - self.padded) % ring
@@ -75,68 +98,68 @@ class Int8KVCache(KVCache):
         self._keep_sinks(layer, k, v)
         count, end = self.older.keys.shape[3], max(0, self.padded - ring)
         left = torch.arange(max(0, end - count), end, device=k.device)
-        self._move(layer, left % max(1, count), k[:, :, left], v[:, :, left])
+        for x, (numbers, scales, means) in zip((k, v), self.older.pairs(), strict=True):
+            to = left % max(1, count)
+            numbers[layer][:, :, to], scales[layer][:, :, to] = packed(x[:, :, left] - means[layer][:, :, None])
 
-    def _both(self) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """Numbers, scales and means of the older keys, and of the older values."""
-        old = self.older
-        return (old.keys, old.key_scales, old.key_means), (old.values, old.value_scales, old.value_means)
-
-    def _move(self, layer: int, to: slice | Tensor, k: Tensor, v: Tensor) -> None:
-        """Round keys and values, [rows, kv_heads, tokens, head_dim], of tokens that leave the ring."""
-        for x, (numbers, scales, means) in zip((k, v), self._both(), strict=True):
-            numbers[layer][:, :, to], scales[layer][:, :, to] = packed(x - means[layer][:, :, None])
-
-    def slots(self) -> Slots:
-        """See `KVCache.slots`."""
-        ring, t = self.frame + 1, self.index - self.padded
-        slot, aligned = self._ring_at + t % ring, self._ring_at + (t + 1) % ring
-        to = self._older_slot(self.index - ring)
-        if self.window is None:
-            return Slots(slot, self.padded + min(t + 1, ring), aligned, slot, max(0, t + 1 - ring), to)
-        return Slots(slot, self.k.shape[3], aligned, slot, self.older.keys.shape[3], to)
-
-    def append(self, layer: int, k: Tensor, v: Tensor, at: Slots) -> tuple[Tensor, Tensor]:
+    def append(self, layer: int, k: Tensor, v: Tensor, step: Reach) -> tuple[Tensor, Tensor]:
         """See `KVCache.append`; what is older comes last."""
-        if at.moved_to >= 0:
-            own = slice(at.slot, at.slot + 1)
-            to = slice(at.moved_to, at.moved_to + 1)
-            self._move(layer, to, self.k[layer, :, :, own], self.v[layer, :, :, own])
-        keys, values = super().append(layer, k, v, at)
-        seen = (layer, slice(None), slice(None), slice(at.older))
+        moved = (step.at.moved_to >= 0).nonzero()[:, 0]
+        if len(moved):
+            own, to = step.at.slot[moved], step.at.moved_to[moved]
+            for cache, (numbers, scales, means) in zip((self.k, self.v), self.older.pairs(), strict=True):
+                rounded = packed(cache[layer][moved, :, own] - means[layer][moved])
+                numbers[layer][moved, :, to], scales[layer][moved, :, to] = rounded
+        keys, values = super().append(layer, k, v, step)
+        seen = (layer, slice(None), slice(None), slice(step.older))
         older_keys, older_values = (
             (numbers[seen] * scales[seen][..., None] + means[layer][:, :, None]).to(keys.dtype)
-            for numbers, scales, means in self._both()
+            for numbers, scales, means in self.older.pairs()
         )
         return torch.cat([keys, older_keys], 2), torch.cat([values, older_values], 2)
 
-    def mask(self) -> Tensor | None:
+    def mask(self, t: Tensor, first: int, last: int) -> Tensor | None:
         """See `KVCache.mask`."""
-        at, ring, device = self.slots(), self.frame + 1, self.pad.device
+        ring, device = self.frame + 1, self.pad.device
+        t = t[:, None]
+        # The last token so far that lies in each slot of the ring; what left it comes behind.
+        held = t - (t - torch.arange(ring, device=device)) % ring
         if self.window is None:
-            if not self._padding:
+            if first == last and not self._padding:
                 return None
-            return torch.arange(at.length + at.older, device=device) >= self.pad[:, None]
-        # The last index so far that lies in each slot of the ring, and of those that left it; sinks count once.
-        i, count = self.index, at.older
-        held = i - (i - self.padded - torch.arange(ring, device=device)) % ring
+            count, older = min(last + 1, ring), max(0, last + 1 - ring)
+            prompt = torch.arange(self.padded, device=device) >= self.pad[:, None]
+            older_seen = torch.arange(older, device=device) <= t - ring
+            return torch.cat([prompt, (held >= 0)[:, :count], older_seen], 1)
+        i, count = self.padded + t, self.older.keys.shape[3]
         left = i - ring - (i - ring - torch.arange(count, device=device)) % max(1, count)
-        index = torch.cat([held, left])
+        index = torch.cat([self.padded + held, left], 1)
         seen = (index >= (self.pad + self.sinks)[:, None]) & (index > i - self.window)
         sinks = torch.arange(self.first_ring_slot, device=device) < self.sinks[:, None]
         return torch.cat([sinks, seen], 1)
 
-    def fill(self, tokens: int, generator: torch.Generator) -> None:
+    def kept(self, t: Tensor) -> list[Restore]:
+        """See `KVCache.kept`."""
+        to = Slots(*self.table[t].unbind(-1)).moved_to
+        if not self.older.keys.shape[3]:
+            return super().kept(t)
+        # A row from which nothing moves keeps any slot, which it does not change.
+        slots = to.clamp(min=0)
+        old = self.older
+        numbers = [kept(x, slots) for x in (old.keys, old.values)]
+        scales = [kept(x[..., None], slots) for x in (old.key_scales, old.value_scales)]
+        return [*super().kept(t), *numbers, *scales]
+
+    def fill(self, generator: torch.Generator) -> None:
         """See `KVCache.fill`."""
         for tensor in (self.k, self.v):
             for layer in tensor:
                 layer.normal_(generator=generator)
-        for numbers, scales, _ in self._both():
+        for numbers, scales, _ in self.older.pairs():
             for layer in numbers:
                 layer.random_(-127, 128, generator=generator)
             # These numbers have a standard deviation of 73.
             scales.fill_(1 / 73)
-        self.index += tokens
 
     def release(self) -> None:
         """See `KVCache.release`."""

@@ -9,9 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.executor import HostExecutor, distinct_tokens
+from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.decoding.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.sampling import not_finite
-from fastcar_cli.decoding.state import Batch, Step
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import Block
 from fastcar_cli.models.depth import DepthBlock, DepthTransformer
@@ -68,7 +70,7 @@ def _transformer(depth: DepthTransformer) -> native.DepthWeights:
     )
 
 
-def code_draw(batch: Batch, threads: int) -> native.CodeDraw:
+def code_draw(batch: Batch, threads: int, most: int) -> native.CodeDraw:
     """What draws the codes of a batch as the kernels take it; matrices are not copied."""
     model, sampling = batch.model, batch.settings.sampling
     classifier = model.lm_head if model.depth is None else model.depth.classifier_mlp.linear
@@ -78,11 +80,12 @@ def code_draw(batch: Batch, threads: int) -> native.CodeDraw:
         None if model.depth is None else _transformer(model.depth),
         classifier=_linear(cast(nn.Linear, classifier)),
         codebooks=[codebooks[book] for book in model.codebooks],
-        uniforms=batch.uniforms,
-        codes=batch.codes,
+        uniforms=batch.draws.uniforms,
+        codes=batch.draws.codes,
         guidance=sampling.cfg,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
+        most=most,
         threads=threads,
     )
 
@@ -105,13 +108,18 @@ class NativeExecutor(HostExecutor):
 
     name = "native"
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, most_inputs: int = 1) -> None:
         super().__init__(batch)
-        model, spec, replay = batch.model, batch.model.spec.decoder, batch.replay
-        threads = batch.settings.threads or torch.get_num_threads()
-        self._threads, cache = threads, batch.cache
+        self.most_inputs = most_inputs
+        model, spec, replay, cache = batch.model, batch.model.spec.decoder, batch.replay, batch.cache
+        self._threads = threads = batch.settings.threads or torch.get_num_threads()
+        self._dtype = model.dtype
+        older = None
+        if isinstance(cache, Int8KVCache):
+            names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
+            older = dict(zip(names, cache.older, strict=True))
         self._pass = native.DecoderPass(
-            [block_weights(b) for b in batch.blocks],
+            [block_weights(block) for block in model.llm.blocks],
             model.llm.norm.weight.float(),
             spec.rms_eps,
             heads=spec.heads,
@@ -119,39 +127,41 @@ class NativeExecutor(HostExecutor):
             keys=cache.k,
             values=cache.v,
             aligned=cache.aligned,
-            older=cache.older,
+            older=older,
             outputs=None if replay is None else replay.outputs,
+            table=cache.table,
+            cos=batch.places.cos[: len(cache.table)].float(),
+            sin=batch.places.sin[: len(cache.table)].float(),
             start=cache.pad if cache.window is None else torch.zeros_like(cache.pad),
-            released=replay is not None and replay.rule.tas == "released",
+            most=most_inputs,
+            released=replay is not None and replay.rule.tas_definition == "released",
             pairs=replay is not None and replay.rule.pairs,
             threads=threads,
         )
-        # A pass of a small model takes 0.2 ms, and to index a tensor one part in a hundred of that.
-        self._cos, self._sin = batch.cos.float().unbind(0), batch.sin.float().unbind(0)
-        self._dtype = model.dtype
         maps = [m for m in model.projector.modules() if isinstance(m, (nn.Linear, QuantisedLinear))]
         self._projector = [
-            native.Product(_linear(m), batch.videos, 1 if m.weight.nbytes < SMALL else threads) for m in maps
+            native.Product(_linear(m), batch.prompts.videos * most_inputs, 1 if m.weight.nbytes < SMALL else threads)
+            for m in maps
         ]
         # What is added to the input of each token; the last map takes it as its bias where all videos have the same.
-        self._added = None if batch.added is None else batch.added.float()
+        added = batch.places.added
+        self._added = None if added is None else added.float()
         self._biases: Tensor | None = None
         if self._added is not None and maps and self._added.shape[1] == 1:
             self._biases, self._added = self._added[:, 0], None
             if maps[-1].bias is not None:
                 self._biases = self._biases + maps[-1].bias.float()
-        self._draw = code_draw(batch, threads)
+        self._draw = code_draw(batch, threads, most_inputs)
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
 
     def prefill(self) -> Tensor:
-        """See `HostExecutor.prefill`; packed weights are multiplied as they are, by each token once."""
-        packed = any(isinstance(m, QuantisedLinear) for block in self._batch.blocks for m in block.modules())
+        """See `Executor.prefill`; packed weights are multiplied as they are, by each token once."""
+        packed = any(isinstance(m, QuantisedLinear) for block in self._batch.model.llm.blocks for m in block.modules())
         # Equal ids can have different additive inputs (actions), so they are not deduplicated.
-        if not packed or (self._batch.aligned and self._batch.added is not None):
+        if not packed or (self._batch.prompts.aligned and self._batch.places.added is not None):
             return super().prefill()
-        ids = self._batch.ids
-        wanted, back = distinct_tokens(ids, self._batch.lengths)
-        repeats = len(wanted) < ids.numel()
+        wanted, back = distinct_tokens(self._batch.prompts)
+        repeats = len(wanted) < len(back)
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:
             flat, weight = x.flatten(0, -2), _linear(module)
@@ -163,22 +173,26 @@ class NativeExecutor(HostExecutor):
         with multiplied_by(product), _alone():
             return super().prefill()
 
-    def run(self, t: int, latent: Tensor) -> Tensor:
+    def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
-        batch, cache, replay = self._batch, self._batch.cache, self._batch.replay
-        x = batch.doubled(self._input(latent, t)).contiguous()
-        mask = None if cache.window is None else cache.mask()
+        batch, cache, replay, t = self._batch, self._batch.cache, self._batch.replay, inputs.common
+        assert t is not None and inputs.count == 1
+        x = batch.prompts.doubled(self._input(latent[:, 0], t))[:, None].contiguous()
+        mask = None
+        if cache.window is not None:
+            mask = cache.mask(inputs.rows(0, batch.rows, x.device), t, t)
         rule: dict[str, Any] = {}
-        eligible = replay is not None and replay.eligible(t)
-        if replay is not None:
-            rule["position"] = t % batch.frame
-            if eligible:
-                rule |= {"thresholds": replay.thresholds(t), "scored": replay.scored}
-                rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
-        batch.clock.mlp += self._pass(x, self._cos[t], self._sin[t], cache.slots(), mask=mask, **rule)
-        if replay is not None and eligible:
-            replay.finish(t, self._scores)
+        if replay is not None and replay.eligible(t):
+            rule = {"thresholds": replay.thresholds(t), "scored": replay.scored}
+            rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
+        batch.clock.mlp += self._pass(x, inputs.first * (batch.rows // len(inputs.first)), mask=mask, **rule)
         return x if self._dtype is torch.float32 else x.to(self._dtype)
+
+    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+        """See `Executor.commit`."""
+        replay, t = self._batch.replay, inputs.common
+        if replay is not None and t is not None and t >= 0 and replay.eligible(t):
+            replay.finish(t, self._scores)
 
     def _input(self, latent: Tensor, t: int) -> Tensor:
         """The decoder's input for token t, float32 [P, width]."""
@@ -189,17 +203,20 @@ class NativeExecutor(HostExecutor):
             x = self._projector[-1](x, None if self._biases is None else self._biases[t])
         return x if self._added is None else x + self._added[t]
 
-    def draw(self, hidden: Tensor, index: int) -> Step:
-        """See `HostExecutor.draw`."""
-        batch = self._batch
+    def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
+        """See `Executor.draw`."""
+        draws, sampling = self._batch.draws, self._batch.settings.sampling
+        first = tuple(t + 1 for t in inputs.first)
+        top_p = [sampling.top_p_of((t + i) // self._batch.frame) for t in first for i in range(inputs.count)]
+        given = any(draws.is_given[t + i] for t in first for i in range(inputs.count))
         try:
-            batch.latent, logits = self._draw(
+            draws.latent, logits = self._draw(
                 hidden.float().contiguous(),
-                index,
-                top_p=batch.settings.sampling.top_p_of(index // batch.frame),
-                given=batch.given if batch.is_given[index] else None,
-                keep_logits=batch.keep_logits,
+                first,
+                top_p,
+                given=draws.given if given else None,
+                keep_logits=draws.keep_logits,
             )
         except ArithmeticError:
             raise not_finite() from None
-        return Step(index, batch.codes[:, index], hidden, logits)
+        return Step(inputs, draws.drawn(inputs), hidden, logits)

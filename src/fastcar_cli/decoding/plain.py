@@ -1,131 +1,182 @@
 """The readable executor: a pass in plain torch, on any device, with every part open to look at.
 
-It is the only one for watchers, profiling, other scores than TAS and other MLP backends, and what the others are
-tested against.
+It is the only one for observers, other scores than TAS and other MLP backends, and what the others are tested against.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.decoding.executor import HostExecutor
-from fastcar_cli.decoding.replay import Replay, replays
-from fastcar_cli.decoding.scores import BlockState, Scorer, noise
-from fastcar_cli.decoding.state import Batch, Step
+from fastcar_cli.decoding.inputs import Inputs, Restore
+from fastcar_cli.decoding.kv_cache import Reach
+from fastcar_cli.decoding.replay import Token, temporal_attention_score
+from fastcar_cli.decoding.scores import DEFAULT, BlockState, Scorer, noise
 from fastcar_cli.models.decoder import rotate
 
 
+@dataclass
+class _Heads:
+    """Queries of one token before and after rotation, and what the heads put out, each [rows, heads, 1, head_dim]."""
+
+    query: Tensor = field(default_factory=Tensor)
+    rotated: Tensor = field(default_factory=Tensor)
+    output: Tensor = field(default_factory=Tensor)
+
+
 class PlainExecutor(HostExecutor):
-    """A pass in plain torch. What replays is decided on the host, a layer at a time."""
+    """A pass in plain torch. What replays is decided on the host, a layer at a time.
+
+    Several input tokens are run one after another, so that each gives the same numbers as in a pass of its own.
+    """
 
     name = "torch"
 
     def __init__(self, batch: Batch) -> None:
         super().__init__(batch)
-        self._past: Any = None
+        self._rows = torch.arange(batch.rows, device=batch.model.device)
+        # Of the last pass, by input token: its token number, its scores, and what it overwrote.
+        self._ran: list[tuple[Token, Tensor, list[Restore]]] = []
         self._scorer: Scorer | None = None
-        if batch.replay is not None:
-            self._scorer = Scorer(batch.replay.rule.score, batch.frame, batch.replay.first)
+        replay = batch.replay
+        if replay is not None and (batch.observers.on_block is not None or replay.rule.score != DEFAULT):
+            self._scorer = Scorer(replay.rule.score, batch.frame, replay.first)
             layers = batch.model.spec.decoder.layers
-            self._noise = noise(batch.uniforms, layers, batch.rows).to(batch.model.device)
+            self._noise = noise(batch.draws.uniforms, layers, batch.rows).to(batch.model.device)
+        # What observers and scorers remember of a token can't be taken back.
+        self.most_inputs = 1 if self._scorer or batch.observers.watch else batch.frame
 
-    def _mark(self, part: str) -> None:
-        if self._batch.mark is not None:
-            self._batch.mark(part)
-
-    @torch.inference_mode()
-    def run(self, t: int, latent: Tensor) -> Tensor:
+    def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """See `HostExecutor.run`."""
-        batch, cache, replay = self._batch, self._batch.cache, self._batch.replay
-        llm, spec, rows = batch.model.llm, batch.model.spec.decoder, batch.rows
-        thresholds = replay.thresholds(t) if replay is not None and replay.eligible(t) else None
-        scores = torch.full((spec.layers, rows), torch.nan, device=latent.device)
+        batch, replay = self._batch, self._batch.replay
+        hidden, self._ran = [], []
+        for draft in range(inputs.count):
+            rows = inputs.rows(draft, batch.rows, latent.device)
+            overwritten: list[Restore] = []
+            if draft:
+                overwritten = batch.cache.kept(rows) + ([] if replay is None else replay.kept(rows))
+            t: Token = rows if inputs.common is None else inputs.common + draft
+            step = batch.cache.step(rows, min(inputs.first) + draft, max(inputs.first) + draft)
+            scores = torch.full((len(batch.model.llm.blocks), batch.rows), torch.nan, device=latent.device)
+            hidden.append(self._token(t, rows, step, latent[:, draft], scores))
+            self._ran.append((t, scores, overwritten))
+        return torch.stack(hidden, 1)
+
+    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+        """See `Executor.commit`."""
+        replay, of_row = self._batch.replay, torch.tensor(accepted * (self._batch.rows // len(accepted)))
+        for draft in reversed(range(1, inputs.count)):
+            rejected = (of_row <= draft).nonzero()[:, 0].to(self._rows.device)
+            for restore in self._ran[draft][2] if len(rejected) else ():
+                restore(rejected)
+        if replay is not None:
+            for draft, (t, scores, _) in enumerate(self._ran[: max(accepted)]):
+                if replay.eligible(t):
+                    final = None if min(accepted) > draft else (of_row > draft).to(self._rows.device)
+                    replay.finish(t, scores, final)
+
+    def _token(self, t: Token, rows: Tensor, step: Reach, latent: Tensor, scores: Tensor) -> Tensor:
+        """Run input token t of every row, `rows` int64 [rows]: hidden [rows, width]; writes scores [layers, rows]."""
+        batch, replay, llm, places = self._batch, self._batch.replay, self._batch.model.llm, self._batch.places
         x = batch.model.feedback_latent(latent)
-        x = batch.doubled(x if batch.added is None else x + batch.added[t])
+        if places.added is not None:
+            x = x + places.at(places.added, rows[: len(x)])
+        x = batch.prompts.doubled(x)[:, None]
         self._mark("embedding")
-        cos, sin = batch.cos[t][:, None, None], batch.sin[t][:, None, None]
-        at, mask = cache.slots(), cache.mask()
-        mask = None if mask is None else mask[:, None, None]
-        for i, block in enumerate(batch.blocks):
-            q, k, v = block.self_attn.project(block.input_layernorm(x)[:, None])
-            self._mark("attention.projections")
-            rotated, k = rotate(q, cos, sin), rotate(k, cos, sin)
-            self._mark("attention.rotary")
-            keys, values = cache.append(i, k, v, at)
-            # One query a head: the query heads of a group stand in the place of query positions.
-            grouped = rotated.view(rows, spec.kv_heads, -1, spec.head_dim)
-            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-            self._mark("attention.core")
-            before, attended = x, block.self_attn.merge(out.view(rows, spec.heads, 1, spec.head_dim))[:, 0]
-            x = before + attended
-            self._mark("attention.output")
-            if replay is not None and self._scorer is not None and replay.scored[i]:
-                state = BlockState(
-                    layer=i,
-                    t=t,
-                    tas=replay.rule.tas,
-                    input=before,
-                    query=q[:, :, 0],
-                    rotated=rotated[:, :, 0],
-                    aligned_key=cache.aligned[i, :, :, at.aligned_from],
-                    attention=attended,
-                    after=x,
-                    replayable=replay.outputs[i, :, t % replay.frame],
-                    noise=self._noise[t, i],
-                    mlp=block.mlp_branch,
-                )
-                scores[i] = self._scorer(state)
-                if batch.on_block is not None:
-                    batch.on_block(state)
-                if thresholds is not None:
-                    replay.replayed[i, :, t] = replays(replay.gated(scores[i]), thresholds[i])
-                self._mark("tas")
-            began = time.perf_counter()
-            added = self._mlp(i, t, x, replay)
-            batch.clock.mlp += time.perf_counter() - began
-            x = x + added
+        cos, sin = (places.at(table, rows)[:, None, None] for table in (places.cos, places.sin))
+        thresholds = replay.thresholds(t) if replay is not None and replay.eligible(t) else None
+        mask = None if step.mask is None else step.mask[:, None, None]
+        for i, block in enumerate(llm.blocks):
+            before, heads = x, _Heads()
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, i: int = i, heads: _Heads = heads) -> Tensor:
+                self._mark("attention.projections")
+                heads.query, heads.rotated, k = q, rotate(q, cos, sin), rotate(k, cos, sin)
+                self._mark("attention.rotary")
+                keys, values = batch.cache.append(i, k, v, step)
+                # One query a head: the query heads of a group are query positions here.
+                grouped = heads.rotated.view(len(q), keys.shape[1], -1, q.shape[-1])
+                heads.output = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).view(q.shape)
+                self._mark("attention.core")
+                return heads.output
+
+            def mlp(x: Tensor, i: int = i, heads: _Heads = heads, before: Tensor = before) -> Tensor:
+                self._mark("attention.output")
+                if replay is not None and replay.scored[i]:
+                    self._decide(i, t, step, heads, before[:, 0], x[:, 0], scores, thresholds)
+                    self._mark("tas")
+                began = time.perf_counter()
+                added = self._mlp(i, t, rows, x[:, 0])
+                batch.clock.mlp += time.perf_counter() - began
+                if batch.observers.watch is not None:
+                    assert isinstance(t, int)
+                    batch.observers.watch.layer(i, t, added, x[:, 0] + added)
+                return added[:, None]
+
+            x = block(x, attend, mlp)
             self._mark("mlp.rest")
-            if batch.watch is not None:
-                batch.watch.layer(i, t, added, x)
-        if replay is not None and thresholds is not None:
-            replay.finish(t, scores)
-        x = llm.norm(x)
+        x = llm.norm(x[:, 0])
         self._mark("heads")
         return x
 
-    def _mlp(self, layer: int, t: int, x: Tensor, replay: Replay | None) -> Tensor:
+    def _decide(
+        self,
+        layer: int,
+        t: Token,
+        step: Reach,
+        heads: _Heads,
+        before: Tensor,
+        after: Tensor,
+        scores: Tensor,
+        thresholds: Tensor | None,
+    ) -> None:
+        """Score a layer and decide what replays; `before` and `after` attention is the residual stream."""
+        batch, replay, scorer = self._batch, self._batch.replay, self._scorer
+        assert replay is not None
+        query, rotated = heads.query[:, :, 0], heads.rotated[:, :, 0]
+        definition, key = replay.rule.tas_definition, batch.cache.aligned_key(layer, step)
+        if scorer is None:
+            if thresholds is not None:
+                scores[layer] = temporal_attention_score(rotated if definition == "attention" else query, key)
+        else:
+            assert isinstance(t, int)
+            block = batch.model.llm.blocks[layer]
+            state = BlockState(
+                layer=layer,
+                t=t,
+                tas_definition=definition,
+                input=before,
+                query=query,
+                rotated=rotated,
+                aligned_key=key,
+                attention=block.self_attn.merge(heads.output)[:, 0],
+                after=after,
+                replayable=replay.outputs[layer, :, t % replay.frame],
+                noise=self._noise[t, layer],
+                mlp=block.mlp_branch,
+            )
+            scores[layer] = scorer(state)
+            if batch.observers.on_block is not None:
+                batch.observers.on_block(state)
+        if thresholds is not None:
+            replay.decide(layer, t, scores[layer], thresholds[layer])
+
+    def _mlp(self, layer: int, t: Token, rows: Tensor, x: Tensor) -> Tensor:
         """What the MLP branch adds to x [rows, width]; rows that replay never reach the backend."""
-        norm, backend = self._batch.blocks[layer].post_attention_layernorm, self._batch.backend
+        batch, replay = self._batch, self._batch.replay
+        norm = batch.model.llm.blocks[layer].post_attention_layernorm
         if replay is None:
-            return backend.mlp(layer, norm(x), None)
-        slot = replay.outputs[layer, :, t % replay.frame]
-        flags = replay.replayed[layer, :, t].tolist() if replay.eligible(t) else [False]
+            return batch.backend.mlp(layer, norm(x), None)
+        outputs, place, flags = replay.outputs[layer], rows % replay.frame, replay.flags(layer, t)
         if not any(flags):
-            slot.copy_(backend.mlp(layer, norm(x), None))
+            outputs[self._rows, place] = batch.backend.mlp(layer, norm(x), None).to(outputs.dtype)
         elif not all(flags):
-            rows = [row for row, replayed in enumerate(flags) if not replayed]
-            slot[rows] = backend.mlp(layer, norm(x[rows]), rows)
-        return slot
-
-    @torch.inference_mode()
-    def draw(self, hidden: Tensor, index: int) -> Step:
-        """See `HostExecutor.draw`."""
-        batch = self._batch
-        kept: list[Tensor] | None = [] if batch.keep_logits else None
-        codes, batch.latent = batch.sampler.draw(hidden, index, self._logits, batch.given_at(index), kept)
-        batch.codes[:, index] = codes
-        self._mark("sampling")
-        return Step(index, codes, hidden, torch.stack(kept) if kept else None)
-
-    def _logits(self, x: Tensor, d: int) -> Tensor:
-        """See `sampling.Logits`."""
-        if d:
-            self._mark("sampling")
-        logits, self._past = self._batch.model.logits(x, d, self._past if d else None)
-        self._mark("depth_transformer")
-        return logits
+            computed = [row for row, replayed in enumerate(flags) if not replayed]
+            outputs[computed, place[computed]] = batch.backend.mlp(layer, norm(x[computed]), computed).to(outputs.dtype)
+        return outputs[self._rows, place]

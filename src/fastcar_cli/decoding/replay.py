@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.decoding.controller import Controller, Size, Target
+from fastcar_cli.decoding.inputs import Restore, kept
 from fastcar_cli.decoding.tau import OFF, Tau
 
 
@@ -26,22 +27,22 @@ class ReplayRule:
 
     Attributes:
         tau: the thresholds.
-        tas: definition of the temporal attention score, `attention` (q and k rotated) or `released` (q before
-            rotation, as the published code has it).
+        tas_definition: of the temporal attention score, `attention` (q and k rotated) or `released` (q before rotation,
+            as the published code has it).
         pairs: whether the two rows of a guided video decide together, on their mean score.
         max_age: how often in a row one value may be replayed; None: without end, 0: never.
-        delimiters: whether tokens that part frames may replay too, where the model has such.
-        target: a replay ratio that a controller keeps by moving the thresholds, in the place of `tau`.
+        replay_delimiters: whether tokens that part frames may replay too, where the model has such.
+        target: a replay ratio that a controller keeps by moving the thresholds, instead of `tau`.
         score: what is compared with tau, a name of `scores.SCORES`. Everything here says TAS for it, as it is by
             default.
 
     """
 
     tau: Tau = OFF
-    tas: str = "attention"
+    tas_definition: str = "attention"
     pairs: bool = False
     max_age: int | None = None
-    delimiters: bool = False
+    replay_delimiters: bool = False
     target: Target | None = None
     score: str = "tas"
 
@@ -94,9 +95,15 @@ class ReplayStats:
     by_frame: list[float]
 
 
-def _at(tensor: Tensor, index: int | Tensor) -> Tensor:
-    """One index of the last dimension; an index on the device, int64 [1], is not looked at on the host."""
-    return tensor.index_select(-1, index)[..., 0] if isinstance(index, Tensor) else tensor[..., index]
+Token = int | Tensor
+"""An input token: of all rows, or int64 [rows], which is not looked at on the host."""
+
+
+def _at(tensor: Tensor, index: Token) -> Tensor:
+    """One index of the last dimension of [layers, rows, n], or an index a row: [layers, rows]."""
+    if isinstance(index, Tensor):
+        return tensor.gather(-1, index[None, :, None].expand(len(tensor), -1, -1))[..., 0]
+    return tensor[..., index]
 
 
 class Replay:
@@ -104,7 +111,7 @@ class Replay:
 
     Attributes:
         outputs: MLP outputs used in the last frame, [layers, rows, N, width].
-        replayed: decisions by input token, bool [layers, rows, T*N - 1]; whoever executes a pass writes them.
+        replayed: decisions by input token, bool [layers, rows, T*N - 1]; the executor of a pass writes them.
         by_token: the same memory as [T*N - 1, layers, rows], in which the decisions of a pass lie together.
         scored: layers whose TAS is wanted, bool [layers], on the CPU.
         tas: kept scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None unless asked for.
@@ -128,8 +135,9 @@ class Replay:
         self.first = max(0, frame - aligned)
         """The first input token whose aligned token is known."""
         self._aligned = aligned
+        self._rows = torch.arange(rows, device=device)
         self._dense = torch.zeros(frame, dtype=torch.bool, device=device)
-        if not rule.delimiters:
+        if not rule.replay_delimiters:
             self._dense[list(delimiters)] = True
         self._computed = self._dense.tolist()
         self.outputs = torch.zeros(layers, rows, frame, width, dtype=dtype, device=device)
@@ -140,7 +148,7 @@ class Replay:
         self.tas = torch.full(self.replayed.shape, math.nan, device=device) if keep_tas else None
         self.controller: Controller | None = None
         if rule.target is not None:
-            self.controller = Controller(rule.target, size, rule.max_age, () if rule.delimiters else delimiters)
+            self.controller = Controller(rule.target, size, rule.max_age, () if rule.replay_delimiters else delimiters)
         taus = torch.tensor(rule.tau.by_layer(layers), dtype=torch.float32)
         self.scored = (taus < math.inf) | (keep_tas or rule.target is not None)
         self._taus = taus[:, None].repeat(1, rows).to(device)
@@ -167,22 +175,18 @@ class Replay:
         places = torch.arange(passes, device=self._dense.device)
         return (places >= self.first) & ~self._dense[places % self.frame]
 
-    def eligible(self, t: int) -> bool:
-        """Whether input token t has an aligned token whose MLP output is known."""
-        return t >= self.first
+    def eligible(self, t: Token) -> bool:
+        """Whether an input token may have an aligned token whose MLP output is known."""
+        return isinstance(t, Tensor) or t >= self.first
 
-    def thresholds(self, t: int | Tensor) -> Tensor:
-        """What scores at input token t must exceed, float32 [layers, rows].
-
-        t is an eligible token, or any token as int64 [1] on the device, which then is not looked at on the
-        host (not with a controller).
-        """
+    def thresholds(self, t: Token) -> Tensor:
+        """What scores at an eligible input token must exceed, float32 [layers, rows]."""
         taus = self._taus
         if self.controller is not None:
             assert isinstance(t, int)
             taus = self.controller.thresholds(t, self.replayed, self._ages)
         if self._forced is not None:
-            taus = self._forced.index_select(0, t)[0] if isinstance(t, Tensor) else self._forced[t]
+            taus = self._forced[t, :, self._rows].T if isinstance(t, Tensor) else self._forced[t]
         if self.rule.max_age is not None:
             young = _at(self._ages, t % self.frame) < self.rule.max_age
             if self.rule.pairs:
@@ -192,33 +196,49 @@ class Replay:
             return torch.where((t >= self.first) & ~self._dense[t % self.frame], taus, math.inf)
         return torch.full_like(taus, math.inf) if self._computed[t % self.frame] else taus
 
+    def decide(self, layer: int, t: Token, scores: Tensor, thresholds: Tensor) -> None:
+        """Write which rows replay in a layer at an eligible input token; scores and thresholds are [rows]."""
+        rows = self._rows if isinstance(t, Tensor) else slice(None)
+        self.replayed[layer, rows, t] = replays(self.gated(scores), thresholds)
+
+    def flags(self, layer: int, t: Token) -> list[bool]:
+        """Which rows replay in a layer at an input token."""
+        if not self.eligible(t):
+            return [False]
+        return self.replayed[layer, self._rows if isinstance(t, Tensor) else slice(None), t].tolist()
+
+    def kept(self, t: Tensor) -> list[Restore]:
+        """What the MLP outputs of input token t of each row will overwrite, int64 [rows]."""
+        return [kept(self.outputs[:, :, None], t % self.frame)]
+
     def gated(self, scores: Tensor) -> Tensor:
         """The scores [..., rows] that are compared: each row's own, or the mean of its pair."""
         if not self.rule.pairs:
             return scores
         return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2)
 
-    def finish(self, t: int | Tensor, scores: Tensor) -> None:
-        """After a pass with input token t: learn from the decisions in `replayed` and from scores [layers, rows].
+    def finish(self, t: Token, scores: Tensor, final: Tensor | None = None) -> None:
+        """Learn from a final input token: from its decisions in `replayed` and its scores [layers, rows].
 
-        t as in `thresholds`; scores of layers that are not scored mean nothing.
+        Scores of layers that are not scored mean nothing. final: bool [rows], the rows in which it is; None: all.
         """
         if self.rule.max_age is not None:
-            hits, slot = _at(self.replayed, t), t % self.frame
-            ages = torch.where(hits, _at(self._ages, slot) + 1, 0).to(torch.int16)
-            if isinstance(slot, Tensor):
-                self._ages.index_copy_(-1, slot, ages[..., None])
-            else:
-                self._ages[..., slot] = ages
+            slot = t % self.frame
+            age = _at(self._ages, slot)
+            ages = torch.where(_at(self.replayed, t), age + 1, 0).to(torch.int16)
+            self._put(self._ages, slot, ages if final is None else torch.where(final, ages, age))
         if self.tas is not None:
-            if isinstance(t, Tensor):
-                kept = torch.where(t >= self.first, scores, math.nan)
-                self.tas.index_copy_(-1, t, kept[..., None])
-            else:
-                self.tas[..., t] = scores
+            self._put(self.tas, t, torch.where(t >= self.first, scores, math.nan) if isinstance(t, Tensor) else scores)
         if self.controller is not None:
             assert isinstance(t, int)
             self.controller.observe(t, self.gated(scores))
+
+    def _put(self, tensor: Tensor, index: Token, values: Tensor) -> None:
+        """Write [layers, rows] to one index of the last dimension of [layers, rows, n], or to an index a row."""
+        if isinstance(index, Tensor):
+            tensor.scatter_(-1, index[None, :, None].expand(len(tensor), -1, -1), values[..., None])
+        else:
+            tensor[..., index] = values
 
     def counts(self) -> Tensor:
         """A copy of what `finish` counts up, for `restore`: how often in a row each value was replayed."""

@@ -8,35 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fastcar_cli.errors import Key, RunError
+from fastcar_cli.models.sampling import SamplingSettings
 
 Logits = Callable[[Tensor, int], Tensor]
 """Logits [rows, codes] of depth d, from the hidden states [rows, width] at depth 0 and the running sum of code
 vectors [rows, code_width] after it; called in the order of the depths.
 """
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """Guidance scale (1 is none), temperature (0 is greedy), top-k (0 is off), top-p (1 is off).
-
-    `first_frame_top_p` replaces top_p in frame 0, where a rare code may begin an object.
-    """
-
-    cfg: float = 3.0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    first_frame_top_p: float | None = None
-
-    def top_p_of(self, frame: int) -> float:
-        """The top-p in force in this frame."""
-        return self.first_frame_top_p if frame == 0 and self.first_frame_top_p is not None else self.top_p
 
 
 def guide(logits: Tensor, cfg: float) -> Tensor:
@@ -61,7 +43,7 @@ def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float | 
     """Probabilities after top-k and top-p in falling order, and the codes they belong to, each [P, K].
 
     Ties with the k-th largest logit are kept. The entry that crosses top-p is kept, so at least one is.
-    A top_p that is a tensor, float32 [1], is not looked at on the host; the result is the same.
+    A top_p that is a tensor, float32 [P, 1] or [1, 1], is not looked at on the host; the result is the same.
     """
     logits = logits.float() / temperature
     values, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -86,8 +68,8 @@ def not_finite() -> RunError:
 def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: float | Tensor) -> Tensor:
     """One code a video, int64 [P], of guided logits [P, K] and uniform numbers in [0, 1) [P].
 
-    `top_p` is the one in force (`SamplingSettings.top_p_of`); a tensor [1] stays on the device. On the CPU logits
-    that are NaN or infinite raise RunError.
+    `top_p` is the one in force (`SamplingSettings.top_p_of`); a tensor, as in `distribution`, stays on the device. On
+    the CPU logits that are NaN or infinite raise RunError.
     """
     if logits.device.type == "cpu" and not bool((logits < math.inf).all()):
         raise not_finite()
@@ -123,21 +105,22 @@ class CodeSampler:
         """Uniform numbers [P, depth] and top-p of a position."""
         if not isinstance(index, Tensor):
             return self._uniforms[:, index], self._settings.top_p_of(index // self._frame)
-        top_p = self._settings.top_p_of(1) if self._top_ps is None else self._top_ps.index_select(0, index)
-        return self._uniforms.index_select(1, index)[:, 0], top_p
+        top_p = self._settings.top_p_of(1) if self._top_ps is None else self._top_ps[index, None]
+        return self._uniforms[torch.arange(len(self._uniforms), device=index.device), index], top_p
 
     def draw(
         self,
         hidden: Tensor,
         index: int | Tensor,
         logits: Logits,
-        forced: Tensor | None = None,
+        given: Tensor | None = None,
         kept: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Codes int64 [P, depth] of a position and the sum of their vectors [P, code_width].
 
-        hidden [rows, width]; an index int64 [1] stays on the device. `forced` codes [P, depth] are taken
-        instead of drawn ones; guided logits [P, codes] are added to `kept`.
+        hidden [rows, width]. index: of all videos, or int64 [P] (or [1]), which stays on the device. `given` codes
+        [P, depth] are taken instead of drawn ones; beside an index on the device those below 0 are drawn. Guided logits
+        [P, codes] are added to `kept`.
         """
         settings = self._settings
         uniforms, top_p = self._settings_at(index)
@@ -147,11 +130,15 @@ class CodeSampler:
             guided = guide(logits(x, d), settings.cfg)
             if kept is not None:
                 kept.append(guided.clone())
-            code = sample(guided, uniforms[:, d], settings, top_p) if forced is None else forced[:, d]
+            if given is None or isinstance(index, Tensor):
+                code = sample(guided, uniforms[:, d], settings, top_p)
+                code = code if given is None else torch.where(given[:, d] < 0, code, given[:, d])
+            else:
+                code = given[:, d]
             codes.append(code)
             vector = book(code)
             total = vector if total is None else total + vector
-            x = torch.cat([total, total]) if settings.cfg != 1.0 else total
+            x = torch.cat([total, total]) if settings.guided else total
         assert total is not None
         return torch.stack(codes, -1), total
 

@@ -21,7 +21,7 @@ class BlockState:
     """One block at one visual token, between attention and MLP, all rows. Good during the call only.
 
     layer, t: of the block and of the input token.
-    tas: definition of the temporal attention score, `attention` or `released`.
+    tas_definition: of the temporal attention score, `attention` or `released`.
     input: the residual stream before the block, [rows, width].
     query, rotated: queries before and after rotation, [rows, heads, head_dim].
     aligned_key: the aligned token's keys as they lie in the cache, [rows, kv_heads, head_dim].
@@ -34,7 +34,7 @@ class BlockState:
 
     layer: int
     t: int
-    tas: str
+    tas_definition: str
     input: Tensor
     query: Tensor
     rotated: Tensor
@@ -52,7 +52,7 @@ class Score:
 
     of: Callable[[BlockState, Tensor], Tensor]
     keeps: Callable[[BlockState], Tensor] | None
-    told: str
+    description: str
 
 
 Of = Callable[[BlockState, Tensor], Tensor]
@@ -82,7 +82,9 @@ def change(now: Tensor, before: Tensor) -> Tensor:
 @score(DEFAULT)
 def _tas(state: BlockState, _: Tensor) -> Tensor:
     """Temporal attention score, as `--tas` defines it."""
-    return temporal_attention_score(state.rotated if state.tas == "attention" else state.query, state.aligned_key)
+    return temporal_attention_score(
+        state.rotated if state.tas_definition == "attention" else state.query, state.aligned_key
+    )
 
 
 @score("input", keeps=lambda state: state.input)

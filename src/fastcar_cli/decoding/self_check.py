@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.decoding.executor import Executor, prefill
+from fastcar_cli.decoding.batch import Batch
+from fastcar_cli.decoding.executor import Executor
 from fastcar_cli.decoding.graph import GraphExecutor
+from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.state import Batch
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import write_whole
@@ -101,22 +102,20 @@ def difference(batch: Batch, capture: bool = True) -> str | None:
     for window in (None, max(4, n // 4)):
         found = []
         for kind in (PlainExecutor, GraphExecutor):
-            one = Batch(
-                batch.model,
-                _prompts(batch),
-                replace(settings, window=window),
-                torch.full((batch.videos, settings.frames * n, batch.codes.shape[2]), 0.5),
-            )
-            prefill(one)
-            one.fast_forward(n)
-            given = one.codes.clone()
+            noise = torch.full((batch.prompts.videos, settings.frames * n, batch.draws.codes.shape[2]), 0.5)
+            one = Batch.of(batch.model, batch.prompts.unpadded(), replace(settings, window=window), noise)
             executor: Executor = PlainExecutor(one) if kind is PlainExecutor else GraphExecutor(one, capture)
+            executor.prefill()
+            one.fast_forward()
+            given = one.draws.codes.clone()
             drawn = []
             for index in range(n + 1, n + 1 + TOKENS):
-                # What was drawn before does not count: both ways go on from the same tokens.
-                one.codes.copy_(given)
-                one.latent = None
-                drawn.append(executor.step(index).codes.clone())
+                # What was drawn before does not count: both ways continue from the same tokens.
+                one.draws.codes.copy_(given)
+                one.draws.latent = None
+                inputs = Inputs((index - 1,) * one.prompts.videos)
+                drawn.append(executor.step(inputs).codes.clone())
+                executor.commit(inputs, (1,) * one.prompts.videos)
             assert one.replay is not None
             found.append((torch.stack(drawn), one.replay.replayed[:, :, n : n + TOKENS]))
         (codes, decisions), (other_codes, other_decisions) = found
@@ -126,10 +125,3 @@ def difference(batch: Batch, capture: bool = True) -> str | None:
             if share > allowed:
                 return f"{share:.1%} of the {what} differ, window {window or 'off'}"
     return None
-
-
-def _prompts(batch: Batch) -> list[list[int]]:
-    """The prompts of the batch, without padding."""
-    return [
-        row[batch.padded - length :] for row, length in zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)
-    ]

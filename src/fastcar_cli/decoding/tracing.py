@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.backends import MLPBackend
-from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.kv_int8 import KV_DTYPES
+from fastcar_cli.decoding.engine import begin
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.settings import KV_DTYPES, DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.frame_reader import FrameReader
+from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.prompt import Clip, Prompt, clips_of
 
 if TYPE_CHECKING:
@@ -162,11 +161,10 @@ def trace(
     spec = network.spec
     given_prompts = _prompts(prompts, inputs, actions)
     videos = len(given_prompts)
-    readings = [model.tokenizer.read(prompt) for prompt in given_prompts]
-    if seeds is not None:
-        if len(seeds) != videos:
-            raise RequestError(f"seeds has {len(seeds)} numbers for {videos} prompts")
-        readings = [model.tokenizer.complete(r, s) for r, s in zip(readings, seeds, strict=True)]
+    for prompt in given_prompts:
+        model.tokenizer.read(prompt)
+    if seeds is not None and len(seeds) != videos:
+        raise RequestError(f"seeds has {len(seeds)} numbers for {videos} prompts")
     codes = _checked(model, videos, _codes_of(model, given_prompts) if codes is None else codes)
     tokens = codes.shape[1]
     frames = tokens // spec.tokens_per_frame
@@ -187,7 +185,9 @@ def trace(
     given = list(tau) if isinstance(tau, Sequence) else [tau]
     given *= layers if len(given) == 1 else 1
     try:
-        rule = ReplayRule(Tau.read(given), tas, pairs=gate == "pair" and cfg != 1.0, delimiters=eligible == "all")
+        rule = ReplayRule(
+            Tau.read(given), tas, pairs=gate == "pair" and cfg != 1.0, replay_delimiters=eligible == "all"
+        )
         rule.tau.by_layer(layers)
     except ValueError as e:
         raise RequestError(f"tau is {tau!r}: {e}") from None
@@ -196,9 +196,6 @@ def trace(
         for index in indices:
             if not 0 <= index < end:
                 raise RequestError(f"{name} holds {index}, allowed: 0 to {end - 1}")
-    rows = [list(reading.ids) for reading in readings]
-    if cfg != 1.0:
-        rows += [list(model.tokenizer.blank()) for _ in readings]
     settings = DecodeSettings(
         frames=frames,
         sampling=SamplingSettings(cfg=cfg),
@@ -207,20 +204,18 @@ def trace(
         executor=executor,
         kv_dtype=kv_dtype,
     )
-    conditions = model.tokenizer.conditions(given_prompts, spec.layout.context + frames)
-    mlps = None if backend is None else backend(network.llm, len(rows))
-    decode = Decode(network, rows, settings, torch.zeros(codes.shape), mlps, conditions)
-    watcher = _Keep(layers, kept if executor == "torch" else [], mlp_tokens, len(rows), spec.decoder.width)
+    decode, _ = begin(model, given_prompts, seeds, settings, backend)
+    watcher = _Keep(layers, kept if executor == "torch" else [], mlp_tokens, decode.rows, spec.decoder.width)
     if executor == "torch":
-        decode.watch = watcher
+        decode.observers.watch = watcher
     kept_at = {s: i for i, s in enumerate(kept)}
     logits = torch.zeros(len(kept), spec.code_depth, videos, spec.codes)
-    hidden = torch.zeros(len(kept), len(rows), spec.decoder.width)
+    hidden = torch.zeros(len(kept), decode.rows, spec.decoder.width)
     for step in decode.steps(codes, keep_logits=True):
         at = kept_at.get(step.index)
         if at is not None:
             assert step.logits is not None
-            logits[at], hidden[at] = step.logits.float().cpu(), step.hidden.float().cpu()
+            logits[at], hidden[at] = step.logits[:, :, 0].float().cpu(), step.hidden[:, 0].float().cpu()
     images = torch.stack([decode.decode_frame(f).cpu() for f in range(frames)], 1)
     if (context := decode.context_frames()) is not None:
         images = torch.cat([context.cpu(), images], 1)
@@ -229,8 +224,8 @@ def trace(
     scores = replay.tas.cpu()
     scores[[v is None for v in given]] = float("nan")
     return Trace(
-        input_ids=rows,
-        position_ids=decode.positions().cpu(),
+        input_ids=decode.prompts.unpadded(),
+        position_ids=decode.prompts.positions().cpu(),
         steps=kept,
         logits=logits,
         hidden=hidden,
@@ -239,5 +234,5 @@ def trace(
         mlp=watcher.mlp,
         block_out=watcher.out,
         frames=images,
-        replay_ratio=replay.stats(decode.passes).ratio,
+        replay_ratio=replay.stats(decode.passed).ratio,
     )

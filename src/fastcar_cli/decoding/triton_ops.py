@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.decoding.state import Batch
+from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.kernels.gpu.append import Gate, Layout, append
 from fastcar_cli.kernels.gpu.attend import attend, chunks_of
 from fastcar_cli.kernels.gpu.depth import attend_depths
@@ -23,7 +23,7 @@ class DeviceState:
     """
 
     def __init__(self, batch: Batch) -> None:
-        device, spec = batch.codes.device, batch.model.spec.decoder
+        device, spec = batch.model.device, batch.model.spec.decoder
         self.t = torch.zeros(1, dtype=torch.int64, device=device)
         self.hidden = torch.zeros(batch.rows, spec.width, dtype=batch.model.dtype, device=device)
         self.thresholds = torch.full((spec.layers, batch.rows), torch.inf, device=device)
@@ -64,7 +64,7 @@ class TritonOps:
         self._logits = empty(rows, d_spec.codes)
         self._layout = Layout(cache.padded, cache.frame, cache.window or 0, cache.first_ring_slot)
         # By input token and row, also where all prompts are equally long.
-        self._cos, self._sin = (a.expand(-1, rows, -1).contiguous() for a in (batch.cos, batch.sin))
+        self._cos, self._sin = (a.expand(-1, rows, -1).contiguous() for a in (batch.places.cos, batch.places.sin))
 
     def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """RMS norm of [rows, width]. The result is overwritten by the next norm."""
@@ -77,13 +77,15 @@ class TritonOps:
         gate = cached = None
         if replay is not None and bool(replay.scored[layer]):
             rule = replay.rule
-            gate = Gate(s.thresholds[layer], s.scores[layer], s.flags[layer], rule.tas == "released", rule.pairs)
+            gate = Gate(
+                s.thresholds[layer], s.scores[layer], s.flags[layer], rule.tas_definition == "released", rule.pairs
+            )
             cached = Cached(s.flags[layer], s.t, replay.outputs[layer])
         h = self.norm(block.input_layernorm, x)
         projections = (attn.q_proj, attn.k_proj, attn.v_proj)
         linear(h, [p.weight for p in projections], [p.bias for p in projections], self._qkv)
         k, v, ring = cache.k[layer], cache.v[layer], cache.aligned[layer]
-        append(self._qkv, self._query, k, v, ring, self._cos, self._sin, s.t, self._layout, batch.videos, gate)
+        append(self._qkv, self._query, k, v, ring, self._cos, self._sin, s.t, self._layout, batch.prompts.videos, gate)
         attend(self._query, k, v, cache.pad, cache.sinks, s.t, self._layout, self._scratch, self._attended)
         linear(self._attended, [attn.o_proj.weight], [attn.o_proj.bias], x, add=True)
         h = self.norm(block.post_attention_layernorm, x)

@@ -8,7 +8,7 @@ engine decides between them whether the MLP runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -122,6 +122,13 @@ class Rotary(nn.Module):
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention of q [rows, heads, S, d] over k, v [rows, kv_heads, S, d], causal where no mask is given."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (a.repeat_interleave(groups, 1) for a in (k, v)) if groups > 1 else (k, v)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [..., head_dim] by angles whose cos and sin broadcast against it."""
     a, b = x.chunk(2, dim=-1)
@@ -167,8 +174,14 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""q [rows, heads, S, d] and k, v [rows, kv_heads, S, d] before rotation to the heads' outputs [rows, heads, S, d]."""
+Branch = Callable[[Tensor], Tensor]
+"""What an MLP branch adds to the residual stream, both [rows, S, width]."""
+
+
 class Block(nn.Module):
-    """Pre-norm attention and MLP with residuals."""
+    """Pre-norm attention and MLP with residuals. Where keys and values come from is the caller's."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -176,6 +189,11 @@ class Block(nn.Module):
         self.self_attn = Attention(spec)
         self.post_attention_layernorm = RMSNorm(spec.width, spec.rms_eps)
         self.mlp = MLP(spec)
+
+    def forward(self, x: Tensor, attend: Attend, mlp: Branch | None = None) -> Tensor:
+        """The residual stream [rows, S, width] behind the block; `mlp` replaces `mlp_branch`, as replay does."""
+        x = x + self.self_attn.merge(attend(*self.self_attn.project(self.input_layernorm(x))))
+        return x + (mlp or self.mlp_branch)(x)
 
     def mlp_branch(self, x: Tensor) -> Tensor:
         """What the MLP adds to the residual x [..., width]: mlp(norm(x))."""

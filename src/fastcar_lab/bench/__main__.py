@@ -219,7 +219,7 @@ def bench(
 
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.cli.flags import given, one_of, refuse
-    from fastcar_cli.decoding.kv_int8 import KV_DTYPES
+    from fastcar_cli.decoding.settings import KV_DTYPES
     from fastcar_cli.resolve import resolve_device
     from fastcar_lab.bench.cases import Benchmark, check
     from fastcar_lab.bench.measure import measure

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.analysis.profiler import decode_of
+from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.decoding.executor import HostExecutor
-from fastcar_cli.decoding.native import block_weights
+from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.decoding.native import NativeExecutor, block_weights
 from fastcar_cli.decoding.plain import PlainExecutor
-from fastcar_cli.decoding.replay import Replay, ReplayRule
+from fastcar_cli.decoding.replay import ReplayRule, Token
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.extras import need
 from fastcar_cli.kernels import native
@@ -30,11 +32,12 @@ Passes = Callable[[int], None]
 class ComputeThenSelect(PlainExecutor):
     """What the released FastCar code does: every MLP is computed, then rows are selected."""
 
-    def _mlp(self, layer: int, t: int, x: Tensor, replay: Replay | None) -> Tensor:
+    def _mlp(self, layer: int, t: Token, rows: Tensor, x: Tensor) -> Tensor:
         """As the plain executor has it; the result is the same, the saving is not."""
+        replay = self._batch.replay
         assert replay is not None
         slot = replay.outputs[layer, :, t % replay.frame]
-        y = self._batch.blocks[layer].mlp_branch(x)
+        y = self._batch.model.llm.blocks[layer].mlp_branch(x)
         slot.copy_(torch.where(replay.replayed[layer, :, t, None], slot, y))
         return slot
 
@@ -75,22 +78,27 @@ def engine(
         forced = torch.zeros_like(decode.replay.replayed)
         forced[:, :, first : first + passes] = pattern(ratio, layers, rows, passes, joint)
         decode.replay.force(forced)
-    if select:
-        decode.executor = ComputeThenSelect(decode)
-    decode.start()
-    runner = decode.executor
-    assert isinstance(runner, HostExecutor)
+    kinds: dict[str, Callable[[Batch], HostExecutor]] = {
+        "torch": ComputeThenSelect if select else PlainExecutor,
+        "native": NativeExecutor,
+    }
+    runner = kinds[executor](decode)
     # transformers is given embeddings, so ours need not look up codes either.
     identity = isinstance(model.projector.layers, nn.Identity)
-    inputs = model.spec.decoder.width if identity else model.spec.code_width
-    latent = torch.zeros(decode.videos, inputs, device=model.device, dtype=model.dtype)
-    decode.fast_forward(first)
+    width = model.spec.decoder.width if identity else model.spec.code_width
+    latent = torch.zeros(decode.prompts.videos, 1, width, device=model.device, dtype=model.dtype)
+    with torch.inference_mode():
+        runner.prefill()
+        decode.fast_forward()
+
+    final = (1,) * decode.prompts.videos
 
     @torch.inference_mode()
     def run(count: int) -> None:
         for t in range(first, first + count):
-            runner.token_pass(t, latent)
-        decode.cache.rewind(count)
+            inputs = Inputs((t,) * decode.prompts.videos)
+            runner.run(inputs, latent)
+            runner.commit(inputs, final)
 
     return run
 

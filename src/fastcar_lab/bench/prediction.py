@@ -21,8 +21,8 @@ from fastcar_cli._version import __version__
 from fastcar_cli.analysis.machine import processor
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.sampling import uniforms
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import need
@@ -109,12 +109,11 @@ def ours(network: Network, plan: PredictedClip, replay: bool) -> Go:
     spec = network.spec
     ids, frames = prompt_of(spec), plan.frames - spec.layout.context
     decisions = forced(plan, spec) if replay else None
-    sampling = SamplingSettings(DEFAULTS.cfg, DEFAULTS.temperature, DEFAULTS.top_k, DEFAULTS.top_p)
     rule = ReplayRule(Tau((float("-inf"),)) if replay else OFF)
-    settings = DecodeSettings(frames=frames, sampling=sampling, rule=rule)
+    settings = DecodeSettings(frames=frames, sampling=DEFAULTS.sampling, rule=rule)
 
     def go(seed: int) -> float:
-        decode = Decode(network, [ids], settings, uniforms(seed, frames * spec.tokens_per_frame, 1)[None])
+        decode = Decode.of(network, [ids], settings, uniforms(seed, frames * spec.tokens_per_frame, 1)[None])
         if decisions is not None:
             assert decode.replay is not None
             decode.replay.force(decisions)

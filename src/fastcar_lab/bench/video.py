@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from fastcar_cli.analysis.machine import Stream, processor
-from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.sampling import SamplingSettings, uniforms
-from fastcar_cli.decoding.state import DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
@@ -60,23 +59,20 @@ def _read_by(decode: Decode, first: int, last: int) -> int:
         computed = spec.decoder.layers
         if decode.replay is not None:
             computed = int((~decode.replay.replayed[:, :, index - 1]).any(1).sum())
-        total += fixed + mlp * computed + decode.cache.bytes_read(decode.padded + index - 1)
+        total += fixed + mlp * computed + decode.cache.bytes_read(index - 1)
     return total
 
 
 def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
     """A video ready to be decoded, guided as its model wants it; with replay its decisions are forced."""
-    network, tokenizer, own = model.network, model.tokenizer, model.defaults
-    spec, n = network.spec, network.spec.tokens_per_frame
-    rows = [list(tokenizer.complete(tokenizer.read(PROMPT), 0).ids)]
-    rows += [] if own.cfg == 1 else [list(tokenizer.blank())]
+    spec, n = model.network.spec, model.network.spec.tokens_per_frame
     settings = DecodeSettings(
         frames=plan.frames,
-        sampling=SamplingSettings(own.cfg, own.temperature, own.top_k, own.top_p, own.first_frame_top_p),
+        sampling=model.defaults.sampling,
         rule=ReplayRule(OFF if variant == "dense" else Tau((float("-inf"),))),
         kv_dtype=plan.kv_dtype,
     )
-    decode = Decode(network, rows, settings, uniforms(0, plan.frames * n, spec.code_depth)[None])
+    decode, _ = begin(model, [PROMPT], [0], settings)
     if decode.replay is not None:
         passes = plan.frames * n - 1
         # The first frame is computed, so the others replay more; a stretch of the middle replays the ratio itself.
@@ -89,7 +85,7 @@ def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
                 allowed=f"at most {(passes - n) / passes:.3f}",
             )
         forced = torch.zeros_like(decode.replay.replayed)
-        forced[:, :, n:] = pattern(ratio, spec.decoder.layers, len(rows), passes - n, joint=True)
+        forced[:, :, n:] = pattern(ratio, spec.decoder.layers, decode.rows, passes - n, joint=True)
         decode.replay.force(forced)
     return decode
 

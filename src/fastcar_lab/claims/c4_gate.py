@@ -56,7 +56,7 @@ def judge(study: Study) -> Finding:
         a, over = estimate(area[name]), difference(area[DEFAULT], area[name])
         row: dict[str, Any] = {
             "score": name,
-            "is": SCORES[name].told,
+            "is": SCORES[name].description,
             "area": a.mean,
             "area_low": a.low,
             "area_high": a.high,

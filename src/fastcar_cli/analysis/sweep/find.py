@@ -76,7 +76,7 @@ def tas_of(session: Session) -> NDArray[np.float32]:
     grid, runs = session.grid, []
     pairs = [(p, s) for s in grid.seeds for p in grid.prompts][:_TAS_VIDEOS]
     pipe = session.worker.pipe(next(grid.cells()))
-    rule = ReplayRule(tas=pipe.settings.rule.tas, score=grid.scores[0])
+    rule = ReplayRule(tas_definition=pipe.settings.rule.tas_definition, score=grid.scores[0])
     pipe = pipe.with_settings(rule=rule, keep_tas=True)
     for prompt, seed in pairs:
         for _ in pipe.stream([session.worker.begin(prompt)], [seed]):

@@ -28,7 +28,7 @@ class _TokenRecorder:
     """Records every block of a decode: arrays by token [layers, rows, T*N - 1], extremes by layer."""
 
     def __init__(self, decode: Decode) -> None:
-        layers, rows, passes = len(decode.blocks), decode.rows, decode.tokens - 1
+        layers, rows, passes = len(decode.model.llm.blocks), decode.rows, decode.draws.tokens - 1
         self._decode, self._frame = decode, decode.frame
         self._scorers = {name: Scorer(name, decode.frame, decode.frame) for name in SCORES}
         self._past: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
@@ -44,7 +44,7 @@ class _TokenRecorder:
         self.extremes[name][state.layer] = torch.maximum(self.extremes[name][state.layer], value.float().max().cpu())
 
     def __call__(self, state: BlockState) -> None:
-        block = self._decode.blocks[state.layer]
+        block = self._decode.model.llm.blocks[state.layer]
         norm = block.post_attention_layernorm
         x = norm(state.after)
         up, gate = block.mlp.up_proj(x), F.silu(block.mlp.gate_proj(x))
@@ -93,20 +93,19 @@ def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[A
     """
     decode = pipe.decode
     assert decode is not None
-    shape = (len(decode.blocks), decode.rows, decode.tokens - 1)
+    shape = (len(decode.model.llm.blocks), decode.rows, decode.draws.tokens - 1)
     replayed = np.zeros(shape, bool) if decode.replay is None else decode.replay.replayed.cpu().numpy()
     arrays: dict[str, NDArray[Any]] = {"replayed": replayed, "codes": decode.codes[0].cpu().numpy().astype(np.int16)}
     if not observe:
         return arrays
     rule = replace(decode.settings.rule, tau=OFF, target=None, score=DEFAULT)
     settings = replace(decode.settings, rule=rule, keep_tas=True, executor="torch")
-    rows = [ids[-int(length) :].tolist() for ids, length in zip(decode.ids, decode.lengths, strict=True)]
-    again = Decode(decode.model, rows, settings, decode.uniforms, conditions=decode.conditions)
+    again = Decode.of(decode.model, decode.prompts, settings, decode.draws.uniforms)
     assert again.replay is not None
     if decode.replay is not None:
         again.replay.force(decode.replay.replayed)
     recorder = _TokenRecorder(again)
-    again.on_block = recorder
+    again.observers.on_block = recorder
     for _ in again.steps(decode.codes):
         pass
     tensors = {"scores": recorder.scores, **recorder.seen, **recorder.extremes}

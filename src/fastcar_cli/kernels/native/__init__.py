@@ -1,6 +1,6 @@
 """Native CPU kernels: C++ in `source/`, built with the package and loaded with ctypes."""
 
-from fastcar_cli.kernels.native.decoder import MOST_ROWS, BlockWeights, DecoderPass, MLPs, OlderTokens, Slots
+from fastcar_cli.kernels.native.decoder import MOST_ROWS, BlockWeights, DecoderPass, MLPs
 from fastcar_cli.kernels.native.depth import CodeDraw, DepthBlockWeights, DepthWeights, Norm
 from fastcar_cli.kernels.native.library import instruction_set, instruction_sets, unavailable
 from fastcar_cli.kernels.native.linear import Product, linear
@@ -16,9 +16,7 @@ __all__ = [
     "Linear",
     "MLPs",
     "Norm",
-    "OlderTokens",
     "Product",
-    "Slots",
     "instruction_set",
     "instruction_sets",
     "linear",

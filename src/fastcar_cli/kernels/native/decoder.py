@@ -1,4 +1,4 @@
-"""A decode pass on the CPU: all decoder blocks on one token of every row, for few rows.
+"""A decode pass on the CPU: all decoder blocks on one or more tokens of every row, for few rows.
 
 A pass at one position is bound by reading weights. So each product streams its weight matrix once, in its stored layout
 [out, in]; attention reads the KV cache in place; and the gate decides between attention and MLP, so that the weights of
@@ -9,7 +9,7 @@ of threads, and those of a row not on other rows (except that a pair decides tog
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,39 +37,6 @@ class BlockWeights:
     gate: Linear
     up: Linear
     down: Linear
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Where a token reads and writes the caches.
-
-    slot: where its key and value are written. length: slots below it are attended to. aligned_from: slot of the aligned
-    key that the token is scored against. aligned_to: where its own aligned key is written. older: of the older tokens,
-    how many are attended to. moved_to: where among them the token goes that lay in `slot`; -1: nowhere.
-    """
-
-    slot: int
-    length: int
-    aligned_from: int
-    aligned_to: int
-    older: int = 0
-    moved_to: int = -1
-
-
-@dataclass(frozen=True)
-class OlderTokens:
-    """Keys and values int8 [layers, rows, kv_heads, older slots, head width] of tokens that lie further back.
-
-    Scales are float32 [layers, rows, kv_heads, older slots]. A row is its numbers times its scale, plus the mean
-    float32 [layers, rows, kv_heads, head width].
-    """
-
-    keys: Tensor
-    values: Tensor
-    key_scales: Tensor
-    value_scales: Tensor
-    key_means: Tensor
-    value_means: Tensor
 
 
 def _block_struct(block: BlockWeights, layer: int, width: int) -> Any:
@@ -107,14 +74,21 @@ def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> Any:
 
 
 class DecoderPass:
-    """All blocks and the last norm on one token of every row. Weights and caches are used in place, not copied.
+    """All blocks and the last norm on one or more tokens of every row. Weights and caches are used in place.
 
     norm: weight of the last norm, float32 [width]. eps: of all norms.
     keys, values: [layers, rows, kv_heads, slots, head width], float32 or bfloat16.
     aligned: the keys that TAS reads. Its slots may differ, or it may be the same tensor as keys.
-    older: tokens that are attended to beside those of keys and values, or None.
+    older: further tokens that are attended to: `older_keys` and `older_values` int8 [layers, rows, kv_heads, older
+    slots, head width], `older_key_scales` and `older_value_scales` float32 without the head width, and what is added to
+    each, `key_means` and `value_means` float32 [layers, rows, kv_heads, head width]; empty without such tokens.
     outputs: the replay cache, [layers, rows, N, width] float32 or bfloat16. None: nothing is stored or replayed.
+    table: int64 [tokens, 6], by token where it lies in the caches: the slot of its key and value; the slots below which
+    it attends to; the slot of its aligned key, and the one of its own; how many of the older tokens it attends to, and
+    where among them the token goes that lay in its slot (-1: nowhere).
+    cos, sin: float32 [tokens, rows or 1, head width].
     start: int64 [rows]; slots before it are padding. It must not change.
+    most: tokens of a row that one pass can take.
     released: TAS takes the query before its rotation, as the released code does.
     pairs: rows r and r + rows / 2 decide together, by the mean of their scores.
     Raises ValueError with the name of a tensor that does not fit, RuntimeError where `unavailable` says why.
@@ -132,8 +106,12 @@ class DecoderPass:
         values: Tensor,
         aligned: Tensor,
         outputs: Tensor | None,
+        table: Tensor,
+        cos: Tensor,
+        sin: Tensor,
         start: Tensor,
-        older: OlderTokens | None = None,
+        older: Mapping[str, Tensor] | None = None,
+        most: int = 1,
         released: bool = False,
         pairs: bool = False,
         threads: int = 1,
@@ -142,14 +120,14 @@ class DecoderPass:
         inner, cached = decoder.blocks[0].q.outputs, decoder.blocks[0].k.outputs
         if heads < 1 or kv_heads < 1 or heads % kv_heads or inner % heads or inner // heads * kv_heads != cached:
             raise ValueError(f"{heads} heads and {kv_heads} kv heads don't divide q and k of {inner} and {cached}")
-        d, rows = inner // heads, len(start)
+        d, rows, tokens = inner // heads, len(start), len(table)
         if d % 2:
             raise ValueError(f"heads are {d} wide, expected an even number")
-        if not 1 <= rows <= MOST_ROWS or (pairs and rows % 2):
-            raise ValueError(f"{rows} rows: expected 1 to {MOST_ROWS}, an even number in pairs")
-        slots, aligned_slots, older_slots = keys.shape[3], aligned.shape[3], 0 if older is None else older.keys.shape[3]
-        positions, layers = 0 if outputs is None else outputs.shape[2], len(blocks)
-        heads_of = (layers, rows, kv_heads)
+        if most < 1 or not 1 <= rows * most <= MOST_ROWS or (pairs and rows % 2):
+            raise ValueError(f"{rows} rows of {most} tokens: expected 1 to {MOST_ROWS} in all, an even number in pairs")
+        slots, aligned_slots, positions = keys.shape[3], aligned.shape[3], 0 if outputs is None else outputs.shape[2]
+        older_slots = older["older_keys"].shape[3] if older else 0
+        layers, heads_of = len(blocks), (len(blocks), rows, kv_heads)
         caches: dict[str, tuple[Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = {
             "keys": (keys, (*heads_of, slots, d), _FLOATS),
             "values": (values, (*heads_of, slots, d), (keys.dtype,)),
@@ -158,27 +136,42 @@ class DecoderPass:
         }
         if older is not None and older_slots:
             for part in ("key", "value"):
-                numbers, scales, means = (getattr(older, f"{part}{kind}") for kind in ("s", "_scales", "_means"))
                 caches |= {
-                    f"older_{part}s": (numbers, (*heads_of, older_slots, d), (torch.int8,)),
-                    f"older_{part}_scales": (scales, (*heads_of, older_slots), (torch.float32,)),
-                    f"{part}_means": (means, (*heads_of, d), (torch.float32,)),
+                    f"older_{part}s": (older[f"older_{part}s"], (*heads_of, older_slots, d), (torch.int8,)),
+                    f"older_{part}_scales": (older[f"older_{part}_scales"], (*heads_of, older_slots), (torch.float32,)),
+                    f"{part}_means": (older[f"{part}_means"], (*heads_of, d), (torch.float32,)),
                 }
         for name, (tensor, shape, dtypes) in caches.items():
             if tensor is not None:
                 expect(name, tensor, shape, *dtypes)
                 for i in range(layers):
                     setattr(decoder.blocks[i], name, tensor[i].data_ptr())
+        angles = (tokens, cos.shape[1], d)
+        if angles[1] not in (1, rows):
+            raise ValueError(f"cos has {angles[1]} rows, expected 1 or {rows}")
         for field, value in {
-            **{"rows": rows, "heads": heads, "kv_heads": kv_heads, "head_width": d, "slots": slots},
+            **{"rows": rows, "most": most, "heads": heads, "kv_heads": kv_heads, "head_width": d, "slots": slots},
             **{"aligned_slots": aligned_slots, "older_slots": older_slots, "positions": positions},
-            **{"pairs": pairs, "released": released, "cache_format": FORMATS[keys.dtype]},
+            **{"pairs": pairs, "released": released, "cache_format": FORMATS[keys.dtype], "angle_rows": angles[1]},
             "output_format": 0 if outputs is None else FORMATS[outputs.dtype],
             "norm": expect("norm", norm, (decoder.width,), torch.float32),
             "start": expect("start", start, (rows,), torch.int64),
+            "table": expect("table", table, (tokens, 6), torch.int64),
+            "cos": expect("cos", cos, angles, torch.float32),
+            "sin": expect("sin", sin, angles, torch.float32),
         }.items():
             setattr(decoder, field, value)
-        self._step = STRUCTS.Step()
+        least = torch.tensor([0, int(start.max()) + 1, 0, 0, 0, -1])
+        end = torch.tensor([slots - 1, slots, aligned_slots - 1, aligned_slots - 1, older_slots, older_slots - 1])
+        outside = ((table < least) | (table > end)).any(1).nonzero()
+        if int(start.min()) < 0 or len(outside):
+            token = int(outside[0]) if len(outside) else 0
+            raise ValueError(
+                f"start {start.tolist()} or token {token} of the table, {table[token].tolist()}, lies outside of "
+                f"{slots} slots, {aligned_slots} aligned and {older_slots} older ones"
+            )
+        self._tokens = (ctypes.c_int64 * rows)()
+        self._step = STRUCTS.Step(tokens=ctypes.addressof(self._tokens))
         # The tensors that the last pass was given; the same ones need not be looked at again.
         self._scored: Tensor | None = None
         self._scores: Tensor | None = None
@@ -186,67 +179,45 @@ class DecoderPass:
         decoder.scratch = memory.data_ptr()
         # A small pass takes less than a millisecond, so the call itself must do little.
         self._run = partial(kernels().decode, ctypes.byref(decoder), ctypes.byref(self._step))
-        self._rows, self._width, self._d, self._positions = rows, decoder.width, d, positions
-        self._layers, self._slots, self._aligned_slots, self._older_slots = layers, slots, aligned_slots, older_slots
+        self._rows, self._width, self._layers, self._most, self._end = rows, decoder.width, layers, most, tokens
+        self._replays, self._slots = bool(positions), slots + older_slots
         # What an address points to must live as long as this object.
-        self._held = (decoder, memory, blocks, norm, caches, start)
-        self._last_start = int(start.max())
-        if int(start.min()) < 0:
-            raise ValueError(f"start: {start.tolist()}, expected slots")
+        self._held = (decoder, memory, blocks, norm, caches, start, table, cos, sin)
 
     def __call__(
         self,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        at: Slots,
+        tokens: Sequence[int],
         *,
         mask: Tensor | None = None,
-        position: int = 0,
         thresholds: Tensor | None = None,
         scored: Tensor | None = None,
         scores: Tensor | None = None,
         replayed: Tensor | None = None,
     ) -> float:
-        """Run one token of every row; x [rows, width] float32 becomes its hidden state after the last norm.
+        """Run as many tokens of every row as x has; x [rows, count, width] float32 becomes their hidden states.
 
-        cos, sin: float32 [rows or 1, head width]. mask: bool [rows, slots + older slots], the slots to attend to;
-        None: all from `start` on. position: slot in the replay cache. scored: bool [layers], the layers where TAS is
-        computed and gates the MLP; None: all. Other layers are dense. scores float32 and replayed bool [layers, rows]
-        are written in the scored layers; both or neither are given. thresholds: float32 [layers, rows]; a row replays
-        where its score (in pairs the mean) is greater: never with +inf, with -inf unless the score is NaN. None:
-        nothing replays. A replayed MLP output is added from the replay cache, a computed one is stored there. Returns
-        the seconds spent in MLP branches.
+        tokens: the first token of each row. Inputs are the rows' tokens, one row after another.
+        mask: bool [inputs, slots + older slots], the slots to attend to; None: all from `start` on. scored: bool
+        [layers], the layers where TAS is computed and gates the MLP; None: all. Other layers are dense. scores float32
+        and replayed bool [layers, inputs] are written in the scored layers; both or neither are given. thresholds:
+        float32 [layers, inputs]; an input replays where its score (in pairs the mean) is greater: never with +inf, with
+        -inf unless the score is NaN. None: nothing replays. A replayed MLP output is added from the replay cache, a
+        computed one is stored there. Returns the seconds spent in MLP branches.
         """
-        step, rows, slots, aligned_slots = self._step, self._rows, self._slots, self._aligned_slots
-        older_slots = self._older_slots
-        if not (
-            0 <= at.slot < slots
-            and self._last_start < at.length <= slots
-            and 0 <= at.aligned_from < aligned_slots
-            and 0 <= at.aligned_to < aligned_slots
-            and 0 <= at.older <= older_slots
-            and -1 <= at.moved_to < older_slots
-        ):
-            raise ValueError(
-                f"{at} lies outside of {slots} slots from {self._last_start} on, {aligned_slots} aligned or "
-                f"{older_slots} older ones"
-            )
-        if self._positions and not 0 <= position < self._positions:
-            raise ValueError(f"position is {position}, expected 0 to {self._positions - 1}")
+        step, count = self._step, x.shape[1]
+        if not (min(tokens) >= 0 and max(tokens) + count <= self._end and 1 <= count <= self._most):
+            raise ValueError(f"tokens {tokens} and {count - 1} behind each: there are {self._end}, {self._most} a pass")
         if (scores is None) != (replayed is None):
             raise ValueError("scores and replayed: both or neither")
-        if thresholds is not None and (scores is None or not self._positions):
+        if thresholds is not None and (scores is None or not self._replays):
             raise ValueError("thresholds: replay needs outputs, scores and replayed")
-        angles, per_layer = (len(cos), self._d), (self._layers, rows)
-        if angles[0] not in (1, rows):
-            raise ValueError(f"cos has {len(cos)} rows, expected 1 or {rows}")
-        step.x = expect("x", x, (rows, self._width), torch.float32)
-        step.cos, step.sin = expect("cos", cos, angles, torch.float32), expect("sin", sin, angles, torch.float32)
-        step.angle_rows, step.position = angles[0], position
-        step.slot, step.length, step.aligned_from, step.aligned_to = at.slot, at.length, at.aligned_from, at.aligned_to
-        step.older, step.moved_to = at.older, at.moved_to
-        step.mask = None if mask is None else expect("mask", mask, (rows, slots + older_slots), torch.bool)
+        inputs = self._rows * count
+        per_layer = (self._layers, inputs)
+        self._tokens[:] = list(tokens)
+        step.count = count
+        step.x = expect("x", x, (self._rows, count, self._width), torch.float32)
+        step.mask = None if mask is None else expect("mask", mask, (inputs, self._slots), torch.bool)
         step.thresholds = None if thresholds is None else expect("thresholds", thresholds, per_layer, torch.float32)
         if scored is not self._scored or scores is not self._scores:
             flags = None if scored is None else expect("scored", scored, per_layer[:1], torch.bool)
@@ -273,7 +244,7 @@ class MLPs:
         d, y = self._decoder, torch.empty_like(x)
         at = expect("x", x, (len(x), d.width), torch.float32)
         if self._scratch is None or d.rows != len(x):
-            d.rows = len(x)
+            d.rows, d.most = len(x), 1
             self._scratch = scratch(self._kernels.decoder_bytes(d))
             d.scratch = self._scratch.data_ptr()
         self._kernels.mlps(ctypes.byref(d), at, y.data_ptr(), passes)

@@ -89,12 +89,13 @@ def _transformer(weights: DepthWeights, depth: int) -> dict[str, Any]:
 
 
 class CodeDraw:
-    """Draws the codes of one token after another, all depths in one call; weights are used in place.
+    """Draws the codes of one or more tokens of every video, all depths in one call; weights are used in place.
 
     transformer: None where the one code of a token is drawn from the hidden state itself. classifier: the map to
     logits. codebooks: float32 [codes, code width], one for each depth. uniforms: float32 [videos, tokens, depth].
-    codes: int64 [videos, tokens, depth], where draws are written. There is a row for each video; unless guidance is 1,
-    the unconditional rows follow the conditional ones. temperature, top_k: see `decoding.sampling.SamplingSettings`.
+    codes: int64 [videos, tokens, depth], where draws are written. There is a row for each draw; unless guidance is 1,
+    the unconditional rows follow the conditional ones. temperature, top_k: see `models.sampling.SamplingSettings`.
+    most: tokens of a video that are drawn at once.
     Raises as `DecoderPass` does.
     """
 
@@ -109,12 +110,13 @@ class CodeDraw:
         guidance: float = 1.0,
         temperature: float = 1.0,
         top_k: int = 0,
+        most: int = 1,
         threads: int = 1,
     ) -> None:
-        if min(codes.dim() - 2, threads) < 1 or not codes.numel():
-            raise ValueError(f"{threads} threads, codes {list(codes.shape)}: expected some of each")
+        if min(codes.dim() - 2, threads, most) < 1 or not codes.numel():
+            raise ValueError(f"{threads} threads, {most} tokens, codes {list(codes.shape)}: expected some of each")
         videos, tokens, depth = codes.shape
-        rows = videos if guidance == 1 else 2 * videos
+        rows = videos * most * (1 if guidance == 1 else 2)
         if len(codebooks) != depth or (transformer is None and depth != 1):
             raise ValueError(f"{len(codebooks)} codebooks for a depth of {depth}")
         if transformer is None:
@@ -134,9 +136,16 @@ class CodeDraw:
             keys=self._cache[0].data_ptr(),
             values=self._cache[1].data_ptr(),
         )
-        self._shape = (videos, tokens, depth)
+        self._shape, self._most, self._pair = (videos, tokens, depth), most, 1 if guidance == 1 else 2
+        self._first = (ctypes.c_int64 * videos)()
+        self._top_p = (ctypes.c_double * (videos * most))()
         self._draw = STRUCTS.Draw(
-            tokens=tokens,
+            **{
+                "videos": videos,
+                "tokens": tokens,
+                "first": ctypes.addressof(self._first),
+                "top_p": ctypes.addressof(self._top_p),
+            },
             sampling=STRUCTS.Sampling(guidance=guidance, temperature=temperature, top_k=top_k),
             uniforms=expect("uniforms", uniforms, self._shape, torch.float32),
             codes=expect("codes", codes, self._shape, torch.int64),
@@ -148,26 +157,36 @@ class CodeDraw:
         self._held = (memory, transformer, classifier, codebooks, uniforms, codes)
 
     def __call__(
-        self, hidden: Tensor, index: int, *, top_p: float = 1.0, given: Tensor | None = None, keep_logits: bool = False
+        self,
+        hidden: Tensor,
+        first: Sequence[int],
+        top_p: Sequence[float],
+        *,
+        given: Tensor | None = None,
+        keep_logits: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Draw the codes of token `index` from its hidden states, float32 [rows, in].
+        """Draw the codes of as many tokens of every video as there are hidden states, float32 [rows, count, in].
 
-        given: int64 [videos, tokens, depth], codes to take instead. Returns the sums of the code vectors [videos, code
-        width] and, with `keep_logits`, the guided logits [depth, videos, codes]. Raises ArithmeticError where no code
-        can be drawn because a logit is NaN or infinite, ValueError for a given code that is out of range.
+        first: the first token of each video. top_p: one a draw, the draws of a video behind one another. given: int64
+        [videos, tokens, depth], codes to take instead where they are not negative. Returns the sums of the code vectors
+        [videos, count, code width] and, with `keep_logits`, the guided logits [depth, videos, count, codes]. Raises
+        ArithmeticError where no code can be drawn because a logit is NaN or infinite, ValueError for a given code that
+        is out of range.
         """
-        (videos, tokens, depth), draw = self._shape, self._draw
-        if not 0 <= index < tokens:
-            raise ValueError(f"index is {index}, expected 0 to {tokens - 1}")
-        latent = torch.empty(videos, self._depth.later.inputs)
-        logits = torch.empty(depth, videos, self._depth.classifier.outputs) if keep_logits else None
-        draw.index, draw.sampling.top_p, draw.latent = index, top_p, latent.data_ptr()
-        draw.hidden = expect("hidden", hidden, (self._depth.rows, self._depth.first.inputs), torch.float32)
+        (videos, tokens, depth), draw, count = self._shape, self._draw, hidden.shape[1]
+        if not (min(first) >= 0 and max(first) + count <= tokens and 1 <= count <= self._most):
+            raise ValueError(f"tokens {first} and {count - 1} behind each: there are {tokens}, {self._most} a draw")
+        latent = torch.empty(videos, count, self._depth.later.inputs)
+        logits = torch.empty(depth, videos, count, self._depth.classifier.outputs) if keep_logits else None
+        self._first[:], self._top_p[: videos * count] = list(first), list(top_p)
+        draw.count, draw.latent = count, latent.data_ptr()
+        shape = (self._pair * videos, count, self._depth.first.inputs)
+        draw.hidden = expect("hidden", hidden, shape, torch.float32)
         draw.given = None if given is None else expect("given", given, self._shape, torch.int64)
         draw.logits = None if logits is None else logits.data_ptr()
         if failed := self._run():
-            where = f"token {index}, depth {failed - 1}"
-            if given is None:
+            where = f"tokens {first}, depth {failed - 1}"
+            if given is None or int(given.max()) < self._depth.classifier.outputs:
                 raise ArithmeticError(f"{where}: the logits are not finite")
             raise ValueError(f"given: {where} has no code of 0 to {self._depth.classifier.outputs - 1}")
         return latent, logits

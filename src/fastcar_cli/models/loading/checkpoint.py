@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,8 +17,9 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.weights import Component, Progress, Store, fill
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.quantised import WeightFormat
+from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import ModelSpec
-from fastcar_cli.plain_data import WHOLE, Count, Factor, Setting, checked, read_json
+from fastcar_cli.plain_data import WHOLE, checked, read_json
 from fastcar_cli.prompt import PromptReader
 from fastcar_cli.worlds.phrases import PhraseTokenizer
 from fastcar_cli.worlds.placement_text import phrase_tokenizer
@@ -61,16 +62,16 @@ def no_such_dtype(asked: str, allowed: Collection[str]) -> RequestError:
 
 
 @checked_dataclass(frozen=True, config=WHOLE)
-class GenerationDefaults:
-    """What `generate` uses where the user says nothing."""
+class GenerationDefaults(SamplingSettings):
+    """What `generate` uses where the user says nothing: how codes are drawn, and the forms of the replay rule."""
 
-    cfg: Setting = 3.0
-    temperature: Setting = 1.0
-    top_k: Count = 0
-    top_p: Factor = 1.0
-    first_frame_top_p: Factor | None = None
     tas: str = "attention"
     gate: str = "row"
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """How codes are drawn."""
+        return SamplingSettings(**{field.name: getattr(self, field.name) for field in fields(SamplingSettings)})
 
 
 @dataclass(frozen=True)

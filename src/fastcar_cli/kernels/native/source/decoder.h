@@ -1,4 +1,4 @@
-// A decode pass: all decoder blocks on one token of every row.
+// A decode pass: all decoder blocks on one or more tokens of every row.
 #pragma once
 #include "attention.h"
 
@@ -13,15 +13,15 @@ struct Workspace {
     Workspace(const Decoder& d, char* memory) {
         Scratch scratch{memory};
         const Block& b = d.blocks[0];
-        long items = d.rows * d.heads;
-        normed = scratch.inputs(d.rows, d.width);
-        q = scratch.rows(d.rows, b.q.outputs);
-        k = scratch.rows(d.rows, b.k.outputs);
-        v = scratch.rows(d.rows, b.v.outputs);
-        attended = scratch.inputs(d.rows, b.q.outputs);
-        branch = scratch.rows(d.rows, d.width);
-        hidden = scratch.inputs(d.rows, b.up.outputs);
-        gate = scratch.rows(d.rows, b.up.outputs);
+        long inputs = d.rows * d.most, items = inputs * d.heads;
+        normed = scratch.inputs(inputs, d.width);
+        q = scratch.rows(inputs, b.q.outputs);
+        k = scratch.rows(inputs, b.k.outputs);
+        v = scratch.rows(inputs, b.v.outputs);
+        attended = scratch.inputs(inputs, b.q.outputs);
+        branch = scratch.rows(inputs, d.width);
+        hidden = scratch.inputs(inputs, b.up.outputs);
+        gate = scratch.rows(inputs, b.up.outputs);
         query = scratch.rows(items, d.head_width);
         output = scratch.rows(items, d.head_width);
         softmax_state = scratch.floats(2 * LANES * items);
@@ -64,35 +64,39 @@ inline void write_int8(const void* rows, long from, const float* mean, long n, f
     for (long k = 0; k < n; k++) out[k] = int8_t(int(__builtin_rintf(factor ? x[k] * factor : 0)));
 }
 
-// Attention of the heads of row r that share KV head g: rotates their queries and the new key, writes key and value to
-// the caches and, where `scored`, computes the heads' share of TAS.
+// Attention of the heads of row r that share KV head g, for input i of the row: rotates their queries and the new key,
+// writes key and value to the caches and, where `scored`, computes the heads' share of TAS. Inputs of a row are called in
+// their order, each with the caches as it would find them in a pass of its own.
 template <class Format>
-void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, bool scored) {
-    long n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = r * d.heads + first;
+void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long i, long g,
+                  bool scored) {
+    long input = r * step.count + i, token = step.tokens[r] + i;
+    const At& to = reinterpret_cast<const At*>(d.table)[token];
+    long n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = input * d.heads + first;
     long head = r * d.kv_heads + g, bytes = n * Format::size, start = head * d.slots + d.start[r];
-    long at = head * d.slots + step.slot, older = head * d.older_slots;
-    const float* cos = step.cos + (step.angle_rows == 1 ? 0 : r * n);
-    const float* sin = step.sin + (step.angle_rows == 1 ? 0 : r * n);
+    long at = head * d.slots + to.slot, older = head * d.older_slots;
+    long angle = (token * d.angle_rows + (d.angle_rows == 1 ? 0 : r)) * n;
+    const float *cos = d.cos + angle, *sin = d.sin + angle;
     float* key = w.query[item];
     const float* key_mean = d.older_slots ? b.key_means + head * n : nullptr;
     const float* value_mean = d.older_slots ? b.value_means + head * n : nullptr;
-    if (step.moved_to >= 0) {
-        write_int8<Format>(b.keys, at, key_mean, n, key, b.older_keys, b.older_key_scales, older + step.moved_to);
+    if (to.moved_to >= 0) {
+        write_int8<Format>(b.keys, at, key_mean, n, key, b.older_keys, b.older_key_scales, older + to.moved_to);
         write_int8<Format>(b.values, at, value_mean, n, key, b.older_values, b.older_value_scales,
-                           older + step.moved_to);
+                           older + to.moved_to);
     }
-    rotate(w.k[r] + g * n, cos, sin, n, key);
+    rotate(w.k[input] + g * n, cos, sin, n, key);
     write_row<Format>(key, n, b.keys, at);
-    write_row<Format>(key, n, b.aligned, head * d.aligned_slots + step.aligned_to);
-    write_row<Format>(w.v[r] + g * n, n, b.values, at);
+    write_row<Format>(key, n, b.aligned, head * d.aligned_slots + to.aligned_to);
+    write_row<Format>(w.v[input] + g * n, n, b.values, at);
 
     Queries queries{{w.query[item], w.query.step}, {w.output[item], w.output.step},
                     w.softmax_state + 2 * LANES * item, groups};
     float scale = inverse_sqrt(float(n));
     auto keys = static_cast<const char*>(b.keys), values = static_cast<const char*>(b.values);
-    auto aligned = static_cast<const char*>(b.aligned) + (head * d.aligned_slots + step.aligned_from) * bytes;
+    auto aligned = static_cast<const char*>(b.aligned) + (head * d.aligned_slots + to.aligned_from) * bytes;
     for (long h = 0; h < groups; h++) {
-        const float* q = w.q[r] + (first + h) * n;
+        const float* q = w.q[input] + (first + h) * n;
         float* query = queries.query[h];
         rotate(q, cos, sin, n, query);
         if (scored) {
@@ -103,10 +107,10 @@ void attend_group(const Decoder& d, const Block& b, const Step& step, const Work
         for (long k = 0; k < n; k++) query[k] *= scale;
     }
     begin_attention(queries, n);
-    const uint8_t* mask = step.mask ? step.mask + r * (d.slots + d.older_slots) : nullptr;
-    if (step.older) {
+    const uint8_t* mask = step.mask ? step.mask + input * (d.slots + d.older_slots) : nullptr;
+    if (to.older) {
         auto of_head = [&](const void* rows) { return static_cast<const char*>(rows) + older * n; };
-        attend<CachedInt8>({of_head(b.older_keys), of_head(b.older_values), keys + start * bytes, step.older,
+        attend<CachedInt8>({of_head(b.older_keys), of_head(b.older_values), keys + start * bytes, to.older,
                             mask ? mask + d.slots : nullptr, b.older_key_scales + older, b.older_value_scales + older,
                             key_mean, value_mean},
                            queries, n);
@@ -114,27 +118,28 @@ void attend_group(const Decoder& d, const Block& b, const Step& step, const Work
     // What the next head reads first.
     long next = head + 1 < d.rows * d.kv_heads ? head + 1 : head;
     const char* then = keys + (next * d.slots + d.start[next / d.kv_heads]) * bytes;
-    if (step.older) then = static_cast<const char*>(b.older_keys) + next * d.older_slots * n;
-    attend<Format>({keys + start * bytes, values + start * bytes, then, step.length - d.start[r],
+    if (to.older) then = static_cast<const char*>(b.older_keys) + next * d.older_slots * n;
+    attend<Format>({keys + start * bytes, values + start * bytes, then, to.length - d.start[r],
                     mask ? mask + d.start[r] : nullptr},
                    queries, n);
     end_attention(queries, n);
-    for (long h = 0; h < groups; h++) memcpy(w.attended[r] + (first + h) * n, queries.output[h], 4 * n);
+    for (long h = 0; h < groups; h++) memcpy(w.attended[input] + (first + h) * n, queries.output[h], 4 * n);
 }
 
-// The replay rule for one layer: writes the scores [rows] of this token and which rows replay.
+// The replay rule for one layer: writes the scores [inputs] of these tokens and which inputs replay.
 inline void decide_replay(const Decoder& d, const Step& step, const Workspace& w, long layer, bool* replays) {
-    float* scores = step.scores + layer * d.rows;
-    for (long r = 0; r < d.rows; r++) {
+    long inputs = d.rows * step.count;
+    float* scores = step.scores + layer * inputs;
+    for (long n = 0; n < inputs; n++) {
         float score = 0;
-        for (long h = 0; h < d.heads; h++) score += w.head_scores[r * d.heads + h];
-        scores[r] = score / (__builtin_sqrtf(float(d.head_width)) * float(d.heads));
+        for (long h = 0; h < d.heads; h++) score += w.head_scores[n * d.heads + h];
+        scores[n] = score / (__builtin_sqrtf(float(d.head_width)) * float(d.heads));
     }
-    for (long r = 0, half = d.rows / 2; r < d.rows; r++) {
-        long low = d.pairs ? r % half : r;
-        float gated = d.pairs ? (scores[low] + scores[low + half]) / 2.0f : scores[r];
-        replays[r] = step.thresholds && gated > step.thresholds[layer * d.rows + r];
-        step.replayed[layer * d.rows + r] = replays[r];
+    for (long n = 0, half = inputs / 2; n < inputs; n++) {
+        long low = d.pairs ? n % half : n;
+        float gated = d.pairs ? (scores[low] + scores[low + half]) / 2.0f : scores[n];
+        replays[n] = step.thresholds && gated > step.thresholds[layer * inputs + n];
+        step.replayed[layer * inputs + n] = replays[n];
     }
 }
 
@@ -150,8 +155,8 @@ void decode(const Decoder* decoder, Step* request) {
     const Step& step = *request;
     Team team(d.threads);
     Workspace w(d, static_cast<char*>(d.scratch));
-    long rows = d.rows, width = d.width;
-    // The rows whose MLP is computed, in the order of w.normed.
+    long rows = d.rows * step.count, width = d.width;
+    // The inputs whose MLP is computed, in the order of w.normed.
     long computing[MOST_ROWS];
     bool replays[MOST_ROWS];
     int64_t mlp_ns = 0;
@@ -162,9 +167,10 @@ void decode(const Decoder* decoder, Step* request) {
         const Matrix* const maps[] = {&b.q, &b.k, &b.v};
         const Rows mapped[] = {w.q, w.k, w.v};
         products(team, maps, w.normed, rows, mapped);
-        parallel_for(team, rows * d.kv_heads, [&](long i) {
+        parallel_for(team, d.rows * d.kv_heads, [&](long head) {
             with_cache_format(d.cache_format, [&](auto format) {
-                attend_group<decltype(format)>(d, b, step, w, i / d.kv_heads, i % d.kv_heads, scored);
+                for (long i = 0; i < step.count; i++)
+                    attend_group<decltype(format)>(d, b, step, w, head / d.kv_heads, i, head % d.kv_heads, scored);
             });
         });
         product(team, b.o, w.attended, rows, w.branch, [&](long first, long last) {
@@ -182,8 +188,9 @@ void decode(const Decoder* decoder, Step* request) {
             }
         auto with_outputs = [&](auto format) {
             using Format = decltype(format);
-            auto cached_output = [&](long r) {
-                return static_cast<char*>(b.outputs) + (r * d.positions + step.position) * width * Format::size;
+            auto cached_output = [&](long n) {
+                long r = n / step.count, place = (step.tokens[r] + n % step.count) % d.positions;
+                return static_cast<char*>(b.outputs) + (r * d.positions + place) * width * Format::size;
             };
             // A computed output is added as the replay cache holds it, rounded, so that its replay adds the same.
             auto add_cached = [&](long r, long first, long last) {

@@ -89,31 +89,41 @@ void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, long depth)
 
 // Returns 0, or 1 + the depth at which sampling failed (a non-finite logit, or a given code out of range).
 int64_t draw(const Depth* transformer, const Draw* request) {
-    const Depth& d = *transformer;
     const Draw& a = *request;
-    Team team(d.threads);
-    DepthWorkspace w(d, static_cast<char*>(d.scratch));
     bool guided = a.sampling.guidance != 1;
-    long videos = guided ? d.rows / 2 : d.rows, codes = d.classifier.outputs, code_width = d.later.inputs;
+    long draws = a.videos * a.count;
+    Depth d = *transformer;
+    Team team(d.threads);
+    // Laid out for the most rows, so that padding stays zero whatever the count.
+    DepthWorkspace w(d, static_cast<char*>(d.scratch));
+    d.rows = guided ? 2 * draws : draws;
+    long codes = d.classifier.outputs, code_width = d.later.inputs;
     float guidance = float(a.sampling.guidance);
     copy_rows(a.hidden, d.first.inputs, w.first, d.rows, d.first.inputs);
-    for (long v = 0; v < videos; v++) memset(a.latent + v * code_width, 0, 4 * code_width);
+    auto position = [&](long n) { return (n / a.count * a.tokens + a.first[n / a.count] + n % a.count) * d.depth; };
+    auto given = [&](long n, long depth) { return a.given ? a.given[position(n) + depth] : -1; };
+    bool all_given = a.given;
+    for (long n = 0; n < draws; n++) {
+        memset(a.latent + n * code_width, 0, 4 * code_width);
+        all_given = all_given && given(n, 0) >= 0;
+    }
     for (long depth = 0; depth < d.depth; depth++) {
-        // Skipped where nothing needs the logits: without a transformer, for a given code, if they are not returned.
-        if (d.first.weight || !a.given || a.logits) depth_step(team, d, w, depth);
-        for (long v = 0; v < videos; v++) {
-            float* logits = w.logits[v];
+        // Skipped where nothing needs the logits: without a transformer, for given codes, if they are not returned.
+        if (d.first.weight || !all_given || a.logits) depth_step(team, d, w, depth);
+        for (long n = 0; n < draws; n++) {
+            float* logits = w.logits[n];
             if (guided)
-                combine(logits, w.logits[videos + v], codes,
+                combine(logits, w.logits[draws + n], codes,
                         [&](Floats c, Floats u) { return u + guidance * (c - u); });
-            if (a.logits) memcpy(a.logits + (depth * videos + v) * codes, logits, 4 * codes);
-            long at = (v * a.tokens + a.index) * d.depth + depth;
-            int64_t code = a.given ? a.given[at] : sample(logits, codes, a.uniforms[at], a.sampling, w.candidates);
+            if (a.logits) memcpy(a.logits + (depth * draws + n) * codes, logits, 4 * codes);
+            int64_t code = given(n, depth);
+            if (code < 0)
+                code = sample(logits, codes, a.uniforms[position(n) + depth], a.sampling, a.top_p[n], w.candidates);
             if (code < 0 || code >= codes) return depth + 1;
-            a.codes[at] = code;
-            float* latent = a.latent + v * code_width;
+            a.codes[position(n) + depth] = code;
+            float* latent = a.latent + n * code_width;
             add(latent, d.codebooks[depth] + code * code_width, code_width);
-            for (long r = v; r < d.rows; r += videos) memcpy(w.later[r], latent, 4 * code_width);
+            for (long r = n; r < d.rows; r += draws) memcpy(w.later[r], latent, 4 * code_width);
         }
     }
     return 0;

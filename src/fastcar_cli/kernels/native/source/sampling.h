@@ -51,7 +51,7 @@ struct SortedCandidates {
 
 // The code that `uniform` in [0, 1) draws from n logits; -1 where a logit is NaN or infinite. all: memory for n
 // candidates.
-int64_t sample(const float* logits, long n, float uniform, const Sampling& settings, Candidate* all) {
+int64_t sample(const float* logits, long n, float uniform, const Sampling& settings, double top_p, Candidate* all) {
     long best = 0;
     for (long i = 0; i < n; i++) {
         if (!(logits[i] < __builtin_inff())) return -1;
@@ -78,10 +78,10 @@ int64_t sample(const float* logits, long n, float uniform, const Sampling& setti
         }
     }
     double kept = total_mass;
-    if (settings.top_p < 1) {
+    if (top_p < 1) {
         // The candidate that crosses top-p stays, so at least one does.
         long i = 0;
-        for (kept = 0; i < count && (i == 0 || kept < settings.top_p * total_mass); i++) kept += sorted[i].mass;
+        for (kept = 0; i < count && (i == 0 || kept < top_p * total_mass); i++) kept += sorted[i].mass;
         count = i;
     }
     double sum = 0;

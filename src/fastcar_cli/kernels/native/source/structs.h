@@ -23,27 +23,35 @@ struct Block {
     float *older_key_scales, *older_value_scales, *key_means, *value_means;
 };
 
-// All blocks. start [rows]: each row's first slot that is not padding. pairs: rows r and r + rows / 2 decide together
-// whether they replay. released: TAS takes the query before its rotation, as the released code does.
+// All blocks, for passes of at most `most` input tokens of every row. start [rows]: each row's first slot that is not
+// padding. table [tokens, 6]: where each token lies in the caches, the columns of `At`. cos, sin [tokens, angle_rows,
+// head width]; angle_rows is rows or 1. pairs: rows r and r + rows / 2 decide together whether they replay. released:
+// TAS takes the query before its rotation, as the released code does.
 struct Decoder {
-    int64_t layers, rows, width, heads, kv_heads, head_width, slots, aligned_slots, older_slots;
-    int64_t positions, cache_format, output_format, pairs, released, threads;
+    int64_t layers, rows, most, width, heads, kv_heads, head_width, slots, aligned_slots, older_slots;
+    int64_t positions, angle_rows, cache_format, output_format, pairs, released, threads;
     double eps;
     const Block* blocks;
-    const float* norm;
-    const int64_t* start;
+    const float *norm, *cos, *sin;
+    const int64_t *start, *table;
     void* scratch;
 };
 
-// One pass: x [rows, width] is overwritten with its result. cos, sin [angle_rows, head width]; angle_rows is rows or 1.
-// The new token is written to `slot`, whose token goes to slot `moved_to` of the older ones (-1: nowhere), and attends
-// to the slots below `length` and to `older` of the older ones; among the aligned keys it is scored against
-// `aligned_from` and written to `aligned_to`. May be null: mask [rows, slots + older_slots], thresholds [layers, rows],
-// scored [layers], scores and replayed [layers, rows]. The pass sets mlp_ns, the nanoseconds spent in MLP branches.
+// Where a token lies in the caches: it is written to `slot`, whose token goes to slot `moved_to` of the older ones (-1:
+// nowhere), and attends to the slots below `length` and to `older` of the older ones; among the aligned keys it is scored
+// against `aligned_from` and written to `aligned_to`.
+struct At {
+    int64_t slot, length, aligned_from, aligned_to, older, moved_to;
+};
+
+// One pass: `count` input tokens of every row, the first of row r being tokens[r]. Input n = r * count + i is token
+// tokens[r] + i. x [inputs, width] is overwritten with its result. May be null: mask [inputs, slots + older_slots],
+// thresholds [layers, inputs], scored [layers], scores and replayed [layers, inputs]. The pass sets mlp_ns, the
+// nanoseconds spent in MLP branches.
 struct Step {
     float* x;
-    const float *cos, *sin;
-    int64_t angle_rows, slot, length, aligned_from, aligned_to, older, moved_to, position;
+    const int64_t* tokens;
+    int64_t count;
     const uint8_t* mask;
     const float* thresholds;
     const uint8_t* scored;
@@ -68,15 +76,15 @@ struct DepthBlock {
     Matrix up, down;
 };
 
-// How codes are drawn. temperature 0 takes the likeliest code; top_k 0 and top_p 1 keep all. Unless guidance is 1, the
+// How codes are drawn. temperature 0 takes the likeliest code; top_k 0 keeps all. Unless guidance is 1, the
 // first half of the rows is conditional and guided by the second half.
 struct Sampling {
-    double guidance, temperature, top_p;
+    double guidance, temperature;
     int64_t top_k;
 };
 
 // The depth transformer. first maps the hidden state into it, later maps code vectors. depth_embeddings [depth, width].
-// codebooks: one [codes, later.inputs] for each depth. keys, values [blocks, rows, heads, depth, width / heads]
+// codebooks: one [codes, later.inputs] for each depth. keys, values [blocks, most rows, heads, depth, width / heads]
 // float32. Without a depth transformer first.weight is null, and one code is drawn by the classifier's logits of the
 // hidden state.
 struct Depth {
@@ -90,13 +98,17 @@ struct Depth {
     void* scratch;
 };
 
-// Drawing the codes of token `index` of `tokens` from hidden [rows, first.inputs]. uniforms, given (or null) and codes
-// are [videos, tokens, depth]: codes are written, taken from `given` or else drawn by `uniforms`. Also written: latent
-// [videos, later.inputs], the sums of the code vectors, and the guided logits [depth, videos, codes] (or null).
+// Drawing the codes of `count` tokens of each of `videos` videos from hidden [rows, first.inputs]. Draw n = v * count + i
+// is of token first[v] + i; the unconditional rows follow the conditional ones. uniforms, given (or null) and codes are
+// [videos, tokens, depth]: codes are written, taken from `given` where that is not negative or else drawn by `uniforms`.
+// Also written: latent [draws, later.inputs], the sums of the code vectors, and the guided logits [depth, draws, codes] (or
+// null). top_p [draws] is each draw's own.
 struct Draw {
-    int64_t tokens, index;
+    int64_t videos, tokens, count;
+    const int64_t* first;
     Sampling sampling;
     const float *hidden, *uniforms;
+    const double* top_p;
     const int64_t* given;
     int64_t* codes;
     float *latent, *logits;

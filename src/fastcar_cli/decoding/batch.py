@@ -1,0 +1,183 @@
+"""One batch of videos being decoded: the parts that the engine and its executors share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.backends import MLPBackend, TorchBackend
+from fastcar_cli.decoding.controller import Size
+from fastcar_cli.decoding.draws import Draws
+from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.decoding.kv_cache import KVCache
+from fastcar_cli.decoding.kv_int8 import Int8KVCache
+from fastcar_cli.decoding.prompts import Places, Prompts
+from fastcar_cli.decoding.replay import Replay
+from fastcar_cli.decoding.scores import BlockState
+from fastcar_cli.decoding.settings import DecodeSettings
+from fastcar_cli.models.network import Network
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one pass gave: the positions behind its inputs, `inputs.first + 1` and on.
+
+    codes [P, count, depth]; hidden [rows, count, width] after the final norm; logits [depth, P, count, codes], guided,
+    before top-k; None unless they are kept. On a GPU it may still be computed; tensors are good until the next step.
+    """
+
+    inputs: Inputs
+    codes: Tensor
+    hidden: Tensor
+    logits: Tensor | None
+
+    @property
+    def index(self) -> int:
+        """The first position, where it is the same in all videos."""
+        common = self.inputs.common
+        assert common is not None
+        return common + 1
+
+
+class Watcher(Protocol):
+    """Watches every block of a decode; see `Observers.watch`."""
+
+    def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
+        """A block is done with input token t (-1: the prompt's last token).
+
+        mlp [rows, width] is what the MLP branch added, computed or replayed; out [rows, width] the
+        residual stream after it. Both are only valid during the call.
+        """
+
+
+@dataclass
+class Observers:
+    """What watches a decode; any of these needs the plain executor.
+
+    watch: sees every block's output. on_block: sees every scored block between attention and MLP. mark: called with a
+    name at the end of each part of a pass, for profiling.
+    """
+
+    watch: Watcher | None = None
+    on_block: Callable[[BlockState], None] | None = None
+    mark: Callable[[str], None] | None = None
+
+
+@dataclass
+class Clock:
+    """Wall seconds of the phases of a decode, the device waited for at their ends.
+
+    `capture` is what building a CUDA graph took, compiling its kernels included. `mlp` is the part of `decode`
+    spent in MLP branches and `draw` that spent drawing codes (the depth transformer), 0 where the executor does not
+    time them.
+    """
+
+    prefill: float = 0.0
+    capture: float = 0.0
+    decode: float = 0.0
+    mlp: float = 0.0
+    draw: float = 0.0
+
+
+@dataclass
+class Batch:
+    """Videos that are decoded together.
+
+    Attributes:
+        model: the network, in evaluation mode.
+        settings: how to decode.
+        prompts: what the videos begin with.
+        places: angles and added vectors of every visual token.
+        cache: keys and values.
+        replay: the replay rule at work; None where nothing replays and no scores are kept.
+        draws: codes, drawn and given.
+        backend: executes the MLPs.
+        observers: what watches.
+        clock: how long the phases took.
+
+    """
+
+    model: Network
+    settings: DecodeSettings
+    prompts: Prompts
+    places: Places
+    cache: KVCache
+    replay: Replay | None
+    draws: Draws
+    backend: MLPBackend
+    observers: Observers = field(default_factory=Observers)
+    clock: Clock = field(default_factory=Clock)
+
+    @classmethod
+    def of(
+        cls,
+        model: Network,
+        prompts: Sequence[Sequence[int]] | Prompts,
+        settings: DecodeSettings,
+        uniforms: Tensor,
+        backend: MLPBackend | None = None,
+        conditions: Tensor | None = None,
+    ) -> Self:
+        """A batch ready to be decoded, with its caches allocated.
+
+        prompts: token ids, one list a row, conditional rows first; 2 P rows with guidance, P without. uniforms: [P,
+        T*N, depth] numbers in [0, 1) that fix the draws. conditions: what videos are given beside their prompts, as
+        `Network.added` takes it.
+        """
+        spec, frame = model.spec, model.spec.tokens_per_frame
+        if not isinstance(prompts, Prompts):
+            prompts = Prompts.of(model, prompts, settings.sampling.guided, conditions)
+        tokens = settings.frames * frame
+        cache = (Int8KVCache if settings.kv_dtype == "int8" else KVCache)(
+            spec.decoder, prompts, tokens, frame, model.dtype, settings.window, settings.sinks
+        )
+        replay = None
+        if settings.keep_tas or not settings.rule.off:
+            replay = Replay(
+                settings.rule,
+                Size(spec.decoder.layers, prompts.rows, prompts.videos, frame, tokens, model.device),
+                width=spec.decoder.width,
+                dtype=model.dtype,
+                keep_tas=settings.keep_tas,
+                delimiters=spec.layout.delimiters,
+                aligned=prompts.aligned,
+            )
+        return cls(
+            model,
+            settings,
+            prompts,
+            Places(model, prompts, tokens),
+            cache,
+            replay,
+            Draws(model, settings.sampling, uniforms, tokens),
+            backend or TorchBackend(model.llm),
+        )
+
+    @property
+    def frame(self) -> int:
+        """N, tokens a frame."""
+        return self.model.spec.tokens_per_frame
+
+    @property
+    def rows(self) -> int:
+        """See `Prompts.rows`."""
+        return self.prompts.rows
+
+    def fast_forward(self, seed: int = 0) -> None:
+        """Fill codes, keys, values and MLP outputs with random numbers.
+
+        For measuring passes at a context length without decoding up to it; what is decoded then means nothing.
+        """
+        generator = torch.Generator(self.model.device).manual_seed(seed)
+        self.draws.codes.random_(self.model.spec.codes, generator=generator)
+        self.draws.latent = None
+        self.cache.fill(generator)
+        if self.replay is not None:
+            self.replay.outputs.normal_(0.0, 0.1, generator=generator)

@@ -1,0 +1,107 @@
+"""The prompts of a batch, and what every input token of the decoder gets from where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.models.network import Network
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts as rows of token ids, padded on the left: conditional rows first, then the unconditional ones.
+
+    Attributes:
+        ids: int64 [rows, padded].
+        lengths: tokens of each row, int64 [rows].
+        guided: whether each video has two rows.
+        aligned: tokens at the end of the prompts that lie as those of frames do.
+        conditions: what videos are given beside their prompts, as `Network.added` takes it.
+
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    guided: bool
+    aligned: int = 0
+    conditions: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, model: Network, rows: Sequence[Sequence[int]], guided: bool, conditions: Tensor | None = None
+    ) -> Prompts:
+        """The prompts with these token ids, one list a row, on the device of a model."""
+        longest, device = max(map(len, rows)), model.device
+        ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        conditions = None if conditions is None else conditions.to(device)
+        return cls(ids, lengths, guided, model.spec.layout.aligned(longest), conditions)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch: two a video with guidance, else one."""
+        return len(self.ids)
+
+    @property
+    def videos(self) -> int:
+        """P, videos of the batch."""
+        return self.rows // 2 if self.guided else self.rows
+
+    @property
+    def padded(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.ids.shape[1]
+
+    @property
+    def pad(self) -> Tensor:
+        """Padding before each prompt, int64 [rows]."""
+        return self.padded - self.lengths
+
+    def rows_of(self, video: int) -> list[int]:
+        """The batch rows of a video."""
+        return [video, video + self.videos] if self.guided else [video]
+
+    def doubled(self, x: Tensor) -> Tensor:
+        """What both rows of a video share, [P, ...], for every row, [rows, ...]."""
+        return torch.cat([x, x]) if self.guided else x
+
+    def unpadded(self) -> list[list[int]]:
+        """Token ids of each row without padding."""
+        return [ids[pad:] for ids, pad in zip(self.ids.tolist(), self.pad.tolist(), strict=True)]
+
+    def positions(self) -> Tensor:
+        """Rotary positions of the padded prompts, int64 [rows, padded]; padding has 1."""
+        i = torch.arange(self.padded, device=self.ids.device)[None] - self.pad[:, None]
+        return torch.where(i >= 0, i, torch.ones_like(i))
+
+
+class Places:
+    """Angles of every visual token, and what the model adds to its input, all computed before decoding begins.
+
+    Attributes:
+        cos, sin: [T*N, rows or 1, head_dim]; 1 where all prompts are equally long.
+        added: [T*N, 1 or P, width] or None.
+        prompt_added: the same of the prompts' `aligned` tokens.
+
+    """
+
+    def __init__(self, model: Network, prompts: Prompts, tokens: int) -> None:
+        lengths = prompts.lengths
+        lengths = lengths if bool((lengths != lengths[0]).any()) else lengths[:1]
+        positions = lengths[None] + torch.arange(tokens, device=lengths.device)[:, None]
+        self.cos, self.sin = model.llm.rotary(positions, model.dtype)
+        self.added = self.prompt_added = None
+        added = model.added(prompts.aligned + tokens, prompts.ids[: prompts.videos], prompts.conditions)
+        if added is not None:
+            self.prompt_added, self.added = added.split([prompts.aligned, tokens])
+
+    @staticmethod
+    def at(table: Tensor, t: Tensor) -> Tensor:
+        """Rows of a table [T*N, n or 1, ...] at the tokens t int64 [n]: [n, ...], or [1, ...] where all are one."""
+        if table.shape[1] > 1:
+            return table[t, torch.arange(len(t), device=t.device)]
+        return table[t, 0]

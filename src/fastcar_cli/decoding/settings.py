@@ -1,0 +1,40 @@
+"""How to decode: what a run decides once, for every pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.models.sampling import SamplingSettings
+
+EXECUTORS = ("auto", "torch", "native", "graph")
+"""Who executes a decode pass; `auto` takes the fastest that can, see `engine.choose`."""
+
+KV_DTYPES = ("auto", "int8")
+"""What keys and values are kept in; auto: the model's dtype."""
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """How to decode.
+
+    Attributes:
+        frames: decoded frames; context frames are not among them.
+        rule: what replays.
+        window: attend to the last so many tokens and each prompt's first `sinks` only; None: to all.
+        kv_dtype: one of KV_DTYPES.
+        keep_tas: compute and keep the scores of every layer.
+        executor: one of EXECUTORS.
+        threads: those of the native kernels, and of nothing else; None: as many as torch has.
+
+    """
+
+    frames: int
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    rule: ReplayRule = field(default_factory=ReplayRule)
+    window: int | None = None
+    sinks: int = 4
+    kv_dtype: str = "auto"
+    keep_tas: bool = False
+    executor: str = "auto"
+    threads: int | None = None

@@ -1,0 +1,36 @@
+"""How codes are drawn: what a model's defaults, a configuration and the engine have in common."""
+
+from __future__ import annotations
+
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from fastcar_cli.plain_data import WHOLE, Count, Factor, Setting
+
+
+@checked_dataclass(frozen=True, config=WHOLE)
+class SamplingSettings:
+    """How codes are drawn from logits.
+
+    Attributes:
+        cfg: guidance scale; 1 is none.
+        temperature: 0 takes the likeliest code.
+        top_k: codes kept; 0 keeps all.
+        top_p: probability mass kept; 1 keeps all.
+        first_frame_top_p: replaces top_p in frame 0, where a rare code may begin an object; None: does not.
+
+    """
+
+    cfg: Setting = 3.0
+    temperature: Setting = 1.0
+    top_k: Count = 0
+    top_p: Factor = 1.0
+    first_frame_top_p: Factor | None = None
+
+    @property
+    def guided(self) -> bool:
+        """Whether every video has an unconditional row beside its conditional one."""
+        return self.cfg != 1.0
+
+    def top_p_of(self, frame: int) -> float:
+        """The top-p in force in this frame."""
+        return self.first_frame_top_p if frame == 0 and self.first_frame_top_p is not None else self.top_p
