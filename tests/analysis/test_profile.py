@@ -23,7 +23,6 @@ from fastcar_cli.analysis.profiler import (
     replay_table,
     traffic,
 )
-from fastcar_cli.cli.profile_cmd import _read
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
@@ -163,10 +162,10 @@ def test_emulated_profile(run: Run) -> None:
      '{"lengths": [{"seq": 64, "step_ms": 0, "modules": {}}]}',
      '{"lengths": [{"seq": 64, "step_ms": 1, "modules": {"mlp": {}}}]}'],
 )  # fmt: skip
-def test_what_is_no_profile_is_not_compared_with(saved: str, tmp_path: Path) -> None:
+def test_what_is_no_profile_is_not_compared_with(run: Run, saved: str, tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(saved)
-    with pytest.raises(RequestError, match="is no saved profile"):
-        _read(tmp_path / "s.json")
+    done = run("profile", "--compare", "s.json")
+    assert done.returncode == 2 and "is no saved profile" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,8 @@ def _target(text: str) -> Target:
 
 
 def _search(text: str, curve: Callable[[float], tuple[float, float]]) -> tuple[_Curve, float | None, bool]:
-    target, search = _target(text), _Curve(curve)
-    (find._match if target.sign == "=" else find._bisect)(search, find._Ranks(TAS), target)  # type: ignore[arg-type]
-    best, reached = find.choose(search.lines, target)
+    search = _Curve(curve)
+    best, reached = find.narrow(search, find.Ranks(TAS), _target(text))
     return search, best, reached
 
 
@@ -91,9 +90,9 @@ def test_what_can_not_be_reached_tells_the_best() -> None:
     search, best, reached = _search("ssim>=1.1", _logistic(-1, 1))
     assert not reached and best is not None
     assert search.lines[best]["ssim"] == max(x["ssim"] for x in search.lines.values())
-    found = {"reached": False, "best": find._point(search.lines[best], _target("ssim>=1.1"))}
+    line = search.lines[best]
     with pytest.raises(RunError, match="best found is ssim"):
-        _target("ssim>=1.1").verdict(found)
+        _target("ssim>=1.1").verdict({"reached": False, "best": {**line, "value": line["ssim"]}})
 
 
 def test_cliffs_are_reported_and_a_ratio_inside_one_is_out_of_reach() -> None:
@@ -102,12 +101,12 @@ def test_cliffs_are_reported_and_a_ratio_inside_one_is_out_of_reach() -> None:
 
     search, _, reached = _search("replay=0.5", curve)
     assert not reached
-    cliffs = find.cliffs(search.lines, _target("replay=0.5"), find._Ranks(TAS).spread)
+    cliffs = find.cliffs(search.lines, _target("replay=0.5"), find.Ranks(TAS).spread)
     assert cliffs and all(c["from"] <= -1.2345 <= c["to"] for c in cliffs)
     smooth = _Curve(_logistic(-1, 2))
     for tau in np.linspace(-8, 6, 60):
         smooth.line(float(tau))
-    assert find.cliffs(smooth.lines, _target("replay=0.5"), find._Ranks(TAS).spread) == []
+    assert find.cliffs(smooth.lines, _target("replay=0.5"), find.Ranks(TAS).spread) == []
 
 
 def test_a_quality_that_all_replay_keeps_needs_no_search() -> None:

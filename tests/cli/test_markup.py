@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from support.processes import Run
 from typer.testing import CliRunner
 
 import fastcar_cli
-from fastcar_cli.cli.app import _panel, app
+from fastcar_cli.cli.app import app
 from fastcar_cli.cli.profile_render import show as show_profile
 from fastcar_cli.cli.render import console, note, progress
 from fastcar_cli.cli.sweep_render import show_plan, show_scores
@@ -62,10 +63,9 @@ def test_a_sweep_in_a_folder_with_brackets() -> None:
         (["train", "-o", "x", "--stage", "[/b]"], "[/b]"),
     ],
 )
-def test_an_error_tells_what_was_given(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    error = CliRunner().invoke(app, arguments).exception
-    _panel(str(error), getattr(error, "hint", None))
-    assert told in capsys.readouterr().err
+def test_an_error_shows_what_was_given(run: Run, arguments: list[str], told: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2 and told in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["[/b]"], ["fpga", "--[/b]"]])

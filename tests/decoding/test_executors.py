@@ -170,6 +170,8 @@ def _reference(form: str, kv_heads: int, rule: str, coded_as: str = "float32") -
     """`coded_as`: the format whose native products code their inputs."""
     options = {k: v for k, v in RULES[rule].items() if k != "keep_tas"}
     taus = list(Tau.read(options.pop("tau", "off")).by_layer(3))
+    if (target := options.pop("target", None)) is not None:
+        options |= {"ratio": target.ratio, "scope": target.scope}
     options["code"] = partial(coded, coded_as)
     if coded_as in PACKED:
         options["code_latent"] = partial(coded, PACKED[coded_as].projector or "float32")

@@ -148,14 +148,14 @@ def test_no_weight_is_loaded_where_every_row_replays(monkeypatch: pytest.MonkeyP
     first, last = km.GATE_UP.of(70, 40), km.DOWN.of(40, 70)
     wide, narrow = -(-70 // first.out), -(-40 // last.out)
     loads = []
-    real = kl._weights
+    real = kl.weight_tile
 
     def counting(*arguments: object) -> object:
         loads.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(kl, "_weights", counting)
-    monkeypatch.setattr(km, "_weights", counting)
+    monkeypatch.setattr(kl, "weight_tile", counting)
+    monkeypatch.setattr(km, "weight_tile", counting)
     for flags, tiles in (([0, 0], 1), ([1, 0], 1), ([1, 1], 0)):
         loads.clear()
         layer.flags[:] = torch.tensor(flags, dtype=torch.uint8)
@@ -291,7 +291,7 @@ def test_the_self_check_passes_sound_kernels_and_names_what_differs(monkeypatch:
 
 def test_a_verdict_is_asked_for_once_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(self_check, "_key", lambda batch: "a device")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
     asked = []
     monkeypatch.setattr(self_check, "difference", lambda batch: asked.append(1) or "all tokens differ")
     batch = Decode.of(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
@@ -305,7 +305,7 @@ def test_a_full_device_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         raise RunError("a step can't be captured as a CUDA graph") from torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(self_check, "_key", lambda batch: "a device")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
     monkeypatch.setattr(self_check, "difference", full)
     batch = Decode.of(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
     assert "out of memory" in str(self_check.unproven(batch))

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.controller import Controller, Size, Target
 from fastcar_cli.models.video_model import VideoModel
+from support.reference_ratio import ReferenceRatio
 
 
 @dataclass
@@ -57,7 +57,8 @@ def decode(
     window: int | None = None,
     sinks: int = 0,
     forced: Tensor | None = None,
-    target: Target | None = None,
+    ratio: float | None = None,
+    scope: str = "layer",
     kv_dtype: str = "auto",
     code: Callable[[Tensor], Tensor] = lambda x: x,
     code_latent: Callable[[Tensor], Tensor] = lambda x: x,
@@ -68,8 +69,8 @@ def decode(
     their place. kv_dtype int8: visual tokens attend to keys and values that lie more than N tokens back, and are not of
     the prompt (with a window of the sinks), as rounded to 127ths of the largest of their head and token, around the
     prompt's mean. code, code_latent: what products of the blocks and the
-    projector's keep of their inputs. target: a ratio, kept by the project's controller (which test_controller.py
-    holds) on these scores.
+    projector's keep of their inputs. ratio: the part of all MLPs to replay, in each layer (scope `layer`) or in all
+    together (`global`), which then sets the thresholds.
     """
     model = model.double()
 
@@ -86,21 +87,19 @@ def decode(
     mlp: dict[tuple[int, int, int], Tensor] = {}
     age: dict[tuple[int, int, int], int] = {}
     layers, passes = spec.layers, codes.shape[1] - 1
-    controller, seen_scores = None, torch.zeros(layers, rows)
-    if target is not None:
-        size = Size(layers, rows, videos, n, codes.shape[1], torch.device("cpu"))
-        controller = Controller(target, size, max_age)
+    ratios: list[ReferenceRatio] = []
+    if ratio is not None:
+        for group in [[i] for i in range(layers)] if scope == "layer" else [list(range(layers))]:
+            for video in range(videos):
+                members = [(i, r) for i in group for r in range(video, rows, videos)]
+                ratios.append(ReferenceRatio(ratio, n, passes, members, max_age))
     for step in range(codes.shape[1]):
         t = step - 1  # index of the input token
         limits = [[tau] * rows for tau in taus or [math.inf] * layers]
-        if controller is not None and t >= n:
-            done, ages = torch.zeros(layers, rows, passes), torch.zeros(layers, rows, n, dtype=torch.int16)
-            for (i, r, past), value in out.replayed.items():
-                done[i, r, past] = value
-            for (i, r, past), value in age.items():
-                if past >= t - n:
-                    ages[i, r, past % n] = value
-            limits = controller.thresholds(t, done.bool(), ages).tolist()
+        for kept in ratios if t >= n else []:
+            tau = kept.threshold(t, out.gated, out.replayed, age)
+            for i, r in kept.members:
+                limits[i][r] = tau
         inputs = []
         for r, prompt in enumerate(prompts):
             text = model.llm.embed_tokens(torch.tensor(prompt))
@@ -142,7 +141,6 @@ def decode(
                     gate = [(scores[r % videos] + scores[r % videos + videos]) / 2 for r in range(rows)]
                 for r in range(rows):
                     out.tas[i, r, t], out.gated[i, r, t] = scores[r], gate[r]
-                    seen_scores[i, r] = gate[r]
                 decisions = [gate[r] > limits[i][r] for r in range(rows)]
                 if forced is not None:
                     decisions = [bool(forced[i, r, t]) for r in range(rows)]
@@ -168,8 +166,6 @@ def decode(
                     out.replayed[i, r, t] = decisions[r]
                 after.append(x + y)
             inputs = after
-        if controller is not None and t >= n:
-            controller.observe(t, seen_scores)
         hidden = torch.stack([_rms(x[-1], model.llm.norm.weight, spec.rms_eps) for x in inputs])
         vectors = model.rqvae.quantizer.vectors(codes[:, step])
         partial = vectors.cumsum(1)[:, :-1].repeat(rows // videos, 1, 1)

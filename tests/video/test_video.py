@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from PIL import Image
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import write_whole
 from fastcar_cli.signals import status, stop_on_sigterm, uninterrupted
-from fastcar_cli.video import Writer, default_name, open_writer, read_frames, read_recipe
+from fastcar_cli.video import default_name, open_writer, read_frames, read_recipe
 
 RECIPE = {"prompt": 'a "red" ball & <ü>', "seed": 7, "settings": {"model": "mini"}}
 
@@ -86,14 +88,15 @@ def test_a_signal_within_a_write_waits_for_the_frame(
 ) -> None:
     frames = _frames(2)
     writer = open_writer(tmp_path / name, fps=8, recipe=RECIPE)
-    write = type(writer)._write
 
-    def interrupted(self: Writer, image: np.ndarray) -> None:
-        signal.raise_signal(number)
-        write(self, image)
+    @contextlib.contextmanager
+    def interrupted() -> Iterator[None]:
+        with uninterrupted():
+            signal.raise_signal(number)
+            yield
 
     writer.add(frames[0])
-    monkeypatch.setattr(type(writer), "_write", interrupted)
+    monkeypatch.setattr("fastcar_cli.video.writer.uninterrupted", interrupted)
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     # Whoever runs the tests may ignore either signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -105,6 +108,7 @@ def test_a_signal_within_a_write_waits_for_the_frame(
     finally:
         for n, handler in handlers.items():
             signal.signal(n, handler)
+        monkeypatch.undo()
     assert status(stopped.value) == 128 + number
     writer.close()
     assert len(read_frames(tmp_path / name)) == 2
@@ -153,10 +157,11 @@ def test_a_failing_disk_is_told_and_leaves_nothing(tmp_path: Path, name: str, mo
     writer = open_writer(tmp_path / name, fps=8, recipe=RECIPE)
     writer.add(_frames(1)[0])
 
-    def full(*_: object) -> None:
+    def full(*_: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(writer), "_finish", full)
+    for last in ("publish", "publish_folder"):
+        monkeypatch.setattr(f"fastcar_cli.video.writer.{last}", full)
     with pytest.raises(RunError, match="No space left"):
         writer.close()
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ _EDGE = 0.02
 """Ranks nearer to an end than this lie outside the TAS seen, up to its whole range beyond it."""
 
 
-class _Ranks:
+class Ranks:
     """Thresholds by rank of the TAS of dense runs."""
 
     def __init__(self, tas: NDArray[np.float32]) -> None:
@@ -57,8 +57,17 @@ class _Ranks:
         return round(float(np.interp(rank, grid, at)), 3) + 0.0
 
 
+class Lines(Protocol):
+    """Lines of the summary by threshold."""
+
+    lines: dict[float, dict[str, Any]]
+
+    def line(self, tau: float) -> dict[str, Any]:
+        """The line of one threshold; it joins `lines`."""
+
+
 class _Search:
-    """Lines of the summary by threshold, each decoded when it is first needed."""
+    """Lines decoded when they are first needed."""
 
     def __init__(self, session: Session, store: Store, engine: Engine, on_evaluate: OnEvaluate) -> None:
         self.sample, self._engine, self._on_evaluate = Sample(session, store), engine, on_evaluate
@@ -99,13 +108,12 @@ def find_threshold(
 
     The best threshold of a quality target is the one that replays most of those tried that meet it.
     """
-    ranks = _Ranks(tas_of(session))
+    ranks = Ranks(tas_of(session))
     search = _Search(session, store, engine, on_evaluate)
     for tau in session.grid.taus:
         if tau is not None:
             search.line(tau)
-    (_match if target.sign == "=" else _bisect)(search, ranks, target)
-    best, reached = choose(search.lines, target)
+    best, reached = narrow(search, ranks, target)
     validation = None
     if reached and best is not None:
         best, validation = HeldOut(
@@ -132,7 +140,13 @@ def find_threshold(
     return document
 
 
-def _match(search: _Search, ranks: _Ranks, target: Target) -> None:
+def narrow(search: Lines, ranks: Ranks, target: Target) -> tuple[float | None, bool]:
+    """Try thresholds until the target is met or can't be; the best one, and whether it reaches the target."""
+    (_match if target.sign == "=" else _bisect)(search, ranks, target)
+    return choose(search.lines, target)
+
+
+def _match(search: Lines, ranks: Ranks, target: Target) -> None:
     """Narrow the ranks around a ratio by false position (Illinois: an end that stays counts half each time); where a
     step narrowed them by less than half, the next one halves them.
     """
@@ -160,7 +174,7 @@ def _match(search: _Search, ranks: _Ranks, target: Target) -> None:
         last = side
 
 
-def _bisect(search: _Search, ranks: _Ranks, target: Target) -> None:
+def _bisect(search: Lines, ranks: Ranks, target: Target) -> None:
     """Halve the ranks between a threshold that misses a quality and one that keeps it."""
     if target.meets(search.line(-math.inf)):
         return

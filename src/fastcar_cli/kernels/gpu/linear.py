@@ -52,7 +52,7 @@ LINEAR = Tile(out=32, inner=256, stages=3)
 
 
 @triton.jit
-def _weights(w, n, k, N, K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr):
+def weight_tile(w, n, k, N, K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr):
     """Tile [out, inner] of weights [N, K]."""
     at = w + n[:, None].to(tl.int64) * K + k[None, :]
     tile = tl.load(at) if EVEN else tl.load(at, mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
@@ -76,7 +76,7 @@ def _product(
     total = tl.zeros((BN, RP), tl.float32)
     for k0 in tl.range(0, K, BK, num_stages=STAGES):
         k = k0 + tl.arange(0, BK)
-        weights = _weights(w, n, k, N, K, EVEN, UPCAST)
+        weights = weight_tile(w, n, k, N, K, EVEN, UPCAST)
         total = tl.dot(weights, _inputs(x, r, k, ROWS, K, UPCAST), total, input_precision="ieee")
     return total
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcar_cli.kernels.gpu.linear import Tile, _inputs, _product, _weights
+from fastcar_cli.kernels.gpu.linear import Tile, _inputs, _product, weight_tile
 
 # Chosen by arithmetic (docs/gpu.md), not by measuring.
 GATE_UP = Tile(out=32, inner=128, stages=3)
@@ -43,8 +43,8 @@ def _gate_up_kernel(
         k = k0 + tl.arange(0, BK)
         inputs = _inputs(x, r, k, ROWS, K, UPCAST)
         even: tl.constexpr = N % BN == 0 and K % BK == 0
-        g = tl.dot(_weights(gate, n, k, N, K, even, UPCAST), inputs, g, input_precision="ieee")
-        u = tl.dot(_weights(up, n, k, N, K, even, UPCAST), inputs, u, input_precision="ieee")
+        g = tl.dot(weight_tile(gate, n, k, N, K, even, UPCAST), inputs, g, input_precision="ieee")
+        u = tl.dot(weight_tile(up, n, k, N, K, even, UPCAST), inputs, u, input_precision="ieee")
     kind = out.dtype.element_ty
     g = g.to(kind).to(tl.float32)
     g = (g / (1.0 + tl.exp(-g))).to(kind).to(tl.float32)
