@@ -67,7 +67,7 @@ def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
 
 
 def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """Dotted keys to take from a recipe that was read from `source`, and what to tell the user.
+    """Dotted keys to take from a recipe that was read from `source`, and notes for the user.
 
     `given` are the keys that the user gives. Raises RequestError where the recipe leaves open what has to be known,
     or holds what no run allows.
@@ -103,7 +103,7 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
 
 
 def same_weights(recipe: dict[str, Any], source: str, model: str) -> list[str]:
-    """What to tell where a model is not the one that the recipe was made with."""
+    """The note for the user where a model is not the one that the recipe was made with."""
     written = recipe.get("model")
     if not isinstance(written, dict) or "weights" not in written:
         return []

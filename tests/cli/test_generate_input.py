@@ -1,4 +1,4 @@
-"""`fastcar generate` with models that go on from frames: inputs, actions, truth, recipes, and wrong requests.
+"""`fastcar generate` with models that continue from frames: inputs, actions, truth, recipes, and wrong requests.
 
 Models are random ones in the official layout, in the sizes of shared/golden-ivideogpt.
 """
@@ -132,7 +132,7 @@ def test_a_recipe_makes_the_video_again_without_its_input(
     assert report["input"]["name"] == "clip.npz" and report["input"]["frames"] is None
     assert read_recipe(Path("b")) == recipe
     shown = run("generate", "--model", model, "--from", "a", "-o", "c").stderr
-    assert "clip.npz, goes on from" in shown
+    assert "clip.npz, continues from" in shown
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_a_strangers_recipe(run: Run, acting: str, tmp_path: Path, damage: dict[
 
 
 WRONG = {
-    "a red ball": "the prompt 'a red ball': the model * takes no text, it goes on from 2 frames",
-    "": "no input given: the model * goes on from 2 frames",
+    "a red ball": "the prompt 'a red ball': the model * takes no text, it continues from 2 frames",
+    "": "no input given: the model * continues from 2 frames",
     "--input gone.mp4": "--input gone.mp4: there is no such file or folder",
-    "--input short --frames 16": "has 3 frames, needed: 16, or just the 2 that the model goes on from",
+    "--input short --frames 16": "has 3 frames, needed: 16, or just the 2 that the model continues from",
     "--input long --actions moves.csv": "takes no actions",
     "--input text.mp4": "is neither a video nor a picture",
     "--input long --frames 1": "--frames 1: 2 of them are given",
@@ -232,7 +232,7 @@ def test_a_prompt_is_refused_before_a_model_is_fetched(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    _told(run("generate", "a fox", "--model", model, "-o", "out"), "takes no text, it goes on from a frame")
+    _told(run("generate", "a fox", "--model", model, "-o", "out"), "takes no text, it continues from a frame")
 
 
 def test_dry_run_needs_no_input(run: Run, free: str) -> None:

@@ -1,4 +1,4 @@
-"""Models that go on from frames, on a tiny random one: loading, what is refused, prompts laid out as frames, replay."""
+"""Models that continue from frames, on a tiny random one: loading, what is refused, prompts as frames, replay."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_names_of_attention_in_older_files(acting: Path, tmp_path: Path) -> None
         (Clip(clip()[0], None), "no actions, the model 'acting' takes 3 numbers a frame"),
         (Clip(clip()[0], moves(width=2)[0]), "actions have 2 numbers a frame, the model 'acting' takes 3"),
         (Clip(clip()[0], moves(2)[0]), "2 actions, 4 frames take 3 at least"),
-        (Clip(clip(0)[0], moves()[0]), "0 frames, the model 'acting' goes on from 1"),
+        (Clip(clip(0)[0], moves()[0]), "0 frames, the model 'acting' continues from 1"),
         (
             Clip(np.zeros((4, 64, 32, 3), np.uint8), moves()[0]),
             "frames are 32x64 pixels, the model",

@@ -10,7 +10,7 @@ import pytest
 from support.paths import ROOT
 
 BANNED = {
-    r"\b(told|tells?|telling)\b": "say, report, show, print, distinguish",
+    r"(?<!\.)\b(told|tells?|telling)\b": "say, report, show, print, distinguish",
     r"\b(go|goes|going|went|gone)\s+on\b": "resume, continue, predict",
     # What "stands for" something or "stands still" is plain English.
     r"\b(stands?|stood)\b(?!\s+(for|still)\b)": "is, lies, is listed",

@@ -94,7 +94,7 @@ def test_a_clip_that_is_too_short_says_what_would_do(tmp_path: Path) -> None:
     file = _written(tmp_path / "a.mp4", _frames(3))
     with pytest.raises(RequestError) as e:
         read_clip(file, _wanted(frames=16))
-    assert str(e.value) == f"`input` {file}: has 3 frames, needed: 16, or just the 2 that the model goes on from"
+    assert str(e.value) == f"`input` {file}: has 3 frames, needed: 16, or just the 2 that the model continues from"
     assert e.value.hint == "a longer clip, or `frames` 3"
     for apart, need in (
         ({"start": 2}, "18 for 16 that begin with number 2"),
@@ -109,7 +109,7 @@ def test_a_picture_is_a_context_of_one_frame(tmp_path: Path) -> None:
     Image.fromarray(_frames(1, 40, 30)[0]).save(tmp_path / "a.jpg")
     clip = read_clip(tmp_path / "a.jpg", _wanted(context=1))
     assert clip.frames.shape == (1, 32, 32, 3) and clip.source_size == (40, 30)
-    with pytest.raises(RequestError, match="has 1 frame, needed: 4, or just the 2 that the model goes on from"):
+    with pytest.raises(RequestError, match="has 1 frame, needed: 4, or just the 2 that the model continues from"):
         read_clip(tmp_path / "a.jpg", _wanted())
 
 

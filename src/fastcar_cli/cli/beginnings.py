@@ -65,7 +65,7 @@ class Given:
         if context and (self.texts or isinstance(self.recipe, str)):
             first = self.texts[0] if self.texts else str(self.recipe)
             raise RequestError(
-                f"the prompt {shown(first)!r}: the model {model!r} takes no text, it goes on from {_frames(context)}",
+                f"the prompt {shown(first)!r}: the model {model!r} takes no text, it continues from {_frames(context)}",
                 hint="give --input with a video, a picture or a folder of pictures instead",
             )
         if not context and (self.inputs or (self.recipe is not None and not isinstance(self.recipe, str))):
@@ -77,7 +77,7 @@ class Given:
             return
         if context:
             raise RequestError(
-                f"no input given: the model {model!r} goes on from {_frames(context)}",
+                f"no input given: the model {model!r} continues from {_frames(context)}",
                 hint="fastcar generate --input clip.mp4",
             )
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
@@ -108,7 +108,7 @@ def _frames(count: int) -> str:
 
 
 def told(job: Job, context: int) -> dict[str, Any]:
-    """Keys of the report on the input of a video; a recipe tells neither its size nor which frames were used."""
+    """Keys of the report on the input of a video; a recipe has neither its size nor which frames were used."""
     if isinstance(job.prompt, str):
         return {}
     found: dict[str, Any] = {"name": str(job.prompt), "context": context, "frames": None, "height": None, "width": None}

@@ -1,4 +1,4 @@
-"""`fastcar generate --dry-run`: what a run would read and hold, told before anything is loaded."""
+"""`fastcar generate --dry-run`: what a run would read and hold, printed before anything is loaded."""
 
 from __future__ import annotations
 

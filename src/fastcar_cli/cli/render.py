@@ -44,12 +44,12 @@ def plain(text: str) -> str:
 
 
 def note(target: Console, text: str, label: str = "note") -> None:
-    """Tell the user something, after a yellow label."""
+    """Print a note for the user, after a yellow label."""
     target.print(Text.assemble((f"{label}:", "yellow"), f" {plain(text)}"), soft_wrap=True)
 
 
 class _Bar(Progress):
-    """A bar in a terminal; elsewhere a plain line a minute, so that a log shows that a long run goes on."""
+    """A bar in a terminal; elsewhere a plain line a minute, so that a log shows that a long run proceeds."""
 
     def __init__(self, target: Console, things: str, *columns: ProgressColumn, clock: Callable[[], float]) -> None:
         super().__init__(*columns, console=target, transient=True, disable=not target.is_terminal, get_time=clock)
@@ -164,8 +164,8 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
 
 
 def _input(found: dict[str, Any]) -> str:
-    """Which frames of what a video goes on from."""
-    used = f"goes on from {found['context']} of its frames"
+    """Which frames of what a video continues from."""
+    used = f"continues from {found['context']} of its frames"
     if found["frames"] is None:
         return f"{found['name']}, {used}, as the recipe has them"
     frames = ", ".join(map(str, found["frames"][: found["context"]]))

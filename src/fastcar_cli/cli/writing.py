@@ -48,7 +48,7 @@ def write(
 ) -> tuple[dict[int, Written], KeyboardInterrupt | None]:
     """Decode and write every video: those that have a frame, closed, and what stopped the run early.
 
-    With `new` no file is replaced; with `truth` the frames of a job's input stand beside its own. Frames that were
+    With `new` no file is replaced; with `truth` the frames of a job's input are shown beside its own. Frames that were
     finished before a stop are kept.
     """
     from fastcar_cli.analysis.truth import beside
@@ -107,7 +107,7 @@ def write(
 
 
 def compared(written: Written, job: Job, context: int) -> dict[str, Any]:
-    """Keys of the report on how far a video is from its input's own frames; none where they were not asked for."""
+    """Keys of the report on how far a video is from its input's own frames; none where they are not requested."""
     from fastcar_cli.analysis.truth import compare
 
     if job.excerpt is None or not written.images:

@@ -8,8 +8,8 @@ above it, where f is what is still missing to the target over the decisions stil
 Possible is every decision left; under `max_age` what the ages of the cached values leave, and then
 only scores of places that may replay again are ranked.
 
-The last frame holds the score of every position once, so neither the raster order nor where the
-object stands biases the estimate, and no scale of TAS is assumed. f starts at the target's share of
+The last frame holds the score of every position once, so neither the raster order nor the place of the
+object biases the estimate, and no scale of TAS is assumed. f starts at the target's share of
 the eligible passes and moves little while much is to come; towards the end it goes to 0 or 1 as
 needed. Therefore, whatever the scores are, the ratio misses its target by at most the decisions
 between two settings, (N // 16) / (T*N - 1): 0.8 % for 8 frames.

@@ -14,7 +14,7 @@ from fastcar_cli.prompt import Clip, Prompt, Reading, TokenisedClip
 
 
 class FrameReader:
-    """Reads clips for a network; in the place of a text tokenizer."""
+    """Reads clips for a network, as a text tokenizer reads texts."""
 
     def __init__(self, network: IVideoGPT) -> None:
         self._network = network
@@ -26,7 +26,7 @@ class FrameReader:
         if isinstance(prompt, str):
             raise RequestError(
                 f"the model {spec.name!r} takes frames, no text",
-                hint=(f"give it at least {context} to go on from, such as ", Key("input"), " clip.mp4"),
+                hint=(f"give it at least {context} to continue from, such as ", Key("input"), " clip.mp4"),
             )
         if isinstance(prompt, Clip):
             self._check_frames(prompt)
@@ -59,7 +59,7 @@ class FrameReader:
             )
         if len(clip.frames) < context:
             raise RequestError(
-                f"{clip.name}: {len(clip.frames)} frames, the model {spec.name!r} goes on from {context}"
+                f"{clip.name}: {len(clip.frames)} frames, the model {spec.name!r} continues from {context}"
             )
 
     def pixels(self, clip: Clip, frames: int) -> Tensor:

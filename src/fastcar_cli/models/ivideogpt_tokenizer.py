@@ -162,7 +162,7 @@ class Tokenizer(nn.Module):
     def decode_context(self, ids: Tensor) -> tuple[Tensor, list[Memory]]:
         """Context frames float32 [B, t, 3, H, W] of prompts [B, 257 t - 1], and what later frames look at.
 
-        Pixels are not clamped. What stands in the place of a delimiter is ignored.
+        Pixels are not clamped. Ids at the places of delimiters are ignored.
         """
         codes = F.pad(ids, (1, 0)).unflatten(1, (-1, 1 + CONTEXT_CODES))[:, :, 1:]
         vectors = self.quantize(codes.clamp(0, self.spec.codes - 1)).flatten(0, 1)
@@ -174,7 +174,7 @@ class Tokenizer(nn.Module):
     def decode_later(self, ids: Tensor, memories: list[Memory]) -> Tensor:
         """Later frames float32 [B, n, 3, H, W], not clamped, of ids [B, 17 n] that begin with a delimiter.
 
-        What stands in the place of a delimiter is ignored, other ids become the nearest dynamics code.
+        Ids at the places of delimiters are ignored, other ids become the nearest dynamics code.
         """
         spec = self.spec
         codes = (ids.unflatten(1, (-1, spec.stride))[:, :, 1:] - spec.codes).clamp(0, spec.dynamics - 1)

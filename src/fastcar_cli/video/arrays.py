@@ -1,7 +1,7 @@
 """Arrays in .npy and .npz files, found by their headers and read row by row.
 
 Nothing that a file holds is executed: arrays of Python objects are pickles, and those are never read. A header may
-claim any shape; no more memory is taken than the rows asked for.
+claim any shape; no more memory is taken than the requested rows need.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Array:
     fortran: bool
 
     def rows(self, option: str) -> Iterator[NDArray[Any]]:
-        """Its rows `array[0]`, `array[1]`, ..., each read when it is asked for.
+        """Its rows `array[0]`, `array[1]`, ..., each read when it is requested.
 
         Raises RequestError that names `option` for objects, data that end early, and rows of more than a gigabyte.
         """
@@ -89,7 +89,7 @@ def _open(stack: ExitStack, file: Path, key: str) -> IO[bytes]:
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
-    """Shape, dtype and whether the order is Fortran's; the stream then stands at the data."""
+    """Shape, dtype and whether the order is Fortran's; the stream is then at the data."""
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"format {version[0]}.{version[1]}")

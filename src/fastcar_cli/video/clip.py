@@ -26,7 +26,7 @@ class Wanted:
 
     `frames` is S, context and prediction together, `context` C; `height` and `width` in pixels; `actions` how many
     numbers an action has, 0 for a model without actions. `start` is the first frame of the input that is used
-    and `step` how many frames it goes on from one to the next. With `whole` all S frames have to be there,
+    and `step` how many frames lie from one to the next. With `whole` all S frames have to be there,
     otherwise the context alone will do. With `goal` the last of them comes first, as models want it that are shown
     where to end (iVideoGPT inference/predict.py, goal conditioning).
     """
@@ -143,7 +143,7 @@ def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
     start, step, frames = wanted.start, wanted.step, wanted.frames
     how = ([f"begin with number {start}"] if start else []) + ([f"are {step} apart"] if step > 1 else [])
     need = f"{wanted.indices[-1] + 1}" + (f" for {frames} that {' and '.join(how)}" if how else "")
-    need += "" if wanted.whole else f", or just the {wanted.context} that the model goes on from"
+    need += "" if wanted.whole else f", or just the {wanted.context} that the model continues from"
     here = len(range(start, count, step))
     hint = ("a longer clip", *((", or ", Key("frames"), f" {here}") if here > wanted.context else ()))
     return RequestError(f"has {count} frame{'s' * (count != 1)}, needed: {need}", key="input", value=path, hint=hint)

@@ -1,6 +1,6 @@
 """Frames out of whatever a user has (a video, a GIF, a picture, a folder of pictures, an array), and recipes of videos.
 
-Each frame is decoded when it is asked for, so a long video costs no more than the part that is used. Files are
+Each frame is decoded when it is requested, so a long video costs no more than the part that is used. Files are
 opened here and handed over as streams: a playlist can't make a decoder read other files or addresses.
 """
 

@@ -71,7 +71,7 @@ def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str =
 class Writer(ABC):
     """Takes frames one by one and closes to a whole file, or to nothing.
 
-    Used as a context manager it closes at the end and aborts on an exception. `path` is the name asked for, and
+    Used as a context manager it closes at the end and aborts on an exception. `path` is the requested name, and
     after `close` the one that the file got; `width` and `height` are those of the frames in the file, in pixels.
     """
 

@@ -18,7 +18,7 @@ Placements = Mapping[str, Sequence[Sequence[Sequence[int]]]]
 class PlacementTokenizer(PhraseTokenizer):
     """Closed vocabulary of things, each of which has looks, and places that no word stands for.
 
-    `things` are the tokens that name a thing, `looks` what is told before each of them, `groups` what is told of the
+    `things` are the tokens that name a thing, `looks` what is said before each of them, `groups` what is said of the
     whole, of which `usual` values go without saying. `placements` are kept for each signature, see `signature`.
     """
 
@@ -71,7 +71,7 @@ class PlacementTokenizer(PhraseTokenizer):
     ) -> list[str]:
         """The tokens with `looks` of each thing and what is `around` where they don't say it, and with a placement.
 
-        Looks stand before their thing in one order, places behind it, the camera's tokens last.
+        Looks come before their thing in one order, places behind it, the camera's tokens last.
         An empty placement is none.
         """
         out: list[str] = []

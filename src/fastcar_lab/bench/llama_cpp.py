@@ -77,7 +77,7 @@ def write_gguf(path: Path, spec: DecoderSpec, layers: int, kind: str) -> int:
 
 @cache
 def _silence() -> Any:
-    """What llama.cpp tells its log to: nobody. It keeps the address for good, so this must live as long."""
+    """Where llama.cpp sends its log: nowhere. It keeps the address for good, so this must live as long."""
     return need("llama_cpp", "the comparison with llama.cpp").llama_log_callback(lambda *_: None)
 
 

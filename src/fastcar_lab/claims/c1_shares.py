@@ -87,7 +87,7 @@ def judge(study: Study) -> Finding:
     big = [r for r in rows if r["shape"] == SHAPE]
     ahead = [r for r in big if r["mlp_low"] > r["attention_high"]]
     verdict = HOLDS if len(ahead) == len(big) else PART if ahead else FAILS
-    told = "; ".join(
+    sentence = "; ".join(
         f"{r['shape']} at {r['context']}: MLPs {r['mlp']:.0%} [{r['mlp_low']:.0%}, {r['mlp_high']:.0%}], attention "
         f"{r['attention']:.0%}"
         for r in rows
@@ -98,7 +98,7 @@ def judge(study: Study) -> Finding:
         "A small model's step is made of calls more than of products, so its shares say little of a large one's.",
     ]
     return Finding(
-        NUMBER, TITLE, CLAIM, study.model, verdict, f"{told}.", table=rows, notes=notes,
+        NUMBER, TITLE, CLAIM, study.model, verdict, f"{sentence}.", table=rows, notes=notes,
         numbers={"ahead": len(ahead), "lengths": len(big)},
         plots=[Plot("shares", "Where a decode step's time goes", lambda figure: _draw(figure, rows))],
     )  # fmt: skip

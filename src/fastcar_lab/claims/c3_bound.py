@@ -10,7 +10,7 @@ output. The paper's page says no more of the constants, so this reading is ours:
   L_mlp = |W_D| (|W_U| S_G + 1.0998 |W_G| S_U): operator norms, the largest numbers of silu(W_G x) and W_U x seen, and
   silu's steepest slope. The residual stream is X + A, so |X_j + A_j - X_j- - A_j-| is at most the bracket.
 
-Each number of the right side stands in claims.json, so that anybody can compute both sides again from `trace`.
+Each number of the right side is in claims.json, so that anybody can compute both sides again from `trace`.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def judge(study: Study) -> Finding:
     rows: list[dict[str, Any]] = []
     beats: list[bool | None] = []
     mends: list[bool | None] = []
-    told: list[str] = []
+    margins: list[str] = []
     curves: Curves = {}
     for frames, folder in {study.pipe.frames: MAIN, **_longer(study)}.items():
         own = folder == MAIN
@@ -109,15 +109,15 @@ def judge(study: Study) -> Finding:
             if fast:
                 margin = difference(at[min(fast), None][0], alone[0])
                 beats.append(margin.above_zero if margin.above_zero or margin.below_zero else None)
-                told.append(f"replay {min(fast):g} less window {window}: {margin.text('+.3f')}")
+                margins.append(f"replay {min(fast):g} less window {window}: {margin.text('+.3f')}")
             both = difference(at[ratios[-1], window][0], alone[0])
             mends.append(both.above_zero if both.above_zero or both.below_zero else None)
-            told.append(
+            margins.append(
                 f"window {window} with replay {ratios[-1]:g} less without ({frames} frames): {both.text('+.3f')}"
             )
             if not own:
                 end = difference(at[ratios[-1], window][1], alone[1])
-                told[-1] += f", in the last frame {end.text('+.3f')}"
+                margins[-1] += f", in the last frame {end.text('+.3f')}"
         if own:
             counted = estimate(at[ratios[-1], None][0])
     parts = [_part(beats), _part(mends)]
@@ -141,7 +141,7 @@ def judge(study: Study) -> Finding:
             "say all there is to know, there is no drift to mend and that error is what remains."
         )
     return Finding(
-        NUMBER, TITLE, CLAIM, study.model, verdict, f"{KEYS[key]}: {'; '.join(told)}.",
+        NUMBER, TITLE, CLAIM, study.model, verdict, f"{KEYS[key]}: {'; '.join(margins)}.",
         counted.videos, counted.prompts, rows,
         {"beats": beats, "mends": mends, "parts": parts}, notes,
         [Plot("drift", f"{KEYS[key]} against dense with full attention, by frame", lambda f: _draw(f, curves, key))],
@@ -161,7 +161,7 @@ def _part(told_apart: list[bool | None]) -> str:
 
 
 def _draw(figure: Any, curves: Curves, key: str) -> None:
-    """One panel a length; colours tell the window, lines the ratio."""
+    """One panel per length; colours show the window, lines the ratio."""
     lengths, windows, ratios = ([*dict.fromkeys(k[i] for k in curves)] for i in range(3))
     windows, ratios = sorted(windows, key=lambda w: w or math.inf), sorted(ratios, key=lambda r: r or 0.0)
     panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]

@@ -51,16 +51,17 @@ def judge(study: Study) -> Finding:
     second = HOLDS if gap.above_zero else FAILS if gap.below_zero else PART
     both = {first, second}
     verdict = first if len(both) == 1 else PART
-    told = ", ".join(f"{m.text('+.4f')} at {r:g}" for m, r in zip(margins, ratios, strict=True))
+    gains = ", ".join(f"{m.text('+.4f')} at {r:g}" for m, r in zip(margins, ratios, strict=True))
     most = estimate(values(study.cells(tau=-8.0), "ratio"))
     summary = (
-        f"{KEYS[key]} of one threshold less that of one a layer: {told}. Outer layers replay {gap.text('+.3f')} more "
-        f"of their MLPs than middle ones under one threshold. tau -8 replays {most.text('.1%')}."
+        f"{KEYS[key]} of one threshold less that of one per layer: {gains}. Outer layers replay "
+        f"{gap.text('+.3f')} more of their MLPs than middle ones under one threshold. "
+        f"tau -8 replays {most.text('.1%')}."
     )
     notes = [
         "The ratio is kept by a controller either way, so both replay the same share of each video; it moves one "
         "threshold, or one a layer so that each layer keeps the ratio.",
-        "The paper's thresholds by layer were set by hand and stand in no file; equal shares of all layers stand for "
+        "The paper's thresholds by layer were set by hand and are in no file; equal shares of all layers stand for "
         "them here.",
         "Outer layers are the first and the last third.",
     ]

@@ -58,14 +58,14 @@ def judge(study: Study) -> Finding:
     if best is None:
         return Finding(NUMBER, TITLE, CLAIM, study.model, OPEN, "No decisions to emulate.", table=rows)
     verdict = HOLDS if best["speedup"] >= 0.95 * BEST else PART if best["speedup"] >= 1.5 else FAILS
-    told = "; ".join(
+    speeds = "; ".join(
         f"{r['setting']} {r['speedup']:.2f} x (drawn independently {r['independent']:.2f}"
         + (f", published {r['published']:.2f}" if r["published"] else "")
         + ")"
         for r in paper
     )
     other = next(r for r in rows if r["preset"] == PRESETS[1] and r["published"] == BEST)
-    summary = f"{PRESETS[0]}: {told}. {PRESETS[1]}: {other['speedup']:.2f} x at its best."
+    summary = f"{PRESETS[0]}: {speeds}. {PRESETS[1]}: {other['speedup']:.2f} x at its best."
     notes = [
         "The decisions are these videos' own, rows as decoded and pairs as they are; batches have up to "
         f"{max(r['rows'] for r in rows)} rows, {ROWS} or more where the videos suffice.",

@@ -72,7 +72,7 @@ def judge(study: Study) -> Finding:
     dense = [study.images(c) for c in study.cells()]
     replayed = [_error(study.images(c), d) for c, d in zip(study.cells(ratio=top), dense, strict=True)]
     rows: list[dict[str, Any]] = [_row(MAIN, study, None, replayed, None)]
-    verdicts, told = [], []
+    verdicts, sums = [], []
     for name in formats(study):
         alone = [_error(study.images(c, name), d) for c, d in zip(study.cells(name), dense, strict=True)]
         both = [_error(study.images(c, name), d) for c, d in zip(study.cells(name, ratio=top), dense, strict=True)]
@@ -80,14 +80,14 @@ def judge(study: Study) -> Finding:
         more = [b - (a + r) for a, r, b in zip(alone, replayed, both, strict=True)]
         excess = estimate(by_prompt(list(zip(prompts, more, strict=True))))
         verdicts.append(FAILS if excess.above_zero else HOLDS)
-        told.append(f"{name}: both less the sum {excess.text('+.1f')}")
+        sums.append(f"{name}: both less the sum {excess.text('+.1f')}")
         rows.append(_row(name, study, alone, both, excess.mean))
     kept = strays <= KEPT_WITHIN
     verdicts.append(HOLDS if kept else FAILS)
     verdict = verdicts[0] if len(set(verdicts)) == 1 else PART
     summary = (
         f"Kept ratios stray by {strays:.3f} at most; under tau {near:g} (mean {spread[near].mean():.2f}) videos differ "
-        f"by {spread[near].max() - spread[near].min():.2f}. Mean squared error at ratio {top:g}: {'; '.join(told)}."
+        f"by {spread[near].max() - spread[near].min():.2f}. Mean squared error at ratio {top:g}: {'; '.join(sums)}."
     )
     notes = [
         "Errors are against the dense video in full precision. Each error may draw other codes and so another "
@@ -103,7 +103,7 @@ def judge(study: Study) -> Finding:
 def beside(studies: Sequence[Study], findings: Sequence[Finding]) -> None:
     """Add to the findings of later models what training for replay is worth: their quality less the first model's.
 
-    Only where both were asked for the same videos.
+    Only where both have the same videos.
     """
     first = studies[0]
     for study, finding in zip(studies[1:], findings[1:], strict=True):

@@ -35,7 +35,7 @@ def write(
 ) -> Path:
     """Write every file of some findings; the path of the page.
 
-    `made` tells how: command, machine, commit, versions. `others` are titles of claims that were not asked for.
+    `made` says how: command, machine, commit, versions. `others` are titles of claims that were not requested.
     Raises RunError where a file can't be written, RequestError where matplotlib is missing.
     """
     parts: dict[int, list[str]] = {}

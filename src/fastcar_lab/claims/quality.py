@@ -39,5 +39,5 @@ def values(cells: Sequence[dict[str, Any]], key: str) -> Values:
 
 
 def measure(cells: Sequence[dict[str, Any]]) -> str:
-    """What quality is told by: SSIM, or PSNR where frames are too small for it."""
+    """The measure of quality: SSIM, or PSNR where frames are too small for it."""
     return "ssim" if any(c["metrics"] and "ssim" in c["metrics"] for c in cells) else "psnr_db"

@@ -1,7 +1,7 @@
 """Checkpoints on the Hugging Face hub: names, download, and what is there.
 
 The user's cache, token and `HF_HUB_OFFLINE` are huggingface_hub's and hold here; an interrupted
-download goes on where it stopped.
+download resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LLAMA_2 = (
     "(https://ai.meta.com/llama/license), beside the terms on https://huggingface.co/{repository}"
 )
 
-_TERMS = "the terms of the weights of {name} stand on https://huggingface.co/{repository}"
+_TERMS = "the terms of the weights of {name} are on https://huggingface.co/{repository}"
 
 _WANTED = [pattern for released in CHECKPOINT_FORMATS for pattern in released.PATTERNS]
 _CONFIGS = [

@@ -83,7 +83,7 @@ def published_spec(name: str) -> Spec | None:
 def published_frames(folder: Path) -> int | None:
     """Frames that a released model was trained on, by a folder of its name, as the hub's cache has it; None for others.
 
-    No file of a checkpoint tells them.
+    No file of a checkpoint states them.
     """
     for part in reversed(folder.resolve().parts):
         for name in IVIDEOGPT:

@@ -1,7 +1,7 @@
 """Weights on disk to tensors in memory: safetensors and .bin, one file or shards with an index.
 
 Tensors are copied out of the mapped file a piece at a time, and the mapping is dropped as it grows,
-so that the memory held never exceeds the weights in the dtype asked for by more than a piece.
+so that the memory held never exceeds the weights in the requested dtype by more than a piece.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class _Place:
 
 
 class Weights:
-    """The tensors of some components by parameter name, read in any order without more in memory than is asked for.
+    """The tensors of some components by parameter name, read in any order without more in memory than is requested.
 
     Raises RequestError that names file and key for a missing, damaged or truncated file, for a missing or unexpected
     tensor, and for one whose shape is not that of `shapes`.
@@ -245,7 +245,7 @@ def fill(
 ) -> dict[str, Tensor]:
     """Tensors on `device` for the parameter names of the components, checked against `wanted`'s shapes.
 
-    `dtype` says what each is read as; `progress` is told the bytes read so far; `store` says what a tensor is kept as,
+    `dtype` says what each is read as; `progress` receives the bytes read so far; `store` says what a tensor is kept as,
     one after another. Raises as `Weights` does.
     """
     weights = Weights(components, {name: like.shape for name, like in wanted.items()}, progress)

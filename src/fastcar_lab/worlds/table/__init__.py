@@ -1,1 +1,1 @@
-"""The world of the bundled model `table`: solid objects that stand, move and collide on a ground."""
+"""The world of the bundled model `table`: solid objects that rest, move and collide on a ground."""

@@ -1,4 +1,4 @@
-"""Rendered material for the tokenizer: a pool of clips, of which the newest replace the oldest as training goes on."""
+"""Rendered material for the tokenizer: a pool of clips, of which the newest replace the oldest as training proceeds."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from fastcar_cli.worlds.physics import STEP
 from fastcar_lab.worlds.table.scene import COLORS, GROUNDS, LIGHTS, MATERIALS, SIZES, Scene, Thing
 
 CELL = 16
-"""Places are told in cells of so many pixels, and where in the cell."""
+"""Places are given in cells of so many pixels, and where in the cell."""
 _INSIDE = range(CELL // STEP)
 _SPEEDS = (-6, -4, -2, 2, 4, 6)
 
@@ -33,7 +33,7 @@ TOKENS: tuple[str, ...] = (
 LOOKS = {"size": SIZES, "color": tuple(COLORS), "material": MATERIALS}
 """What is drawn for a thing of which it is not said."""
 AROUND = {"ground": GROUNDS, "light": tuple(LIGHTS)}
-"""What is told of a scene."""
+"""What is said of a scene."""
 USUAL = {"light": "day"}
 """What goes without saying: captions always name the other light."""
 

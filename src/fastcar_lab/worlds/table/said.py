@@ -95,7 +95,7 @@ def said_in(tokens: Sequence[str]) -> Said:
     ground = light = relation = None
     camera = 0
 
-    def tell(**words: object) -> None:
+    def note(**words: object) -> None:
         if things:
             things[-1] = replace(things[-1], **words)  # type: ignore[arg-type]
 
@@ -117,20 +117,20 @@ def said_in(tokens: Sequence[str]) -> Said:
         elif token in _MEETINGS:
             relation = "chain" if relation == token == "hits" else token
         elif token in ("still", "turns"):
-            tell(deed=token, way=(0, 0))
+            note(deed=token, way=(0, 0))
         elif token in ("moves", "bounces"):
-            tell(deed=token, way=(0, 0) if token == "bounces" else None)
+            note(deed=token, way=(0, 0) if token == "bounces" else None)
         elif token == "enters":
-            tell(deed="moves", way=None)
+            note(deed="moves", way=None)
         elif token in ("from_left", "from_right"):
-            tell(enters=token.removeprefix("from_"))
+            note(enters=token.removeprefix("from_"))
         elif token == "leaves":
-            tell(deed="moves", way=None, leaves="")
+            note(deed="moves", way=None, leaves="")
         elif token in _WAYS and things:
             last = things[-1]
             if last.leaves is not None:
-                tell(leaves=token)
+                note(leaves=token)
             else:
                 x, y = last.way or (0, 0)
-                tell(way=(x + _WAYS[token][0], y + _WAYS[token][1]))
+                note(way=(x + _WAYS[token][0], y + _WAYS[token][1]))
     return Said(tuple(things), ground, light, camera, relation)

@@ -20,7 +20,7 @@ SHAPES = ("ball", "cube", "cylinder", "pyramid", "ring")
 TURNING = ("cube", "pyramid")
 """Shapes whose turning can be seen."""
 TURNED = 2
-"""The turn, in steps of 15 degrees, of what stands edgewise."""
+"""The turn, in steps of 15 degrees, of what is seen edgewise."""
 COLORS: dict[str, tuple[float, float, float]] = {
     "red": (0.80, 0.10, 0.10),
     "orange": (0.96, 0.46, 0.05),

@@ -1,4 +1,4 @@
-"""Rays against unit solids: ball, cube, cylinder, pyramid and ring stand on the ground z = 0.
+"""Rays against unit solids: ball, cube, cylinder, pyramid and ring rest on the ground z = 0.
 
 A ray is origin [..., 3] + t * direction [3]. x points to the right, y away from the viewer, z up.
 """

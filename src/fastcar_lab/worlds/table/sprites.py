@@ -87,7 +87,7 @@ def _shadow(shape: str, angle: float, radius: float) -> Array:
 
 @functools.cache
 def sprite(shape: str, size: str, material: str, turn: int) -> Sprite:
-    """The sprite of an object turned by `turn` x 15 degrees; at 0 its sides stand 22.5 degrees off the frame's."""
+    """The sprite of an object turned by `turn` x 15 degrees; at 0 its sides are 22.5 degrees off the frame's."""
     radius, angle = RADIUS[size], (turn + 1.5) * np.pi / 12
     at = (np.arange(2 * HALF * _SAMPLES, dtype=np.float32) + 0.5) / _SAMPLES - HALF
     v, u = np.meshgrid(at / radius, at / radius, indexing="ij")

@@ -37,7 +37,7 @@ def _even(rng: random.Random, low: int, high: int) -> int:
 
 
 def standing(rng: random.Random, shapes: tuple[str, ...] = SHAPES) -> Thing:
-    """Something that stands anywhere."""
+    """Something that rests anywhere."""
     shape = rng.choice(shapes)
     turn = rng.choice((0, TURNED)) if shape in TURNING else 0
     x, y = _even(rng, _LEFT, _RIGHT), _even(rng, _TOP, _BOTTOM)
@@ -45,7 +45,7 @@ def standing(rng: random.Random, shapes: tuple[str, ...] = SHAPES) -> Thing:
 
 
 def _busy(rng: random.Random, *, still: float = 0.25) -> Thing:
-    """Something that stands, moves, turns or bounces by itself."""
+    """Something that rests, moves, turns or bounces by itself."""
     thing = standing(rng)
     if rng.random() < still:
         return thing
@@ -148,7 +148,7 @@ STORIES: dict[str, tuple[float, Callable[[random.Random], tuple[Thing, ...]]]] =
     "behind+": (0.02, _with_bystander(_behind)),
     "apart+": (0.02, _with_bystander(_apart)),
 }
-"""Every story: its share of the scenes, and how its objects are drawn; with `+` a third one stands by."""
+"""Every story: its share of the scenes, and how its objects are drawn; with `+` a third one rests nearby."""
 
 
 def _seen(scene: Scene) -> bool:

@@ -1,4 +1,4 @@
-"""What a video of the table world shows, read from its pixels alone, and whether that is what was asked for."""
+"""What a video of the table world shows, read from its pixels alone, and whether it is what the prompt requested."""
 
 from fastcar_lab.worlds.table.analyser.judge import judge, shares
 from fastcar_lab.worlds.table.analyser.verdict import TrackedObject, Verdict, analyse

@@ -62,7 +62,7 @@ def find_backdrop(frames: Array) -> Backdrop:
     best = (float("inf"), 0, 0)
     for pan in PANS:
         for start in range(len(shifts)):
-            # Standing still is preferred where the texture is too weak to tell.
+            # Standing still is preferred where the texture is too weak to decide.
             total = float(table[t, (start + pan * t // STEP) % len(shifts)].mean()) + (2e-4 if pan or start else 0)
             if total < best[0]:
                 best = (total, pan, start * STEP)

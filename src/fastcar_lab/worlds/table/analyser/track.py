@@ -60,7 +60,7 @@ class Track:
         return next(p for p in reversed(self.at) if p is not None)
 
     def expected(self) -> tuple[int, int]:
-        """Where it should be next if it goes on as it went."""
+        """Where it should be next if it continues as before."""
         seen = [p for p in self.at if p is not None]
         x, y, _ = seen[-1]
         if len(seen) > 1 and self.at[-2:] == seen[-2:]:
@@ -76,7 +76,7 @@ def _leaving(track: Track, backdrop: Backdrop) -> bool:
     """Whether an object that was last seen on its way out of the frame is mostly out of it two frames later."""
     seen = [(k, p) for k, p in enumerate(track.at) if p is not None][-3:]
     (first, (x0, y0, _)), (last, (x, y, turn)) = seen[0], seen[-1]
-    # What was seen once is taken to stand on the ground, which the camera passes.
+    # What was seen once is taken to rest on the ground, which the camera passes.
     speed = ((x - x0) / (last - first), (y - y0) / (last - first)) if last > first else (-backdrop.pan, 0)
     shown = template(track.look, turn, backdrop.light)
     now, soon = (int(cover(shown, round(x + n * speed[0]), round(y + n * speed[1])).sum()) / shown.area for n in (0, 2))

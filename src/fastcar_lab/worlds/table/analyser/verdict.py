@@ -95,8 +95,9 @@ def _sums(rows: list[dict[tuple[str, str], float]]) -> tuple[str, str]:
 def _final_look(track: Track, wrong: list[str]) -> tuple[str, str, str, str]:
     """(shape, size, color, material) over the whole video; what contradicts it is noted.
 
-    Another form, that is shape and size, counts by how much better it fits in all frames in which it does: too little
-    to tell in any of them adds up if it lasts or comes again and again. Colours are told apart in every frame.
+    Another form, that is shape and size, counts by how much better it fits in all frames in which it does: a difference
+    too small to decide in any of them adds up if it lasts or comes again and again. Colours are distinguished in every
+    frame.
     """
     look = track.look
     if not track.judged:
@@ -168,7 +169,7 @@ def _contacts(objects: list[TrackedObject], wrong: list[str]) -> list[tuple[int,
             if best is not None:
                 found.append((best[1], i, j))
     for t, i, j in found:
-        # Where an object meets two others at nearly the same time, the changes can't be told apart.
+        # Where an object meets two others at nearly the same time, the changes can't be distinguished.
         if any({i, j} & {k, m} and abs(t - s) <= 2 for s, k, m in found if (s, k, m) != (t, i, j)):
             continue
         a, b = objects[i], objects[j]
