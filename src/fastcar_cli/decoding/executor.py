@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.decoding.inputs import Inputs, Restore
 from fastcar_cli.decoding.kv_cache import prompt_mask
 from fastcar_cli.decoding.prompts import Prompts
+from fastcar_cli.decoding.replay import Token
 from fastcar_cli.models.decoder import Branch, attention, rotate
 
 
@@ -113,20 +116,58 @@ class Executor(ABC):
             mark(part)
 
 
+@dataclass(frozen=True)
+class Passed:
+    """An input token of the last pass: its scores [layers, rows], and what puts back what it overwrote."""
+
+    t: Token
+    scores: Tensor
+    restores: Sequence[Restore]
+
+
 class HostExecutor(Executor):
     """An executor that returns to the host between the decoder and the depth transformer."""
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__(batch)
+        self._rows = torch.arange(batch.rows, device=batch.model.device)
+        self._passed: list[Passed] = []
 
     @abstractmethod
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """Run the input tokens through the decoder: hidden states after the final norm, [rows, count, width].
 
-        latent [P, count, code_width] are the sums of their code vectors. Appends to the caches.
+        latent [P, count, code_width] are the sums of their code vectors. Appends to the caches, and to `_passed`.
         """
 
     def step(self, inputs: Inputs) -> Step:
         """See `Executor.step`."""
+        self._passed = []
         hidden = self.run(inputs, self._batch.draws.input_latents(inputs))
         began = time.perf_counter()
         step = self.draw(hidden, inputs)
         self._batch.clock.draw += time.perf_counter() - began
         return step
+
+    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+        """See `Executor.commit`. The replay rule learns from what is kept."""
+        replay, least = self._batch.replay, min(accepted)
+        of_row = (
+            self._rows
+            if least == inputs.count
+            else self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
+        )
+        for draft in reversed(range(least, inputs.count)):
+            rejected = (of_row <= draft).nonzero()[:, 0]
+            for restore in self._passed[draft].restores:
+                restore(rejected)
+        if replay is None:
+            return
+        for draft, passed in enumerate(self._passed[: max(accepted)]):
+            if replay.eligible(passed.t):
+                replay.finish(passed.t, passed.scores, None if draft < least else of_row > draft)
+
+    def _overwrites(self, draft: int, t: Tensor) -> Sequence[Restore]:
+        """What input token `draft`, number t of each row, will overwrite; the first is final and needs no copy."""
+        replay = self._batch.replay
+        return [*self._batch.cache.kept(t), *(replay.kept(t) if replay is not None else ())] if draft else ()

@@ -119,6 +119,11 @@ class KVCache:
         """All that is allocated."""
         return list({id(tensor): tensor for tensor in (self.k, self.v, self.aligned)}.values())
 
+    @property
+    def most_inputs(self) -> int:
+        """Tokens of a row that one pass can append so that no two share a slot: N, or fewer with a smaller ring."""
+        return self.frame if self.window is None else min(self.frame, self.window)
+
     def _slots(self, t: Tensor) -> Slots:
         """Of visual tokens t, int64 [n]."""
         i, ring, none = self.padded + t, self.frame + 1, torch.zeros_like(t)
@@ -186,10 +191,14 @@ class KVCache:
         return ring | (slot < self.sinks[:, None])
 
     def kept(self, t: Tensor) -> list[Restore]:
-        """What appending token t of each row will overwrite, int64 [rows]."""
+        """What appending token t of each row will overwrite, int64 [rows].
+
+        Nothing without a ring: until it is final, nothing reads its slots.
+        """
+        if self.window is None:
+            return []
         at = Slots(*self.table[t].unbind(-1))
-        rings = [kept(self.k, at.slot), kept(self.v, at.slot)]
-        return rings if self.aligned is self.k else [*rings, kept(self.aligned, at.aligned_to)]
+        return [kept(self.k, at.slot), kept(self.v, at.slot), kept(self.aligned, at.aligned_to)]
 
     def fill(self, generator: torch.Generator) -> None:
         """Put random keys and values everywhere, for measuring."""

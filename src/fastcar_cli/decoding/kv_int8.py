@@ -64,6 +64,12 @@ class Int8KVCache(KVCache):
     def _tensors(self) -> list[Tensor]:
         return [self.k, self.v, *self.older]
 
+    @property
+    def most_inputs(self) -> int:
+        """See `KVCache.most_inputs`."""
+        older = self.older.keys.shape[3] if self.window is not None else 0
+        return min(self.frame, older or self.frame)
+
     def _slots(self, t: Tensor) -> Slots:
         ring, none = self.frame + 1, torch.zeros_like(t)
         slot, aligned = self._ring_at + t % ring, self._ring_at + (t + 1) % ring
@@ -140,15 +146,14 @@ class Int8KVCache(KVCache):
 
     def kept(self, t: Tensor) -> list[Restore]:
         """See `KVCache.kept`."""
-        to = Slots(*self.table[t].unbind(-1)).moved_to
-        if not self.older.keys.shape[3]:
-            return super().kept(t)
+        at, old = Slots(*self.table[t].unbind(-1)), self.older
+        ring = [kept(self.k, at.slot), kept(self.v, at.slot)]
+        if not old.keys.shape[3]:
+            return ring
         # A row from which nothing moves keeps any slot, which it does not change.
-        slots = to.clamp(min=0)
-        old = self.older
-        numbers = [kept(x, slots) for x in (old.keys, old.values)]
-        scales = [kept(x[..., None], slots) for x in (old.key_scales, old.value_scales)]
-        return [*super().kept(t), *numbers, *scales]
+        moved_to = at.moved_to.clamp(min=0)
+        older = (old.keys, old.values, old.key_scales[..., None], old.value_scales[..., None])
+        return [*ring, *(kept(x, moved_to) for x in older)]
 
     def fill(self, generator: torch.Generator) -> None:
         """See `KVCache.fill`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.executor import HostExecutor, distinct_tokens
+from fastcar_cli.decoding.executor import HostExecutor, Passed, distinct_tokens
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.sampling import not_finite
@@ -110,7 +110,7 @@ class NativeExecutor(HostExecutor):
 
     def __init__(self, batch: Batch, most_inputs: int = 1) -> None:
         super().__init__(batch)
-        self.most_inputs = most_inputs
+        self.most_inputs = most_inputs = min(most_inputs, batch.cache.most_inputs)
         model, spec, replay, cache = batch.model, batch.model.spec.decoder, batch.replay, batch.cache
         self._threads = threads = batch.settings.threads or torch.get_num_threads()
         self._dtype = model.dtype
@@ -139,10 +139,8 @@ class NativeExecutor(HostExecutor):
             threads=threads,
         )
         maps = [m for m in model.projector.modules() if isinstance(m, (nn.Linear, QuantisedLinear))]
-        self._projector = [
-            native.Product(_linear(m), batch.prompts.videos * most_inputs, 1 if m.weight.nbytes < SMALL else threads)
-            for m in maps
-        ]
+        self._maps = [(_linear(m), 1 if m.weight.nbytes < SMALL else threads) for m in maps]
+        self._products: dict[tuple[int, int], native.Product] = {}
         # What is added to the input of each token; the last map takes it as its bias where all videos have the same.
         added = batch.places.added
         self._added = None if added is None else added.float()
@@ -175,33 +173,72 @@ class NativeExecutor(HostExecutor):
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
-        batch, cache, replay, t = self._batch, self._batch.cache, self._batch.replay, inputs.common
-        assert t is not None and inputs.count == 1
-        x = batch.prompts.doubled(self._input(latent[:, 0], t))[:, None].contiguous()
-        mask = None
-        if cache.window is not None:
-            mask = cache.mask(inputs.rows(0, batch.rows, x.device), t, t)
-        rule: dict[str, Any] = {}
-        if replay is not None and replay.eligible(t):
-            rule = {"thresholds": replay.thresholds(t), "scored": replay.scored}
-            rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
-        batch.clock.mlp += self._pass(x, inputs.first * (batch.rows // len(inputs.first)), mask=mask, **rule)
+        batch, replay, t = self._batch, self._batch.replay, inputs.common
+        x = batch.prompts.doubled(self._input(inputs, latent.float().contiguous())).contiguous()
+        first = inputs.first * (batch.rows // len(inputs.first))
+        if t is None or inputs.count > 1:
+            self._several(inputs, first, x)
+        else:
+            rule: dict[str, Any] = {}
+            if replay is not None and replay.eligible(t):
+                rule = {"thresholds": replay.thresholds(t), "scored": replay.scored}
+                rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
+            batch.clock.mlp += self._pass(x, first, mask=self._mask([inputs.rows(0, batch.rows, x.device)]), **rule)
+            self._passed.append(Passed(t, self._scores, ()))
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 
-    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
-        """See `Executor.commit`."""
-        replay, t = self._batch.replay, inputs.common
-        if replay is not None and t is not None and t >= 0 and replay.eligible(t):
-            replay.finish(t, self._scores)
+    def _several(self, inputs: Inputs, first: tuple[int, ...], x: Tensor) -> None:
+        """A pass with several tokens of a row, or with rows at different tokens."""
+        batch, replay = self._batch, self._batch.replay
+        tokens = [inputs.rows(draft, batch.rows, x.device) for draft in range(inputs.count)]
+        restores = [self._overwrites(draft, t) for draft, t in enumerate(tokens)]
+        # By layer, row and input token of the row.
+        scores = torch.full((len(batch.model.llm.blocks), batch.rows, inputs.count), torch.nan)
+        rule: dict[str, Any] = {}
+        flags = torch.zeros(scores.shape, dtype=torch.bool)
+        if replay is not None:
+            thresholds = torch.stack([replay.thresholds(t) for t in tokens], 2)
+            rule = {"thresholds": thresholds.flatten(1), "scored": replay.scored}
+            rule |= {"scores": scores.flatten(1), "replayed": flags.flatten(1)}
+        batch.clock.mlp += self._pass(x, first, mask=self._mask(tokens), **rule)
+        for draft, t in enumerate(tokens):
+            if replay is not None:
+                replay.replayed[:, self._rows, t] = flags[:, :, draft]
+            self._passed.append(Passed(t, scores[:, :, draft], restores[draft]))
 
-    def _input(self, latent: Tensor, t: int) -> Tensor:
-        """The decoder's input for token t, float32 [P, width]."""
-        x = latent.float().contiguous()
-        for product in self._projector[:-1]:
-            x = nn.functional.gelu(product(x))
-        if self._projector:
-            x = self._projector[-1](x, None if self._biases is None else self._biases[t])
-        return x if self._added is None else x + self._added[t]
+    def _mask(self, tokens: Sequence[Tensor]) -> Tensor | None:
+        """The slots that each input attends to, bool [inputs, slots]; None without a window."""
+        cache = self._batch.cache
+        if cache.window is None:
+            return None
+        masks = [cache.mask(t, 0, 0) for t in tokens]
+        return torch.stack([mask for mask in masks if mask is not None], 1).flatten(0, 1)
+
+    def _input(self, inputs: Inputs, latent: Tensor) -> Tensor:
+        """The decoder's inputs from float32 [P, count, code_width]: float32 [P, count, width]."""
+        x, places = latent.flatten(0, 1), self._batch.places
+        for i in range(len(self._maps) - 1):
+            x = nn.functional.gelu(self._product(i, len(x))(x))
+        tokens = [first + i for first in inputs.first for i in range(inputs.count)]
+        if self._maps:
+            last, alike = len(self._maps) - 1, len(set(tokens)) == 1
+            if self._biases is None or alike:
+                x = self._product(last, len(x))(x, None if self._biases is None else self._biases[tokens[0]])
+            else:
+                product = self._product(last, 1)
+                x = torch.cat([product(x[n : n + 1], self._biases[t]) for n, t in enumerate(tokens)])
+        x = x.view(*latent.shape[:2], -1)
+        if self._added is None:
+            return x
+        videos = [inputs.rows(i, len(x), x.device) for i in range(inputs.count)]
+        return x + torch.stack([places.at(self._added, t).expand_as(x[:, 0]) for t in videos], 1)
+
+    def _product(self, index: int, rows: int) -> native.Product:
+        """A map of the projector for this many rows."""
+        if (index, rows) not in self._products:
+            linear, threads = self._maps[index]
+            self._products[index, rows] = native.Product(linear, rows, threads)
+        return self._products[index, rows]
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
         """See `Executor.draw`."""

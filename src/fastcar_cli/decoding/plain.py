@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.decoding.batch import Batch
-from fastcar_cli.decoding.executor import HostExecutor
-from fastcar_cli.decoding.inputs import Inputs, Restore
+from fastcar_cli.decoding.executor import HostExecutor, Passed
+from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.kv_cache import Reach
 from fastcar_cli.decoding.replay import Token, temporal_attention_score
 from fastcar_cli.decoding.scores import DEFAULT, BlockState, Scorer, noise
@@ -33,16 +33,14 @@ class _Heads:
 class PlainExecutor(HostExecutor):
     """A pass in plain torch. What replays is decided on the host, a layer at a time.
 
-    Several input tokens are run one after another, so that each gives the same numbers as in a pass of its own.
+    Several input tokens are run one after another, so that each gives the same numbers as in a pass of its own. Of
+    videos at different tokens this holds up to rounding.
     """
 
     name = "torch"
 
     def __init__(self, batch: Batch) -> None:
         super().__init__(batch)
-        self._rows = torch.arange(batch.rows, device=batch.model.device)
-        # Of the last pass, by input token: its token number, its scores, and what it overwrote.
-        self._ran: list[tuple[Token, Tensor, list[Restore]]] = []
         self._scorer: Scorer | None = None
         replay = batch.replay
         if replay is not None and (batch.observers.on_block is not None or replay.rule.score != DEFAULT):
@@ -50,36 +48,20 @@ class PlainExecutor(HostExecutor):
             layers = batch.model.spec.decoder.layers
             self._noise = noise(batch.draws.uniforms, layers, batch.rows).to(batch.model.device)
         # What observers and scorers remember of a token can't be taken back.
-        self.most_inputs = 1 if self._scorer or batch.observers.watch else batch.frame
+        self.most_inputs = 1 if self._scorer or batch.observers.watch else batch.cache.most_inputs
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """See `HostExecutor.run`."""
-        batch, replay = self._batch, self._batch.replay
-        hidden, self._ran = [], []
+        batch, hidden = self._batch, []
         for draft in range(inputs.count):
             rows = inputs.rows(draft, batch.rows, latent.device)
-            overwritten: list[Restore] = []
-            if draft:
-                overwritten = batch.cache.kept(rows) + ([] if replay is None else replay.kept(rows))
+            restores = self._overwrites(draft, rows)
             t: Token = rows if inputs.common is None else inputs.common + draft
             step = batch.cache.step(rows, min(inputs.first) + draft, max(inputs.first) + draft)
             scores = torch.full((len(batch.model.llm.blocks), batch.rows), torch.nan, device=latent.device)
             hidden.append(self._token(t, rows, step, latent[:, draft], scores))
-            self._ran.append((t, scores, overwritten))
+            self._passed.append(Passed(t, scores, restores))
         return torch.stack(hidden, 1)
-
-    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
-        """See `Executor.commit`."""
-        replay, of_row = self._batch.replay, torch.tensor(accepted * (self._batch.rows // len(accepted)))
-        for draft in reversed(range(1, inputs.count)):
-            rejected = (of_row <= draft).nonzero()[:, 0].to(self._rows.device)
-            for restore in self._ran[draft][2] if len(rejected) else ():
-                restore(rejected)
-        if replay is not None:
-            for draft, (t, scores, _) in enumerate(self._ran[: max(accepted)]):
-                if replay.eligible(t):
-                    final = None if min(accepted) > draft else (of_row > draft).to(self._rows.device)
-                    replay.finish(t, scores, final)
 
     def _token(self, t: Token, rows: Tensor, step: Reach, latent: Tensor, scores: Tensor) -> Tensor:
         """Run input token t of every row, `rows` int64 [rows]: hidden [rows, width]; writes scores [layers, rows]."""
