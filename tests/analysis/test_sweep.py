@@ -181,7 +181,7 @@ def test_another_configuration_is_refused_with_the_difference(ask: list[object],
         (["--frames", "3"], "generation.frames was 4 there and is 3 now"),
         (["--set", "sampling.temperature=0.5"], "sampling.temperature"),
         (["--metrics", "psnr"], "metrics was 'psnr,temporal'"),
-        (["--model", tiny_folder(tmp_path / "other", seed=1)], "model.safetensors has other contents"),
+        (["--model", tiny_folder(tmp_path / "other", seed=1)], "model weights has other contents"),
     ):
         done = sweep(*ask, *change, "-o", whole)
         assert isinstance(done.exception, RequestError) and said in str(done.exception), done.exception

@@ -11,9 +11,8 @@ import torch
 from fastcar_cli._version import __version__
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.config import RENAMED, flat
-from fastcar_cli.errors import RequestError
 from fastcar_cli.files import sha256_of
-from fastcar_cli.models.loading.registry import folder_of
+from fastcar_cli.models.loading.registry import identity
 from fastcar_cli.pipeline import VideoPipeline
 
 SWEPT = (
@@ -29,17 +28,6 @@ SWEPT = (
 """Keys that the grid decides, or (`backend.preset`) that matter for some of its cells only."""
 
 
-def model_identity(model: str) -> dict[str, str]:
-    """Hash of every file of weights and configuration of a model, by name. Raises RequestError."""
-    folder = folder_of(model)
-    suffixes = {".safetensors", ".bin", ".json", ".model"}
-    files = sorted(f for f in folder.rglob("*") if f.is_file() and f.suffix in suffixes)
-    try:
-        return {str(f.relative_to(folder)): sha256_of(f) for f in files if f.name != "encoder.safetensors"}
-    except OSError as e:
-        raise RequestError(f"{e.filename} can't be read: {e.strerror}") from None
-
-
 def fingerprint(
     pipe: VideoPipeline, model: str, metrics: tuple[str, ...], lpips: Path | None, backends: tuple[str, ...]
 ) -> dict[str, Any]:
@@ -50,11 +38,11 @@ def fingerprint(
         "fastcar": __version__,
         "torch": torch.__version__.split("+")[0],
         "model": pipe.name,
+        "model weights": identity(model).weights,
         "runtime.device": network.device.type,
         "runtime.dtype": network.weight_format,
         "metrics": ",".join(metrics),
     }
-    keys |= {f"model file {name}": value for name, value in model_identity(model).items()}
     if lpips is not None and "lpips" in metrics:
         keys["lpips weights"] = sha256_of(lpips)
     if "fpga-sim" in backends:
@@ -74,7 +62,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
             continue
         was, is_ = before.get(key, "absent"), now.get(key, "absent")
         if was != is_:
-            if key.startswith("model file") or key in ("lpips weights", "backend.preset"):
+            if key in ("model weights", "lpips weights", "backend.preset"):
                 return f"{key} has other contents"
             return f"{key} was {was!r} there and is {is_!r} now"
     return None
