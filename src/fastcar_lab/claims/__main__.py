@@ -137,7 +137,8 @@ def _chosen(text: str | None) -> dict[int, ModuleType]:
 def _made(device: Any) -> dict[str, Any]:
     """How: command, machine, versions, and the commit where the package lies in a checkout."""
     from fastcar_cli._version import __version__
-    from fastcar_cli.analysis.machine import commit, names_of
+    from fastcar_cli.analysis.machine import names_of
+    from fastcar_lab.checkout import commit
 
     names = names_of(device)
     return {

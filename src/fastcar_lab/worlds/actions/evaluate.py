@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.machine import commit
 from fastcar_cli.config import load_config
 from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_lab.checkout import commit
 from fastcar_lab.worlds.actions.codes import dictionary
 from fastcar_lab.worlds.actions.samples import clip_of, frames_of, held_out
 from fastcar_lab.worlds.actions.scene import Story, centre

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.machine import commit
 from fastcar_cli.config import RunConfig, load_config
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_lab.checkout import commit
 from fastcar_lab.worlds.mini.analyser import analyse, judge, shares, wanted_of
 from fastcar_lab.worlds.mini.captions import caption
 from fastcar_lab.worlds.mini.render import render
