@@ -16,10 +16,10 @@ from support.vila_u import converted
 
 from fastcar_cli.cli.flags import prompts_of
 from fastcar_cli.conversion import Calibration, Conversion, measure, open_source
-from fastcar_cli.conversion.rounding import calibrated, output_error, widened
+from fastcar_cli.conversion.rounding import calibrated, output_error
 from fastcar_cli.conversion.source import target_format
+from fastcar_cli.formats import FORMATS, unpack_int4
 from fastcar_cli.models import load
-from fastcar_cli.models.quantised import QUANTISERS, unpack_int4
 
 PROMPTS = ("a red ball rolls over the grass", "a boat at night", "", "a small green star bouncing")
 KINDS = ("int4", "int8")
@@ -62,15 +62,15 @@ def test_outputs_are_never_further_off_than_plainly_rounded(
         x[:, :: 1 + seed % 5] = 0
     gram = x.T @ x
     before = gram.clone()
-    numbers, scale = calibrated(weight, gram, kind)
+    numbers, scale = calibrated(weight, gram, FORMATS[kind])
     assert torch.equal(gram, before)
     codes = unpack_int4(numbers) if kind == "int4" else numbers
     assert codes.dtype == torch.int8 and int(codes.min()) >= (-8 if kind == "int4" else -127)
     assert int(codes.max()) <= (7 if kind == "int4" else 127) and scale.isfinite().all()
     assert scale.dtype == (torch.float16 if kind == "int4" else torch.float32)
     found, plain = (
-        ((widened(kind, *q) - weight).double() @ x.double().T).square().sum(1)
-        for q in ((numbers, scale), QUANTISERS[kind](weight))
+        ((FORMATS[kind].widen(*q, torch.float32) - weight).double() @ x.double().T).square().sum(1)
+        for q in ((numbers, scale), FORMATS[kind].quantise(weight))
     )
     # The choice is made in float32.
     room = 1e-5 * weight.double().square().sum(1) * float(x.double().square().sum())
@@ -83,8 +83,8 @@ def test_what_plain_rounding_loses_is_halved_where_inputs_are_alike(kind: str) -
     weight = random(200, 256, seed=2)
     gram = x.T @ x
     found, plain = (
-        output_error(widened(kind, *q) - weight, gram).sum()
-        for q in (calibrated(weight, gram, kind), QUANTISERS[kind](weight))
+        output_error(FORMATS[kind].widen(*q, torch.float32) - weight, gram).sum()
+        for q in (calibrated(weight, gram, FORMATS[kind]), FORMATS[kind].quantise(weight))
     )
     assert found < 0.25 * plain
 
@@ -92,7 +92,7 @@ def test_what_plain_rounding_loses_is_halved_where_inputs_are_alike(kind: str) -
 def test_inputs_that_have_nothing_in_common_are_rounded_as_their_size_asks() -> None:
     # Without correlations nothing can be made up for: int8, whose scale is given, rounds to the nearest.
     weight, gram = random(30, 64), torch.eye(64) * 5.0
-    assert all(map(torch.equal, calibrated(weight, gram, "int8"), QUANTISERS["int8"](weight)))
+    assert all(map(torch.equal, calibrated(weight, gram, FORMATS["int8"]), FORMATS["int8"].quantise(weight)))
 
 
 # The command

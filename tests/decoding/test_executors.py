@@ -33,9 +33,9 @@ from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
 from fastcar_cli.models.loading.checkpoint import loading_format
-from fastcar_cli.models.quantised import WeightFormat, widen_int4
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.weight_format import WeightFormat
 
 INF = float("inf")
 PROMPTS = [[1, 4, 5, 2], [1, 6, 7, 8, 2], [1, 2], [1, 2]]
@@ -116,9 +116,9 @@ def _format(model: VideoModel, kind: str) -> VideoModel:
     if kind == "bfloat16":
         return model.bfloat16()
     if kind in PACKED:
-        form = PACKED[kind]
+        form = PACKED[kind].on(model)
         weights = {k: v for name, tensor in model.state_dict().items() for k, v in form.stored(name, tensor).items()}
-        form.use(model)
+        form.use()
         model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
 
@@ -127,13 +127,11 @@ def _widened(model: VideoModel, kind: str) -> VideoModel:
     """The same numbers as float64, for the reference."""
     model = copy.deepcopy(model)
     if kind in PACKED:
+        form = PACKED[kind].on(model)
         with torch.no_grad():
             for name, p in model.named_parameters():
-                found = PACKED[kind].stored(name, p)
-                if len(found) == 2:
-                    numbers, scale = found.values()
-                    exact = numbers.float() * scale[:, None] if kind == "int8" else widen_int4(numbers, scale, p.dtype)
-                    p.copy_(exact)
+                if (row := form.of(name)) is not None:
+                    p.copy_(row.widen(*row.quantise(p), torch.float32))
     return model.bfloat16().double() if kind == "bfloat16" else model.double()
 
 

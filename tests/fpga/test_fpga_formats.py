@@ -23,28 +23,24 @@ from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.formats import group_sums, quantise, sums
 from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.quantised import (
-    Int4Linear,
-    Int8Linear,
-    WeightFormat,
-    quantise_int4,
-    unpack_int4,
-)
+from fastcar_cli.formats import FORMATS, quantise_int4, unpack_int4
+from fastcar_cli.models.quantised import QuantisedLinear
 from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.weight_format import WeightFormat
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def int8(numbers: torch.Tensor, scale: torch.Tensor) -> Int8Linear:
-    linear = Int8Linear(numbers.shape[1], numbers.shape[0])
+def int8(numbers: torch.Tensor, scale: torch.Tensor) -> QuantisedLinear:
+    linear = QuantisedLinear(FORMATS["int8"], numbers.shape[1], numbers.shape[0])
     linear.weight, linear.scale = numbers, scale.float()
     return linear
 
 
-def int4(weight: torch.Tensor) -> Int4Linear:
-    linear = Int4Linear(weight.shape[1], weight.shape[0])
+def int4(weight: torch.Tensor) -> QuantisedLinear:
+    linear = QuantisedLinear(FORMATS["int4"], weight.shape[1], weight.shape[0])
     linear.weight, linear.scale = quantise_int4(weight)
     return linear
 
@@ -136,9 +132,9 @@ def test_int4_needs_widths_in_groups() -> None:
 def held(kind: str) -> VideoModel:
     """The tiny model with its blocks in a format, as loading makes it."""
     plain = tiny_model(times=4)
-    form = WeightFormat(kind, torch.float32, blocks=kind)
     model = tiny_model(times=4)
-    form.use(model)
+    form = WeightFormat(kind, torch.float32, blocks=kind).on(model)
+    form.use()
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in plain.state_dict().items():
         tensors |= form.stored(name, tensor)
@@ -151,7 +147,7 @@ def test_weights_held_so_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch, s
     # 96 is the MLP width of four times the tiny model, whole groups.
     x, rounded, plain = random(3, 64), held(stored), tiny_model(times=4)
     wanted = FpgaBackend(plain.llm, in_format(kind), 3).mlp(1, x, None)
-    monkeypatch.setattr("fastcar_cli.backends.fpga.formats.QUANTISERS", {})
+    monkeypatch.setattr("fastcar_cli.backends.fpga.formats.FORMATS", {})
     assert torch.equal(FpgaBackend(rounded.llm, in_format(kind), 3).mlp(1, x, None), wanted)
 
 

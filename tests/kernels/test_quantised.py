@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 
-from fastcar_cli.models.loading.weights import write_safetensors
-from fastcar_cli.models.quantised import (
-    Int4Linear,
-    Int8Linear,
+from fastcar_cli.formats import (
+    FORMATS,
+    PACKED,
     fitted_scales,
     pack_int4,
-    peak_scales,
     quantise_int4,
     quantise_int8,
     unpack_int4,
     widen_int4,
 )
+from fastcar_cli.kernels import native
+from fastcar_cli.models.loading.weights import write_safetensors
+from fastcar_cli.models.quantised import QuantisedLinear
 
 
 def matrices(low: float, high: float) -> st.SearchStrategy[torch.Tensor]:
@@ -36,6 +37,19 @@ def matrices(low: float, high: float) -> st.SearchStrategy[torch.Tensor]:
 
 def matrix(rows: int = 64, inputs: int = 96, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, inputs, generator=torch.Generator().manual_seed(seed))
+
+
+def peak_scales(groups: torch.Tensor) -> torch.Tensor:
+    """Plain rounding of groups [n, 32]: the weight largest in size comes to lie on -8; scales [n, 1]."""
+    return groups.gather(1, groups.abs().argmax(1, keepdim=True)) / -8
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+def test_the_tables_of_formats_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(f.name, f.bits, 8 * f.scale.itemsize if f.scale else 0, f.group or 0) for f in FORMATS.values()]
+    for name in native.instruction_sets():
+        monkeypatch.setenv("FASTCAR_KERNELS_ISA", name)
+        assert native.formats() == rows
 
 
 @given(arrays("int8", (2, 64), elements=st.integers(-8, 7)).map(torch.from_numpy))
@@ -88,11 +102,12 @@ def test_int8_is_at_most_half_a_step_off(weight: torch.Tensor) -> None:
     assert bool((off <= scale[:, None] * 0.5001).all())
 
 
-@pytest.mark.parametrize("kind", [Int4Linear, Int8Linear])
+@pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_map_is_its_formula(kind: type[Int4Linear | Int8Linear], bias: bool) -> None:
-    weight, x, made = matrix(), matrix(5, seed=1), kind(96, 64, bias)
-    made.weight, made.scale = (quantise_int4 if kind is Int4Linear else quantise_int8)(weight)
+def test_a_map_is_its_formula(kind: str, bias: bool) -> None:
+    weight, x, made = matrix(), matrix(5, seed=1), QuantisedLinear(FORMATS[kind], 96, 64, bias)
+    made.weight, made.scale = FORMATS[kind].quantise(weight)
+    assert made.stored_bytes == FORMATS[kind].bytes_of(64, 96)
     if made.bias is not None:
         made.bias.data = matrix(1, 64, seed=2)[0]
     wide = made.widened(torch.float64)

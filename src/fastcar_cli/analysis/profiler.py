@@ -27,9 +27,9 @@ from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.checkpoint import DTYPES, empty_network, ready
 from fastcar_cli.models.loading.memory_plan import available_bytes, gib, parameter_bytes
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.random_weights import random_tensor
 from fastcar_cli.models.sampling import SamplingSettings
+from fastcar_cli.models.weight_format import WeightFormat
 
 LAYER_PARTS = ("attention.", "mlp.", "tas")
 """Parts that every layer has, scaled to the full depth where fewer layers run."""
@@ -94,10 +94,10 @@ def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -
             hint=("a smaller ", Key("seq"), ", fewer ", Key("rows"), ", or ", Key("dtype"), " bfloat16"),
         )
     network = empty_network(replace(spec, decoder=replace(decoder, layers=int(layers))))
-    form = WeightFormat(dtype, DTYPES[dtype])
+    stored = WeightFormat(dtype, DTYPES[dtype]).on(network)
     shapes = {name: like.shape for name, like in network.state_dict().items()}
     # Drawing billions of numbers would take longer than measuring.
-    random = {k: random_tensor(k, shape, form.float_of(k), 0, drawn=2**20).to(device) for k, shape in shapes.items()}
+    random = {k: random_tensor(k, shape, stored.float_of(k), 0, drawn=2**20).to(device) for k, shape in shapes.items()}
     network.load_state_dict(random, assign=True)
     return Shape(ready(network, torch.device(device)), spec, int(layers), True)
 

@@ -22,15 +22,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fastcar_cli.conversion.draws import drawn_codes
-from fastcar_cli.conversion.rounding import calibrated, widened
+from fastcar_cli.conversion.rounding import calibrated
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
 from fastcar_cli.models.decoder import Block, RMSNorm, Rotary, attention, rotate
 from fastcar_cli.models.depth import Classifier, DepthBlock
 from fastcar_cli.models.loading import converted
 from fastcar_cli.models.network import Projector, Spec
-from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.video_model import ModelSpec, PlaceTables, placement_map
+from fastcar_cli.models.weight_format import NetworkFormat, scale_name
 from fastcar_cli.prompt import PromptReader
 
 MOST_PROMPTS = 32
@@ -106,7 +106,7 @@ class Walk:
     """
 
     def __init__(
-        self, form: WeightFormat, spec: ModelSpec, read: Read, rows: Sequence[Sequence[int]], codes: Tensor
+        self, form: NetworkFormat, spec: ModelSpec, read: Read, rows: Sequence[Sequence[int]], codes: Tensor
     ) -> None:
         self._form, self._spec, self._read, self._rows, self._codes = form, spec, read, rows, codes
         self._states: list[Tensor] = []
@@ -158,10 +158,11 @@ class Walk:
             maps = {name: found for name, found in maps.items() if self._form.of(name) is not None}
             gram = _gram(next(iter(maps.values())), run, batches) if maps else torch.empty(0)
             for name, found in maps.items():
-                kind = str(self._form.of(name))
-                numbers, scale = calibrated(found.weight, gram, kind)
-                found.weight = nn.Parameter(widened(kind, numbers, scale), requires_grad=False)
-                yield name, {name: numbers, name.removesuffix("weight") + "scale": scale}
+                form = self._form.of(name)
+                assert form is not None
+                numbers, scale = calibrated(found.weight, gram, form)
+                found.weight = nn.Parameter(form.widen(numbers, scale, torch.float32), requires_grad=False)
+                yield name, {name: numbers, scale_name(name): scale}
 
     def _vectors(self) -> Tensor:
         """Sums of the code vectors up to each depth, float32 [P, tokens, depth, code width]."""

@@ -30,8 +30,8 @@ from fastcar_cli.models.loading.converted import UNFINISHED, Converted, names_of
 from fastcar_cli.models.loading.memory_plan import gib
 from fastcar_cli.models.loading.weights import write_safetensors
 from fastcar_cli.models.network import Spec
-from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.weight_format import WeightFormat
 
 _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes.json", ".states"
 _MARGIN = 2**20
@@ -72,7 +72,7 @@ class Conversion:
         self._source, self._folder, self._form, self._spec = source, folder, form, spec
         self._calibration = calibration
         self._network = empty_network(spec)
-        self._shapes = self._network.state_dict()
+        self._shapes, self._kept_as = self._network.state_dict(), form.on(self._network)
         self._given = empty_network(source.spec).state_dict()
         parts: dict[str, list[str]] = {}
         for name in names_of(self._network):
@@ -104,7 +104,7 @@ class Conversion:
     def bytes_after(self, shards: list[str] | None = None) -> int:
         """Bytes of the weights of some shards, of all by default."""
         names = [n for shard, names in self._shards.items() if shards is None or shard in shards for n in names]
-        return sum(self._form.bytes_of(name, self._shapes[name].shape) for name in names)
+        return sum(self._kept_as.bytes_of(name, self._shapes[name].shape) for name in names)
 
     def _bytes_before(self, names: list[str]) -> int:
         return sum(self._given[name].numel() for name in names) * self._source.stored.itemsize
@@ -155,7 +155,7 @@ class Conversion:
                 yield name, stored
         for name in self._shards[shard]:
             if name not in rounded:
-                yield name, self._form.stored(name, self._read(name))
+                yield name, self._kept_as.stored(name, self._read(name))
 
     def _walk(self, working: Path, done: list[str], on_progress: Progress) -> Walk | None:
         """The calibration at the first shard that is left; its visual tokens are drawn where they are not there yet."""
@@ -176,7 +176,7 @@ class Conversion:
         # The model that drew has cycles of references; while it lives, its mapped files take room on the disk.
         gc.collect()
         shutil.rmtree(plain, ignore_errors=True)
-        walk = Walk(self._form, spec, self._read, self._rows, codes)
+        walk = Walk(self._kept_as, spec, self._read, self._rows, codes)
         if done:
             walk.restore(working / f"{_STATES}-{done[-1]}")
         return walk

@@ -13,14 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fastcar_cli.models.quantised import (
-    GROUP,
-    QUANTISERS,
-    fitted_scales,
-    inverse_of,
-    pack_int4,
-    widen_int4,
-)
+from fastcar_cli.formats import GROUP, Format, inverse_of
 
 _DAMPING = 0.01
 """Of the mean of G's diagonal, added to it: inputs that hardly occur are no reason for large numbers."""
@@ -29,33 +22,28 @@ _BLOCK, _ROWS = 4 * GROUP, 2048
 """Columns whose making up is worked out at once, and rows that are rounded at once."""
 
 
-def widened(kind: str, numbers: Tensor, scale: Tensor) -> Tensor:
-    """Numbers and scales of a format to the matrix float32 [out, in] that they stand for."""
-    return widen_int4(numbers, scale, torch.float32) if kind == "int4" else numbers * scale[:, None]
-
-
 def output_error(error: Tensor, gram: Tensor) -> Tensor:
     """Sums of squared errors of the outputs, float32 [out], of errors [out, in] of a matrix on inputs of `gram`."""
     return torch.cat([((part @ gram) * part).sum(1) for part in error.split(_ROWS)])
 
 
-def calibrated(weight: Tensor, gram: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """A matrix float32 [out, in] in int8 or int4, as numbers and scales of `QUANTISERS`.
+def calibrated(weight: Tensor, gram: Tensor, form: Format) -> tuple[Tensor, Tensor]:
+    """A matrix float32 [out, in] as numbers and scales of a format.
 
-    gram: sum of x x^T over the inputs, float32 [in, in]; it comes back as it was. A row has the rounding of
-    `QUANTISERS` where its outputs are nearer to the matrix's that way.
+    gram: sum of x x^T over the inputs, float32 [in, in]; it comes back as it was. A row is rounded as
+    `Format.quantise` does where its outputs are nearer to the matrix's that way.
     """
-    numbers, scale = QUANTISERS[kind](weight)
+    numbers, scale = form.quantise(weight)
     factor = _factor(gram)
-    for rows, found, scales in _made_up(weight, factor, kind, scale):
-        made = pack_int4(found) if kind == "int4" else found
-        part = weight[rows]
+    for rows, integers, scales in _made_up(weight, factor, form, scale):
+        packed, part = form.pack(integers), weight[rows]
         plain, other = (
-            output_error(widened(kind, n, s) - part, gram) for n, s in ((numbers[rows], scale[rows]), (made, scales))
+            output_error(form.widen(n, s, torch.float32) - part, gram)
+            for n, s in ((numbers[rows], scale[rows]), (packed, scales))
         )
         better = (other < plain)[:, None]
-        numbers[rows] = torch.where(better, made, numbers[rows])
-        if kind == "int4":
+        numbers[rows] = torch.where(better, packed, numbers[rows])
+        if form.fit is not None:
             scale[rows] = torch.where(better, scales, scale[rows])
     return numbers, scale
 
@@ -74,9 +62,12 @@ def _factor(gram: Tensor) -> Tensor:
         damping *= 10
 
 
-def _made_up(weight: Tensor, factor: Tensor, kind: str, plain_scale: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows, their integers int8 [rows, in], their scales; int8 has those of `plain_scale` [out]."""
+def _made_up(
+    weight: Tensor, factor: Tensor, form: Format, plain_scale: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Rows, their integers int8 [rows, in], their scales; those of `plain_scale` where the format fits none."""
     outputs, inputs = weight.shape
+    width = form.group or GROUP
     pivots = factor.diagonal()
     for first in range(0, outputs, _ROWS):
         rows = slice(first, min(outputs, first + _ROWS))
@@ -89,23 +80,22 @@ def _made_up(weight: Tensor, factor: Tensor, kind: str, plain_scale: Tensor) -> 
             begin = max(0, end - _BLOCK)
             shares = factor[begin:, begin:end] / pivots[begin:end]
             wanted = columns[begin:end] - shares[end - begin :].T @ errors[end:]
-            for stop in range(end - begin, 0, -GROUP):
-                start = max(0, stop - GROUP)
+            for stop in range(end - begin, 0, -width):
+                start = max(0, stop - width)
                 group = wanted[start:stop] - shares[stop : end - begin, start:stop].T @ errors[begin + stop : end]
-                if kind == "int4":
-                    at = (begin + start) // GROUP
+                step = scales
+                if form.fit is not None:
+                    at = (begin + start) // width
                     weights = pivots[begin + start : begin + stop].square()
-                    scales[:, at] = fitted_scales(group.T.contiguous(), weights)[:, 0].clamp_(-65504, 65504)
-                    step, low, high = scales[:, at].float(), -8, 7
-                else:
-                    step, low, high = scales, -127, 127
+                    scales[:, at] = form.fit(group.T.contiguous(), weights)[:, 0].clamp_(-65504, 65504)
+                    step = scales[:, at].float()
                 inverse = inverse_of(step)
                 for k in range(stop - 1, start - 1, -1):
                     at = begin + k
                     value = group[k - start]
                     if k + 1 < stop:
                         value = value - shares[k + 1 : stop, k] @ errors[at + 1 : begin + stop]
-                    whole = (value * inverse).round_().clamp_(low, high)
+                    whole = (value * inverse).round_().clamp_(form.low, form.high)
                     numbers[at] = whole
                     torch.sub(whole * step, columns[at], out=errors[at])
         yield rows, numbers.T.contiguous(), scales

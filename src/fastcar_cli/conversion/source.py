@@ -12,19 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.formats import GROUP, PACKED
 from fastcar_cli.models.loading import converted
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults, empty_network, read_config
 from fastcar_cli.models.loading.checkpoint_format import format_of
 from fastcar_cli.models.loading.registry import folder_of, identity, public_name, shapes_of
 from fastcar_cli.models.loading.weights import Component, Weights
 from fastcar_cli.models.network import Spec
-from fastcar_cli.models.quantised import GROUP, WeightFormat
 from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.weight_format import WeightFormat
 
-DTYPES = ("int4", "int8", "bfloat16")
+DTYPES = (*reversed(PACKED), "bfloat16")
 """What a model can be converted to."""
 
-DEPTH_DTYPES = ("int8", "int4")
+DEPTH_DTYPES = tuple(PACKED)
 
 _NARROW = 1024
 """A narrower depth transformer stays int8 beside int4: it is small, and in int4 that of `table` costs more than all its
@@ -126,10 +127,11 @@ def target_format(source: Source, spec: Spec, dtype: str, depth: str | None = No
         depth = "int8" if isinstance(spec, ModelSpec) and spec.depth.width < _NARROW else dtype
     form = WeightFormat(dtype, source.floats, blocks=dtype, projector=dtype, depth=depth)
     network = empty_network(spec)
+    stored = form.on(network)
     uneven = {
         name: parameter.shape[1]
         for name, parameter in network.named_parameters()
-        if form.of(name) == "int4" and parameter.shape[1] % GROUP
+        if (row := stored.of(name)) is not None and parameter.shape[1] % (row.group or 1)
     }
     if any(name.startswith("projector.") for name in uneven):
         form = replace(form, projector=None)

@@ -35,7 +35,9 @@ def obstacle(model: Network) -> str | None:
 
 def _linear(module: nn.Linear | QuantisedLinear) -> native.Linear:
     bias = None if module.bias is None else module.bias.float()
-    return native.Linear(module.weight, module.scale if isinstance(module, QuantisedLinear) else None, bias)
+    if isinstance(module, QuantisedLinear):
+        return native.Linear(module.weight, module.scale, bias, module.form)
+    return native.Linear(module.weight, None, bias)
 
 
 def block_weights(block: Block) -> native.BlockWeights:

@@ -143,6 +143,10 @@ class IVideoGPT(Network):
         result[:: layout.stride] = self.action_linear(actions).transpose(0, 1)
         return result
 
+    def pixels(self) -> Sequence[nn.Module]:
+        """See `Network`."""
+        return (self.tokenizer,)
+
     def frame_decoder(self, prompts: Tensor) -> ContextFrameDecoder:
         """See `Network`."""
         return ContextFrameDecoder(self.tokenizer, prompts)

@@ -253,6 +253,16 @@ class Network(nn.Module, ABC):
         """Parameters that are others under a second name: that name, and the first one."""
         return {}
 
+    def parts(self) -> dict[str, nn.Module]:
+        """What a `WeightFormat` can store in few bits, by its fields: the maps in these modules."""
+        draws = self.lm_head if self.depth is None else self.depth
+        assert draws is not None
+        return {"blocks": self.llm.layers, "projector": self.projector, "depth": draws}
+
+    @abstractmethod
+    def pixels(self) -> Sequence[nn.Module]:
+        """What draws and reads pixels. It stays in float32: without instructions for it, bfloat16 takes minutes."""
+
     @abstractmethod
     def frame_decoder(self, prompts: Tensor) -> FrameDecoder:
         """What decodes the frames of videos with these prompts, ids [P, L]."""
@@ -279,7 +289,7 @@ class Network(nn.Module, ABC):
     def weight_format(self) -> str:
         """What the matrices of the decoder blocks are stored as: a dtype's name, int8 or int4."""
         first = self.llm.blocks[0].mlp.gate_proj
-        return first.kind if isinstance(first, QuantisedLinear) else str(first.weight.dtype).removeprefix("torch.")
+        return first.form.name if isinstance(first, QuantisedLinear) else str(first.weight.dtype).removeprefix("torch.")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -154,6 +154,10 @@ class VideoModel(Network):
         first, *others = (f"rqvae.quantizer.codebooks.{d}.weight" for d in range(self.spec.rqvae.depth))
         return dict.fromkeys(others, first) if self.spec.rqvae.shared_codebook else {}
 
+    def pixels(self) -> Sequence[nn.Module]:
+        """See `Network`."""
+        return self.rqvae.post_quant_conv, self.rqvae.decoder
+
     def frame_decoder(self, prompts: Tensor) -> FrameDecoder:
         """See `Network`."""
         return RQFrameDecoder(self.rqvae)

@@ -16,11 +16,12 @@ from fastcar_cli.analysis.machine import Machine, Stream, measure_machine
 from fastcar_cli.analysis.profiler import random_shape
 from fastcar_cli.decoding.engine import synchronise
 from fastcar_cli.errors import RequestError
+from fastcar_cli.formats import PACKED
 from fastcar_cli.models import load
 from fastcar_cli.models.loading.checkpoint import empty_network, loading_format
 from fastcar_cli.models.loading.published import full_spec
 from fastcar_cli.models.network import Network, Projector
-from fastcar_cli.models.quantised import KINDS, WeightFormat
+from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_lab.bench.cases import RATIOS, Benchmark
 from fastcar_lab.bench.contestants import Passes, engine, llama, mlp_only
 from fastcar_lab.bench.llama_cpp import FORMATS as GGUF_FORMATS
@@ -54,10 +55,11 @@ def _packed(network: Network, form: WeightFormat) -> Network:
     for name, part in network.named_children():
         if name != "llm":
             setattr(twin, name, part)
-    form.use(twin)
+    kept = form.on(twin)
+    kept.use()
     weights: dict[str, Tensor] = {}
     for name, tensor in network.llm.state_dict(prefix="llm.").items():
-        weights |= {key.removeprefix("llm."): value for key, value in form.stored(name, tensor).items()}
+        weights |= {key.removeprefix("llm."): value for key, value in kept.stored(name, tensor).items()}
     twin.llm.load_state_dict(weights, assign=True)
     twin.llm.rotary = network.llm.rotary
     return twin.eval().requires_grad_(False)
@@ -76,7 +78,7 @@ def contestants(plan: Benchmark, found: Mapping[str, Network]) -> dict[str, Pass
     common: dict[str, Any] = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}
     made: dict[str, Passes] = {}
     for name, model in found.items():
-        kinds = ["native"] if name in KINDS else ["torch", "native"]
+        kinds = ["native"] if name in PACKED else ["torch", "native"]
         if plan.device != "cpu":
             kinds = ["torch"]
         for executor in kinds:
@@ -213,7 +215,7 @@ def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], firs
         ours, other = f"{form}/native", f"llama.cpp {theirs}/dense"
         if f"{ours}/dense" not in times:
             continue
-        if form in KINDS:
+        if form in PACKED:
             ratios |= {
                 f"{form}_vs_transformers": faster(f"{ours}/dense", eager),
                 f"{form}_of_bandwidth": lines[f"{ours}/dense"]["of_bandwidth"],

@@ -29,8 +29,8 @@ from fastcar_cli.extras import need
 from fastcar_cli.models.loading.checkpoint import empty_network, ready
 from fastcar_cli.models.loading.ivideogpt import DEFAULTS, loading_format, read_spec
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.random_weights import random_tensor
+from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_lab.bench.contestants import pattern
 from fastcar_lab.dummy.ivideogpt import MEDIUM, TOKENIZERS, TRANSFORMER, write_configs
 
@@ -71,8 +71,9 @@ def networks(plan: PredictedClip) -> dict[str, Network]:
 
 def _in(form: WeightFormat, spec: Spec, weights: Mapping[str, Tensor]) -> Network:
     network = empty_network(spec)
-    form.use(network)
-    stored = {key: value for name, tensor in weights.items() for key, value in form.stored(name, tensor).items()}
+    kept = form.on(network)
+    stored = {key: value for name, tensor in weights.items() for key, value in kept.stored(name, tensor).items()}
+    kept.use()
     network.load_state_dict(stored, strict=False, assign=True)
     return ready(network, torch.device("cpu"))
 

@@ -18,7 +18,7 @@ from fastcar_cli.models.quantised import QuantisedLinear
 def mlp_of(mlp: MLP, preset: Preset) -> Callable[[Tensor], Tensor]:
     """The MLP of a block in an accelerator's format, [n, width] to [n, width]; RequestError for weights of another."""
     if isinstance(mlp.gate_proj, QuantisedLinear):
-        check_weights(mlp.gate_proj.kind, preset)
+        check_weights(mlp.gate_proj.form.name, preset)
     kind = preset.format.kind
     if kind == "float":
         return mlp

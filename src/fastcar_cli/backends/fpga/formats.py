@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.formats import FORMATS, GROUP, PACKED
 from fastcar_cli.models.decoder import MLP
-from fastcar_cli.models.quantised import GROUP, KINDS, QUANTISERS, Int4Linear, QuantisedLinear
+from fastcar_cli.models.quantised import QuantisedLinear
 
 EXACT_TERMS = 1024
 """Products of two int8 numbers that float32 adds without rounding, in any order: 1,024 x 128 x 127 < 2^24."""
@@ -44,7 +45,7 @@ def sums(x: Tensor, weight: Tensor) -> Tensor:
     return total
 
 
-def group_sums(x: Tensor, linear: Int4Linear) -> Tensor:
+def group_sums(x: Tensor, linear: QuantisedLinear) -> Tensor:
     """The same with int4 weights, the sum of a group times its scale: float64 [n, out], exact below 2^29.
 
     Scales are whole multiples of 2^-24, so these are too; float64 rounds none of them, whatever the order.
@@ -55,7 +56,7 @@ def group_sums(x: Tensor, linear: Int4Linear) -> Tensor:
 def product(linear: QuantisedLinear, x: Tensor) -> Tensor:
     """The map of float32 [n, in] coded in int8, float32 [n, out]."""
     whole, scale = quantise(x)
-    if isinstance(linear, Int4Linear):
+    if linear.form.group:
         return (group_sums(whole, linear) * scale).float()
     return (sums(whole, linear.weight) * scale * linear.scale).float()
 
@@ -94,9 +95,9 @@ def stored(mlp: MLP, kind: str) -> tuple[QuantisedLinear, QuantisedLinear, Quant
 
 
 def _rounded(weight: Tensor, kind: str) -> QuantisedLinear:
-    numbers, scale = QUANTISERS[kind](weight.detach())
+    numbers, scale = FORMATS[kind].quantise(weight.detach())
     with torch.device("meta"):
-        linear = KINDS[kind](weight.shape[1], weight.shape[0])
+        linear = QuantisedLinear(FORMATS[kind], weight.shape[1], weight.shape[0])
     linear.load_state_dict({"weight": numbers, "scale": scale}, assign=True)
     return linear
 
@@ -104,7 +105,7 @@ def _rounded(weight: Tensor, kind: str) -> QuantisedLinear:
 def check_weights(held: str, preset: Preset) -> None:
     """Refuse a model whose weights are held in few bits on an accelerator of another format. Raises RequestError."""
     wanted = WEIGHTS.get(preset.format.kind)
-    if held in KINDS and held != wanted:
+    if held in PACKED and held != wanted:
         raise RequestError(
             ("does not go with ", Key("backend.preset"), f" {preset.name}, whose format is {preset.format.kind}"),
             key="dtype",

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fastcar_cli.config import preset_folder, read_preset
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.quantised import GROUP
+from fastcar_cli.formats import GROUP
 
 MAX_FITTED = 2
 """Constants of a preset that may be fitted to a measurement."""

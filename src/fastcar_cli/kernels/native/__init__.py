@@ -1,10 +1,10 @@
 """Native CPU kernels: C++ in `source/`, built with the package and loaded with ctypes."""
 
-from fastcar_cli.kernels.native.decoder import MOST_ROWS, BlockWeights, DecoderPass, MLPs
+from fastcar_cli.kernels.native.decoder import BlockWeights, DecoderPass, MLPs
 from fastcar_cli.kernels.native.depth import CodeDraw, DepthBlockWeights, DepthWeights, Norm
-from fastcar_cli.kernels.native.library import instruction_set, instruction_sets, unavailable
+from fastcar_cli.kernels.native.library import formats, instruction_set, instruction_sets, unavailable
 from fastcar_cli.kernels.native.linear import Product, linear
-from fastcar_cli.kernels.native.structs import Linear
+from fastcar_cli.kernels.native.structs import MOST_ROWS, Linear
 
 __all__ = [
     "MOST_ROWS",
@@ -17,6 +17,7 @@ __all__ = [
     "MLPs",
     "Norm",
     "Product",
+    "formats",
     "instruction_set",
     "instruction_sets",
     "linear",

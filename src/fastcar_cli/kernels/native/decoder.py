@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.kernels.native.library import kernels, scratch
-from fastcar_cli.kernels.native.structs import FORMATS, STRUCTS, Linear, expect, matrix, same_format
+from fastcar_cli.kernels.native.structs import BY_DTYPE, MOST_ROWS, STRUCTS, Linear, expect, matrix, same_format
 
-MOST_ROWS = 1024
 _FLOATS = (torch.float32, torch.bfloat16)
 
 
@@ -152,8 +151,13 @@ class DecoderPass:
         for field, value in {
             **{"rows": rows, "most": most, "heads": heads, "kv_heads": kv_heads, "head_width": d, "slots": slots},
             **{"aligned_slots": aligned_slots, "older_slots": older_slots, "positions": positions},
-            **{"pairs": pairs, "released": released, "cache_format": FORMATS[keys.dtype], "angle_rows": angles[1]},
-            "output_format": 0 if outputs is None else FORMATS[outputs.dtype],
+            **{
+                "pairs": pairs,
+                "released": released,
+                "cache_format": BY_DTYPE[keys.dtype].number,
+                "angle_rows": angles[1],
+            },
+            "output_format": 0 if outputs is None else BY_DTYPE[outputs.dtype].number,
             "norm": expect("norm", norm, (decoder.width,), torch.float32),
             "start": expect("start", start, (rows,), torch.int64),
             "table": expect("table", table, (tokens, 6), torch.int64),

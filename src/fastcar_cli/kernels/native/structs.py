@@ -14,25 +14,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-"""Numbers of the formats in `source/formats.h` by dtype; uint8 is int4."""
-GROUP = 32
-"""Weights that share a scale in int4."""
+from fastcar_cli.formats import FORMATS, PACKED, Format
+
+BY_DTYPE = {form.dtype: form for form in reversed(FORMATS.values())}
+"""The first format whose numbers have a dtype."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear map: weight [out, in] float32, bfloat16 or int8, or uint8 [out, in / 2], which is int4.
+    """A linear map: weight and scale as their format says (`formats.py`), bias float32 [out] or None.
 
-    scale: float32 [out] with int8, float16 [out, in / 32] with int4, else None. bias: float32 [out] or None. Byte k of
-    a group of 32 int4 weights holds weight k in its low half and weight 16 + k in its high half, each plus 8; `in` is a
-    multiple of 32. The product quantises the inputs too: to 16 bits with int8 weights, with a scale for each 64 inputs;
-    to 8 bits with int4 weights, with a scale for each 32.
+    The product quantises the inputs too: to 16 bits with int8 weights, with a scale for each 64 inputs; to 8 bits with
+    int4 weights, with a scale for each 32.
     """
 
     weight: Tensor
     scale: Tensor | None = None
     bias: Tensor | None = None
+    form: Format | None = None
+
+    @property
+    def format(self) -> Format:
+        """`form`, or where it is None the first format whose numbers have the weight's dtype."""
+        return self.form or BY_DTYPE.get(self.weight.dtype, FORMATS["float32"])
 
     @property
     def outputs(self) -> int:
@@ -42,7 +46,7 @@ class Linear:
     @property
     def inputs(self) -> int:
         """Columns of the unpacked weight."""
-        return self.weight.shape[1] * (2 if self.weight.dtype is torch.uint8 else 1)
+        return self.weight.shape[1] * 8 * self.weight.itemsize // self.format.bits
 
 
 def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> int:
@@ -87,8 +91,13 @@ def _parse(header: str) -> dict[str, type[ctypes.Structure]]:
     return found
 
 
-STRUCTS: Any = SimpleNamespace(**_parse((Path(__file__).parent / "source" / "structs.h").read_text(encoding="utf-8")))
+_HEADER = (Path(__file__).parent / "source" / "structs.h").read_text(encoding="utf-8")
+
+STRUCTS: Any = SimpleNamespace(**_parse(_HEADER))
 """The structs of `source/structs.h` by name."""
+
+MOST_ROWS = int(re.findall(r"MOST_ROWS = (\d+);", _HEADER)[0])
+"""Most rows of a decode pass, as `source/structs.h` says."""
 
 
 def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | None = None) -> Any:
@@ -98,23 +107,23 @@ def matrix(name: str, linear: Linear, outputs: int | None = None, inputs: int | 
         raise ValueError(f"{name}.weight is {list(weight.shape)}, expected [out, in]")
     outputs = linear.outputs if outputs is None else outputs
     inputs = linear.inputs if inputs is None else inputs
-    packed = weight.dtype is torch.uint8
-    if packed and inputs % GROUP:
-        raise ValueError(f"{name}.weight has {inputs} inputs, int4 needs a multiple of {GROUP}")
-    address = expect(f"{name}.weight", weight, (outputs, inputs // 2 if packed else inputs), *FORMATS)
-    if (linear.scale is not None) != (weight.dtype in (torch.int8, torch.uint8)):
-        raise ValueError(f"{name}.scale: int8 and int4 weights have one, others none")
+    form = linear.format
+    if inputs % (form.group or 1):
+        raise ValueError(f"{name}.weight has {inputs} inputs, {form.name} needs a multiple of {form.group}")
+    dtypes = BY_DTYPE if linear.form is None else [form.dtype]
+    address = expect(f"{name}.weight", weight, form.shape(outputs, inputs), *dtypes)
+    if (linear.scale is None) != (form.scale is None):
+        raise ValueError(f"{name}.scale: {' and '.join(PACKED)} weights have one, others none")
     scale = bias = None
-    if linear.scale is not None:
-        shape, dtype = ((outputs, inputs // GROUP), torch.float16) if packed else ((outputs,), torch.float32)
-        scale = expect(f"{name}.scale", linear.scale, shape, dtype)
+    if linear.scale is not None and form.scale is not None:
+        scale = expect(f"{name}.scale", linear.scale, form.scale_shape(outputs, inputs), form.scale)
     if linear.bias is not None:
         bias = expect(f"{name}.bias", linear.bias, (outputs,), torch.float32)
-    return STRUCTS.Matrix(address, scale, bias, outputs, inputs, FORMATS[weight.dtype])
+    return STRUCTS.Matrix(address, scale, bias, outputs, inputs, form.number)
 
 
 def same_format(name: str, *linears: Linear) -> None:
     """Raises ValueError with this name unless the weights of these maps have one format."""
-    found = sorted({str(linear.weight.dtype).removeprefix("torch.") for linear in linears})
-    if len(found) > 1:
-        raise ValueError(f"{name}: weights are {' and '.join(found)}, expected one format")
+    names = sorted({linear.format.name for linear in linears})
+    if len(names) > 1:
+        raise ValueError(f"{name}: weights are {' and '.join(names)}, expected one format")

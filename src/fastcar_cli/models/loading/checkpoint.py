@@ -16,9 +16,9 @@ from torch import Tensor
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.weights import Component, Progress, Store, fill
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.weight_format import NetworkFormat, WeightFormat
 from fastcar_cli.plain_data import WHOLE, checked, read_json
 from fastcar_cli.prompt import PromptReader
 from fastcar_cli.worlds.phrases import PhraseTokenizer
@@ -122,7 +122,7 @@ def with_shared(weights: dict[str, Tensor], network: Network) -> dict[str, Tenso
 def filled(
     network: NetworkT,
     components: Sequence[Component],
-    form: WeightFormat,
+    form: NetworkFormat,
     device: torch.device,
     progress: Progress | None = None,
     store: Store | None = None,
@@ -132,7 +132,7 @@ def filled(
     Raises RequestError that names file and key for a missing, damaged or unexpected one.
     """
     weights = fill(components, network.state_dict(), form.float_of, device, progress, store or form.stored)
-    form.use(network)
+    form.use()
     network.load_state_dict(with_shared(weights, network), assign=True)
     return ready(network, device)
 
@@ -151,11 +151,13 @@ def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseToke
 def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     """Load a folder of this format in a weight format. Raises RequestError naming file and key."""
     spec, defaults, tokenizer = read_folder(folder)
-    form, file = loading_format(dtype), folder / "model.safetensors"
+    file = folder / "model.safetensors"
     try:
         network = empty_network(spec)
     except (ValueError, TypeError, IndexError, ArithmeticError, RuntimeError) as e:
         raise RequestError(f"{folder / 'config.json'}: no network has these sizes: {e}") from None
+
+    form = loading_format(dtype).on(network)
 
     def finite(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
         if not bool(torch.isfinite(tensor).all()):

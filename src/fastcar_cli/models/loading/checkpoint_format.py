@@ -9,7 +9,7 @@ from fastcar_cli.models.loading import ivideogpt, vila_u
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults
 from fastcar_cli.models.loading.weights import Component
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.quantised import WeightFormat
+from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.prompt import PromptReader
 
 

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.formats import GROUP, PACKED
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.models.llama_text import LlamaTokenizer
@@ -31,7 +32,7 @@ from fastcar_cli.models.loading.checkpoint import (
 )
 from fastcar_cli.models.loading.specs import spec_class
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.quantised import GROUP, KINDS, WeightFormat
+from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.plain_data import checked, parse_json
 from fastcar_cli.prompt import PromptReader
 from fastcar_cli.worlds.placement_text import phrase_tokenizer
@@ -136,8 +137,8 @@ def describe(folder: Path) -> Converted:
 
 
 def _kind(name: str | None) -> str | None:
-    if name is not None and name not in KINDS:
-        raise ValueError(f"weights {name!r}, allowed: {', '.join(KINDS)}")
+    if name is not None and name not in PACKED:
+        raise ValueError(f"weights {name!r}, allowed: {', '.join(PACKED)}")
     return name
 
 
@@ -198,11 +199,11 @@ def load(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
             f"runs on a CPU only, the device is {device}", key="dtype", value=form.name, allowed="bfloat16"
         )
     network = empty_network(found.spec)
-    form.use(network)
-    wanted = network.state_dict()
+    stored = form.on(network)
+    wanted = stored.use().state_dict()
     weights: dict[str, Tensor] = {}
     for shard in found.shards:
-        weights |= _mapped(folder / shard, wanted, form.float_of, device)
+        weights |= _mapped(folder / shard, wanted, stored.float_of, device)
     for name in names_of(network):
         if name not in weights:
             raise RequestError(f"{folder} lacks key {name!r} in its weights files", hint="convert the model again")

@@ -22,7 +22,7 @@ from fastcar_cli.models.loading.llama_config import read_decoder
 from fastcar_cli.models.loading.published import published_frames
 from fastcar_cli.models.loading.weights import Component, stored_shapes, weight_files
 from fastcar_cli.models.network import Network
-from fastcar_cli.models.quantised import WeightFormat
+from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.plain_data import Flag, Foreign, Size, read_checked, wrong
 
 FRAMES, FPS = 16, 4

@@ -13,7 +13,7 @@ import torch
 from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.models.loading.checkpoint import empty_network, no_such_dtype
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.quantised import WeightFormat
+from fastcar_cli.models.weight_format import WeightFormat
 
 BASE = 400 * 2**20
 """Bytes a process with torch holds before any weights (assumed; measured 250 to 400 MiB)."""
@@ -29,7 +29,8 @@ def parameter_bytes(network: Network, itemsize: int, part: str = "") -> int:
 
 def stored_bytes(network: Network, form: WeightFormat, part: str = "") -> int:
     """As `parameter_bytes`, of weights in a format, scales included."""
-    return sum(form.bytes_of(name, p.shape) for name, p in network.named_parameters() if part in name)
+    stored = form.on(network)
+    return sum(stored.bytes_of(name, p.shape) for name, p in network.named_parameters() if part in name)
 
 
 @dataclass(frozen=True)

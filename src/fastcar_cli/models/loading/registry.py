@@ -30,7 +30,7 @@ from fastcar_cli.models.loading.checkpoint_format import format_of
 from fastcar_cli.models.loading.hub import REPOSITORIES, commit_of, fetch, repository_of, revision_of
 from fastcar_cli.models.loading.published import published_spec
 from fastcar_cli.models.network import Spec
-from fastcar_cli.models.quantised import WeightFormat
+from fastcar_cli.models.weight_format import WeightFormat
 
 BUNDLED = ("mini", "table", "table-dense", "mini-actions")
 """Names of the models that come with the package."""
@@ -175,6 +175,8 @@ def load(
         spec = released.read_spec(folder)
         network = empty_network(spec)
         reader = released.reader(folder, network)
-        filled(network, released.components(folder, network), released.loading_format(dtype), where, progress)
+        filled(
+            network, released.components(folder, network), released.loading_format(dtype).on(network), where, progress
+        )
         return LoadedModel(model if repository_of(model) else spec.name, network, reader, released.DEFAULTS)
     return load_folder(folder, dtype, where)

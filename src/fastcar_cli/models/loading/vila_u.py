@@ -19,9 +19,9 @@ from fastcar_cli.models.loading.checkpoint import GenerationDefaults
 from fastcar_cli.models.loading.llama_config import read_decoder
 from fastcar_cli.models.loading.weights import Component, weight_files
 from fastcar_cli.models.network import Network
-from fastcar_cli.models.quantised import WeightFormat
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.plain_data import Flag, Foreign, Size, read_checked, wrong
 
 FRAMES, FPS = 8, 8

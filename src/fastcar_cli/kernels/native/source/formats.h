@@ -1,6 +1,6 @@
 // Number formats of weights and caches. Each is a struct that says how to widen its numbers to float32, or how to
-// multiply its integers, and how large the tiles of a product are. A new format needs a struct, a line in `with_format`
-// and its number in structs.py.
+// multiply its integers, and how large the tiles of a product are. A new format is a struct, here or in a file such as
+// integers.h, a place in `Formats`, and a row in formats.py at the same place.
 #pragma once
 #include "integers.h"
 
@@ -10,11 +10,12 @@ namespace {
 // are read from the L2 cache less often.
 constexpr bool WIDE = LANES == 16;
 
-// size: bytes of a number. sums: partial sums for each weight row and input, so that no multiplication waits for the
+// row: its row of the table. size: bytes of a number. sums: partial sums for each weight row and input, so that no multiplication waits for the
 // one before it. one, two, four: weight rows per tile when 1, 2 or 4 inputs share their loads. The sums of a tile fit
 // the registers. `four` is for quantised inputs only.
 struct Float32 {
     typedef float Input;
+    static constexpr FormatRow row{"float32", 32, 0, 0};
     static constexpr bool quantised = false;
     static constexpr int size = 4, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
     static long bytes(long n) { return n * size; }
@@ -26,6 +27,7 @@ struct Float32 {
 
 struct BFloat16 {
     typedef float Input;
+    static constexpr FormatRow row{"bfloat16", 16, 0, 0};
     static constexpr bool quantised = false;
     static constexpr int size = 2, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
     static long bytes(long n) { return n * size; }
@@ -43,20 +45,34 @@ struct BFloat16 {
     }
 };
 
-// Calls f(format) with the struct of a format's number.
+// A list of formats; a format's place in it is its number.
+template <class... All>
+struct FormatList {
+    static constexpr long count = sizeof...(All);
+    static constexpr FormatRow rows[] = {All::row...};
+    template <class F>
+    static void for_each(F f) {
+        (f(All{}), ...);
+    }
+    // Calls f(format) with the struct of this number.
+    template <class F>
+    static void with(int64_t number, F f) {
+        long i = 0;
+        ((i++ == number ? f(All{}) : void()), ...);
+    }
+};
+
+typedef FormatList<Float32, BFloat16, Int8, Int4> Formats;
+typedef FormatList<Float32, BFloat16> CacheFormats;
+
 template <class F>
 inline void with_format(int64_t format, F f) {
-    if (format == 0) f(Float32{});
-    if (format == 1) f(BFloat16{});
-    if (format == 2) f(Int8{});
-    if (format == 3) f(Int4{});
+    Formats::with(format, f);
 }
 
-// As `with_format`, for the float formats of caches.
 template <class F>
 inline void with_cache_format(int64_t format, F f) {
-    if (format == 0) f(Float32{});
-    if (format == 1) f(BFloat16{});
+    CacheFormats::with(format, f);
 }
 
 }  // namespace

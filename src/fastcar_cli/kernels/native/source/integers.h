@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #endif
 
+#include "structs.h"
 #include "vectors.h"
 
 namespace {
@@ -183,6 +184,7 @@ INLINE Ints scale_and_round(const float* x, float factor) {
 // block. weight_scale_bytes: scales of a block's weights.
 struct Int8 {
     typedef char Input;
+    static constexpr FormatRow row{"int8", 8, 32, 0};
     static constexpr bool quantised = true;
     static constexpr int block_bytes = CACHE_LINE, block_inputs = CACHE_LINE, group_size = CACHE_LINE;
     static constexpr int input_bytes = 2 * CACHE_LINE, input_scales = 1, weight_scale_bytes = 0;
@@ -235,8 +237,9 @@ struct Int8 {
 // first.
 struct Int4 {
     typedef char Input;
+    static constexpr FormatRow row{"int4", 4, 16, 32};
     static constexpr bool quantised = true;
-    static constexpr int group_size = 32, block_inputs = GROUPS * group_size, block_bytes = block_inputs / 2;
+    static constexpr int group_size = row.group, block_inputs = GROUPS * group_size, block_bytes = block_inputs / 2;
     static constexpr int input_bytes = block_inputs, input_scales = 2 * LANES, weight_scale_bytes = 2 * GROUPS;
     static constexpr int one = LANES == 16 ? 4 : 1, two = one, four = LANES == 16 ? 2 : 1;
     static long bytes(long n) { return n / 2; }

@@ -30,4 +30,5 @@ void single_product(const Product* request) {
 
 }  // namespace
 
-extern "C" const Kernels NAME = {decoder_bytes, decode, mlps, depth_bytes, draw, product_bytes, single_product};
+extern "C" const Kernels NAME = {Formats::count, Formats::rows,
+                                 decoder_bytes, decode, mlps, depth_bytes, draw, product_bytes, single_product};

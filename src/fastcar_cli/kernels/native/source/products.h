@@ -18,8 +18,6 @@ constexpr long L1_INPUTS = 32 << 10, LONG_ROW = 1 << 10;
 constexpr long MIN_SHARED_QUANTISE = 8192;
 // Most quantised inputs in a tile: their sums fit the registers.
 constexpr long TILE_INPUTS = 4;
-// Most rows of a decode pass.
-constexpr long MOST_ROWS = 1024;
 
 // Bytes from a cache line to the one to prefetch: `near` before line `split` of a row, `far` from there on.
 struct PrefetchDistance {
@@ -274,11 +272,13 @@ inline void quantise_inputs(Team& team, int64_t format, const Inputs& x, long ro
 // `read_next` are prefetched (null: those of the next output).
 inline void multiply(const Matrix& m, long first, long last, const char* read_next, const Inputs& x, long rows,
                      Rows y) {
+    const float* row_scales = nullptr;
     with_format(m.format, [&](auto format) {
         using Format = decltype(format);
         Weights w{static_cast<const char*>(m.weight), Format::bytes(m.inputs), static_cast<const char*>(m.scale),
                   Format::scale_bytes(m.inputs)};
         if (!read_next) read_next = w.at + last * w.row;
+        if (Format::row.scale_bits && !Format::row.group) row_scales = static_cast<const float*>(m.scale);
         auto all = [&](auto at, long step) {
             if (rows == 1)
                 multiply_rows<Format, Format::one, 1>(w, m.inputs, first, last, read_next, at, step, rows, y.at,
@@ -296,20 +296,19 @@ inline void multiply(const Matrix& m, long first, long last, const char* read_ne
         else
             all(static_cast<const float*>(x.at), x.step);
     });
-    auto scale = static_cast<const float*>(m.scale);
-    bool has_row_scale = m.format == 2;
     for (long r = 0; r < rows; r++) {
         float* out = y[r];
-        if (has_row_scale)
-            for (long o = first; o < last; o++) out[o] *= scale[o];
+        if (row_scales)
+            for (long o = first; o < last; o++) out[o] *= row_scales[o];
         if (m.bias)
             for (long o = first; o < last; o++) out[o] += m.bias[o];
     }
 }
 
 inline const char* weight_row(const Matrix& m, long o) {
-    static constexpr int bits[] = {32, 16, 8, 4};
-    return static_cast<const char*>(m.weight) + o * m.inputs * bits[m.format] / 8;
+    long row = 0;
+    with_format(m.format, [&](auto format) { row = decltype(format)::bytes(m.inputs); });
+    return static_cast<const char*>(m.weight) + o * row;
 }
 
 // How many outputs of a product make a chunk: enough to be worth a claim, few enough that no member waits long for the
@@ -385,8 +384,16 @@ struct Scratch {
     }
     Inputs inputs(long count, long n) {
         Inputs x{rows(count, n), {nullptr, 0}, n};
-        // Room for any format: integers as wide as Int8's, scales as many and blocks as large as Int4's.
-        long bytes = ceil_div(n, Int4::block_inputs) * (2 * Int4::block_inputs + Int4::input_scales * 4) + CACHE_LINE;
+        // Room for any format, and the odd line.
+        long bytes = 0;
+        Formats::for_each([&](auto format) {
+            using Format = decltype(format);
+            if constexpr (Format::quantised) {
+                long needed = ceil_div(n, Format::block_inputs) * (Format::input_bytes + 4 * Format::input_scales);
+                if (needed > bytes) bytes = needed;
+            }
+        });
+        bytes = ceil_div(bytes, CACHE_LINE) * CACHE_LINE + CACHE_LINE;
         x.quantised = {reinterpret_cast<char*>(floats(count * bytes / 4)), bytes};
         return x;
     }

@@ -2,8 +2,18 @@
 #pragma once
 #include <stdint.h>
 
-// A linear map: weight [outputs, inputs] in a format of formats.h. scale, float [outputs] or with int4 float16
-// [outputs, inputs / 32], and bias, float [outputs], may be null.
+// Most rows of a decode pass.
+constexpr int64_t MOST_ROWS = 1024;
+
+// A row of the table of formats, as formats.py has it: bits of a weight and of a scale, weights that share a scale (0:
+// all of a row). Without scales scale_bits is 0.
+struct FormatRow {
+    const char* name;
+    int64_t bits, scale_bits, group;
+};
+
+// A linear map: weight [outputs, inputs] in the format of this number in `Formats` of formats.h. scale, a row for each
+// output, and bias, float [outputs], may be null.
 struct Matrix {
     const void *weight, *scale;
     const float* bias;
@@ -116,6 +126,8 @@ struct Draw {
 
 // The kernels of one instruction set. Each *_bytes returns how much zeroed scratch memory the functions after it need.
 struct Kernels {
+    int64_t formats_count;
+    const FormatRow* formats;
     int64_t (*decoder_bytes)(const Decoder*);
     void (*decode)(const Decoder*, Step*);
     void (*mlps)(const Decoder*, const float* x, float* y, int64_t passes);

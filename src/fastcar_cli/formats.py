@@ -1,0 +1,185 @@
+"""The formats of weights, a row each: what a number takes, how a matrix is packed and widened, which product reads it.
+
+int8: weight int8 [out, in], scale float32 [out]; w[o, i] = q * scale[o], symmetric, scale = max |w[o]| / 127.
+int4: groups of 32 along the input. weight uint8 [out, in / 2]: byte k (0 to 15) of group g holds element 32 g + k in
+its low nibble and element 32 g + 16 + k in its high one, each as q + 8 with q in -8..7; scale float16 [out, in / 32];
+w = q * scale of its group.
+
+A new format is a row of `FORMATS` and, for the native kernels, a struct with its product that is listed in
+`kernels/native/source/formats.h`; a test compares the two tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+"""Weights that share a scale in int4."""
+
+_ROUNDED, _WIDENED = 2**18, 2**22
+"""Weights that are rounded or widened at once: few enough for the caches, and enough that threads seldom wait for each
+other. Of 2^16 at once, on a machine with other work, two threads took ten times as long.
+"""
+
+_CANDIDATES = (8.0, 7.1, 7.4, 7.7, 8.3, 8.6, 8.9)
+"""Where minus the largest weight of a group may come to lie, of -8..7; three times as many gain 0.05 % of the error."""
+
+
+def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A float matrix [out, in] as (int8 [out, in], scale float32 [out]); a row of zeros has scale 1."""
+    scale = weight.abs().amax(1).float() / 127
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return (weight.float() / scale[:, None]).round_().to(torch.int8), scale
+
+
+def widen_int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers and scales to a matrix [out, in] of a float dtype."""
+    return weight.to(dtype) * scale.to(dtype)[:, None]
+
+
+def pack_int4(q: Tensor) -> Tensor:
+    """Integers -8..7 [out, in] as bytes uint8 [out, in / 2] as this file's head says."""
+    low, high = (q + 8).to(torch.uint8).view(len(q), -1, 2, GROUP // 2).unbind(2)
+    return (low | high << 4).flatten(1)
+
+
+def unpack_int4(weight: Tensor) -> Tensor:
+    """The inverse of `pack_int4`: int8 [out, in]."""
+    pairs = weight.view(len(weight), -1, 1, GROUP // 2)
+    return (torch.cat([pairs & 15, pairs >> 4], 2).view(torch.int8) - 8).flatten(1)
+
+
+def widen_int4(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes and scales to a matrix [out, in] of a float dtype."""
+    out, inputs = len(weight), weight.shape[1] * 2
+    wide = torch.empty(out, inputs, dtype=dtype, device=weight.device)
+    step = max(1, _WIDENED // inputs)
+    for i in range(0, out, step):
+        q = unpack_int4(weight[i : i + step]).view(-1, inputs // GROUP, GROUP)
+        torch.mul(q, scale[i : i + step, :, None].to(dtype), out=wide[i : i + step].view(q.shape))
+    return wide
+
+
+def _rounded(groups: Tensor, inverse: Tensor) -> Tensor:
+    """Groups [n, 32] in units of 1 / inverse [n, 1], as integers of -8..7."""
+    return (groups * inverse).round_().clamp_(-8, 7)
+
+
+def _peaks(groups: Tensor) -> Tensor:
+    """The number of each group [n, 32] that is largest in size, with its sign: [n, 1]."""
+    least, most = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+    return torch.where(most > -least, most, least)
+
+
+def inverse_of(scale: Tensor) -> Tensor:
+    """1 / scale, and 0 where it is 0."""
+    return torch.where(scale == 0, scale, 1 / scale)
+
+
+def fitted_scales(groups: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Scales [n, 1] of groups [n, 32] by least squares, of squares that may have weights [32].
+
+    For each candidate the weights are rounded, and the scale that fits these numbers best is sum(w q) / sum(q q), which
+    leaves sum(w w) - sum(w q)^2 / sum(q q): the least of the candidates is kept.
+    """
+    inverse = -1 / _peaks(groups)
+    weighted = groups if weights is None else groups * weights
+    best, scale = torch.zeros_like(inverse), torch.zeros_like(inverse)
+    for lies in _CANDIDATES:
+        q = _rounded(groups, lies * inverse)
+        fit, squares = (q * weighted).sum(1, keepdim=True), q.square_()
+        size = (squares if weights is None else squares.mul_(weights)).sum(1, keepdim=True)
+        gain = fit * fit / size
+        better = gain > best
+        best, scale = torch.where(better, gain, best), torch.where(better, fit / size, scale)
+    return scale
+
+
+def quantise_int4(weight: Tensor, scales: Callable[[Tensor], Tensor] = fitted_scales) -> tuple[Tensor, Tensor]:
+    """A float matrix [out, in] as (uint8 [out, in / 2], scale float16 [out, in / 32]).
+
+    `scales` gives those of groups float32 [n, 32] as float32 [n, 1]. A group whose scale is too small for float16
+    becomes zeros, one whose scale is too large gets the largest there is.
+    """
+    out, inputs = weight.shape
+    packed = torch.empty(out, inputs // 2, dtype=torch.uint8, device=weight.device)
+    kept = torch.empty(out, inputs // GROUP, dtype=torch.float16, device=weight.device)
+    step = max(1, _ROUNDED // inputs)
+    for i in range(0, out, step):
+        groups = weight[i : i + step].float().reshape(-1, GROUP)
+        scale = scales(groups).clamp_(-65504, 65504).half().float()
+        inverse = inverse_of(scale)
+        packed[i : i + step] = pack_int4(_rounded(groups, inverse).view(-1, inputs))
+        kept[i : i + step] = scale.view(-1, inputs // GROUP)
+    return packed, kept
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a matrix [out, in] is stored.
+
+    Attributes:
+        name: as users write it.
+        dtype, bits: of the stored numbers, and bits of a weight, which may be fewer.
+        scale: dtype of the scales; None for floats, which have none of what follows.
+        group: weights of a row that share a scale; None: one scale a row.
+        low, high: the integers that a weight can be.
+        quantise: a float matrix to numbers and scales.
+        widen: numbers and scales to a matrix of a float dtype.
+        pack: integers int8 [out, in] to numbers.
+        fit: scales [n, 1] of groups float32 [n, group], whose squared errors weigh [group]; None: those of `quantise`.
+
+    """
+
+    name: str
+    dtype: torch.dtype
+    bits: int
+    scale: torch.dtype | None = None
+    group: int | None = None
+    low: int = 0
+    high: int = 0
+    quantise: Callable[[Tensor], tuple[Tensor, Tensor]] = lambda weight: (weight, weight)
+    widen: Callable[[Tensor, Tensor, torch.dtype], Tensor] = lambda weight, scale, dtype: weight.to(dtype)
+    pack: Callable[[Tensor], Tensor] = lambda integers: integers
+    fit: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    @property
+    def number(self) -> int:
+        """The number by which the native kernels know it: its place in the table."""
+        return list(FORMATS).index(self.name)
+
+    def shape(self, outputs: int, inputs: int) -> tuple[int, int]:
+        """Shape of the stored numbers. Raises ValueError where groups don't divide the inputs."""
+        if inputs % (self.group or 1):
+            raise ValueError(f"{self.name} needs inputs in groups of {self.group}, given {inputs}")
+        return outputs, inputs * self.bits // (8 * self.dtype.itemsize)
+
+    def scale_shape(self, outputs: int, inputs: int) -> tuple[int, ...]:
+        """Shape of the scales."""
+        return (outputs, inputs // self.group) if self.group else (outputs,)
+
+    def bytes_of(self, outputs: int, inputs: int) -> int:
+        """Bytes of a matrix and its scales."""
+        scales = outputs * (inputs // self.group if self.group else 1)
+        return outputs * inputs * self.bits // 8 + (scales * self.scale.itemsize if self.scale else 0)
+
+
+FORMATS = {
+    row.name: row
+    for row in (
+        Format("float32", torch.float32, 32),
+        Format("bfloat16", torch.bfloat16, 16),
+        Format("int8", torch.int8, 8, torch.float32, None, -127, 127, quantise_int8, widen_int8),
+        Format(
+            "int4", torch.uint8, 4, torch.float16, GROUP, -8, 7, quantise_int4, widen_int4, pack_int4, fitted_scales
+        ),
+    )
+}
+"""The table. A format's place in it is its number in the native kernels."""
+
+PACKED = {name: row for name, row in FORMATS.items() if row.scale is not None}
+"""Those with fewer bits than a float has."""

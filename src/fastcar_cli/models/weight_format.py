@@ -1,0 +1,85 @@
+"""Which parts of a network are stored in which format of weights. The network says what its parts are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.formats import FORMATS, Format
+from fastcar_cli.models.network import Network
+from fastcar_cli.models.quantised import QuantisedLinear
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """What each part of a network (`Network.parts`) is stored as: int8, int4, or None for `floats`.
+
+    `name` is what people call the whole; `floats` the dtype of everything else and of activations and caches.
+    """
+
+    name: str
+    floats: torch.dtype
+    blocks: str | None = None
+    projector: str | None = None
+    depth: str | None = None
+
+    def on(self, network: Network) -> NetworkFormat:
+        """The format of each parameter of a network that has no maps in few bits yet."""
+        return NetworkFormat(self, network)
+
+
+class NetworkFormat:
+    """What each parameter of a network is stored as, by its name."""
+
+    def __init__(self, form: WeightFormat, network: Network) -> None:
+        self._floats, self._network = form.floats, network
+        paths = {module: path for path, module in network.named_modules()}
+        self._maps: dict[str, Format] = {}
+        for part, module in network.parts().items():
+            if (name := getattr(form, part)) is not None:
+                maps = [paths[m] for m in module.modules() if isinstance(m, nn.Linear)]
+                self._maps |= {f"{path}.weight": FORMATS[name] for path in maps}
+        self._pixels = {f"{paths[m]}.{name}" for m in network.pixels() for name in m.state_dict()}
+
+    def of(self, name: str) -> Format | None:
+        """The format of the parameter of this name; None for floats."""
+        return self._maps.get(name)
+
+    def float_of(self, name: str) -> torch.dtype:
+        """The dtype of the parameter of this name where it stays in floats."""
+        return torch.float32 if name in self._pixels else self._floats
+
+    def stored(self, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        """What a parameter becomes: itself in floats, or its numbers and scales under their names."""
+        if (form := self.of(name)) is None:
+            return {name: tensor.to(self.float_of(name))}
+        numbers, scale = form.quantise(tensor)
+        return {name: numbers, scale_name(name): scale}
+
+    def use(self) -> Network:
+        """The network, whose matrices have given way to maps of this format; it has no weights yet.
+
+        Raises ValueError for a matrix whose inputs the format can't divide into groups.
+        """
+        for name, form in self._maps.items():
+            path = name.removesuffix(".weight")
+            parent, _, last = path.rpartition(".")
+            old = self._network.get_submodule(path)
+            assert isinstance(old, nn.Linear)
+            with torch.device(old.weight.device):
+                new = QuantisedLinear(form, old.in_features, old.out_features, old.bias is not None)
+            setattr(self._network.get_submodule(parent), last, new)
+        return self._network
+
+    def bytes_of(self, name: str, shape: torch.Size) -> int:
+        """Bytes of a parameter of this name and shape."""
+        form = self.of(name)
+        return shape.numel() * self.float_of(name).itemsize if form is None else form.bytes_of(*shape)
+
+
+def scale_name(name: str) -> str:
+    """The name of a matrix's scales beside the matrix."""
+    return name.removesuffix("weight") + "scale"
