@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-from fastcar_cli.prompt import PromptReader
+    from fastcar_cli.prompt import PromptReader
 
 COMMANDS = "fastcar.commands"
 WORLDS = "fastcar.worlds"
@@ -37,7 +38,7 @@ class World(Protocol):
         """Captions that training left out."""
 
 
-Recogniser = Callable[[PromptReader, int, int], World | None]
+Recogniser: TypeAlias = "Callable[[PromptReader, int, int], World | None]"
 """The world of which a model speaks that reads prompts so and draws frames of this height and width; None of none."""
 
 

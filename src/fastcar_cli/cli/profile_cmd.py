@@ -12,7 +12,6 @@ from fastcar_cli.cli.flags import check_file, check_made, one_of, refuse
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import read_text, write_whole
-from fastcar_cli.plain_data import parse_json
 
 if TYPE_CHECKING:
     from fastcar_cli.analysis.profile_report import ProfileSettings
@@ -145,6 +144,8 @@ def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: s
 
 
 def _read(file: Path) -> dict[str, Any]:
+    from fastcar_cli.plain_data import parse_json
+
     text = read_text(file, f"--compare {file}")
     try:
         data = parse_json(text)
