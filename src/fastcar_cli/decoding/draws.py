@@ -62,7 +62,7 @@ class Draws:
     def drawn(self, inputs: Inputs) -> Tensor:
         """Codes of the positions behind the inputs, [P, count, depth]."""
         if (t := inputs.common) is not None:
-            return self.codes[:, t + 1 : t + 1 + inputs.count]
+            return self.codes.narrow(1, t + 1, inputs.count)
         videos = torch.arange(len(self.codes), device=self.codes.device)[:, None]
         return self.codes[videos, self._positions(inputs) + 1]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -116,8 +115,7 @@ class Executor(ABC):
             mark(part)
 
 
-@dataclass(frozen=True)
-class Passed:
+class Passed(NamedTuple):
     """An input token of the last pass: its scores [layers, rows], and what puts back what it overwrote."""
 
     t: Token
@@ -152,11 +150,9 @@ class HostExecutor(Executor):
     def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
         """See `Executor.commit`. The replay rule learns from what is kept."""
         replay, least = self._batch.replay, min(accepted)
-        of_row = (
-            self._rows
-            if least == inputs.count
-            else self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
-        )
+        of_row = self._rows
+        if least < inputs.count:
+            of_row = self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
         for draft in reversed(range(least, inputs.count)):
             rejected = (of_row <= draft).nonzero()[:, 0]
             for restore in self._passed[draft].restores:

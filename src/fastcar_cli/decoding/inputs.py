@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class Inputs:
     """The input tokens of one pass: `count` visual tokens of each video, from its own `first` on.
 
     The first token is final, the others are drafts, which the engine may take back. Token t is an input of the pass
-    that predicts token t + 1; -1 is the last token of the prompt.
+    that predicts token t + 1; -1 is the last token of the prompt. `common` is the first token where it is the same in
+    all videos, else None.
     """
 
-    first: tuple[int, ...]
-    count: int = 1
-
-    @property
-    def common(self) -> int | None:
-        """The first token where it is the same in all videos, else None."""
-        return self.first[0] if len(set(self.first)) == 1 else None
+    def __init__(self, first: tuple[int, ...], count: int = 1) -> None:
+        self.first, self.count = first, count
+        self.common = first[0] if first.count(first[0]) == len(first) else None
 
     def rows(self, draft: int, rows: int, device: torch.device) -> Tensor:
         """Input token `draft` of every row (0: the final one), int64 [rows]; row r belongs to video r % videos."""

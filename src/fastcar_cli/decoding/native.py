@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -152,6 +152,8 @@ class NativeExecutor(HostExecutor):
             if maps[-1].bias is not None:
                 self._biases = self._biases + maps[-1].bias.float()
         self._draw = code_draw(batch, threads, most_inputs)
+        sampling = batch.settings.sampling
+        self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.tokens)]
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
 
     def prefill(self) -> Tensor:
@@ -177,7 +179,7 @@ class NativeExecutor(HostExecutor):
         """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
         batch, replay, t = self._batch, self._batch.replay, inputs.common
         x = batch.prompts.doubled(self._input(inputs, latent.float().contiguous())).contiguous()
-        first = inputs.first * (batch.rows // len(inputs.first))
+        first = list(inputs.first * (batch.rows // len(inputs.first)))
         if t is None or inputs.count > 1:
             self._several(inputs, first, x)
         else:
@@ -185,11 +187,11 @@ class NativeExecutor(HostExecutor):
             if replay is not None and replay.eligible(t):
                 rule = {"thresholds": replay.thresholds(t), "scored": replay.scored}
                 rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
-            batch.clock.mlp += self._pass(x, first, mask=self._mask([inputs.rows(0, batch.rows, x.device)]), **rule)
+            batch.clock.mlp += self._pass(x, first, mask=self._mask(inputs), **rule)
             self._passed.append(Passed(t, self._scores, ()))
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 
-    def _several(self, inputs: Inputs, first: tuple[int, ...], x: Tensor) -> None:
+    def _several(self, inputs: Inputs, first: list[int], x: Tensor) -> None:
         """A pass with several tokens of a row, or with rows at different tokens."""
         batch, replay = self._batch, self._batch.replay
         tokens = [inputs.rows(draft, batch.rows, x.device) for draft in range(inputs.count)]
@@ -202,38 +204,41 @@ class NativeExecutor(HostExecutor):
             thresholds = torch.stack([replay.thresholds(t) for t in tokens], 2)
             rule = {"thresholds": thresholds.flatten(1), "scored": replay.scored}
             rule |= {"scores": scores.flatten(1), "replayed": flags.flatten(1)}
-        batch.clock.mlp += self._pass(x, first, mask=self._mask(tokens), **rule)
+        batch.clock.mlp += self._pass(x, first, mask=self._mask(inputs), **rule)
         for draft, t in enumerate(tokens):
             if replay is not None:
                 replay.replayed[:, self._rows, t] = flags[:, :, draft]
             self._passed.append(Passed(t, scores[:, :, draft], restores[draft]))
 
-    def _mask(self, tokens: Sequence[Tensor]) -> Tensor | None:
+    def _mask(self, inputs: Inputs) -> Tensor | None:
         """The slots that each input attends to, bool [inputs, slots]; None without a window."""
         cache = self._batch.cache
         if cache.window is None:
             return None
+        tokens = (inputs.rows(draft, len(self._rows), self._rows.device) for draft in range(inputs.count))
         masks = [cache.mask(t, 0, 0) for t in tokens]
         return torch.stack([mask for mask in masks if mask is not None], 1).flatten(0, 1)
 
     def _input(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """The decoder's inputs from float32 [P, count, code_width]: float32 [P, count, width]."""
-        x, places = latent.flatten(0, 1), self._batch.places
+        videos, count = len(inputs.first), inputs.count
+        x, places, rows = latent.view(videos * count, -1), self._batch.places, videos * count
         for i in range(len(self._maps) - 1):
-            x = nn.functional.gelu(self._product(i, len(x))(x))
-        tokens = [first + i for first in inputs.first for i in range(inputs.count)]
+            x = nn.functional.gelu(self._product(i, rows)(x))
         if self._maps:
-            last, alike = len(self._maps) - 1, len(set(tokens)) == 1
-            if self._biases is None or alike:
-                x = self._product(last, len(x))(x, None if self._biases is None else self._biases[tokens[0]])
+            last = len(self._maps) - 1
+            if self._biases is None:
+                x = self._product(last, rows)(x)
+            elif count == 1 and inputs.common is not None:
+                x = self._product(last, rows)(x, self._biases[inputs.common])
             else:
-                product = self._product(last, 1)
+                product, tokens = self._product(last, 1), [t + i for t in inputs.first for i in range(count)]
                 x = torch.cat([product(x[n : n + 1], self._biases[t]) for n, t in enumerate(tokens)])
-        x = x.view(*latent.shape[:2], -1)
+        x = x.view(videos, count, -1)
         if self._added is None:
             return x
-        videos = [inputs.rows(i, len(x), x.device) for i in range(inputs.count)]
-        return x + torch.stack([places.at(self._added, t).expand_as(x[:, 0]) for t in videos], 1)
+        at = [inputs.rows(i, videos, x.device) for i in range(count)]
+        return x + torch.stack([places.at(self._added, t).expand_as(x[:, 0]) for t in at], 1)
 
     def _product(self, index: int, rows: int) -> native.Product:
         """A map of the projector for this many rows."""
@@ -244,10 +249,10 @@ class NativeExecutor(HostExecutor):
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
         """See `Executor.draw`."""
-        draws, sampling = self._batch.draws, self._batch.settings.sampling
-        first = tuple(t + 1 for t in inputs.first)
-        top_p = [sampling.top_p_of((t + i) // self._batch.frame) for t in first for i in range(inputs.count)]
-        given = any(draws.is_given[t + i] for t in first for i in range(inputs.count))
+        draws = self._batch.draws
+        first = [t + 1 for t in inputs.first]
+        top_p = [p for t in first for p in self._top_p[t : t + inputs.count]]
+        given = draws.given is not None and any(any(draws.is_given[t : t + inputs.count]) for t in first)
         try:
             draws.latent, logits = self._draw(
                 hidden.float().contiguous(),

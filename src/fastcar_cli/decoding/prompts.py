@@ -44,7 +44,7 @@ class Prompts:
     @property
     def rows(self) -> int:
         """Rows of the batch: two a video with guidance, else one."""
-        return len(self.ids)
+        return self.ids.shape[0]
 
     @property
     def videos(self) -> int:

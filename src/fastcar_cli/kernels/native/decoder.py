@@ -174,7 +174,7 @@ class DecoderPass:
                 f"start {start.tolist()} or token {token} of the table, {table[token].tolist()}, lies outside of "
                 f"{slots} slots, {aligned_slots} aligned and {older_slots} older ones"
             )
-        self._tokens = (ctypes.c_int64 * rows)()
+        self._tokens: Any = (ctypes.c_int64 * rows)()
         self._step = STRUCTS.Step(tokens=ctypes.addressof(self._tokens))
         # The tensors that the last pass was given; the same ones need not be looked at again.
         self._scored: Tensor | None = None
@@ -191,7 +191,7 @@ class DecoderPass:
     def __call__(
         self,
         x: Tensor,
-        tokens: Sequence[int],
+        tokens: list[int],
         *,
         mask: Tensor | None = None,
         thresholds: Tensor | None = None,
@@ -218,7 +218,7 @@ class DecoderPass:
             raise ValueError("thresholds: replay needs outputs, scores and replayed")
         inputs = self._rows * count
         per_layer = (self._layers, inputs)
-        self._tokens[:] = list(tokens)
+        self._tokens[:] = tokens
         step.count = count
         step.x = expect("x", x, (self._rows, count, self._width), torch.float32)
         step.mask = None if mask is None else expect("mask", mask, (inputs, self._slots), torch.bool)

@@ -137,8 +137,8 @@ class CodeDraw:
             values=self._cache[1].data_ptr(),
         )
         self._shape, self._most, self._pair = (videos, tokens, depth), most, 1 if guidance == 1 else 2
-        self._first = (ctypes.c_int64 * videos)()
-        self._top_p = (ctypes.c_double * (videos * most))()
+        self._first: Any = (ctypes.c_int64 * videos)()
+        self._top_p: Any = (ctypes.c_double * (videos * most))()
         self._draw = STRUCTS.Draw(
             **{
                 "videos": videos,
@@ -159,8 +159,8 @@ class CodeDraw:
     def __call__(
         self,
         hidden: Tensor,
-        first: Sequence[int],
-        top_p: Sequence[float],
+        first: list[int],
+        top_p: list[float],
         *,
         given: Tensor | None = None,
         keep_logits: bool = False,
@@ -178,7 +178,7 @@ class CodeDraw:
             raise ValueError(f"tokens {first} and {count - 1} behind each: there are {tokens}, {self._most} a draw")
         latent = torch.empty(videos, count, self._depth.later.inputs)
         logits = torch.empty(depth, videos, count, self._depth.classifier.outputs) if keep_logits else None
-        self._first[:], self._top_p[: videos * count] = list(first), list(top_p)
+        self._first[:], self._top_p[: videos * count] = first, top_p
         draw.count, draw.latent = count, latent.data_ptr()
         shape = (self._pair * videos, count, self._depth.first.inputs)
         draw.hidden = expect("hidden", hidden, shape, torch.float32)
