@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.decoding.replay import replay_known, replays, temporal_attention_score
-from fastcar_cli.models.decoder import Attention, rotate
+from fastcar_cli.models.decoder import Branch, rotate
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_lab.worlds.actions.codes import GRID, dictionary
 from fastcar_lab.worlds.actions.hyperparameters import MINI_ACTIONS, TOKENIZER, initialise
@@ -74,12 +74,12 @@ def draw(
     return Batch(torch.tensor(np.stack(ids)).long().to(device), torch.tensor(actions).to(device), futures)
 
 
-def _attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of the last tokens, [B, S, width]; by hand, as the CPU's fused attention is slow backwards."""
-    scores = (q * attention.head_dim**-0.5) @ k.transpose(-1, -2)
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of the last tokens, [B, heads, S, d]; written out, as the fused backward is slow on CPUs."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     mask = torch.full(scores.shape[-2:], float("-inf"), device=q.device, dtype=scores.dtype)
     mask = mask.triu(1 + k.shape[-2] - q.shape[-2])
-    return attention.merge(torch.softmax(scores + mask, -1).to(v.dtype) @ v)
+    return torch.softmax(scores + mask, -1).to(v.dtype) @ v
 
 
 def hidden_states(
@@ -100,26 +100,31 @@ def hidden_states(
     free = torch.arange(max(0, x.shape[1] - N), device=x.device) % N != 0
     scores: list[Tensor] = []
     shares: list[Tensor] = []
-    for number, block in enumerate(model.llm.blocks):
-        attention = block.self_attn
-        q, k, v = attention.project(block.input_layernorm(given))
-        q, k = rotate(q, cos[:lead], sin[:lead]).to(v.dtype), rotate(k, cos[:lead], sin[:lead]).to(v.dtype)
-        # Of the last block nothing is wanted of the given frames but keys and values.
-        if number < len(model.llm.blocks) - 1:
-            given = given + _attend(attention, q, k, v)
-            given = given + block.mlp_branch(given)
-        own_q, own_k, own_v = attention.project(block.input_layernorm(x))
-        own_q, own_k = (rotate(a, cos[lead:], sin[lead:]).to(v.dtype) for a in (own_q, own_k))
-        k, v = (torch.cat([a.repeat_interleave(batch.futures, 0)[: len(x)], b], 2) for a, b in ((k, own_k), (v, own_v)))
-        x = x + _attend(attention, own_q, k, v)
-        out = block.mlp_branch(x)
-        if taus is not None:
-            tas = temporal_attention_score(own_q[:, :, N:].float(), own_k[:, :, :-N].float())
-            scores.append(tas)
-            hit = replays(tas.detach(), taus[:, None]) & free
+    for block in model.llm.blocks:
+        context: list[Tensor] = []
+
+        def attend_given(q: Tensor, k: Tensor, v: Tensor, context: list[Tensor] = context) -> Tensor:
+            q, k = (rotate(a, cos[:lead], sin[:lead]).to(v.dtype) for a in (q, k))
+            context += [k, v]
+            return _attend(q, k, v)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, context: list[Tensor] = context) -> Tensor:
+            q, k = (rotate(a, cos[lead:], sin[lead:]).to(v.dtype) for a in (q, k))
+            if taus is not None:
+                scores.append(temporal_attention_score(q[:, :, N:].float(), k[:, :, :-N].float()))
+            before = (a.repeat_interleave(batch.futures, 0)[: len(q)] for a in context)
+            return _attend(q, *(torch.cat(pair, 2) for pair in zip(before, (k, v), strict=True)))
+
+        def mlp(x: Tensor, branch: Branch = block.mlp_branch) -> Tensor:
+            output = branch(x)
+            if taus is None:
+                return output
+            hit = replays(scores[-1].detach(), taus[:, None]) & free
             shares.append(hit[:, free].float().mean())
-            out = replay_known(out, hit, N)
-        x = x + out
+            return replay_known(output, hit, N)
+
+        given = block(given, attend_given)
+        x = block(x, attend, mlp)
     return model.llm.norm(x), scores, shares
 
 

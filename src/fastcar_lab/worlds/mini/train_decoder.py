@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcar_cli.decoding.replay import replay_known, replays, temporal_attention_score
-from fastcar_cli.models.decoder import Block, rotate
+from fastcar_cli.models.decoder import Branch, rotate
 from fastcar_cli.models.placement_map import PlacementMap
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_lab.training.muon import Muon
@@ -70,14 +70,6 @@ class TrainSettings:
 
 _SHORT = 512
 """Sequences up to which bfloat16 attention on a CPU is written out: the fused backward takes three times as long."""
-
-
-def _attend(block: Block, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """X plus causal attention, and the rotated q and k [B, heads, S, d]."""
-    attention = block.self_attn
-    q, k, v = attention.project(block.input_layernorm(x))
-    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    return x + attention.merge(_causal(q, k, v)), q, k
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -131,16 +123,24 @@ def hidden_states(
     cos, sin = (a[:, None] for a in model.llm.rotary(positions, torch.float32))
     scores: list[Tensor] = []
     shares: list[Tensor] = []
-    for block in model.llm.blocks:
-        x, q, k = _attend(block, x, cos, sin)
-        added = block.mlp_branch(x)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if taus is not None:
-            tas = temporal_attention_score(q[:, :, start + n :], k[:, :, start:-n]).float()
-            scores.append(tas)
-            hit = replays(tas.detach(), taus[:, None])
+            scores.append(temporal_attention_score(q[:, :, start + n :], k[:, :, start:-n]).float())
+        return _causal(q, k, v)
+
+    for block in model.llm.blocks:
+
+        def mlp(x: Tensor, branch: Branch = block.mlp_branch) -> Tensor:
+            output = branch(x)
+            if taus is None:
+                return output
+            hit = replays(scores[-1].detach(), taus[:, None])
             shares.append(hit.float().mean())
-            added = torch.cat([added[:, :start], replay_known(added[:, start:], hit, n)], 1)
-        x = x + added
+            return torch.cat([output[:, :start], replay_known(output[:, start:], hit, n)], 1)
+
+        x = block(x, attend, mlp)
     return model.llm.norm(x[:, start - 1 :]), scores, shares
 
 
