@@ -33,11 +33,7 @@ def outstanding(groups: Sequence[Group], repeats: int, store: Store | None) -> i
 
 
 def run_groups(
-    groups: Sequence[Group],
-    repeats: int,
-    store: Store,
-    engine: Engine,
-    on_done: Callable[[Cell], None] | None = None,
+    groups: Sequence[Group], repeats: int, store: Store, engine: Engine, on_done: Callable[[Cell], None] | None = None
 ) -> None:
     """Decode what is missing. `on_done` is called with each decode that is on disk.
 

@@ -18,14 +18,7 @@ from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights
 from fastcar_cli.backends.fpga.rtl.core import expected, random_rows, requests
 from fastcar_cli.backends.fpga.rtl.core import parameters as core_parameters
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
-from fastcar_cli.backends.fpga.rtl.stimulus import (
-    Layer,
-    Packet,
-    layers_of,
-    packet_of,
-    random_layers,
-    short_packets,
-)
+from fastcar_cli.backends.fpga.rtl.stimulus import Layer, Packet, layers_of, packet_of, random_layers, short_packets
 from fastcar_cli.backends.fpga.rtl.tools import ARITHMETIC, SOURCE
 from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
 from fastcar_cli.backends.fpga.timing import Rates
@@ -46,11 +39,7 @@ def check(preset: Preset) -> None:
     """Refuse a preset whose accelerator the RTL does not have. Raises RequestError."""
     drs, hbm = preset.drs, preset.hbm
     problems = [
-        (
-            drs.remap.value < 32,
-            f"drs.remap {drs.remap.value:g}",
-            "at least 32: one register a cycle",
-        ),
+        (drs.remap.value < 32, f"drs.remap {drs.remap.value:g}", "at least 32: one register a cycle"),
         (drs.fetch == "skip" and drs.drop.value < 1, "drs.drop 0", "at least 1: the header of a dropped packet passes"),
         (hbm.latency.value < 1, "hbm.latency 0", "at least 1"),
     ]
