@@ -46,12 +46,14 @@ def psnr(video: Images, reference: Images) -> tuple[list[float | None], float | 
 
 def ssim(video: Images, reference: Images) -> list[float]:
     """SSIM of each frame, the mean of its channels (Wang, Bovik, Sheikh, Simoncelli 2004; K1 0.01, K2 0.03)."""
-    n, c1, c2 = SSIM_WINDOW**2, (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    n = SSIM_WINDOW**2
+    c1, c2 = (0.01 * 255 * n) ** 2, (0.03 * 255) ** 2 * n * (n - 1)
     x, y = video.astype(np.int64), reference.astype(np.int64)
-    mx, my = _window_sums(x) / n, _window_sums(y) / n
-    variances = (_window_sums(x * x + y * y) - n * (mx * mx + my * my)) / (n - 1)
-    covariance = (_window_sums(x * y) - n * mx * my) / (n - 1)
-    values = (2 * mx * my + c1) * (2 * covariance + c2) / ((mx * mx + my * my + c1) * (variances + c2))
+    # Means, variances and covariance times a power of n are whole numbers, so equal frames give exactly 1.
+    sx, sy = _window_sums(x), _window_sums(y)
+    variances = n * _window_sums(x * x + y * y) - (sx * sx + sy * sy)
+    covariance = n * _window_sums(x * y) - sx * sy
+    values = (2 * sx * sy + c1) * (2 * covariance + c2) / ((sx * sx + sy * sy + c1) * (variances + c2))
     return values.mean((1, 2, 3)).tolist()
 
 
