@@ -25,9 +25,9 @@ from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.registry import folder_of
 from fastcar_cli.pipeline import VideoPipeline
-from fastcar_lab.worlds.fidelity import judge_mini
 from fastcar_lab.worlds.mini.render import render
 from fastcar_lab.worlds.mini.scene import Scene
+from fastcar_lab.worlds.mini.world import WORLD
 
 ALL = Scorer(("psnr", "ssim", "ms-ssim", "temporal"))
 
@@ -138,10 +138,10 @@ def test_a_sweep_measures_decoded_frames(tmp_path: Path) -> None:
 def test_fidelity_is_null_for_what_a_reading_leaves_open() -> None:
     video = render(Scene("ball", "red", "big", "right", "grass", (8, 32)))
     video = np.asarray(video * 255 if video.dtype != np.uint8 else video).round().astype(np.uint8)
-    right = judge_mini(video, ["red", "ball", "right"])
+    right = WORLD.judge(video, ["red", "ball", "right"])
     assert (right["color"], right["shape"], right["motion"]) == (True, True, True)
     assert right["size"] is None and right["background"] is None and right["all_right"] is True
-    wrong = judge_mini(video, ["blue", "ball", "sky", "grass"])
+    wrong = WORLD.judge(video, ["blue", "ball", "sky", "grass"])
     assert wrong["color"] is False and wrong["background"] is None and wrong["all_right"] is False
 
 

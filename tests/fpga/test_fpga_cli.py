@@ -120,7 +120,7 @@ def test_comparison_against_itself_without_replay() -> None:
     assert found["energy_j"] == pytest.approx(found["power_w"] * found["latency_s"])
 
 
-def test_what_broadcast_costs_is_printed_from_copies_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_broadcast_costs_is_printed_from_copies_of_a_preset(run: Run) -> None:
     # Slow memory: without sharing each core waits for its own share.
     slow, wide = preset(hbm__channel_bandwidth=0.05), work(frames=30)
     rows = [line.strip("| ").split(" | ") for line in broadcast.table(slow, wide)]
@@ -131,4 +131,5 @@ def test_what_broadcast_costs_is_printed_from_copies_of_a_preset(capsys: pytest.
     assert broadcast.variant(slow, "lockstep", "skip") == slow
     dense = [float(row[3].split()[0]) for row in rows]
     assert dense[3] > 1.5 * dense[0] >= 1.5 * dense[2]
-    assert broadcast.main(["edge-smal"]) == 2 and "did you mean" in capsys.readouterr().err
+    done = run("lab", "broadcast", "edge-smal")
+    assert done.returncode == 2 and "did you mean" in done.stderr

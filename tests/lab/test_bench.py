@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.tiny import tiny_model, tiny_spec
 
-import fastcar_lab.bench.__main__ as bench
+from fastcar_cli.cli.app import main
 from fastcar_cli.cli.render import columns, print_whole
 from fastcar_lab.bench import neighbour
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
@@ -87,7 +87,19 @@ def test_bytes_of_a_pass_are_the_weights_once_and_every_rows_keys_and_values() -
 
 @pytest.mark.slow
 def test_json_tells_every_line_and_every_ratio() -> None:
-    command = [sys.executable, "-m", "fastcar_lab.bench", "--turns", "1", "--passes", "2", "--context", "100,120"]
+    command = [
+        sys.executable,
+        "-m",
+        "fastcar_cli",
+        "lab",
+        "bench",
+        "--turns",
+        "1",
+        "--passes",
+        "2",
+        "--context",
+        "100,120",
+    ]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -146,10 +158,10 @@ def test_busy_processes_are_there_while_passes_are_timed_and_gone_after(monkeypa
 def test_what_can_not_be_timed_is_refused(
     arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    monkeypatch.setattr(sys, "argv", ["fastcar", "lab", "bench", *arguments])
     threads = torch.get_num_threads()
     with pytest.raises(SystemExit) as stop:
-        bench.main()
+        main()
     torch.set_num_threads(threads)
     told = capsys.readouterr()
     assert stop.value.code == 2 and said in told.err and told.out == ""

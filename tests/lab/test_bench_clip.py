@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-import fastcar_lab.bench.__main__ as bench
 import fastcar_lab.bench.prediction as clip
+from fastcar_cli.cli.app import main
 from fastcar_cli.errors import RequestError
 from fastcar_lab.bench.prediction import PredictedClip, forced, measure, networks
 from fastcar_lab.dummy.ivideogpt import TOKENIZERS, TRANSFORMER
@@ -80,14 +80,14 @@ def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     monkeypatch.setenv("COLUMNS", "200")
     arguments = ["--clip", "small", "--frames", "4", "--replay-ratio", "0.3", "--turns", "1", "--threads", "1"]
     for more in ([], ["--json"]):
-        monkeypatch.setattr(sys, "argv", ["bench", *arguments, *more])
+        monkeypatch.setattr(sys, "argv", ["fastcar", "lab", "bench", *arguments, *more])
         with pytest.raises(SystemExit) as e:
-            bench.main()
+            main()
         assert not e.value.code
     out = capsys.readouterr().out
     assert "transformers float32" in out and "of its ceiling" in out
     assert json.loads(out.splitlines()[-1])["tokens"] == 33
-    monkeypatch.setattr(sys, "argv", ["bench", "--clip", "small", "--rows", "2"])
+    monkeypatch.setattr(sys, "argv", ["fastcar", "lab", "bench", "--clip", "small", "--rows", "2"])
     with pytest.raises(SystemExit) as e:
-        bench.main()
+        main()
     assert e.value.code == 2 and "--rows has no effect with --clip" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import fastcar_lab.bench.__main__ as bench
+from fastcar_cli.cli.app import main
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
 from fastcar_lab.bench.video import WholeVideo, whole_video
@@ -86,8 +86,8 @@ def test_a_stopped_video_goes_on_behind_its_last_frame(tmp_path: Path) -> None:
 def test_what_can_not_be_timed_is_refused(
     arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    monkeypatch.setattr(sys, "argv", ["fastcar", "lab", "bench", *arguments])
     with pytest.raises(SystemExit) as stop:
-        bench.main()
+        main()
     told = capsys.readouterr()
     assert stop.value.code == 2 and said in told.err and told.out == ""

@@ -19,13 +19,14 @@ from support.sweeping import held, tiny_folder
 from torch import nn
 from typer.testing import CliRunner, Result
 
+from fastcar_cli.cli.app import app
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models import load
 from fastcar_lab.claims import c1_shares, c2_similarity, c3_bound
-from fastcar_lab.claims.__main__ import all_claims, app, default_model
 from fastcar_lab.claims.accelerator import independent
 from fastcar_lab.claims.stats import area_under_curve, difference, estimate, rank_correlation
+from fastcar_lab.commands.claims import all_claims, default_model
 
 SAID = ("a small red ball rolling to the right on the grass", "a big yellow star bouncing at night")
 """Leave nothing open, so that their readings are the same without a seed."""
@@ -34,7 +35,7 @@ numbers = st.floats(-100, 100, allow_nan=False)
 
 
 def claims(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments)])
+    return CliRunner().invoke(app, ["lab", "claims", *map(str, arguments)])
 
 
 @given(st.dictionaries(st.text(max_size=3), st.lists(numbers, min_size=1, max_size=4), min_size=2, max_size=6))
@@ -224,7 +225,7 @@ def test_started_again_nothing_is_decoded_and_the_page_is_the_same(folder: Path)
 def test_a_killed_run_goes_on(folder: Path, tmp_path: Path) -> None:
     asked = ["--model", str(folder / "tiny"), "--claim", "2", "--seeds", "2"]
     asked += ["--prompts-file", str(folder / "p.txt"), "-o", str(tmp_path / "out")]
-    process = held(*asked, at=2, suffix=".json", module="fastcar_lab.claims")
+    process = held("lab", "claims", *asked, at=2, suffix=".json")
     process.kill()
     process.communicate()
     cells = tmp_path / "out" / "tiny" / "main" / "cells"

@@ -1,4 +1,4 @@
-"""Sweeps side by side: `python -m fastcar_lab.figures.curves`."""
+"""Sweeps side by side: `fastcar lab curves`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from support.sweep_folder import write_folder
 from typer.testing import CliRunner
 
+from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
-from fastcar_lab.figures.curves import app
 
 PROMPTS = ("a red ball", "a blue boat", "a green star")
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fastcar_lab.figures.curves", *map(str, arguments)]
+    command = [sys.executable, "-m", "fastcar_cli", "lab", "curves", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -63,6 +63,6 @@ def test_an_empty_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{}", "[", '{"cells": []}'])
 def test_what_is_no_sweep_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "results.json").write_text(content)
-    result = CliRunner().invoke(app, [str(tmp_path), "-o", str(tmp_path / "out")])
+    result = CliRunner().invoke(app, ["lab", "curves", str(tmp_path), "-o", str(tmp_path / "out")])
     assert isinstance(result.exception, RequestError) and "results" in str(result.exception)
     assert not (tmp_path / "out").exists()

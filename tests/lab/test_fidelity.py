@@ -6,21 +6,22 @@ import pytest
 
 from fastcar_cli.config import load_config
 from fastcar_cli.pipeline import VideoPipeline
-from fastcar_lab.worlds.mini.evaluate import fidelity, held_out_captions, tokenizer_quality
+from fastcar_lab.evaluation import fidelity
 from fastcar_lab.worlds.mini.scene import split_combinations
+from fastcar_lab.worlds.mini.world import WORLD
 
 BARS = {"background": 0.98, "color": 0.98, "shape": 0.92, "motion": 0.92, "size": 0.9, "all": 0.85}
 
 
 def test_captions_are_of_combinations_never_trained_on() -> None:
     trained = set(split_combinations()[0])
-    captions = held_out_captions(100, 2)
+    captions = WORLD.held_out(100, 2)
     assert len({c for _, c in captions}) > 90
     assert not any(scene.combination in trained for scene, _ in captions)
 
 
 def test_tokenizer_keeps_pictures() -> None:
-    quality = tokenizer_quality("mini", 30, 4)
+    quality = WORLD.tokenizer_quality("mini", 30, 4)
     assert quality["psnr_db"] >= 33
     assert quality["analyser_right"] >= 0.97
 
@@ -36,7 +37,7 @@ def test_tokenizer_keeps_pictures() -> None:
 )
 def test_fidelity_and_replay_of_a_sample(tau: float | str, replayed: tuple[float, float]) -> None:
     pipe = VideoPipeline.from_config(load_config(None, [], {"replay.tau": tau}))
-    found = fidelity(pipe, 24, 9, batch=24)[0]
+    found = fidelity(WORLD, pipe, 24, 9, batch=24)[0]
     # One wrong video of 24 is 4 %; the bars themselves are for 300.
     for attribute, bar in BARS.items():
         assert found["right"][attribute] >= bar - 0.05, found["right"]
@@ -50,7 +51,7 @@ def test_fidelity_in_full() -> None:
     right = {}
     for tau in ("off", -2.0, -8.0):
         pipe = VideoPipeline.from_config(load_config(None, [], {"replay.tau": tau}))
-        right[tau] = fidelity(pipe, 300, 10, batch=60)[0]["right"]
+        right[tau] = fidelity(WORLD, pipe, 300, 10, batch=60)[0]["right"]
     for attribute, bar in BARS.items():
         assert right["off"][attribute] >= bar, right
     assert right["off"]["persists"] >= 0.95, right
@@ -61,5 +62,5 @@ def test_fidelity_in_full() -> None:
 @pytest.mark.slow
 def test_int8_keeps_the_fidelity_of_a_sample() -> None:
     pipe = VideoPipeline.from_config(load_config(None, [], {"replay.tau": -2.0, "runtime.dtype": "int8"}))
-    right = fidelity(pipe, 24, 9, batch=24)[0]["right"]
+    right = fidelity(WORLD, pipe, 24, 9, batch=24)[0]["right"]
     assert right["all"] >= BARS["all"] - 0.05, right

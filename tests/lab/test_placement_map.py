@@ -17,7 +17,7 @@ from fastcar_cli.models.placement_map import PlacementMap
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.worlds.physics import simulate
 from fastcar_cli.worlds.scenery import read_scenery
-from fastcar_lab.worlds.mini.train_decoder import hidden_states
+from fastcar_lab.training.decoder import hidden_states
 from fastcar_lab.worlds.table.captions import caption
 from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
 from fastcar_lab.worlds.table.lexicon import table_tokenizer

@@ -14,11 +14,11 @@ from fastcar_cli.models.loading.registry import folder_of, load, shapes_of
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.video import read_frames
 from fastcar_cli.worlds.scenery import read_scenery
-from fastcar_lab.worlds.mini.evaluate import generate_videos
+from fastcar_lab.evaluation import generate_videos
 from fastcar_lab.worlds.table.analyser import analyse, judge
-from fastcar_lab.worlds.table.evaluate import held_out_captions
 from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
 from fastcar_lab.worlds.table.said import said_of
+from fastcar_lab.worlds.table.world import WORLD
 
 MODELS = ("table", "table-dense")
 HIT = "a red metal ball rolls to the right and hits a blue cube"
@@ -64,7 +64,7 @@ def test_what_nothing_is_planned_for_is_told(run: Run, tmp_path: Path) -> None:
 )
 def test_captions_with_one_object_are_shown_right(name: str, tau: str, least: float) -> None:
     """24 captions that were never trained on; what was measured on 300 stands in docs/table.md."""
-    chosen = [(s, c) for s, c in held_out_captions(60, 77) if len(s.things) == 1][:24]
+    chosen = [(s, c) for s, c in WORLD.held_out(60, 77) if len(s.things) == 1][:24]
     pipe = VideoPipeline.from_config(load_config(None, [f"replay.tau={tau}"], {"model": name}))
     videos, _ = generate_videos(pipe, [c for _, c in chosen], list(range(24)), 12)
     right = [judge(analyse(v), said_of(s))["all"] for v, (s, _) in zip(videos, chosen, strict=True)]

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.paths import ROOT
+from support.processes import Run
 
 from fastcar_cli.errors import RequestError
-from fastcar_lab.figures.learning_curve import COLUMNS, Lines, main, read
+from fastcar_lab.figures.learning_curve import COLUMNS, Lines, read
 
 DATA = ROOT / "docs" / "data" / "table-learning.csv"
 
@@ -27,12 +28,13 @@ def test_lines_lead_where_they_were_drawn(tmp_path: Path) -> None:
         assert found[name]["steps"] == pytest.approx(math.exp((6 - wanted) / 0.5))
 
 
-def test_docs_tell_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_docs_tell_what_it_prints(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    main([str(DATA), "-o", str(tmp_path / "curve.png")])
+    done = run("lab", "learning-curve", str(DATA), "-o", "curve.png")
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "curve.png").stat().st_size > 10_000
     said = (DATA.parents[1] / "table-training.md").read_text(encoding="utf-8")
-    for line in capsys.readouterr().out.splitlines():
+    for line in done.stdout.splitlines():
         assert line in said
 
 
@@ -53,12 +55,9 @@ def test_another_file_is_refused(text: str, told: str, tmp_path: Path) -> None:
     assert told in f"{error.value} {error.value.hint}"
 
 
-def test_what_leads_nowhere_or_can_not_be_written_ends_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_leads_nowhere_or_can_not_be_written_ends_in_a_sentence(run: Run, tmp_path: Path) -> None:
     flat = tmp_path / "flat.csv"
     flat.write_text(",".join(COLUMNS) + "\n1000,2,2,5,5\n2000,2,1.9,5,5\n")
-    for file, output, told in ((flat, "plot.png", "leads nowhere"), (DATA, "none/plot.png", "could not be written")):
-        with pytest.raises(SystemExit) as stop:
-            main([str(file), "-o", str(tmp_path / output)])
-        assert stop.value.code == 2 and told in capsys.readouterr().err
+    for file, output, code, said in ((flat, "a.png", 2, "leads nowhere"), (DATA, "none/a.png", 1, "not be written")):
+        done = run("lab", "learning-curve", str(file), "-o", output)
+        assert done.returncode == code and said in done.stderr

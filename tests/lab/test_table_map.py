@@ -12,8 +12,8 @@ import torch
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.worlds.physics import simulate
 from fastcar_cli.worlds.scenery import read_scenery
-from fastcar_lab.worlds.mini.patches import to_patches
-from fastcar_lab.worlds.mini.train_decoder import TABLES, hidden_states, optimizers
+from fastcar_lab.training.decoder import TABLES, hidden_states, optimizers
+from fastcar_lab.training.tokenizer import to_patches
 from fastcar_lab.worlds.table import train_map
 from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
 from fastcar_lab.worlds.table.lexicon import table_tokenizer

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from fastcar_cli.models.decoder import rotate
 from fastcar_cli.models.loading.registry import load
 from fastcar_cli.models.video_model import ModelSpec
-from fastcar_lab.training import steps
+from fastcar_lab import worlds
+from fastcar_lab.training import loop as steps
+from fastcar_lab.training.decoder import _causal, hidden_states
+from fastcar_lab.training.loop import OutOfTime
 from fastcar_lab.training.muon import Muon
-from fastcar_lab.training.stages import WORLDS
-from fastcar_lab.training.steps import OutOfTime
-from fastcar_lab.worlds.mini.hyperparameters import new_model
-from fastcar_lab.worlds.mini.patches import quantize, to_patches
-from fastcar_lab.worlds.mini.train_decoder import _causal, hidden_states
+from fastcar_lab.training.start import new_model
+from fastcar_lab.training.tokenizer import quantize, to_patches
 from fastcar_lab.worlds.table import train_decoder, train_tokenizer
 from fastcar_lab.worlds.table.frames import Pool, changed_patches, cut
 from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
@@ -277,15 +277,15 @@ def test_stopped_tokenizer_training_goes_on_to_the_same_weights(
 def test_a_trained_folder_loads_and_has_no_place_tables(
     tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = replace(WORLDS["table"], spec=replace(_small(), name="table"))
+    spec, training = replace(_small(), name="table"), worlds.world("table").training
     file = tmp_path / "tokenizer.safetensors"
     tokenizer.save(file)
     settings = TableSettings(2, batch=2, clip=2, whole=0.0, map_steps=2, bfloat16=False)
     monkeypatch.setattr(train_decoder, "validate", lambda *_: {})
-    train_decoder.train(tmp_path / "base", file, settings, spec=small.spec, log=lambda _: None)
-    small.export(small.spec, tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
+    train_decoder.train(tmp_path / "base", file, settings, spec=spec, log=lambda _: None)
+    training.export(spec, tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
     model = load(str(tmp_path / "table"))
-    assert model.network.spec == small.spec and model.network.places is None
+    assert model.network.spec == spec and model.network.places is None
     codes = torch.randint(0, 512, (1, 64, 4))
     mine = tokenizer.decode(codes)
     assert (model.network.rqvae.decode(codes).round().int() - mine.int()).abs().max() <= 6

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcar_cli.worlds.physics import STEP, contact_distance
-from fastcar_lab.worlds.fidelity import judge_table
 from fastcar_lab.worlds.table.analyser import analyse, judge
 from fastcar_lab.worlds.table.analyser.looks import Look, cover, template
 from fastcar_lab.worlds.table.captions import caption
@@ -21,6 +20,7 @@ from fastcar_lab.worlds.table.render import render
 from fastcar_lab.worlds.table.said import Said, SaidThing, said_in, said_of
 from fastcar_lab.worlds.table.scene import COLORS, SHAPES, SIDE, Scene, Thing
 from fastcar_lab.worlds.table.stories import STORIES, draw_scene, held_out, scene_of
+from fastcar_lab.worlds.table.world import WORLD
 
 RED = Thing("ball", "red", "metal", "large", 26, 60, vx=6)
 BLUE = Thing("cube", "blue", "rubber", "large", 72, 60)
@@ -257,7 +257,7 @@ def test_what_a_prompt_leaves_open_is_open(prompt: str, said: Said) -> None:
     ],
 )
 def test_a_video_is_judged_by_what_its_prompt_says(prompt: str, wrong: set[str]) -> None:
-    right = judge_table(render(HIT), table_tokenizer().read(prompt).tokens)
+    right = WORLD.judge(render(HIT), table_tokenizer().read(prompt).tokens)
     assert {key for key, value in right.items() if value is False} == (wrong | {"all_right"} if wrong else set())
     assert right["light"] is (None if "dusk" not in prompt else False)
 

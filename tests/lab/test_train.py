@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
-from fastcar_lab.training import stages as training
-from fastcar_lab.training import steps
+from fastcar_lab import worlds
+from fastcar_lab.training import decoder
+from fastcar_lab.training import loop as steps
+from fastcar_lab.training.decoder import TrainSettings
 from fastcar_lab.worlds.mini import train_decoder, train_tokenizer
 from fastcar_lab.worlds.mini.hyperparameters import MINI
-from fastcar_lab.worlds.mini.train_decoder import TrainSettings
 
 SMALL = replace(
     MINI,
@@ -33,7 +34,7 @@ SMALL = replace(
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that trains in no time, checked on two videos."""
-    monkeypatch.setitem(training.WORLDS, "mini", replace(training.WORLDS["mini"], spec=SMALL))
+    monkeypatch.setattr(type(worlds.world("mini")), "spec", SMALL)
     monkeypatch.setattr(train_decoder, "train", functools.partial(train_decoder.train, spec=SMALL))
     monkeypatch.setattr(train_decoder, "validate", functools.partial(train_decoder.validate, videos=2))
     monkeypatch.setattr(train_tokenizer, "evaluate", functools.partial(train_tokenizer.evaluate, count=2))
@@ -118,7 +119,7 @@ def test_training_goes_on_from_a_model(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     assert "made/mini-dense" in _train("--stage", "tokenizer", "--stage", "base", "--stage", "export")
     before = load_file("made/mini-dense/model.safetensors")
-    monkeypatch.setattr(train_decoder, "factor", lambda part, warmup: 0.0)
+    monkeypatch.setattr(decoder, "factor", lambda part, warmup: 0.0)
     _train("-o", "more", "--model", "made/mini-dense", "--stage", "replay", "--stage", "export")
     assert (tmp_path / "more" / "replay" / "checkpoint.pt").exists()
     after = load_file("more/mini/model.safetensors")
@@ -130,7 +131,7 @@ def test_training_goes_on_from_a_model(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("small")
-def test_a_trained_tokenizer_stands_in_place_of_its_stage(
+def test_a_trained_tokenizer_replaces_its_stage(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -148,7 +149,7 @@ def test_a_trained_tokenizer_stands_in_place_of_its_stage(
         done = CliRunner().invoke(app, ["train", "-o", "made", "--tokenizer", str(file)])
         assert isinstance(done.exception, RequestError) and said in str(done.exception)
     done = CliRunner().invoke(app, ["train", "-o", "made", "--tokenizer", str(other), "--stage", "tokenizer"])
-    assert "in place of --stage tokenizer" in str(done.exception)
+    assert "replaces --stage tokenizer" in str(done.exception)
 
 
 def test_two_runs_do_not_train_in_one_folder(tmp_path: Path) -> None:

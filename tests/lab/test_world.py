@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcar_cli.worlds.phrases import PhraseTokenizer
+from fastcar_lab.training.tokenizer import quantize, to_patches
 from fastcar_lab.worlds.mini.analyser import analyse, judge, shares, wanted_of
 from fastcar_lab.worlds.mini.captions import caption
 from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer
-from fastcar_lab.worlds.mini.patches import build_dictionary, image, quantize, to_patches
+from fastcar_lab.worlds.mini.patches import build_dictionary, image
 from fastcar_lab.worlds.mini.render import background, coverage, place, render, template
 from fastcar_lab.worlds.mini.scene import (
     ATTRIBUTES,

@@ -68,7 +68,7 @@ def test_rqvae_decodes_each_frame_alone_and_in_range() -> None:
 
 
 def test_training_pass_equals_the_engine_with_replay() -> None:
-    from fastcar_lab.worlds.mini.train_decoder import forward
+    from fastcar_lab.training.decoder import forward
 
     model = tiny_model()
     codes = torch.randint(0, 9, (2, 16, 3), generator=torch.Generator().manual_seed(5))

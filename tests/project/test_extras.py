@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 from fastcar_cli import extras
 from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
-from fastcar_lab.claims.__main__ import app as claims
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +64,9 @@ def test_options_that_need_an_extra_are_refused(arguments: tuple[str, ...], extr
 
 
 def test_claims_ask_for_their_plots_before_they_decode(tmp_path: Path) -> None:
-    done = CliRunner().invoke(claims, ["--model", "mini", "--prompts", "1", "--seeds", "1", "-o", "claims"])
+    done = CliRunner().invoke(
+        app, ["lab", "claims", "--model", "mini", "--prompts", "1", "--seeds", "1", "-o", "claims"]
+    )
     assert isinstance(done.exception, RequestError)
     assert "the page of the claims needs the extra fastcar[plots]" in str(done.exception)
     assert not (tmp_path / "claims").exists()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastcar_lab.training import steps
+from fastcar_lab.training import loop as steps
 
 
 def stop_before(number: int, monkeypatch: pytest.MonkeyPatch) -> float:

@@ -1,9 +1,7 @@
-"""What sharing a stream of weights costs, as docs/fpga.md shows it: `python -m fastcar_lab.accelerator.broadcast`."""
+"""What sharing a stream of weights costs, as docs/fpga.md shows it: `fastcar lab broadcast`."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -11,7 +9,6 @@ from fastcar_cli.backends.fpga.decisions import draw
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights, fpga_presets, load_preset
 from fastcar_cli.backends.fpga.workload import Workload, workload_of
-from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.registry import spec_of
 
 Fetch = Literal["skip", "stream"]
@@ -54,24 +51,13 @@ def table(preset: Preset, work: Workload) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, emulate, print; the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("presets", nargs="*", metavar="PRESET", help="default: those with more than one core")
-    options = parser.parse_args(arguments)
-    try:
-        presets = [load_preset(name) for name in options.presets or fpga_presets()]
-        for preset in presets:
-            if preset.cores == 1 and not options.presets:
-                continue
+def tables(names: Sequence[str]) -> Iterator[str]:
+    """Rows of the docs' table for these presets; without names for all that have more than one core.
+
+    Raises RequestError for a preset that there is not.
+    """
+    for name in names or fpga_presets():
+        preset = load_preset(name)
+        if preset.cores > 1 or names:
             model, rows = ("mini", 8) if preset.name.startswith("edge") else ("vila-u-7b", 16)
-            for line in table(preset, workload_of(spec_of(model), rows=rows, frames=FRAMES, prompt=100)):
-                print(line, flush=True)
-    except RequestError as e:
-        print(e if e.hint is None else f"{e}; {e.hint}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            yield from table(preset, workload_of(spec_of(model), rows=rows, frames=FRAMES, prompt=100))

@@ -1,4 +1,4 @@
-"""Compares the arithmetic in SystemVerilog with a decode: `python -m fastcar_lab.accelerator.decoded DIR`.
+"""Compares the arithmetic in SystemVerilog with a decode: `fastcar lab rtl-decoded DIR`.
 
 What lies in DIR is built, or, where DIR is new, the sources are written there first. MODEL decodes random codes in
 int8-exact; sums, fixed-point numbers and codes of its MLPs must be equal, or it ends with status 1 and names the first
@@ -7,8 +7,6 @@ that is not: pass, layer, row, part and element.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.backends.fpga import integer
-from fastcar_cli.backends.fpga.backend import FpgaBackend
+from fastcar_cli.backends.fpga.backend import FpgaBackend, mlp_of
 from fastcar_cli.backends.fpga.integer import Coded, IntegerMLP, Rows, code_floats
 from fastcar_cli.backends.fpga.isa import compile_mlp
-from fastcar_cli.backends.fpga.preset import Preset, load_preset
+from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.backends.fpga.rtl.core import CoreRow, expected
 from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.decoding import trace
@@ -47,10 +45,11 @@ class _Recorder(FpgaBackend):
     def __init__(self, decoder: Decoder, preset: Preset, rows: int, every: int, tokens: list[Token]) -> None:
         super().__init__(decoder, preset, rows)
         self._every, self._tokens = every, tokens
+        self._exact = [mlp_of(block.mlp, preset) for block in decoder.blocks]
         self._layers, self._calls = len(decoder.blocks), 0
 
     def mlp(self, layer: int, x: Tensor, rows: Sequence[int] | None) -> Tensor:
-        step, mlp = self._calls // self._layers, self._mlps[layer]
+        step, mlp = self._calls // self._layers, self._exact[layer]
         self._calls += 1
         if step % self._every == self._every // 2 and isinstance(mlp, IntegerMLP):
             coded = code_floats(x)
@@ -132,49 +131,38 @@ def summed(core: Core | None, preset: Preset, token: Token) -> Iterator[tuple[st
     yield "sums of a core in their cycles", _equal(token, "the core's sum", actual[:, 1], wanted[:, 1])
 
 
-def _core(folder: Path, preset: Preset, token: Token) -> Core | None:
-    """The core that runs tokens like this one; None, and a note why, where core.sv can't."""
-    row, macs = core_row(preset, token), int(preset.core.mac_array.value)
+@dataclass(frozen=True)
+class Held:
+    """What was equal: MLPs, numbers by kind, and why none ran on a core, where none did."""
+
+    mlps: int
+    counts: dict[str, int]
+    no_core: str | None
+
+
+def hold(folder: Path, model: str, preset: Preset, every: int, seed: int) -> Held:
+    """Build what lies in `folder`, or is written there, and compare the MLPs of a decode.
+
+    Raises RequestError for a preset of another format or a decode without such a pass, RunError for the first number
+    that is not equal.
+    """
+    if preset.format.kind != "int8-exact":
+        raise RequestError(f"preset {preset.name} has format {preset.format.kind}, needed: int8-exact")
+    if not (folder / "units.sv").exists():
+        write_arithmetic(folder)
+    macs = int(preset.core.mac_array.value)
+    units = Units(folder, macs)
+    tokens = decoded(model, preset, every, seed)
+    if not tokens:
+        raise RequestError("the decode has fewer passes", key="every", value=every, hint="a smaller number")
+    row, core, no_core = core_row(preset, tokens[0]), None, None
     try:
         row.check(macs)
+        core = Core(folder, row, macs, preset.window)
     except RequestError as e:
-        print(f"not run on a core: {e}; {e.hint}", file=sys.stderr)
-        return None
-    return Core(folder, row, macs, preset.window)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, build, compare, print; the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--model", default="mini")
-    parser.add_argument("--preset", default="edge-int8")
-    parser.add_argument("--every", type=int, default=16, help="passes from one that is compared to the next")
-    parser.add_argument("--seed", type=int, default=0, help="of the codes")
-    options = parser.parse_args(arguments)
-    try:
-        preset = load_preset(options.preset)
-        if preset.format.kind != "int8-exact":
-            raise RequestError(f"preset {preset.name} has format {preset.format.kind}, needed: int8-exact")
-        if options.every < 1:
-            raise RequestError(f"--every {options.every}, allowed: at least 1")
-        if not (options.folder / "units.sv").exists():
-            write_arithmetic(options.folder)
-        units = Units(options.folder, int(preset.core.mac_array.value))
-        tokens = decoded(options.model, preset, options.every, options.seed)
-        if not tokens:
-            raise RequestError(f"--every {options.every}: the decode has fewer passes", hint="a smaller number")
-        counts: dict[str, int] = {}
-        core = _core(options.folder, preset, tokens[0])
-        for token in tokens:
-            for what, count in (*compared(units, token), *summed(core, preset, token)):
-                counts[what] = counts.get(what, 0) + count
-    except (RequestError, RunError) as e:
-        print(e if e.hint is None else f"{e}; {e.hint}", file=sys.stderr)
-        return 2 if isinstance(e, RequestError) else 1
-    print(f"{len(tokens)} MLPs: " + ", ".join(f"{n:,} {what}" for what, n in counts.items()) + " are equal")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        no_core = f"{e}; {e.hint}"
+    counts: dict[str, int] = {}
+    for token in tokens:
+        for what, count in (*compared(units, token), *summed(core, preset, token)):
+            counts[what] = counts.get(what, 0) + count
+    return Held(len(tokens), counts, no_core)

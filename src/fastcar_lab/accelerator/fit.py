@@ -1,4 +1,4 @@
-"""The fitted constants of paper-u280, from the published latencies: `python -m fastcar_lab.accelerator.fit`."""
+"""The fitted constants of paper-u280, from the published latencies: `fastcar lab fit-table`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastcar_cli.backends.fpga.preset import Preset, load_preset
+from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.backends.fpga.published import FRAMES, TABLE, emulate_table
 from fastcar_cli.models.loading.published import full_spec
 
@@ -27,8 +27,3 @@ def fit(preset: Preset, used: Sequence[int] = range(7)) -> tuple[float, float]:
     system = np.stack([compute / wanted, steps / wanted], 1)
     scale, seconds = np.linalg.lstsq(system, np.ones(len(wanted)), rcond=None)[0]
     return preset.core.utilisation.value / float(scale), float(seconds)
-
-
-if __name__ == "__main__":
-    utilisation, per_step = fit(load_preset("paper-u280"))
-    print(f"core.utilisation {utilisation:.4f}, rest.seconds_per_step {per_step:.5f}")

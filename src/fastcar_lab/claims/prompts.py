@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.pipeline import VideoPipeline
-from fastcar_lab.worlds.fidelity import world_of
+from fastcar_lab.worlds import world_of
 
 ANY = (
     "a red ball rolling to the right on the grass",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +12,11 @@ import typer
 from fastcar_cli.cli.flags import Command, one_of
 from fastcar_cli.errors import RequestError
 from fastcar_cli.locks import locked
+from fastcar_lab import worlds
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 STAGES = ("tokenizer", "base", "replay", "export")
-WORLDS = {"mini": (12000, 6000, 8500, 4), "table": (7000, 10600, 2600, 16), "mini-actions": (1400, 1100, 1000, 16)}
-"""The bundled models: steps of tokenizer, base and replay stage, and videos a step."""
 
 
 @app.command("train", cls=Command)
@@ -28,11 +28,11 @@ def train(
     ] = None,
     world: Annotated[str, typer.Option(help="Which model: mini, table or mini-actions.")] = "mini",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A trained tokenizer.safetensors, in place of the stage that makes it.")
+        Path | None, typer.Option(help="A trained tokenizer.safetensors; it replaces the stage that makes one.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A model to go on from, bundled or a folder: its tokenizer and weights come first."),
+        typer.Option(help="A model to begin with, bundled or a folder: its tokenizer and weights come first."),
     ] = None,
     tokenizer_steps: Annotated[
         int | None,
@@ -46,7 +46,7 @@ def train(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after this wall time with a checkpoint; the same command goes on.", min=0.0),
+        typer.Option(help="Stop after this wall time with a checkpoint; the same command resumes.", min=0.0),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Videos a step; 4, table 16 clips of 5 frames, mini-actions 16.", min=1)
@@ -65,21 +65,19 @@ def train(
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1, max=1024)] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Train a bundled model from nothing; started again, it goes on from its last checkpoint."""
-    one_of("--world", world, WORLDS)
-    asked = (tokenizer_steps, base_steps, replay_steps, batch)
-    tokens, first, second, videos = (a or own for a, own in zip(asked, WORLDS[world], strict=True))
+    """Train a bundled model from nothing; started again, it resumes from its last checkpoint."""
+    one_of("--world", world, worlds.names())
     given = [flag for flag, value in (("--tokenizer", tokenizer), ("--model", model)) if value is not None]
     chosen = stage or [name for name in STAGES if not given or name != "tokenizer"]
     for name in chosen:
         one_of("--stage", name, STAGES)
-    stand = [*given, *(["--stage tokenizer"] if "tokenizer" in chosen else [])]
-    if len(stand) > 1:
-        raise RequestError(f"{stand[0]} stands in place of {stand[1]}", hint="leave one of them out")
+    sources = [*given, *(["--stage tokenizer"] if "tokenizer" in chosen else [])]
+    if len(sources) > 1:
+        raise RequestError(f"{sources[0]} replaces {sources[1]}", hint="leave one of them out")
     import torch
 
     from fastcar_lab.training import stages
-    from fastcar_lab.training.steps import OutOfTime
+    from fastcar_lab.training.loop import OutOfTime
 
     one_of("--device", device, ("cpu", "cuda"))
     one_of("--dtype", dtype, ("bfloat16", "float32"))
@@ -96,14 +94,20 @@ def train(
     def log(line: str) -> None:
         typer.echo(line, err=True)
 
-    base = stages.WORLDS[world].settings(
-        first, batch=videos, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_, rate=rate
+    chosen_world = worlds.world(world)
+    training = chosen_world.training
+    tokens, first, second = (
+        given or own for given, own in zip((tokenizer_steps, base_steps, replay_steps), training.steps, strict=True)
     )
+    base = training.settings(first, seed=seed, device=device, bfloat16=dtype == "bfloat16", compile=compile_, rate=rate)
+    base = base if batch is None else replace(base, batch=batch)
     busy = RequestError(f"-o {output}: another run trains there", hint="wait for it, or choose another folder")
     try:
         with locked(output / ".lock", busy):
             folder = stages.run(
                 world,
+                chosen_world.spec,
+                training,
                 output,
                 chosen,
                 tokenizer=tokenizer,
@@ -115,7 +119,7 @@ def train(
                 log=log,
             )
     except OutOfTime as e:
-        log(f"{e}: the same command goes on")
+        log(f"{e}: the same command resumes")
         return
     if folder is not None:
         log(f"{folder}: use it with fastcar generate --model {folder}")

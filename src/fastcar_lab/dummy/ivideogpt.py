@@ -1,13 +1,12 @@
 """Checkpoints in the official iVideoGPT layout with random weights, for tests and for measuring.
 
-`python -m fastcar_lab.dummy.ivideogpt FOLDER` writes one of the shapes of ivideogpt-oxe-64-act-free: it draws
+`fastcar lab dummy FOLDER --format ivideogpt` writes one of the shapes of ivideogpt-oxe-64-act-free: it draws
 noise, but it loads, runs and costs what the real one does. Names and shapes are written from the layout (iVideoGPT,
 ivideogpt/vq_model), not from the modules that read them.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from fastcar_cli.models.loading.checkpoint import DTYPES
 from fastcar_cli.models.random_weights import random_tensor
 
 Shapes = dict[str, tuple[int, ...]]
@@ -227,27 +225,3 @@ def write(
     for file, shapes in files.items():
         tensors = {key: random_tensor(key, torch.Size(shape), dtype, seed) for key, shape in shapes.items()}
         save_file(tensors, str(folder / f"{file}.safetensors"), metadata={"format": "pt"})
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a checkpoint in the shapes of a released model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--medium", action="store_true", help="436 M parameters instead of 138 M")
-    parser.add_argument("--pixels", type=int, choices=sorted(TOKENIZERS), default=64)
-    parser.add_argument("--context", type=int, default=2)
-    parser.add_argument("--actions", type=int, help="numbers an action has; default: none are taken")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
-    options = parser.parse_args(arguments)
-    write(
-        options.folder,
-        MEDIUM if options.medium else TRANSFORMER,
-        {**TOKENIZERS[options.pixels], "context_length": options.context},
-        actions=options.actions,
-        dtype=DTYPES[options.dtype],
-    )
-    print(f"{options.folder}: random weights in {options.dtype}")
-
-
-if __name__ == "__main__":
-    main()

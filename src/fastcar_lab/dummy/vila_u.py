@@ -1,15 +1,13 @@
 """Checkpoints in the official VILA-U layout with random weights, for tests and for measuring.
 
-`python -m fastcar_lab.dummy.vila_u FOLDER --layers 2` writes one of the true width; it draws noise,
-but it loads, runs and costs what the real one does, layer by layer.
+`fastcar lab dummy FOLDER --layers 2` writes one of the true width; it draws noise, but it loads, runs and costs what
+the real one does, layer by layer.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from fastcar_cli.models.llama_text import ADDED, SYSTEM
-from fastcar_cli.models.loading.checkpoint import DTYPES, empty_network
+from fastcar_cli.models.loading.checkpoint import empty_network
 from fastcar_cli.models.loading.published import full_configs
 from fastcar_cli.models.loading.vila_u import components, read_spec
 from fastcar_cli.models.random_weights import random_tensor
@@ -86,19 +84,8 @@ def write_weights(
             (component.folder / f"{stem}{suffix}.index.json").write_text(document, encoding="utf-8")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a checkpoint of full width."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
-    parser.add_argument("--shards", type=int, default=1)
-    options = parser.parse_args(arguments)
-    write_configs(options.folder, **{**FULL, "llm": {**FULL["llm"], "num_hidden_layers": options.layers}})
-    write_tokenizer(options.folder)
-    write_weights(options.folder, DTYPES[options.dtype], shards=options.shards)
-    print(f"{options.folder}: {options.layers} layers of full width in {options.dtype}, random weights")
-
-
-if __name__ == "__main__":
-    main()
+def write(folder: Path, *, layers: int, dtype: torch.dtype, shards: int = 1) -> None:
+    """Write a checkpoint of full width with so many layers."""
+    write_configs(folder, **{**FULL, "llm": {**FULL["llm"], "num_hidden_layers": layers}})
+    write_tokenizer(folder)
+    write_weights(folder, dtype, shards=shards)

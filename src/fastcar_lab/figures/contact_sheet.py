@@ -6,7 +6,6 @@ frames each, and marks those that the analyser finds wrong.
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +18,8 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_lab.claims.prompts import prompts_for
-from fastcar_lab.worlds.fidelity import world_of
-from fastcar_lab.worlds.mini.evaluate import generate_videos
+from fastcar_lab.evaluation import generate_videos
+from fastcar_lab.worlds import world_of
 
 
 def draw_sheet(
@@ -46,28 +45,20 @@ def draw_sheet(
     plt.close(figure)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Generate and draw."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--model", default="mini")
-    parser.add_argument("--tau", default="off")
-    parser.add_argument("--count", type=int, default=48)
-    parser.add_argument("--seed", type=int, default=77)
-    options = parser.parse_args(arguments)
-    pipe = VideoPipeline.from_config(load_config(None, [], {"model": options.model, "replay.tau": options.tau}))
-    texts = prompts_for(pipe, options.count, options.seed)
-    seeds = [options.seed * 1000 + i for i in range(len(texts))]
-    videos, _ = generate_videos(pipe, texts, seeds, batch=12)
+def contact_sheet(file: Path, model: str, tau: str, count: int, seed: int) -> int:
+    """Draw videos of captions that training left out into a file; how many of them are wrong.
+
+    Raises RequestError for a model of none of our worlds.
+    """
+    pipe = VideoPipeline.from_config(load_config(None, [], {"model": model, "replay.tau": tau}))
     words = pipe.model.tokenizer
     world = world_of(words, pipe.height, pipe.width)
     if world is None:
-        raise RequestError(f"--model {options.model}: it draws no world of ours", allowed="mini, table and their like")
+        raise RequestError("it draws no world of ours", key="model", value=model, allowed="mini, table and their like")
+    texts = prompts_for(pipe, count, seed)
+    seeds = [seed * 1000 + i for i in range(len(texts))]
+    videos, _ = generate_videos(pipe, texts, seeds, batch=12)
     said = [words.complete(words.read(text), seed).tokens for text, seed in zip(texts, seeds, strict=True)]
     wrong = [not world.judge(video, tokens)["all_right"] for video, tokens in zip(videos, said, strict=True)]
-    draw_sheet(options.output, videos, texts, wrong)
-    print(f"{options.output}: {len(texts)} videos, {sum(wrong)} of them wrong")
-
-
-if __name__ == "__main__":
-    main()
+    draw_sheet(file, videos, texts, wrong)
+    return sum(wrong)

@@ -1,4 +1,4 @@
-"""`python -m fastcar_lab.figures.curves SWEEP [SWEEP ...] -o DIR`: quality over the replay ratio, sweeps side by side.
+"""`fastcar lab curves SWEEP [SWEEP ...] -o DIR`: quality over the replay ratio, sweeps side by side.
 
 Writes `curves.csv` and `curves.md`, a line a setting with 95 % intervals, and a plot, a curve a sweep and window.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from fastcar_cli.analysis.plots import save_figure
 from fastcar_cli.analysis.sweep.results import SETTING, dense_line
-from fastcar_cli.cli.flags import Command
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, write_whole
@@ -21,26 +18,22 @@ from fastcar_cli.plain_data import parse_json
 from fastcar_lab.claims.quality import KEYS, values
 from fastcar_lab.claims.stats import Estimate, estimate
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 FORMS = {"replayed": ".3f", "psnr_db": ".1f", "temporal": ".2f", "right": ".2f"}
 """How numbers are printed; others have three digits behind the point."""
 
 
-@app.command(cls=Command)
-def curves(
-    sweeps: Annotated[list[Path], typer.Argument(help="Folders of finished sweeps.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of tables and plot.")],
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
-    """Quality over the replay ratio of several sweeps, with spread: tables and a plot."""
-    found = [line for sweep in sweeps for line in lines_of(_results(sweep))]
+def compare(sweeps: Sequence[Path], output: Path) -> tuple[str, Path]:
+    """Write tables and plot of sweeps to a folder; the table as Markdown, and the plot's file.
+
+    Raises RequestError for a folder without results.
+    """
+    lines = [line for sweep in sweeps for line in lines_of(_results(sweep))]
     output.mkdir(parents=True, exist_ok=True)
-    rows = [_flat(line) for line in found]
+    rows = [_flat(line) for line in lines]
     write_whole(output / "curves.csv", csv_of(list(rows[0]), [list(row.values()) for row in rows]))
-    write_whole(output / "curves.md", markdown(found))
-    files = save_figure(output, "curves", lambda figure: _draw(figure, found), (11.0, 4.4))
-    typer.echo(markdown(found))
-    typer.echo(f"{files[0]}", err=True)
+    write_whole(output / "curves.md", markdown(lines))
+    files = save_figure(output, "curves", lambda figure: _draw(figure, lines), (11.0, 4.4))
+    return markdown(lines), files[0]
 
 
 def _results(folder: Path) -> dict[str, Any]:
@@ -124,9 +117,3 @@ def _draw(figure: Any, lines: Sequence[dict[str, Any]]) -> None:
         axes.set(xlabel="replay ratio", ylabel=KEYS[key])
     grid[-1].set_ylim(bottom=0)
     grid[0].legend(frameon=False, fontsize=8)
-
-
-if __name__ == "__main__":
-    from fastcar_cli.cli.app import main
-
-    main(app)

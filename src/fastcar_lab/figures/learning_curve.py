@@ -1,25 +1,22 @@
 """What more training would bring: losses and fidelity over steps, and where they lead if nothing changes.
 
-`python -m fastcar_lab.figures.learning_curve FILE.csv -o plot.png`, a row a checkpoint with the columns
+`fastcar lab learning-curve FILE.csv -o plot.png`, a row a checkpoint with the columns
 `steps, loss_first, loss_later` (nats a code of held-out scenes, tokens with objects in the first frame and later)
 and `right_one, right_two` (% of held-out captions with one and two objects all right, empty where not measured).
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import write_whole
 
@@ -118,23 +115,3 @@ def draw(file: Path, table: Table, lines: Lines) -> None:
     figure.savefig(out, format="png", dpi=120)
     plt.close(figure)
     write_whole(file, out.getvalue())
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read, draw, print what the lines say."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    options: Any = parser.parse_args(arguments)
-    try:
-        table = read(options.file)
-        lines = Lines.through(table)
-        draw(options.output, table, lines)
-    except (RequestError, RunError) as e:
-        parser.error(str(e))
-    for name, line in lines.predict().items():
-        print(f"{name}: {line['wanted']:.0f} % at a loss of {line['loss']:.2f}, {line['steps']:,.0f} steps")
-
-
-if __name__ == "__main__":
-    main()

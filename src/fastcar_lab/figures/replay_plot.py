@@ -1,14 +1,11 @@
 """What training for replay buys: fidelity and PSNR over the replay ratio, of two evaluations.
 
-`python -m fastcar_lab.figures.replay_plot before.json after.json -o plot.png`, where both files are
-what `python -m fastcar_lab.worlds.mini.evaluate --tau "off;..."` printed.
+`fastcar lab replay-plot before.json after.json -o plot.png`, where both files are what `fastcar lab evaluate --tau
+"off;..."` printed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +44,3 @@ def draw_plot(file: Path, before: dict[str, Any], after: dict[str, Any]) -> None
     figure.suptitle("Fidelity and similarity to the dense video over replay; labels: tau")
     figure.savefig(file, dpi=120)
     plt.close(figure)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read, draw."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("before", type=Path)
-    parser.add_argument("after", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    draw_plot(options.output, *(json.loads(p.read_text(encoding="utf-8")) for p in (options.before, options.after)))
-
-
-if __name__ == "__main__":
-    main()

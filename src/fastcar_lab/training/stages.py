@@ -10,52 +10,41 @@ import torch
 from safetensors import SafetensorError
 
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.models.ivideogpt import IVideoGPTSpec
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults, save
 from fastcar_cli.models.loading.registry import load
+from fastcar_cli.models.network import Spec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.worlds.phrases import PhraseTokenizer
-from fastcar_lab.training.tokenizer import WorldTokenizer
-from fastcar_lab.worlds.actions import train_tokenizer as actions_tokenizer
-from fastcar_lab.worlds.actions import train_transformer
-from fastcar_lab.worlds.actions.export import SHARPER, export
-from fastcar_lab.worlds.actions.hyperparameters import MINI_ACTIONS
-from fastcar_lab.worlds.actions.train_tokenizer import ActionsTokenizer
-from fastcar_lab.worlds.mini import hyperparameters, train_decoder, train_tokenizer
-from fastcar_lab.worlds.mini.train_decoder import TrainSettings
-from fastcar_lab.worlds.table import hyperparameters as table
-from fastcar_lab.worlds.table import train_decoder as table_decoder
-from fastcar_lab.worlds.table import train_tokenizer as table_tokenizer
-from fastcar_lab.worlds.table.lexicon import table_tokenizer as table_words
-from fastcar_lab.worlds.table.tokenizer import TableTokenizer
+from fastcar_lab.training.decoder import TrainSettings
+from fastcar_lab.training.tokenizer import TrainedTokenizer, WorldTokenizer
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class World:
-    """A bundled model's training.
+class Training:
+    """How a world's model is trained.
 
-    `tokenizer(output, steps, seed, deadline, log)` trains the tokenizer, a `kind`, in a folder, of which the decoder's
-    stages read the file `codes`; `stage` is a stage of the decoder, taking `settings` (see
-    `train_decoder.train`). The model has the specification `spec`; `export(spec, folder, checkpoint, tokenizer)`
-    writes its folder, weights as float16, those of logits `sharper` times as large.
+    `steps` are those of tokenizer, base and replay stage where nothing else is given. `tokenizer(output, steps, seed,
+    deadline, log)` trains the tokenizer, a `kind`, in a folder, of which the decoder's stages read the file `codes`;
+    `stage` is a stage of the decoder, taking `settings` (see `decoder.run_stage`). `export(spec, folder, checkpoint,
+    tokenizer)` writes a model folder, weights as float16, those of logits `sharper` times as large.
     """
 
+    steps: tuple[int, int, int]
     codes: str
     tokenizer: Callable[[Path, int, int, float | None, Log], None]
-    kind: type[WorldTokenizer] | type[ActionsTokenizer]
+    kind: type[TrainedTokenizer]
     settings: type[TrainSettings]
     stage: Callable[..., object]
-    spec: ModelSpec | IVideoGPTSpec
     export: Callable[..., None]
     sharper: float = 1.0
 
 
-def _exports(
+def text_model(
     kind: type[WorldTokenizer], words: Callable[[], PhraseTokenizer], defaults: GenerationDefaults
 ) -> Callable[..., None]:
-    """`World.export` of a model that draws videos from texts: config.json, model and encoder.safetensors."""
+    """`Training.export` of a model that draws videos from texts: config.json, model and encoder.safetensors."""
 
     def export(spec: ModelSpec, folder: Path, checkpoint: Path, tokenizer: Path) -> None:
         made, network = kind.load(tokenizer), VideoModel(replace(spec, name=folder.name))
@@ -68,8 +57,8 @@ def _exports(
     return export
 
 
-def _one_file(train: Callable[..., object]) -> Callable[[Path, int, int, float | None, Log], None]:
-    """`World.tokenizer` of one that is trained into one file."""
+def one_file(train: Callable[..., object]) -> Callable[[Path, int, int, float | None, Log], None]:
+    """`Training.tokenizer` of one that is trained into one file."""
 
     def tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
         file = output / "tokenizer.safetensors"
@@ -77,45 +66,6 @@ def _one_file(train: Callable[..., object]) -> Callable[[Path, int, int, float |
             train(file, steps=steps, seed=seed, deadline=deadline, log=log)
 
     return tokenizer
-
-
-def _table_tokenizer(output: Path, steps: int, seed: int, deadline: float | None, log: Log) -> None:
-    for stage in ("codes", "pixels"):
-        settings = table_tokenizer.TokenizerSettings(steps, seed=seed)
-        table_tokenizer.train(output, stage, settings, deadline=deadline, log=log)
-
-
-WORLDS = {
-    "mini": World(
-        "tokenizer.safetensors",
-        _one_file(train_tokenizer.train),
-        train_tokenizer.Tokenizer,
-        TrainSettings,
-        train_decoder.train,
-        hyperparameters.MINI,
-        _exports(train_tokenizer.Tokenizer, hyperparameters.mini_tokenizer, hyperparameters.MINI_DEFAULTS),
-    ),
-    # The decoder reads codes only, and those are final before the tokenizer has learned to draw them well.
-    "table": World(
-        "codes.safetensors",
-        _table_tokenizer,
-        TableTokenizer,
-        table_decoder.TableSettings,
-        table_decoder.train,
-        table.TABLE,
-        _exports(TableTokenizer, table_words, table.TABLE_DEFAULTS),
-    ),
-    "mini-actions": World(
-        "tokenizer.safetensors",
-        _one_file(actions_tokenizer.train),
-        ActionsTokenizer,
-        train_transformer.ActionSettings,
-        train_transformer.train,
-        MINI_ACTIONS,
-        export,
-        SHARPER,
-    ),
-}
 
 
 def _put(file: Path, made: Path, what: Text) -> None:
@@ -126,25 +76,25 @@ def _put(file: Path, made: Path, what: Text) -> None:
     made.replace(file)
 
 
-def _take(world: World, tokenizer: WorldTokenizer | ActionsTokenizer, output: Path, what: Text) -> None:
+def _take(training: Training, tokenizer: TrainedTokenizer, output: Path, what: Text) -> None:
     """Save a trained tokenizer to where the other stages look for it."""
-    for name in dict.fromkeys((world.codes, "tokenizer.safetensors")):
+    for name in dict.fromkeys((training.codes, "tokenizer.safetensors")):
         made = output / f".{name}"
         tokenizer.save(made)
         _put(output / name, made, what)
 
 
-def _begin_with(world: World, model: str, output: Path) -> Path:
+def _begin_with(training: Training, spec: Spec, model: str, output: Path) -> Path:
     """Save a model's tokenizer, and its weights as a checkpoint for the first stage to begin from; its path."""
     what = (Key("model"), f" {model}")
-    _take(world, world.kind.of_model(model), output, what)
+    _take(training, training.kind.of_model(model), output, what)
     network = load(model).network
-    if replace(network.spec, name=world.spec.name) != world.spec:
+    if replace(network.spec, name=spec.name) != spec:
         raise RequestError("made of other parts than this world's model", where=what)
     made = output / ".start.pt"
     weights = network.state_dict()
-    if world.sharper != 1.0:
-        weights["lm_head.weight"] = weights["lm_head.weight"] / world.sharper
+    if training.sharper != 1.0:
+        weights["lm_head.weight"] = weights["lm_head.weight"] / training.sharper
     torch.save({"model": weights}, made)
     _put(output / "start.pt", made, what)
     return output / "start.pt"
@@ -152,6 +102,8 @@ def _begin_with(world: World, model: str, output: Path) -> Path:
 
 def run(
     name: str,
+    spec: Spec,
+    training: Training,
     output: Path,
     stages: Sequence[str],
     *,
@@ -170,19 +122,18 @@ def run(
     stage begins with its weights. Raises RequestError where a stage before is missing, file or model are none of this
     world or the folder has others, OutOfTime at `deadline`.
     """
-    world = WORLDS[name]
-    start = None if model is None else _begin_with(world, model, output)
+    start = None if model is None else _begin_with(training, spec, model, output)
     if tokenizer is not None:
         try:
-            made = world.kind.load(tokenizer)
+            made = training.kind.load(tokenizer)
         except (OSError, SafetensorError, RuntimeError) as e:
             raise RequestError(
                 f"not a tokenizer of this world ({type(e).__name__})", key="tokenizer", value=tokenizer
             ) from None
-        _take(world, made, output, (Key("tokenizer"), f" {tokenizer}"))
+        _take(training, made, output, (Key("tokenizer"), f" {tokenizer}"))
     if "tokenizer" in stages:
-        world.tokenizer(output, tokenizer_steps, base.seed, deadline, log)
-    codes, first = output / world.codes, output / "base" / "checkpoint.pt"
+        training.tokenizer(output, tokenizer_steps, base.seed, deadline, log)
+    codes, first = output / training.codes, output / "base" / "checkpoint.pt"
     if start is not None and "base" not in stages and not first.exists():
         first = start
     replay = replace(base, steps=replay_steps).replay_stage()
@@ -190,7 +141,7 @@ def run(
         if stage in stages:
             if not needed.exists():
                 raise RequestError(f"needs {needed}", key="stage", value=stage, hint="run the stage before it first")
-            world.stage(output / stage, codes, settings, spec=world.spec, start=before, deadline=deadline, log=log)
+            training.stage(output / stage, codes, settings, spec=spec, start=before, deadline=deadline, log=log)
     if "export" not in stages:
         return None
     file = output / "tokenizer.safetensors"
@@ -201,5 +152,5 @@ def run(
             f"finds no checkpoint in {output}", key="stage", value="export", hint="run the stages before it first"
         )
     for folder, checkpoint in trained.items():
-        world.export(world.spec, output / folder, checkpoint, file)
+        training.export(spec, output / folder, checkpoint, file)
     return output / folder

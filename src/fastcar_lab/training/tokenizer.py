@@ -1,9 +1,9 @@
-"""What both worlds' tokenizers are: a patch encoder and the RQ-VAE that it feeds, in one file or a model's folder."""
+"""Tokenizers of `mini` and `table`: a patch encoder and the RQ-VAE that it feeds, in one file or a model's folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _FAR = 1e3
+
+
+class TrainedTokenizer(Protocol):
+    """What the stages ask of any tokenizer."""
+
+    def save(self, path: Path) -> None:
+        """Write every weight to one safetensors file."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote."""
+
+    @classmethod
+    def of_model(cls, model: str) -> Self:
+        """The tokenizer of a model by name or folder. Raises RequestError where it is not of this world."""
 
 
 class WorldTokenizer(nn.Module):
@@ -63,3 +78,26 @@ class WorldTokenizer(nn.Module):
         made.encoder.load_state_dict({k: v.float() for k, v in load_file(str(file)).items()})
         made.rqvae.load_state_dict(network.rqvae.state_dict())
         return made.eval()
+
+
+def to_patches(frames: Tensor, side: int = 8) -> Tensor:
+    """Frames [..., H, W, C] to row-major patches [..., (H / side) * (W / side), side * side * C]."""
+    *lead, h, w, c = frames.shape
+    x = frames.reshape(*lead, h // side, side, w // side, side, c).transpose(-4, -3)
+    return x.reshape(*lead, (h // side) * (w // side), side * side * c)
+
+
+def quantize(latents: Tensor, codebooks: Tensor) -> Tensor:
+    """Residual quantisation: the nearest code of each depth to what the depths before left over.
+
+    latents [..., width], codebooks [depth, codes, width] -> codes [..., depth] (int64).
+    """
+    flat = latents.reshape(-1, latents.shape[-1])
+    residual = flat
+    codes = []
+    for book in codebooks:
+        squared = book.square().sum(-1) - 2 * residual @ book.T
+        index = squared.argmin(-1)
+        residual = residual - book[index]
+        codes.append(index)
+    return torch.stack(codes, -1).reshape(*latents.shape[:-1], len(codebooks))

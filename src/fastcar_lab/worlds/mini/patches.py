@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fastcar_lab.training.tokenizer import to_patches
 from fastcar_lab.worlds.mini.render import Array, background, coverage, place
 from fastcar_lab.worlds.mini.scene import BACKGROUNDS, COLORS, SIDE, Pose, Scene, combinations, poses, scenes_of
 
@@ -24,13 +25,6 @@ PATCH = 8
 PALETTE_WIDTH = 16
 EMPTY, EDGE, FULL = range(3)
 """Kinds of patch: background only, both, object only. Each kind has palettes of its own."""
-
-
-def to_patches(frames: Tensor, side: int = PATCH) -> Tensor:
-    """Frames [..., H, W, C] to row-major patches [..., (H / side) * (W / side), side * side * C]."""
-    *lead, h, w, c = frames.shape
-    x = frames.reshape(*lead, h // side, side, w // side, side, c).transpose(-4, -3)
-    return x.reshape(*lead, (h // side) * (w // side), side * side * c)
 
 
 def image(scene: Scene, pose: Pose) -> Array:
@@ -143,19 +137,3 @@ class PatchEncoder(nn.Module):
         """Patches [..., 192] in 0..1 to latents [..., code_width]: palette part, then mask part."""
         x = patches * 2 - 1
         return torch.cat([self.palette(x), self.mask(x)], dim=-1)
-
-
-def quantize(latents: Tensor, codebooks: Tensor) -> Tensor:
-    """Residual quantisation: the nearest code of each depth to what the depths before left over.
-
-    latents [..., width], codebooks [depth, codes, width] -> codes [..., depth] (int64).
-    """
-    flat = latents.reshape(-1, latents.shape[-1])
-    residual = flat
-    codes = []
-    for book in codebooks:
-        squared = book.square().sum(-1) - 2 * residual @ book.T
-        index = squared.argmin(-1)
-        residual = residual - book[index]
-        codes.append(index)
-    return torch.stack(codes, -1).reshape(*latents.shape[:-1], len(codebooks))

@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fastcar_cli.analysis.metrics import psnr_of
 from fastcar_cli.models.rqvae import RQVAESpec
-from fastcar_lab.training.steps import remaining_steps, rng_of
-from fastcar_lab.training.tokenizer import WorldTokenizer
-from fastcar_lab.worlds.mini.patches import PatchEncoder, build_dictionary, image, quantize, to_patches
+from fastcar_lab.training.loop import descend, rng_of
+from fastcar_lab.training.tokenizer import WorldTokenizer, quantize, to_patches
+from fastcar_lab.worlds.mini.patches import PatchEncoder, build_dictionary, image
 from fastcar_lab.worlds.mini.scene import Pose, Scene, poses, scenes_of, split_combinations
 
 TOKENIZER_SPEC = RQVAESpec(
@@ -71,23 +72,18 @@ def _draw(scenes: list[Scene], count: int, rng: random.Random) -> list[tuple[Sce
     return [(s, poses(s)[rng.randrange(8)]) for s in rng.choices(scenes, k=count)]
 
 
-def psnr(a: Tensor, b: Tensor) -> float:
-    """Peak signal-to-noise ratio in dB of images in 0..1, mean over everything."""
-    return float(-10 * torch.log10((a - b).square().mean()))
-
-
 @torch.no_grad()
 def evaluate(model: Tokenizer, scenes: list[Scene], count: int = 200, seed: int = 1) -> float:
     """PSNR in dB of `count` frames of these scenes, encoded and decoded again (rounded to bytes)."""
     chosen = _draw(scenes, count, random.Random(seed))
     x = torch.from_numpy(np.stack([image(s, p) for s, p in chosen]))
     y = model.rqvae.decode(model.encode(x)).round() / 255
-    return psnr(x, y)
+    return psnr_of(float((x - y).square().mean()) * 255**2) or math.inf
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """One of the two trainings: `steps` with checkpoints in a file; for the rest see `remaining_steps`."""
+    """One of the two trainings: `steps` with checkpoints in a file; for the rest see `descend`."""
 
     checkpoint: Path
     steps: int
@@ -106,17 +102,20 @@ class _Stage:
     ) -> None:
         """AdamW on `loss_at(step, rng)`, gradients clipped to `largest`; a checkpoint must have these `settings`."""
         optimizer = torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.99), weight_decay=0.0)
-        fixed = {"steps": self.steps, "seed": self.seed, **settings}
-        for step in remaining_steps(
-            self.checkpoint, self.steps, model, [optimizer], settings=fixed, state=state, deadline=self.deadline,
+        descend(
+            self.checkpoint,
+            self.steps,
+            model,
+            [optimizer],
+            lambda step: loss_at(step, rng_of(self.seed, step)),
+            rate=lambda full, step: full * min(1.0, (step + 1) / 50) * max(0.01, 1 - step / self.steps),
+            settings={"steps": self.steps, "seed": self.seed, **settings},
+            state=state,
+            deadline=self.deadline,
             log=self.log,
-        ):  # fmt: skip
-            optimizer.param_groups[0]["lr"] = LR * min(1.0, (step + 1) / 50) * max(0.01, 1 - step / self.steps)
-            loss = loss_at(step, rng_of(self.seed, step))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(parameters, largest)
-            optimizer.step()
+            parameters=parameters,
+            largest=largest,
+        )
 
 
 def _train_encoder(stage: _Stage, model: Tokenizer, scenes: list[Scene]) -> None:

@@ -1,6 +1,6 @@
 """The placements that the seed chooses from, kept for every story that captions tell.
 
-`python -m fastcar_lab.worlds.table.placements FILE` writes them; the package brings the file as `placements.json`.
+`fastcar lab placements FILE` writes them; the package brings the file as `placements.json`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +59,7 @@ def draw_placements(scenes: int, seed: int = 0) -> dict[str, list[list[list[int]
     return dict(sorted(found.items()))
 
 
-if __name__ == "__main__":
+def write(file: Path) -> None:
+    """Write those that the package brings as `placements.json`."""
     text = json.dumps(draw_placements(40_000), separators=(",", ":"))
-    Path(sys.argv[1]).write_text(text.replace(']],"', ']],\n"') + "\n", encoding="utf-8")
+    file.write_text(text.replace(']],"', ']],\n"') + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastcar_lab.worlds.mini.patches import quantize, to_patches
+from fastcar_lab.training.tokenizer import quantize, to_patches
 from fastcar_lab.worlds.table.captions import caption
 from fastcar_lab.worlds.table.ground import PERIOD, ground
 from fastcar_lab.worlds.table.lexicon import table_tokenizer

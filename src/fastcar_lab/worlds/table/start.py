@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.models.video_model import VideoModel
-from fastcar_lab.worlds.mini.train_decoder import hidden_states
+from fastcar_lab.training.decoder import hidden_states
 from fastcar_lab.worlds.table.samples import Batch
 
 _MARK = 48.0

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.patch_decoder import PatchDecoder
 from fastcar_cli.models.rqvae import RQVAESpec
-from fastcar_lab.training.tokenizer import WorldTokenizer
-from fastcar_lab.worlds.mini.patches import quantize, to_patches
+from fastcar_lab.training.tokenizer import WorldTokenizer, quantize, to_patches
 
 PATCH = 16
 """Side of a patch in pixels."""

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
-from fastcar_lab.training.steps import rng_of
-from fastcar_lab.worlds.mini.hyperparameters import new_model
-from fastcar_lab.worlds.mini.train_decoder import TrainSettings, draw_taus, hidden_states, run_stage, tas_target
+from fastcar_lab.training.decoder import TrainSettings, draw_taus, hidden_states, run_stage, tas_target
+from fastcar_lab.training.loop import rng_of
+from fastcar_lab.training.start import new_model
 from fastcar_lab.worlds.table import train_map
 from fastcar_lab.worlds.table.hyperparameters import TABLE
 from fastcar_lab.worlds.table.lexicon import PROMPT_LENGTH, SPECIALS, VOCABULARY

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.worlds.physics import STEP
-from fastcar_lab.worlds.mini.patches import to_patches
-from fastcar_lab.worlds.mini.train_decoder import TrainSettings, run_stage
+from fastcar_lab.training.decoder import TrainSettings, run_stage
+from fastcar_lab.training.tokenizer import to_patches
 from fastcar_lab.worlds.table.ground import PERIOD, ground
 from fastcar_lab.worlds.table.lexicon import table_tokenizer
 from fastcar_lab.worlds.table.placement import looks_of, of_scene

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,7 +20,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fastcar_lab.training.steps import remaining_steps, rng_of
+from fastcar_cli.analysis.metrics import psnr_of
+from fastcar_lab.training.loop import descend, rng_of
 from fastcar_lab.worlds.table.codebooks import Averages
 from fastcar_lab.worlds.table.frames import Pool, changed_patches, cut
 from fastcar_lab.worlds.table.render import render
@@ -53,8 +55,8 @@ class TokenizerSettings:
         return self.lr * min(1.0, (step + 1) / self.warmup, (1.0 - step / self.steps) / 0.7)
 
 
-def _db(errors: list[float] | list[NDArray[np.float32]]) -> float:
-    return float(20 * np.log10(255) - 10 * np.log10(np.mean(errors)))
+def _psnr(errors: list[float] | list[NDArray[np.float32]]) -> float:
+    return psnr_of(float(np.mean(errors))) or math.inf
 
 
 @torch.no_grad()
@@ -85,9 +87,9 @@ def evaluate(model: TableTokenizer, clips: int = 12, seed: int = 999, *, alone: 
         p = p[p > 0] / p.sum()
         bits.append(float(-(p * p.log2()).sum()))
     return {
-        "psnr_db": _db(errors),
-        "changed_psnr_db": _db(changed),
-        "busy_psnr_db": _db(busy),
+        "psnr_db": _psnr(errors),
+        "changed_psnr_db": _psnr(changed),
+        "busy_psnr_db": _psnr(busy),
         "still_kept": float(np.mean(keeps)),
         **{f"bits_{d}": b for d, b in enumerate(bits)},
     }
@@ -172,10 +174,9 @@ def train(
     state: dict[str, Any] = {"count": codebooks.count, "sum": codebooks.sum, "loss": 0.0, "seconds": 0.0}
     pool: Pool | None = None
     began = time.monotonic()
-    fixed = {k: v for k, v in asdict(settings).items() if k != "evaluate_every"}
-    for step in remaining_steps(
-        out / f"{stage}.pt", settings.steps, model, [optimizer], settings=fixed, state=state, deadline=deadline, log=log
-    ):
+
+    def loss_at(step: int) -> Tensor:
+        nonlocal pool
         if pool is None:
             codebooks.count, codebooks.sum = state["count"], state["sum"]
             encode = None if first else Encoder(model)
@@ -183,12 +184,11 @@ def train(
             if first and step == 0:
                 begin(model, pool.pixels(*pool.draw(20_000, rng_of(settings.seed, 0))))
         pool.advance(step)
-        optimizer.param_groups[0]["lr"] = settings.rate(step)
-        loss = (_codes_loss if first else _pixels_loss)(model, codebooks, pool, settings, step)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
+        return (_codes_loss if first else _pixels_loss)(model, codebooks, pool, settings, step)
+
+    def report(step: int, loss: Tensor) -> None:
+        nonlocal began
+        assert pool is not None
         now = float(loss.detach())
         state["loss"] = 0.98 * state["loss"] + 0.02 * now if state["loss"] else now
         state["seconds"] += time.monotonic() - began
@@ -205,4 +205,19 @@ def train(
             if last:
                 model.save(out / ("codes.safetensors" if first else "tokenizer.safetensors"))
             began = time.monotonic()
+
+    descend(
+        out / f"{stage}.pt",
+        settings.steps,
+        model,
+        [optimizer],
+        loss_at,
+        rate=lambda full, step: settings.rate(step),
+        settings={k: v for k, v in asdict(settings).items() if k != "evaluate_every"},
+        state=state,
+        deadline=deadline,
+        log=log,
+        parameters=trained,
+        after=report,
+    )
     return model.eval()

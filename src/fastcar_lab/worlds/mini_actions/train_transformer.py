@@ -21,11 +21,11 @@ from torch import Tensor
 from fastcar_cli.decoding.replay import replay_known, replays, temporal_attention_score
 from fastcar_cli.models.decoder import Branch, rotate
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
-from fastcar_lab.worlds.actions.codes import GRID, dictionary
-from fastcar_lab.worlds.actions.hyperparameters import MINI_ACTIONS, TOKENIZER, initialise
-from fastcar_lab.worlds.actions.scene import FRAMES, Look, Story, draw_story, looks
-from fastcar_lab.worlds.actions.train_tokenizer import ActionsTokenizer
-from fastcar_lab.worlds.mini.train_decoder import TrainSettings, draw_taus, run_stage
+from fastcar_lab.training.decoder import TrainSettings, draw_taus, run_stage
+from fastcar_lab.worlds.mini_actions.codes import GRID, dictionary
+from fastcar_lab.worlds.mini_actions.hyperparameters import MINI_ACTIONS, TOKENIZER, initialise
+from fastcar_lab.worlds.mini_actions.scene import FRAMES, Look, Story, draw_story, looks
+from fastcar_lab.worlds.mini_actions.train_tokenizer import ActionsTokenizer
 
 N = TOKENIZER.stride
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
-from fastcar_lab.worlds.actions.codes import CELLS, GRID, dictionary
-from fastcar_lab.worlds.actions.scene import FRAMES
+from fastcar_lab.worlds.mini_actions.codes import CELLS, GRID, dictionary
+from fastcar_lab.worlds.mini_actions.scene import FRAMES
 
 TOKENIZER = TokenizerSpec(
     channels=(24, 32, 64),

@@ -1,6 +1,6 @@
-"""`python -m fastcar_lab.claims --model M [--model N] [--prompts N --seeds K] -o DIR`.
+"""`fastcar lab claims --model M [--model N] [--prompts N --seeds K] -o DIR`.
 
-Started again with the same folder it goes on; with more prompts or seeds it does what is missing.
+Started again with the same folder it resumes; with more prompts or seeds it does what is missing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import Command
 from fastcar_cli.errors import RequestError
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 WANTED = "table-dense"
 
 
@@ -46,7 +44,6 @@ def default_model() -> str:
     return WANTED if WANTED in BUNDLED else BUNDLED[0]
 
 
-@app.command(cls=Command)
 def claims(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of videos, data, plots and page.")],
     model: Annotated[
@@ -63,7 +60,7 @@ def claims(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """The paper's claims, measured again on models here: data, plots and a page; started again it goes on."""
+    """The paper's claims, measured again on models here: data, plots and a page; started again it resumes."""
     from rich.text import Text
 
     from fastcar_cli.cli.flags import prompts_of
@@ -115,7 +112,7 @@ def claims(
             others = {n: m.TITLE for n, m in all_claims().items() if n not in modules}
             path = page.write(output, findings, _made(studies[0].pipe.model.network.device), others)
     except KeyboardInterrupt as e:
-        note(terminal, "what is finished is kept; the same command goes on", "stopped")
+        note(terminal, "what is finished is kept; the same command resumes", "stopped")
         raise typer.Exit(status(e)) from None
     for finding in findings:
         head = f"{finding.number}. {finding.title}, {finding.model}: "
@@ -124,7 +121,7 @@ def claims(
 
 
 def _chosen(text: str | None) -> dict[int, ModuleType]:
-    """The claims asked for. Raises RequestError."""
+    """The claims of these numbers. Raises RequestError."""
     modules = all_claims()
     if text is None:
         return modules
@@ -142,15 +139,9 @@ def _made(device: Any) -> dict[str, Any]:
 
     names = names_of(device)
     return {
-        "command": shlex.join(["python", "-m", "fastcar_lab.claims", *sys.argv[1:]]),
+        "command": shlex.join(["fastcar", *sys.argv[1:]]),
         "machine": f"{names['device']}, {names['cpus']} processors",
         "versions": f"fastcar {__version__}, torch {names['torch']}",
         "commit": f"commit {found}" if (found := commit()) else "",
         "date": datetime.date.today().isoformat(),
     }
-
-
-if __name__ == "__main__":
-    from fastcar_cli.cli.app import main
-
-    main(app)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
 from fastcar_cli.models.loading.ivideogpt import WEIGHTS, names_of
-from fastcar_lab.worlds.actions.train_tokenizer import ActionsTokenizer
+from fastcar_lab.worlds.mini_actions.train_tokenizer import ActionsTokenizer
 
 SHARPER = 4.0
 """Factor on logits: the released code draws at temperature 1, where a small model would often take an unlikely code."""

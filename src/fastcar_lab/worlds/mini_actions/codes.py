@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_lab.worlds.actions.scene import CELL, HALF, PLACES, SHAPES, Look, Place, Story
 from fastcar_lab.worlds.mini.render import background, template
 from fastcar_lab.worlds.mini.scene import BACKGROUNDS, COLORS, SIDE
+from fastcar_lab.worlds.mini_actions.scene import CELL, HALF, PLACES, SHAPES, Look, Place, Story
 
 CELLS = SIDE // CELL
 """Codes of a given frame along one side."""

@@ -1,4 +1,4 @@
-"""`python -m fastcar_lab.bench [--shape mini|vila-u-7b] [--json]`: decode passes timed side by side.
+"""`fastcar lab bench [--shape mini|vila-u-7b] [--json]`: decode passes timed side by side.
 
 One run times, turn by turn: our engine dense and at forced replay ratios (rows together and alone), with
 torch's and with native kernels, with int8 and int4 weights; transformers' LlamaModel on the same weights; and
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fastcar_lab.commands.options import Debug
 
 if TYPE_CHECKING:
     from fastcar_lab.bench.cases import Benchmark
@@ -103,7 +105,7 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
     model = VideoPipeline.from_config(config).model
     result = _watched("tokens", "video", partial(whole_video, model, plan, save))
     if as_json:
-        print(json.dumps(result))
+        typer.echo(json.dumps(result))
         return
     out = console(stderr=False)
     lines = result["variants"]
@@ -126,7 +128,7 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
             table.add_row(name, *(form.format(line[key]) for line in lines.values()))
     print_whole(out, table)
     if result["decoded"] < result["tokens"]:
-        out.print(f"decoded {result['decoded']} of {result['tokens']:,} tokens, from the middle; the rest is reckoned")
+        out.print(f"decoded {result['decoded']} of {result['tokens']:,} tokens, from the middle; the rest is estimated")
     out.print(f"replay of {result['ratio']:.0%} of all MLPs: {result['speedup']:.2f} x")
 
 
@@ -139,7 +141,7 @@ def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> N
     plan = PredictedClip(SHAPES[shape], frames=frames, ratio=ratio, turns=turns)
     result = _watched("clips", "clips", partial(measure, plan))
     if as_json:
-        print(json.dumps(result))
+        typer.echo(json.dumps(result))
         return
     clip_table(console(stderr=False), result)
 
@@ -157,7 +159,7 @@ def _beside(plans: list[Benchmark], busy: int, threads: int, as_json: bool) -> N
         if not as_json:
             neighbour_table(console(stderr=False), results[-1])
     if as_json:
-        print(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
+        typer.echo(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
 
 
 def _watched(things: str, name: str, work: Callable[[Callable[[int, int], None]], dict[str, Any]]) -> dict[str, Any]:
@@ -201,10 +203,11 @@ def bench(
         float, typer.Option(help="MLPs replayed in the second go of --video or --clip.", min=0, max=1)
     ] = 0.8,
     tokens: Annotated[
-        int | None, typer.Option(help="Decode so many tokens of --video, from its middle, and reckon the rest.", min=2)
+        int | None,
+        typer.Option(help="Decode so many tokens of --video, from its middle; estimate the rest.", min=2),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="File for the frames of --video; the same command goes on behind the last one.")
+        Path | None, typer.Option(help="File for the frames of --video; the same command resumes after the last one.")
     ] = None,
     kv_dtype: Annotated[str, typer.Option(help="Keys and values of --video: auto (as the model) or int8.")] = "auto",
     generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
@@ -213,6 +216,7 @@ def bench(
         typer.Option(help="Instead, dense passes on one thread and on --threads beside so many busy processes.", min=0),
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Time decode passes side by side: dense, at forced replay ratios, in every format, and transformers."""
     import torch
@@ -276,20 +280,6 @@ def bench(
     if generate:
         document["generate"] = whole_command(generate)
         if not as_json:
-            print(document["generate"])
+            typer.echo(document["generate"])
     if as_json:
-        print(json.dumps(document))
-
-
-def main() -> None:
-    """Run it; errors end as those of `fastcar` do."""
-    from fastcar_cli.cli.app import main as run
-    from fastcar_cli.cli.flags import Command
-
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(cls=Command)(bench)
-    run(app)
-
-
-if __name__ == "__main__":
-    main()
+        typer.echo(json.dumps(document))

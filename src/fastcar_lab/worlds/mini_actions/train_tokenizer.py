@@ -6,6 +6,7 @@ frames from true codes: the given frame by its own, later ones by theirs and by 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,17 +19,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fastcar_cli.analysis.metrics import psnr_of
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.models.ivideogpt_blocks import CrossAttention
 from fastcar_cli.models.ivideogpt_tokenizer import Codebook, Tokenizer, TokenizerSpec
 from fastcar_cli.models.loading.registry import load
+from fastcar_lab.training.loop import descend, rng_of
 from fastcar_lab.training.muon import Muon
-from fastcar_lab.training.steps import remaining_steps, rng_of
-from fastcar_lab.worlds.actions.codes import CELLS, GRID, WIDE, dictionary
-from fastcar_lab.worlds.actions.hyperparameters import TOKENIZER
-from fastcar_lab.worlds.actions.scene import Look, draw_story, image, looks
 from fastcar_lab.worlds.mini.scene import BACKGROUNDS
+from fastcar_lab.worlds.mini_actions.codes import CELLS, GRID, WIDE, dictionary
+from fastcar_lab.worlds.mini_actions.hyperparameters import TOKENIZER
+from fastcar_lab.worlds.mini_actions.scene import Look, draw_story, image, looks
 
 VIDEOS, LATER = 3, 2
 """Videos a step, and later frames of each."""
@@ -183,7 +185,7 @@ def evaluate(model: Tokenizer, videos: int = 16, seed: int = 1) -> dict[str, flo
         "given": float((ids[:, : model.spec.prompt_tokens] == batch.given).float().mean()),
         "later": float((codes == later).float().mean()),
         "found": float((codes == later)[busy].float().mean()),
-        **{f"psnr_{k}": float(-10 * torch.log10(v.square().mean())) for k, v in parts.items()},
+        **{f"psnr_{k}": psnr_of(float(v.square().mean()) * 255**2) or math.inf for k, v in parts.items()},
     }
 
 
@@ -210,26 +212,26 @@ def train(
 ) -> ActionsTokenizer:
     """Train the tokenizer and write `out`; its checkpoint lies beside it. For the rest see `remaining_steps`."""
     model, trained = new_tokenizer(seed=seed), looks()[0]
-    opts = optimizers(model)
     out.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint = out.with_suffix(".pt")
-    fixed = {"steps": steps, "seed": seed, "videos": VIDEOS, "later": LATER, "lr": LR, "muon_lr": MUON_LR}
+
+    def report(step: int, loss: Tensor) -> None:
+        if (step + 1) % 200 == 0 or step + 1 == steps:
+            log(" ".join(f"{k} {v:.4g}" for k, v in {"tokenizer step": step + 1, **evaluate(model)}.items()))
+
     # The fused attention of CPUs is slow backwards.
     with sdpa_kernel(SDPBackend.MATH):
-        for step in remaining_steps(
-            checkpoint, steps, model, opts, settings=fixed, state={}, deadline=deadline, log=log
-        ):
-            for opt, lr in zip(opts, (MUON_LR, LR), strict=True):
-                opt.param_groups[0]["lr"] = lr * factor(step / steps)
-            batch = draw(trained, rng_of(seed, step))
-            loss = (decoder_loss if step % 3 else encoder_loss)(model, batch)
-            for opt in opts:
-                opt.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
-            for opt in opts:
-                opt.step()
-            if (step + 1) % 200 == 0 or step + 1 == steps:
-                log(" ".join(f"{k} {v:.4g}" for k, v in {"tokenizer step": step + 1, **evaluate(model)}.items()))
+        descend(
+            out.with_suffix(".pt"),
+            steps,
+            model,
+            optimizers(model),
+            lambda step: (decoder_loss if step % 3 else encoder_loss)(model, draw(trained, rng_of(seed, step))),
+            rate=lambda full, step: full * factor(step / steps),
+            settings={"steps": steps, "seed": seed, "videos": VIDEOS, "later": LATER, "lr": LR, "muon_lr": MUON_LR},
+            state={},
+            deadline=deadline,
+            log=log,
+            after=report,
+        )
     model.save(out)
     return model

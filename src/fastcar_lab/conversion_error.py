@@ -1,4 +1,4 @@
-"""What a format costs in exactness: `python -m fastcar_cli.conversion.measure MODEL FOLDER... --fpga PRESET...`.
+"""What a format costs in exactness: `fastcar lab conversion-error MODEL FOLDER... --fpga PRESET...`.
 
 MODEL decodes a few prompts in float32; then it, every converted FOLDER, and MODEL in float32 with its MLPs in the
 numbers of every accelerator PRESET, are run on these codes, step by step, by the kernels that `generate` would take.
@@ -8,8 +8,6 @@ differently hides an error.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,20 +84,3 @@ def compare(
     found = errors(trace(reference, prompts, codes, kv_dtype="int8", executor=executor, **options), wanted)
     lines.append({"model": "int8 keys and values", "kernels": executor, "bytes": size, **found})
     return lines
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("folders", nargs="*")
-    parser.add_argument("--prompt", action="append")
-    parser.add_argument("--fpga", action="append", default=[], help="accelerator preset or YAML file")
-    parser.add_argument("--frames", type=int, default=2)
-    options = parser.parse_args(arguments)
-    for line in compare(options.model, options.folders, options.prompt or PROMPTS, options.frames, options.fpga):
-        print(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in line.items()}))
-
-
-if __name__ == "__main__":
-    main()

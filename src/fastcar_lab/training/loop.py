@@ -1,4 +1,4 @@
-"""The steps of a training stage: counted, and kept in a checkpoint from which a stopped run goes on exactly.
+"""The loop of every training stage: steps, counted and kept in a checkpoint from which a stopped run resumes exactly.
 
 What a step does (its batch, its noise, its learning rate) follows from its number and the seed alone, never from a
 clock, so a run is the same on every machine, however often it was stopped.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
 
@@ -41,7 +41,7 @@ def remaining_steps(
     deadline: float | None,
     log: Callable[[str], None],
 ) -> Iterator[int]:
-    """Numbers of the steps still to do, from 0 to total - 1; the caller does each before it asks for the next.
+    """Numbers of the steps still to do, from 0 to total - 1; the caller does each before it takes the next.
 
     A checkpoint that is there is read into `model`, `optimizers` and `state` first, and a finished one gives no step.
     `deadline` is a time of `time.monotonic()`. Raises OutOfTime there, and RequestError where the checkpoint was made
@@ -56,7 +56,7 @@ def remaining_steps(
         if changed:
             raise RequestError(
                 f"{checkpoint} belongs to another run: {'; '.join(changed)}",
-                hint="go on with the settings it began with, or name another folder",
+                hint="use the settings it began with, or another folder",
             )
         model.load_state_dict(saved["model"])
         for optimizer, kept in zip(optimizers, saved["optimizers"], strict=True):
@@ -78,3 +78,42 @@ def remaining_steps(
         yield step
         if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == total:
             save(step + 1)
+
+
+def descend(
+    checkpoint: Path,
+    steps: int,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    loss_at: Callable[[int], Tensor],
+    *,
+    rate: Callable[[float, int], float],
+    settings: dict[str, Any],
+    state: dict[str, Any],
+    deadline: float | None,
+    log: Callable[[str], None],
+    parameters: Sequence[nn.Parameter] | None = None,
+    largest: float = 1.0,
+    after: Callable[[int, Tensor], None] = lambda step, loss: None,
+) -> None:
+    """Train a model on `loss_at(step)`, with gradients of `parameters` (all that learn) clipped to `largest`.
+
+    `rate(full, step)` is the learning rate of a step, given that of a group: its `full`, or the rate it was made with.
+    `after(step, loss)` looks at a step that is done. For the rest see `remaining_steps`.
+    """
+    full = [[group.get("full", group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
+    learn = [p for p in model.parameters() if p.requires_grad] if parameters is None else parameters
+    for step in remaining_steps(
+        checkpoint, steps, model, optimizers, settings=settings, state=state, deadline=deadline, log=log
+    ):
+        for optimizer, rates in zip(optimizers, full, strict=True):
+            for group, highest in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate(highest, step)
+        loss = loss_at(step)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(learn, largest)
+        for optimizer in optimizers:
+            optimizer.step()
+        after(step, loss)

@@ -1,0 +1,50 @@
+"""Commands about the emulated accelerator: `broadcast`, `fit-table`, `rtl-decoded`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastcar_lab.commands.options import Debug
+
+
+def broadcast(
+    presets: Annotated[
+        list[str] | None, typer.Argument(help="Presets or YAML files. [default: those with more than one core]")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """What sharing a stream of weights costs, as a table: ways to share and to drop packets, at three replay ratios."""
+    from fastcar_lab.accelerator.broadcast import tables
+
+    for line in tables(presets or ()):
+        typer.echo(line)
+
+
+def fit_table(debug: Debug = False) -> None:
+    """Fit the two free constants of the preset paper-u280 to the published table."""
+    from fastcar_cli.backends.fpga.preset import load_preset
+    from fastcar_lab.accelerator.fit import fit
+
+    utilisation, per_step = fit(load_preset("paper-u280"))
+    typer.echo(f"core.utilisation {utilisation:.4f}, rest.seconds_per_step {per_step:.5f}")
+
+
+def rtl_decoded(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the sources; a new one gets them first.")],
+    model: Annotated[str, typer.Option(help="Model that decodes.")] = "mini",
+    preset: Annotated[str, typer.Option(help="Preset in int8-exact.")] = "edge-int8",
+    every: Annotated[int, typer.Option(help="Passes from one that is compared to the next.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the codes.", min=0)] = 0,
+    debug: Debug = False,
+) -> None:
+    """Compare the arithmetic in SystemVerilog with a decode, number by number."""
+    from fastcar_cli.backends.fpga.preset import load_preset
+    from fastcar_lab.accelerator.decoded import hold
+
+    held = hold(folder, model, load_preset(preset), every, seed)
+    if held.no_core:
+        typer.echo(f"not run on a core: {held.no_core}", err=True)
+    typer.echo(f"{held.mlps} MLPs: " + ", ".join(f"{n:,} {what}" for what, n in held.counts.items()) + " are equal")

@@ -1,0 +1,63 @@
+"""Commands about checkpoints: `dummy` writes one with random weights, `conversion-error` measures what formats cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastcar_cli.cli.flags import one_of, refuse
+from fastcar_lab.commands.options import Debug
+
+
+def dummy(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    format_: Annotated[str, typer.Option("--format", help="Whose shapes: vila-u or ivideogpt.")] = "vila-u",
+    layers: Annotated[int, typer.Option(help="Layers of vila-u; the released model has 32.", min=1)] = 2,
+    shards: Annotated[int, typer.Option(help="Files of weights of vila-u's decoder.", min=1)] = 1,
+    medium: Annotated[bool, typer.Option("--medium", help="ivideogpt with 436 M parameters instead of 138 M.")] = False,
+    pixels: Annotated[int, typer.Option(help="Side of ivideogpt's frames: 64 or 256.")] = 64,
+    context: Annotated[int, typer.Option(help="Context frames of ivideogpt.", min=1)] = 2,
+    actions: Annotated[
+        int | None, typer.Option(help="Numbers of an action of ivideogpt. [default: it takes none]", min=1)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights. [default: bfloat16, or float32]")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a checkpoint in the format of a released model with random weights: it costs what the real one does."""
+    from fastcar_cli.models.loading.checkpoint import DTYPES
+    from fastcar_lab.dummy import ivideogpt, vila_u
+
+    one_of("--format", format_, ("vila-u", "ivideogpt"))
+    one_of("--dtype", dtype, DTYPES)
+    if format_ == "vila-u":
+        refuse(ctx, ("medium", "pixels", "context", "actions"), "with --format vila-u", "leave it out")
+        dtype = dtype or "bfloat16"
+        vila_u.write(folder, layers=layers, dtype=DTYPES[dtype], shards=shards)
+        typer.echo(f"{folder}: {layers} layers of full width in {dtype}, random weights")
+        return
+    refuse(ctx, ("layers", "shards"), "with --format ivideogpt", "leave it out")
+    one_of("--pixels", str(pixels), [str(side) for side in sorted(ivideogpt.TOKENIZERS)])
+    dtype = dtype or "float32"
+    shapes = ivideogpt.MEDIUM if medium else ivideogpt.TRANSFORMER
+    tokenizer = {**ivideogpt.TOKENIZERS[pixels], "context_length": context}
+    ivideogpt.write(folder, shapes, tokenizer, actions=actions, dtype=DTYPES[dtype])
+    typer.echo(f"{folder}: random weights in {dtype}")
+
+
+def conversion_error(
+    model: Annotated[str, typer.Argument(help="The model, which is the reference in float32.")],
+    folders: Annotated[list[str] | None, typer.Argument(help="Folders that it was converted to.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Prompt; repeat it. [default: two of the bundled]")] = None,
+    fpga: Annotated[list[str] | None, typer.Option(help="Accelerator preset or YAML file; repeat it.")] = None,
+    frames: Annotated[int, typer.Option(help="Frames that are decoded.", min=1)] = 2,
+    debug: Debug = False,
+) -> None:
+    """What a format costs in exactness, step by step on the same codes: a line of JSON for each."""
+    from fastcar_lab.conversion_error import PROMPTS, compare
+
+    for line in compare(model, folders or (), prompt or PROMPTS, frames, fpga or ()):
+        typer.echo(json.dumps({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in line.items()}))

@@ -1,0 +1,36 @@
+"""`fastcar lab`: how the bundled models and the published figures were made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from fastcar_cli.cli.flags import Command
+from fastcar_lab.commands import accelerator, bench, checkpoints, claims, figures, worlds
+
+app = typer.Typer(
+    help="How the bundled models and the published figures were made.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "bench": bench.bench,
+    "claims": claims.claims,
+    "curves": figures.curves,
+    "evaluate": worlds.evaluate,
+    "contact-sheet": worlds.contact_sheet,
+    "replay-plot": figures.replay_plot,
+    "learning-curve": figures.learning_curve,
+    "clips": worlds.clips,
+    "placements": worlds.placements,
+    "dummy": checkpoints.dummy,
+    "conversion-error": checkpoints.conversion_error,
+    "broadcast": accelerator.broadcast,
+    "fit-table": accelerator.fit_table,
+    "rtl-decoded": accelerator.rtl_decoded,
+}
+for name, command in _COMMANDS.items():
+    app.command(name, cls=Command)(command)

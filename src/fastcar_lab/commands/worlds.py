@@ -1,0 +1,90 @@
+"""Commands about worlds and their models: `evaluate`, `contact-sheet`, `clips`, `placements`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fastcar_cli.cli.flags import one_of
+from fastcar_lab import worlds
+from fastcar_lab.commands.options import Debug, Overrides, Plot, Seed
+
+
+def evaluate(
+    world: Annotated[str, typer.Option(help="mini, table or mini-actions.")] = "mini",
+    model: Annotated[
+        str | None, typer.Option(help="Name or folder. [default: the world's own; none with --truth or a FILE]")
+    ] = None,
+    captions: Annotated[int, typer.Option("--captions", "--clips", help="Held-out prompts.", min=1)] = 100,
+    seed: Seed = 1,
+    batch: Annotated[int, typer.Option(help="Videos that are decoded together.", min=1)] = 25,
+    tau: Annotated[str, typer.Option(help="Thresholds with ; between them. A dense one is the reference.")] = "off",
+    ratio: Annotated[str, typer.Option(help="Replay ratios to hold, the same way.")] = "",
+    truth: Annotated[bool, typer.Option("--truth", help="Judge rendered videos.")] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Measure a tokenizer: that of a model, or a FILE of a training.")
+    ] = None,
+    set_: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """How well a model draws its world: held-out prompts, judged by the world's analyser, as one JSON document."""
+    from fastcar_lab import evaluation
+
+    one_of("--world", world, worlds.names())
+    if model is None and not truth and (tokenizer is None or not Path(tokenizer).is_file()):
+        model = world
+    settings: list[tuple[str, Any]] = [("tau", value.strip()) for value in tau.split(";")]
+    settings += [("ratio", float(value)) for value in ratio.split(";") if value]
+    document = evaluation.evaluate(
+        worlds.world(world),
+        model,
+        captions,
+        seed,
+        batch=batch,
+        settings=settings,
+        overrides=set_ or (),
+        tokenizer=tokenizer,
+        truth=truth,
+    )
+    typer.echo(json.dumps(document, indent=1))
+
+
+def contact_sheet(
+    output: Plot,
+    model: Annotated[str, typer.Option(help="Name or folder.")] = "mini",
+    tau: Annotated[str, typer.Option(help="Threshold of replay.")] = "off",
+    count: Annotated[int, typer.Option(help="Videos.", min=1)] = 48,
+    seed: Seed = 77,
+    debug: Debug = False,
+) -> None:
+    """Draw videos of captions that training left out on one sheet; those that the analyser judges wrong are marked."""
+    from fastcar_lab.figures.contact_sheet import contact_sheet as draw
+
+    wrong = draw(output, model, tau, count, seed)
+    typer.echo(f"{output}: {count} videos, {wrong} of them wrong")
+
+
+def clips(
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    count: Annotated[int, typer.Option(help="Clips.", min=1)] = 3,
+    seed: Seed = 1,
+    debug: Debug = False,
+) -> None:
+    """Write clips that mini-actions was not trained on, with their pushes, to try it with."""
+    from fastcar_lab.worlds.mini_actions.samples import write
+
+    for line in write(folder, count, seed):
+        typer.echo(line)
+
+
+def placements(
+    file: Annotated[Path, typer.Argument(help="File to write.")],
+    debug: Debug = False,
+) -> None:
+    """Draw the placements that the seed of a prompt of table picks from, and write them as JSON."""
+    from fastcar_lab.worlds.table.placements import write
+
+    write(file)

@@ -1,0 +1,61 @@
+"""What a world is to the laboratory: scenes, captions that say them, a renderer, a judge, and how its model is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.models.network import Spec
+from fastcar_cli.prompt import Prompt, PromptReader
+from fastcar_lab.training.stages import Training
+
+Video = NDArray[np.uint8]
+"""Frames [T, H, W, 3]."""
+
+
+class World(Protocol):
+    """A folder of this package, whose `world.py` has one as `WORLD`; the folder is called like `name`, - as _.
+
+    A scene is whatever the other methods of the same world take as one.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of its model."""
+
+    @property
+    def spec(self) -> Spec:
+        """Specification of its model."""
+
+    @property
+    def training(self) -> Training:
+        """How its model is trained."""
+
+    def held_out(self, count: int, seed: int) -> list[tuple[Any, Prompt]]:
+        """Scenes that training left out, each with a prompt that says all of it."""
+
+    def render(self, scene: Any) -> Video:
+        """The video of a scene."""
+
+    def score(self, scenes: Sequence[Any], videos: Sequence[Video]) -> dict[str, Any]:
+        """How right videos are that should show these scenes: shares of what is right, `all` last or first."""
+
+    def tokenizer_quality(self, tokenizer: str, count: int, seed: int) -> dict[str, Any]:
+        """What of held-out scenes the tokenizer alone keeps: that of a model, or a file that training saved."""
+
+
+@runtime_checkable
+class CaptionedWorld(World, Protocol):
+    """A world whose prompts are texts, so that a sweep can judge its videos: see `fastcar_cli.plugins.World`."""
+
+    def recognises(self, reader: PromptReader, height: int, width: int) -> bool:
+        """Whether a model speaks of this world that reads prompts so, in frames that the judge can read."""
+
+    def judge(self, video: Video, tokens: Sequence[str]) -> dict[str, bool | None]:
+        """Right or wrong for each thing that can be said, see `fastcar_cli.plugins.World`."""
+
+    def unseen_captions(self, count: int, seed: int) -> list[str]:
+        """Captions that training left out."""
