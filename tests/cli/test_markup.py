@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import Run
@@ -92,7 +93,7 @@ def test_tables_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     axes |= {"score": [ODD]}
     document = {"plan": {**axes, "repeats": 1}, "cells": 1, "decodes": 1, "left": 1, "expected_s": None}
     show_plan(out, {**document, "shard": ODD, "notes": [ODD]})
-    scores = {"dimensions": {}, "quality": None, "semantic": None, "total": None}
+    scores: dict[str, Any] = {"dimensions": {}, "quality": None, "semantic": None, "total": None}
     show_scores({**scores, "missing": [ODD], "unknown": [ODD]})
     show_profile({"machine": {"device": ODD}, "lengths": [], "replay": {}})
     told = capsys.readouterr().err

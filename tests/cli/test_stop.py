@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.core import TyperCommand
 from typer.testing import CliRunner
 
 from fastcar_cli import Frame
-from fastcar_cli.cli import flags, render
+from fastcar_cli.cli import render
 from fastcar_cli.cli.app import app
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.signals import Terminated
@@ -98,7 +99,7 @@ def test_every_command_ends_as_it_was_stopped(
     def stopped(*_: object) -> None:
         raise stop
 
-    monkeypatch.setattr(flags.TyperCommand, "invoke", stopped)
+    monkeypatch.setattr(TyperCommand, "invoke", stopped)
     done = CliRunner().invoke(app, command)
     assert done.exit_code == status
     assert "stopped" in done.stderr

@@ -98,7 +98,7 @@ def test_int4_holds_the_rounded_weights_with_zeros_behind(make: Callable[..., Pa
     assert held(model.projector.layers[0]) == "int4" and held(model.depth.in_mlp_2) == "int8"
     # What is added to the MLP makes no difference: the same weights without it give the same sums.
     x = matrix(3, 32)
-    gate, up = (m.widened(torch.float32)[:48] for m in (block.mlp.gate_proj, block.mlp.up_proj))  # type: ignore[operator]
+    gate, up = (m.widened(torch.float32)[:48] for m in (block.mlp.gate_proj, block.mlp.up_proj))
     inside = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)
     assert torch.allclose(block.mlp(x), inside @ block.mlp.down_proj.widened(torch.float32)[:, :48].T, atol=1e-5)
 

@@ -37,7 +37,10 @@ def _run(model, prompts, codes, **changes):  # type: ignore[no-untyped-def]
         DecodeSettings(frames, SamplingSettings(cfg=cfg), ReplayRule(Tau.read(tau)), keep_tas=True, **changes),
         torch.zeros(codes.shape),
     )
-    steps = [(s.hidden[:, 0].clone(), s.logits[:, :, 0].clone()) for s in decode.steps(codes, keep_logits=True)]
+    steps = []
+    for s in decode.steps(codes, keep_logits=True):
+        assert s.logits is not None
+        steps.append((s.hidden[:, 0].clone(), s.logits[:, :, 0].clone()))
     return decode, torch.stack([h for h, _ in steps]), torch.stack([x for _, x in steps])
 
 
@@ -45,7 +48,7 @@ def test_minus_infinity_replays_every_eligible_mlp() -> None:
     model, codes = tiny_model(), _codes(2, 4)
     decode, _, _ = _run(model, PROMPTS, codes, tau="-inf")
     n = codes.shape[1]
-    stats = decode.replay.stats(decode.passed)  # type: ignore[union-attr]
+    stats = decode.replay.stats(decode.passed)
     assert stats.ratio == pytest.approx((n - 1 - 4) / (n - 1))
     assert stats.eligible_ratio == 1.0
     assert stats.by_frame == [0.0, 1.0, 1.0, 1.0]
@@ -67,7 +70,8 @@ def test_replayed_rows_never_reach_the_backend() -> None:
     for _ in decode.steps(codes):
         pass
     computed = sum(rows for _, rows in calls)
-    replayed = int(decode.replay.replayed.sum())  # type: ignore[union-attr]
+    assert decode.replay is not None
+    replayed = int(decode.replay.replayed.sum())
     assert replayed > 0
     assert computed == 3 * 4 * (codes.shape[1] - 1) - replayed
 
@@ -93,12 +97,12 @@ def test_all_rows_replaying_calls_no_mlp_after_the_first_frame() -> None:
 def test_strictly_greater() -> None:
     model, codes = tiny_model(), _codes(2, 3)
     first, _, _ = _run(model, PROMPTS, codes, tau=[0.0, 1e9, 1e9])
-    exact = float(first.replay.tas[0, 0, 5])  # type: ignore[union-attr,index]
+    exact = float(first.replay.tas[0, 0, 5])
     equal, _, _ = _run(model, PROMPTS, codes, tau=[exact, 1e9, 1e9])
     below, _, _ = _run(model, PROMPTS, codes, tau=[exact - 1e-4, 1e9, 1e9])
     # Token 5 is the first whose score no earlier replay of this layer's decisions can have changed.
-    assert not bool(equal.replay.replayed[0, 0, 5])  # type: ignore[union-attr]
-    assert bool(below.replay.replayed[0, 0, 5])  # type: ignore[union-attr]
+    assert not bool(equal.replay.replayed[0, 0, 5])
+    assert bool(below.replay.replayed[0, 0, 5])
 
 
 def test_what_shares_the_batch_changes_nothing() -> None:
@@ -123,7 +127,8 @@ def test_memory_of_a_window_does_not_grow_with_the_video() -> None:
         for f in (2, 4)
     ]
     assert sizes[0].cache.nbytes == sizes[1].cache.nbytes
-    assert sizes[0].replay.nbytes == sizes[1].replay.nbytes  # type: ignore[union-attr]
+    caches = [decode.replay for decode in sizes]
+    assert caches[0] is not None and caches[1] is not None and caches[0].nbytes == caches[1].nbytes
 
 
 def test_neighbours_with_short_prompts_take_no_sinks_from_a_video() -> None:

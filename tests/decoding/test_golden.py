@@ -16,6 +16,7 @@ from fastcar_cli.decoding import Trace, trace
 from fastcar_cli.models import load
 from fastcar_cli.models.llama_text import templated
 from fastcar_cli.models.loading.checkpoint import LoadedModel
+from fastcar_cli.models.video_model import VideoModel
 
 CASES = (
     [c["name"] for c in json.loads((GOLDEN / "golden.json").read_text())["cases"]]
@@ -122,6 +123,7 @@ def test_block_outputs_and_feedback(group: str) -> None:
     _, run = traced(f"{group}/none")
     close(run.block_out[at(run, data["layer_out_steps"])], tensors[f"{group}/layer_out"], 2e-4)
     codes = tensors[f"{group}/none/codes"].long()[:, [0, 1, 256]]
+    assert isinstance(model.network, VideoModel)
     fed = model.network.feedback_latent(model.network.embed(codes), torch.tensor([0, 1, 256]))
     close(fed, tensors[f"{group}/feedback_embed"], 1e-5)
 

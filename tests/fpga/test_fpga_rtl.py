@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import math
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,7 +130,7 @@ def test_a_source_changed_in_the_folder_stays(tmp_path: Path) -> None:
 def test_a_source_of_another_version_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle.write(tmp_path / "d", load_preset("edge-small"), None)
     newer = tmp_path / "newer"
-    shutil.copytree(bundle.SOURCE, newer)
+    shutil.copytree(tools.SOURCE, newer)
     (newer / "drs.sv").write_text((newer / "drs.sv").read_text() + "// newer\n")
     monkeypatch.setattr(bundle, "SOURCE", newer)
     assert bundle.write(tmp_path / "d", load_preset("edge-small"), None)["kept"] == []
@@ -175,8 +177,8 @@ def test_a_missing_program_is_named_with_what_installs_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(tools.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(tools.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     for name in ("VERILATOR", "YOSYS"):
         monkeypatch.delenv(name, raising=False)
     for option, said in (("--check", "apt-get install verilator"), ("--synth", "apt-get install yosys")):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -293,7 +294,12 @@ def test_a_verdict_is_asked_for_once_and_told(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
     asked = []
-    monkeypatch.setattr(self_check, "difference", lambda batch: asked.append(1) or "all tokens differ")
+
+    def check(batch: Batch) -> str:
+        asked.append(batch)
+        return "all tokens differ"
+
+    monkeypatch.setattr(self_check, "difference", check)
     batch = Decode.of(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
     first, second = self_check.unproven(batch), self_check.unproven(batch)
     assert len(asked) == 1 and first == second
@@ -317,9 +323,7 @@ def test_a_full_device_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_graph_on_a_gpu_equals_its_step() -> None:
     runs = []
     for capture in (False, True):
-        decode, hidden = _run(
-            Tau((-0.2, 0.1)), lambda decode, capture=capture: GraphExecutor(decode, capture), frames=4, cfg=2.0
-        )
+        decode, hidden = _run(Tau((-0.2, 0.1)), functools.partial(GraphExecutor, capture=capture), frames=4, cfg=2.0)
         runs.append((decode.codes, decode.replay.replayed, hidden))  # type: ignore[union-attr]
     for host, graph in zip(*runs, strict=True):
         assert torch.equal(host, graph)

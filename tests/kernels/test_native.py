@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -350,7 +351,8 @@ def test_what_does_not_fit_is_named() -> None:
 def test_maps_of_the_same_inputs_have_one_format(part: str) -> None:
     toy = Toy()
     other = random_linear("bfloat16", *getattr(toy.blocks[1], part).weight.shape)
-    toy.blocks[1] = dataclasses.replace(toy.blocks[1], **{part: other})
+    changed: dict[str, Any] = {part: other}
+    toy.blocks[1] = dataclasses.replace(toy.blocks[1], **changed)
     with pytest.raises(ValueError, match=f"layer 1: .*{part}: weights are bfloat16 and float32, expected one format"):
         toy.native()
 

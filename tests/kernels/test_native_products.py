@@ -128,6 +128,7 @@ def test_a_row_does_not_depend_on_its_neighbours(any_set: str, kind: str, width:
 
 def test_a_bias_of_one_call_stays_in_that_call() -> None:
     weight, x, other = random_linear("float32", 30, 20, bias=True), random(2, 20), random(30, seed=8)
+    assert weight.bias is not None
     product = Product(weight, 2)
     own = product(x)
     torch.testing.assert_close(product(x, other), own - weight.bias + other)

@@ -31,7 +31,7 @@ from fastcar_cli.models.quantised import QuantisedLinear
 def matrices(low: float, high: float) -> st.SearchStrategy[torch.Tensor]:
     """Float32 matrices whose inputs are groups of 32."""
     shapes = st.tuples(st.integers(1, 3), st.integers(1, 3).map(lambda n: 32 * n))
-    numbers = st.floats(np.float32(low), np.float32(high), width=32)
+    numbers = st.floats(float(np.float32(low)), float(np.float32(high)), width=32)
     return shapes.flatmap(lambda s: arrays("float32", s, elements=numbers)).map(torch.from_numpy)
 
 

@@ -130,9 +130,9 @@ def test_a_prompt_laid_out_as_frames_can_be_replayed(executor: str, delimiters: 
         rows = torch.cat([prompts, codes[:, : given * STRIDE, 0]], 1).tolist()
         decode = Decode.of(network, rows, settings, torch.zeros(2, frames * STRIDE, 1), conditions=actions)
         assert decode.prompts.aligned == given * STRIDE
-        hidden = [step.hidden[:, 0].clone() for step in decode.steps(codes[:, given * STRIDE :])]
+        steps = [step.hidden[:, 0].clone() for step in decode.steps(codes[:, given * STRIDE :])]
         assert decode.replay is not None and decode.replay.tas is not None
-        found.append((torch.stack(hidden)[-2 * STRIDE :], decode.replay.replayed, decode.replay.tas))
+        found.append((torch.stack(steps)[-2 * STRIDE :], decode.replay.replayed, decode.replay.tas))
     (hidden, replayed, tas), (others, others_replayed, others_tas) = found
     assert torch.equal(replayed[:, :, STRIDE:], others_replayed)
     assert 0.1 < float(others_replayed.float().mean()) < 0.9
@@ -215,7 +215,7 @@ def _edit(folder: Path, part: str, change: Callable[[dict[str, Any]], None]) -> 
     file.write_text(json.dumps(data))
 
 
-def _weights(folder: Path, part: str, change: Callable[[dict[str, Tensor]], None]) -> None:
+def _weights(folder: Path, part: str, change: Callable[[dict[str, Tensor]], object]) -> None:
     file = next((folder / part).glob("*.safetensors"))
     data = load_file(file)
     change(data)

@@ -63,7 +63,7 @@ def test_python_in_the_docs_runs(tmp_path: Path, code: str) -> None:
 
 def _keys(document: dict[str, Any], documented: set[str], before: str = "") -> set[str]:
     """Dotted keys of a document, down to those that the page names."""
-    found = set()
+    found: set[str] = set()
     for key, value in document.items():
         name = before + key
         deeper = isinstance(value, dict) and name not in documented
@@ -76,7 +76,7 @@ def test_the_page_on_json_names_the_keys_of_a_report(run: Run, tmp_path: Path) -
     documented = {key for cell in cells for key in re.findall(r"`([\w.]+)`", cell)}
     model, frames = tiny_folder(tmp_path / "model"), np.zeros((8, 64, 64, 3), np.uint8)
     np.savez(tmp_path / "clip.npz", image=frames, action=np.zeros((8, 2), np.float32))
-    found = set()
+    found: set[str] = set()
     for arguments in (
         ("a red ball", "--model", str(model), "--backend", "fpga-sim"),
         ("--model", "mini-actions", "--input", "clip.npz", "--truth"),

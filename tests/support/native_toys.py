@@ -136,7 +136,9 @@ class NativePass:
         if not self._key or self._key[0] is not cos or self._key[1] != at:
             self._key, toy = (cos, at), self._toy
             table = torch.tensor([list(at)] * toy.positions)
-            angles = {name: x.expand(toy.positions, *x.shape).contiguous() for name, x in (("cos", cos), ("sin", sin))}
+            angles: dict[str, Any] = {
+                name: x.expand(toy.positions, *x.shape).contiguous() for name, x in (("cos", cos), ("sin", sin))
+            }
             self._pass = DecoderPass(
                 toy.blocks, toy.norm, 1e-6, table=table, **angles, start=toy.start, **self._options
             )
@@ -254,7 +256,7 @@ def inputs(toy: Toy, angles: int = 1) -> tuple[Tensor, Tensor, Tensor, Slots]:
     return random(toy.rows, toy.width, seed=4), angle.cos(), angle.sin(), Slots(20, 21, 17, 20)
 
 
-def tables(toy: Toy) -> dict[str, Tensor]:
+def tables(toy: Toy) -> dict[str, Any]:
     both = (toy.layers, toy.rows)
     return {"scores": torch.full(both, 77.0), "replayed": torch.ones(both, dtype=torch.bool)}
 
@@ -282,7 +284,10 @@ class ToyDepth:
         self.blocks = [
             DepthBlockWeights(
                 normed(s),
-                *(made(width, width, s + n) for n in (2, 3, 4, 5)),
+                made(width, width, s + 2),
+                made(width, width, s + 3),
+                made(width, width, s + 4),
+                made(width, width, s + 5),
                 normed(s + 6),
                 made(4 * width, width, s + 7),
                 made(width, 4 * width, s + 8),
@@ -297,11 +302,11 @@ class ToyDepth:
         self.codes = torch.full(self.uniforms.shape, -1)
         self.rows = self.videos * (1 if self.guidance == 1 else 2)
 
-    def native(self, **more: object) -> CodeDraw:
-        names = ("blocks", "first", "later", "depth_embeddings", "norm", "heads")
-        transformer = DepthWeights(**{name: getattr(self, name) for name in names})
+    def native(self, **more: Any) -> CodeDraw:
+        parts = ("blocks", "first", "later", "depth_embeddings", "norm", "heads")
+        transformer = DepthWeights(**{name: getattr(self, name) for name in parts})
         names = ("classifier", "codebooks", "uniforms", "codes", "guidance")
-        return CodeDraw(transformer, **{name: getattr(self, name) for name in names} | more)  # type: ignore[arg-type]
+        return CodeDraw(transformer, **{name: getattr(self, name) for name in names} | more)
 
     def logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Guided logits float64 [depth, videos, known] of codes [videos, depth]."""
@@ -328,5 +333,6 @@ class ToyDepth:
 
     def latent(self, codes: Tensor) -> Tensor:
         """Sums of code vectors, float64 [rows, code width], of codes [videos, depth so far]."""
-        total = sum(book[codes[:, d]].double() for d, book in enumerate(self.codebooks[: codes.shape[1]]))
+        books = self.codebooks[: codes.shape[1]]
+        total = torch.stack([book[codes[:, d]].double() for d, book in enumerate(books)]).sum(0)
         return torch.cat([total] * (self.rows // self.videos))

@@ -105,7 +105,7 @@ def decode(
             text = model.llm.embed_tokens(torch.tensor(prompt))
             seen = codes[r % videos, :step]
             inputs.append(torch.cat([text, feedback(seen, torch.arange(step))]) if step else text)
-        for i, block in enumerate(model.llm.layers):
+        for i, block in enumerate(model.llm.blocks):
             scores: list[float] = []
             attended = []
             for r, x in enumerate(inputs):

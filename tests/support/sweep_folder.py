@@ -51,7 +51,7 @@ def write_folder(
 ) -> Path:
     """Write cells and results.json into `folder` and return it."""
     (folder / "cells").mkdir(parents=True)
-    cells = []
+    cells: list[dict[str, Any]] = []
     for prompt in prompts:
         for seed in seeds:
             dense = make(prompt, seed, None)

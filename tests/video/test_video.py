@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import write_whole
@@ -71,7 +71,7 @@ def test_a_gif_takes_as_long_as_its_frames(tmp_path: Path, fps: int) -> None:
         for f in frames:
             writer.add(f)
     with Image.open(tmp_path / "a.gif") as image:
-        delays = [image.seek(i) or image.info["duration"] for i in range(image.n_frames)]
+        delays = [frame.info["duration"] for frame in ImageSequence.Iterator(image)]
     assert len(delays) == fps and sum(delays) == 1000 and max(delays) - min(delays) <= 10
 
 
@@ -132,7 +132,7 @@ def test_mp4_plays_in_a_browser(tmp_path: Path) -> None:
     with av.open(str(tmp_path / "a.mp4")) as container:
         stream = container.streams.video[0]
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
-        assert (stream.average_rate, stream.frames) == (12, 6)
+        assert stream.average_rate == 12 and stream.frames == 6
     # The index stands before the data, so playing starts at once.
     data = (tmp_path / "a.mp4").read_bytes()
     assert data.index(b"moov") < data.index(b"mdat")
