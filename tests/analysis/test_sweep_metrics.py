@@ -136,8 +136,8 @@ def test_a_sweep_measures_decoded_frames(tmp_path: Path) -> None:
 
 
 def test_fidelity_is_null_for_what_a_reading_leaves_open() -> None:
-    video = render(Scene("ball", "red", "big", "right", "grass", (8, 32)))
-    video = np.asarray(video * 255 if video.dtype != np.uint8 else video).round().astype(np.uint8)
+    drawn = render(Scene("ball", "red", "big", "right", "grass", (8, 32)))
+    video = np.asarray(drawn * 255 if drawn.dtype != np.uint8 else drawn).round().astype(np.uint8)
     right = WORLD.judge(video, ["red", "ball", "right"])
     assert (right["color"], right["shape"], right["motion"]) == (True, True, True)
     assert right["size"] is None and right["background"] is None and right["all_right"] is True

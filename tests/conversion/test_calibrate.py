@@ -15,11 +15,12 @@ from support.processes import Run
 from support.vila_u import converted
 
 from fastcar_cli.cli.flags import prompts_of
-from fastcar_cli.conversion import Calibration, Conversion, measure, open_source
+from fastcar_cli.conversion import Calibration, Conversion, open_source
 from fastcar_cli.conversion.rounding import calibrated, output_error
 from fastcar_cli.conversion.source import target_format
 from fastcar_cli.formats import FORMATS, unpack_int4
 from fastcar_cli.models import load
+from fastcar_lab import conversion_error
 
 PROMPTS = ("a red ball rolls over the grass", "a boat at night", "", "a small green star bouncing")
 KINDS = ("int4", "int8")
@@ -104,7 +105,7 @@ def test_every_matrix_of_the_bundled_model_is_nearer(prompts: Path, run: Run) ->
         converted(run, "mini", "plain", "--depth-dtype", "int4"),
         converted(run, "mini", "made", "--depth-dtype", "int4", "--calibrate", str(prompts)),
     )
-    lines = measure.compare("mini", [str(plain), str(made)], measure.PROMPTS[:1], 1)
+    lines = conversion_error.compare("mini", [str(plain), str(made)], conversion_error.PROMPTS[:1], 1)
     assert lines[1]["bytes"] == lines[2]["bytes"]
     # Of 3 prompts; 16 halve both.
     assert lines[2]["hidden"] < 0.8 * lines[1]["hidden"] and lines[2]["logits"] < 0.8 * lines[1]["logits"]
@@ -140,7 +141,7 @@ def test_checkpoints_of_all_shapes(make, prompts: Path, run: Run, changes, optio
     assert [f.name for f in sorted(made.iterdir())] == [f.name for f in sorted(plain.iterdir())]
     states = [load(str(folder)).network.state_dict() for folder in (plain, made)]
     assert all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(*(s.values() for s in states), strict=True))
-    lines = measure.compare(str(source), [str(plain), str(made)], measure.PROMPTS[:1], 1)
+    lines = conversion_error.compare(str(source), [str(plain), str(made)], conversion_error.PROMPTS[:1], 1)
     assert lines[2]["hidden"] < lines[1]["hidden"]
 
 

@@ -19,13 +19,13 @@ from support.native_toys import coded
 from support.processes import SCREEN, Run
 from support.vila_u import converted
 
-from fastcar_cli.conversion import measure
 from fastcar_cli.decoding import trace
 from fastcar_cli.formats import quantise_int4
 from fastcar_cli.models import load
 from fastcar_cli.models.loading import vila_u
 from fastcar_cli.models.loading.checkpoint import loading_format
 from fastcar_cli.models.quantised import QuantisedLinear, multiplied_by
+from fastcar_lab import conversion_error
 
 PROMPT = "a red ball"
 CODES = torch.randint(0, 20, (1, 12, 3), generator=torch.Generator().manual_seed(0))
@@ -141,7 +141,7 @@ def test_what_stays_floats_is_as_the_source(make: Callable[..., Path], run: Run,
 def test_the_bundled_model_in_int4_is_near_itself(run: Run) -> None:
     done = run("convert", "mini", "-o", "mini-int4", "--dtype", "int4", "--json")
     told = json.loads(done.stdout)
-    lines = measure.compare("mini", ["mini-int4"], measure.PROMPTS[:1], 2)
+    lines = conversion_error.compare("mini", ["mini-int4"], conversion_error.PROMPTS[:1], 2)
     assert lines[1]["bytes"] == told["weights_bytes"] < 0.45 * lines[0]["bytes"] * 1.2
     assert lines[0]["hidden"] < 0.03 and lines[1]["hidden"] < 0.25 and lines[1]["same_first"] > 0.97
     again = run("generate", "a red ball on the grass", "--model", "mini-int4", "--frames", "1", "-o", "a.gif", "--json")

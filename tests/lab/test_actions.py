@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +78,8 @@ def test_codes_of_a_later_frame_tell_where_the_object_is() -> None:
 
 
 def test_codes_of_a_given_frame_are_those_of_equal_cells() -> None:
-    d, pixels = dictionary(), {}
+    pixels: dict[Any, Any] = {}
+    d = dictionary()
     for look in looks()[0]:
         spot = (3, 8)
         cells = image(look, spot).reshape(16, 4, 16, 4, 3).transpose(0, 2, 1, 3, 4).reshape(256, -1)
@@ -149,8 +151,9 @@ def test_stopped_and_killed_training_goes_on_as_if_it_had_not_been(
 ) -> None:
     settings = ActionSettings(steps=5, batch=1, bfloat16=False)
     if stage == "replay":
-        settings = settings.replay_stage()
-        assert isinstance(settings, ActionSettings) and settings.replay
+        replaying = settings.replay_stage()
+        assert isinstance(replaying, ActionSettings) and replaying.replay
+        settings = replaying
     tokenizer, whole, parts = (tmp_path / name for name in ("tokenizer.safetensors", "whole", "parts"))
     train_tokenizer.new_tokenizer().save(tokenizer)
     train_transformer.train(whole, tokenizer, settings)

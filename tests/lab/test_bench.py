@@ -128,7 +128,7 @@ def test_busy_processes_are_there_while_passes_are_timed_and_gone_after(monkeypa
         loops.append(start(*arguments, **options))
         return loops[-1]
 
-    monkeypatch.setattr(neighbour.subprocess, "Popen", started)
+    monkeypatch.setattr(subprocess, "Popen", started)
     plan = Benchmark("mini", layers=1, context=100, rows=1, passes=2, turns=1, compiled=False)
     threads = torch.get_num_threads()
     result = neighbour.measure(plan, 2, 2, lambda done, total: states.append([loop.poll() for loop in loops]))

@@ -10,6 +10,7 @@ import torch
 
 import fastcar_lab.bench.prediction as clip
 from fastcar_cli.cli.app import main
+from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.errors import RequestError
 from fastcar_lab.bench.prediction import PredictedClip, forced, measure, networks
 from fastcar_lab.dummy.ivideogpt import TOKENIZERS, TRANSFORMER
@@ -61,15 +62,15 @@ def test_both_run_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", forward)
     clip.theirs(network, PLAN)(0)
     steps: list[torch.Tensor] = []
-    run = clip.Decode.steps
+    run = Decode.steps
 
-    def kept(self: clip.Decode) -> object:
+    def kept(self: Decode) -> object:
         for step in run(self, keep_logits=True):
             assert step.logits is not None
             steps.append(step.logits[0, :, 0])
             yield step
 
-    monkeypatch.setattr(clip.Decode, "steps", kept)
+    monkeypatch.setattr(Decode, "steps", kept)
     clip.ours(network, PLAN, False)(0)
     assert len(steps) == 51 and (steps[1] - heard[0]).abs().max() < 1e-3
 

@@ -58,7 +58,7 @@ def test_an_object_drawn_by_mini_is_pushed_on(run: Run, tmp_path: Path) -> None:
         "generate", "--model", "mini-actions", "--input", "ball.mp4", "--actions", "pushes.json", "-o", "next.mp4"
     )
     assert done.returncode == 0, done.stderr
-    seen = follow(np.stack(read_frames(tmp_path / "next.mp4")))
+    seen = follow(read_frames(tmp_path / "next.mp4"))
     assert all(s is not None for s in seen)
     path = [(s.x - seen[0].x, s.y - seen[0].y) for s in seen if s and seen[0]]
     wanted = [(min(4 * t, 12), -4 * max(0, t - 3)) for t in range(8)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_a_patch_is_told_where_things_are_from_its_middle(told: PlacementMap, ri
     ],
     ids=str,
 )
-def test_every_word_of_a_thing_counts_near_it_and_only_there(told: PlacementMap, change: dict[str, object]) -> None:
+def test_every_word_of_a_thing_counts_near_it_and_only_there(told: PlacementMap, change: dict[str, Any]) -> None:
     alone = replace(SCENE, things=(replace(BALL, vx=0),), story="alone")
     other = replace(alone, things=(replace(alone.things[0], **change),))
     differs = (at(told, alone, 2) != at(told, other, 2)).any(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,7 +134,8 @@ def test_each_wrong_attribute_is_caught_and_named(attribute: str, count: int) ->
         for value in ATTRIBUTES[attribute]:
             if value == getattr(scene, attribute):
                 continue
-            other = replace(scene, **{attribute: value})
+            changed: dict[str, Any] = {attribute: value}
+            other = replace(scene, **changed)
             other = replace(other, start=rng.choice(scenes_of(other.combination)).start)
             right = judge(analyse(render(other)), wanted_of(scene))
             assert not right["all"]
