@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, get_args
 
 import yaml
 from pydantic import (
@@ -24,11 +24,18 @@ from pydantic import (
     field_validator,
 )
 
+from fastcar_cli import choices
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.files import read_text
+from fastcar_cli.presets import parse_yaml, preset_folder, presets, read_preset
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
+MODELS = (
+    "bundled model (mini, table, table-dense, mini-actions), name of the hub (vila-u-7b, ivideogpt-...; "
+    "NAME@REVISION), or model folder"
+)
+"""What a model is named by."""
+
 RENAMED = {"runtime.kernels": "runtime.executor"}
 """Keys of earlier versions, which files and recipes may still have."""
 
@@ -40,22 +47,33 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+def _setting(default: Any, meaning: str, *, flag: str | None = "", by_model: bool = False, **limits: Any) -> Any:
+    """A key with its default, meaning and limits.
+
+    The command line sets it by `flag`; an empty one is called as the key, with None there is none. `by_model`: the
+    default is the model's own preference.
+    """
+    return Field(default, description=meaning, json_schema_extra={"flag": flag, "by_model": by_model}, **limits)
+
+
 class Generation(_Section):
     """What to make."""
 
-    frames: int | None = Field(None, ge=1, le=LARGEST, description="frames of the video")
-    seed: int | None = Field(None, ge=0, lt=2**63, description="seed of the first video; drawn where none is given")
-    samples: int = Field(1, ge=1, le=1024, description="videos per prompt or input; seeds count up")
+    frames: int | None = _setting(None, "frames of the video, context frames included", by_model=True, ge=1, le=LARGEST)
+    seed: int | None = _setting(None, "seed of the first video; drawn and printed where none is given", ge=0, lt=2**63)
+    samples: int = _setting(1, "videos per prompt or input; seeds count up", ge=1, le=1024)
 
 
 class Sampling(_Section):
     """How codes are drawn."""
 
-    cfg: float | None = Field(None, ge=0, le=1000, description="guidance scale; 1 is none")
-    temperature: float | None = Field(None, ge=0, le=1000, description="0 takes the likeliest code")
-    top_k: int | None = Field(None, ge=0, le=LARGEST, description="codes kept; 0 keeps all")
-    top_p: float | None = Field(None, gt=0, le=1, description="probability mass kept")
-    first_frame_top_p: float | None = Field(None, gt=0, le=1, description="top_p of the first frame")
+    cfg: float | None = _setting(None, "guidance scale; 1 is none", by_model=True, ge=0, le=1000)
+    temperature: float | None = _setting(None, "temperature; 0 takes the likeliest code", by_model=True, ge=0, le=1000)
+    top_k: int | None = _setting(None, "likeliest codes kept; 0 keeps all", by_model=True, ge=0, le=LARGEST)
+    top_p: float | None = _setting(None, "probability mass kept", by_model=True, gt=0, le=1)
+    first_frame_top_p: float | None = _setting(
+        None, "probability mass kept in the first frame", flag=None, by_model=True, gt=0, le=1
+    )
 
     @field_validator("temperature", mode="after")
     @classmethod
@@ -68,23 +86,28 @@ class Sampling(_Section):
 class Replay(_Section):
     """When an MLP is replayed."""
 
-    tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = Field(
-        OFF, description="'off', a number, or a list with a number or 'off' a layer"
+    tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = _setting(
+        OFF, "replay threshold: a number, 'off', or one of these per layer with commas between them"
     )
-    ratio: float | None = Field(
-        None, gt=0, lt=1, allow_inf_nan=False, description="replay ratio that a controller keeps, instead of tau"
+    ratio: float | None = _setting(
+        None,
+        "replay ratio that a controller keeps by moving the threshold, such as 0.8; instead of tau",
+        flag="--replay-ratio",
+        gt=0,
+        lt=1,
+        allow_inf_nan=False,
     )
-    controller: Literal["global", "layer"] = Field(
-        "layer", description="what keeps the ratio: each layer, or all layers with one tau"
+    controller: choices.Controller = _setting(
+        "layer", "what keeps the ratio: all layers with one threshold, or each layer", flag=None
     )
-    score: Literal["tas", "input", "attention", "query", "random", "oracle"] = Field(
-        "tas", description="what tau is compared with: tas, input, attention, query, random or oracle"
+    score: choices.Score = _setting("tas", "what the threshold is compared with")
+    tas: choices.TasDefinition | None = _setting(None, "definition of the temporal attention score", by_model=True)
+    gate: choices.Gate | None = _setting(None, "who decides on a replay: each row, or a guided pair", by_model=True)
+    max_age: int | None = _setting(
+        None, "most consecutive replays of one cached MLP output", flag="--max-replay-age", ge=1, le=LARGEST
     )
-    tas: Literal["attention", "released"] | None = Field(None, description="definition of the temporal attention score")
-    gate: Literal["row", "pair"] | None = Field(None, description="who decides: each row, or a guided pair")
-    max_age: int | None = Field(None, ge=1, le=LARGEST, description="most consecutive replays of one cached MLP output")
-    eligible: Literal["codes", "all"] = Field(
-        "codes", description="tokens that may replay; `codes`: frame tokens only; `all`: frame delimiters too"
+    eligible: choices.Eligible = _setting(
+        "codes", "tokens that may replay: those of frames, or frame delimiters too", flag=None
     )
 
     @field_validator("ratio", mode="after")
@@ -95,57 +118,58 @@ class Replay(_Section):
         return value
 
 
+def _read_window(value: Any) -> Any:
+    if isinstance(value, str) and value != "off":
+        try:
+            return int(value)
+        except ValueError:
+            raise ValueError("a number of tokens, or 'off'") from None
+    return None if value == "off" or value is False else value
+
+
 class Attention(_Section):
     """Which earlier tokens are attended to."""
 
-    window: int | None = Field(None, ge=1, le=LARGEST, description="last tokens attended to; none: all")
-    sinks: int = Field(4, ge=0, le=LARGEST, description="first prompt tokens kept beside a window")
-    kv_dtype: Literal["auto", "int8"] = Field("auto", description="keys and values: auto (as the model), int8")
-
-    @field_validator("window", mode="before")
-    @classmethod
-    def _window(cls, value: Any) -> Any:
-        if isinstance(value, str) and value != "off":
-            try:
-                return int(value)
-            except ValueError:
-                raise ValueError("a number of tokens, or 'off'") from None
-        return None if value == "off" or value is False else value
+    window: Annotated[int | None, BeforeValidator(_read_window)] = _setting(
+        None, "last tokens attended to, or 'off' for all", ge=1, le=LARGEST
+    )
+    sinks: int = _setting(4, "first prompt tokens kept beside a window", ge=0, le=LARGEST)
+    kv_dtype: choices.KVDtype = _setting("auto", "format of keys and values; auto: as the model")
 
 
 class Backend(_Section):
     """Who executes the MLPs."""
 
-    name: Literal["torch", "fpga-sim"] = Field("torch", description="executor of the MLPs")
-    preset: str = Field("edge-small", min_length=1, description="accelerator of fpga-sim: a preset or a YAML file")
+    name: choices.Backend = _setting("torch", "who executes the MLPs", flag="--backend")
+    preset: str = _setting(
+        "edge-small", "accelerator of fpga-sim: a preset or a YAML file", flag="--fpga", min_length=1
+    )
 
 
 class Runtime(_Section):
     """Where and in what precision."""
 
-    device: str = Field("auto", pattern=DEVICES, description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = Field(
-        "auto",
-        description="auto, float32, bfloat16, float16, int8 (block matrices in int8, CPU); converted: its own",
+    device: str = _setting("auto", "device: auto, cpu, cuda or cuda:N", pattern=DEVICES)
+    dtype: choices.Dtype = _setting("auto", "format of the weights; int8 on a CPU only; a converted model has its own")
+    executor: choices.Executor = _setting(
+        "auto", "who runs a decode pass: native CPU kernels, a CUDA graph or plain torch; auto: the fastest"
     )
-    executor: Literal["auto", "torch", "native", "graph"] = Field(
-        "auto",
-        description="who runs a decode pass: torch, native (CPU kernels), graph (CUDA); auto: the fastest",
+    threads: int | None = _setting(
+        None, "CPU threads; default: all, two in the native kernels for a bundled model", ge=1, le=1024
     )
-    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; default all")
 
 
 class Video(_Section):
     """How frames are written."""
 
-    fps: int | None = Field(None, ge=1, le=120, description="frames a second")
-    scale: int = Field(1, ge=1, le=16, description="enlargement of the written frames")
+    fps: int | None = _setting(None, "frames per second of the file", by_model=True, ge=1, le=120)
+    scale: int = _setting(1, "enlargement of the written frames, 1 to 16", ge=1, le=16)
 
 
 class RunConfig(_Section):
     """Everything a run is decided by."""
 
-    model: str = Field("mini", min_length=1, description="bundled name, hub name or model folder")
+    model: str = _setting("mini", MODELS, min_length=1)
     generation: Generation = Generation()
     sampling: Sampling = Sampling()
     replay: Replay = Replay()
@@ -190,16 +214,56 @@ def tau_to_plain(tau: Tau) -> Any:
     return values if isinstance(plain, list) else values[0]
 
 
-def allowed_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, str]:
-    """Every dotted key with its description."""
-    keys: dict[str, str] = {}
+@dataclass(frozen=True)
+class Setting:
+    """A key of the configuration as help texts, errors and docs show it.
+
+    `kind` is the type of its value on the command line, `values` the words it may be; `default` is None where nothing
+    is set or, `by_model`, where the model decides.
+    """
+
+    key: str
+    flag: str | None
+    kind: type
+    meaning: str
+    values: tuple[str, ...]
+    default: Any
+    by_model: bool
+
+    @property
+    def help(self) -> str:
+        """Its meaning with the words it may be."""
+        *others, last = self.values or ("",)
+        return f"{self.meaning} ({', '.join(others)} or {last})" if others else self.meaning
+
+
+@cache
+def settings() -> dict[str, Setting]:
+    """Every dotted key of the configuration."""
+    return {s.key: s for s in _settings_of(RunConfig, "")}
+
+
+def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            keys |= allowed_keys(kind, f"{prefix}{name}.")
-        else:
-            keys[prefix + name] = field.description or ""
-    return keys
+            yield from _settings_of(kind, f"{prefix}{name}.")
+            continue
+        extra: Any = field.json_schema_extra
+        flag = f"--{name.replace('_', '-')}" if extra["flag"] == "" else extra["flag"]
+        default = str(field.default) if isinstance(field.default, Tau) else field.default
+        words = choices.values(kind)
+        # A value that is read from its text is given as a text.
+        read = any(isinstance(m, BeforeValidator) for m in field.metadata)
+        numbers: list[type] = [k for k in (int, float) if k in (kind, *get_args(kind)) and not read]
+        yield Setting(
+            prefix + name, flag, (numbers or [str])[0], str(field.description), words, default, extra["by_model"]
+        )
+
+
+def allowed_keys() -> dict[str, str]:
+    """Every dotted key with what it means."""
+    return {key: setting.help for key, setting in settings().items()}
 
 
 class _Shown(reprlib.Repr):
@@ -244,44 +308,6 @@ def _explain(error: ValidationError, where: Text | None) -> RequestError:
     return RequestError("not allowed", key=key, value=value, where=where, allowed=allowed, hint=keys.get(key))
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
-    seen: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-        seen[key] = loader.construct_object(value_node, deep=True)
-    return seen
-
-
-def parse_yaml(text: str) -> Any:
-    """Plain data of a YAML text. Raises ValueError with one line on what is wrong with it."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    # Of odd scalars and keys PyYAML lets through what Python says: dates that do not exist, numbers without digits.
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as e:
-        raise ValueError(" ".join(str(e).split())) from None
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def preset_folder() -> Path:
-    """Where the shipped presets are: in the package, or beside it in a source checkout."""
-    packaged = Path(str(resources.files("fastcar_cli"))) / "configs"
-    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "configs"
-
-
-def presets() -> list[str]:
-    """Names of the shipped presets."""
-    return sorted(p.stem for p in preset_folder().glob("*.yaml"))
-
-
 def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested sections as dotted keys."""
     out: dict[str, Any] = {}
@@ -291,32 +317,6 @@ def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             out[prefix + key] = value
     return out
-
-
-def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tuple[dict[str, Any], Path]:
-    """The mapping in FOLDER/NAME.yaml for a name without a path, else in the file of that path, and its path.
-
-    `what` begins the sentence of a RequestError: what was asked for, the name left out.
-    """
-    path = Path(name)
-    if "/" not in name and path.suffix not in (".yaml", ".yml"):
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            raise RequestError(
-                f"{what} {name}: no preset of that name" + (f"; did you mean {near[0]!r}?" if near else ""),
-                hint=f"presets: {', '.join(names)}; or give the path of a .yaml file",
-            )
-        path = folder / f"{name}.yaml"
-    text = read_text(path, f"{what} {name}")
-    try:
-        data = parse_yaml(text)
-    except ValueError as e:
-        raise RequestError(f"{what} {name} is not valid YAML: {e}") from None
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        raise RequestError(f"{what} {name}: the top level is a {type(data).__name__}, needed: a mapping of keys")
-    return data, path
 
 
 def _put(data: dict[str, Any], key: str, value: Any, where: Text) -> None:

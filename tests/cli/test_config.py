@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcar_cli.config import Replay, RunConfig, allowed_keys, load_config, presets
+from fastcar_cli.config import Replay, RunConfig, allowed_keys, load_config
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
+from fastcar_cli.presets import presets
 
 
 @pytest.mark.parametrize(

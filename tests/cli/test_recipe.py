@@ -16,13 +16,14 @@ from typer.testing import CliRunner, Result
 
 from fastcar_cli import __version__
 from fastcar_cli.cli.app import app
-from fastcar_cli.config import RunConfig, flat, preset_folder
+from fastcar_cli.config import RunConfig, flat
 from fastcar_cli.decoding.controller import Target
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.registry import identity
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.presets import preset_folder
 from fastcar_cli.recipe import recipe_of, settings_of
 from fastcar_cli.video import open_writer, read_frames, read_recipe
 

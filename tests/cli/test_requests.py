@@ -16,10 +16,11 @@ from fastcar_cli.analysis.profiler import parse_lengths
 from fastcar_cli.analysis.sweep.grid import parse_seeds, parse_shard, parse_taus, parse_windows
 from fastcar_cli.cli.app import app
 from fastcar_cli.cli.flags import flag_of
-from fastcar_cli.config import allowed_keys, load_config, parse_yaml
+from fastcar_cli.config import allowed_keys, load_config
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import FastcarError, Key, RequestError
 from fastcar_cli.models.loading.memory_plan import out_of_memory
+from fastcar_cli.presets import parse_yaml
 
 NUMBERS = st.one_of(
     st.integers().map(str),

@@ -15,7 +15,7 @@ from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.explain import explain
 from fastcar_cli.backends.fpga.published import TABLE
 from fastcar_cli.backends.fpga.summary import compare
-from fastcar_cli.config import preset_folder
+from fastcar_cli.presets import preset_folder
 from fastcar_lab.accelerator import broadcast
 
 

@@ -11,8 +11,8 @@ from support.fpga_presets import preset, work
 
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.config import preset_folder
 from fastcar_cli.errors import RequestError
+from fastcar_cli.presets import preset_folder
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import yaml
 
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.backends.fpga.workload import Workload
-from fastcar_cli.config import preset_folder
+from fastcar_cli.presets import preset_folder
 
 
 def constant(value: float, unit: str) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from typer.core import TyperGroup
 
 from fastcar_cli import plugins
 from fastcar_cli._version import __version__
-from fastcar_cli.cli import convert_cmd, fpga_cmd, generate, profile_cmd, sweep_cmd
+from fastcar_cli.cli import convert_cmd, fpga_cmd, fpga_rtl_cmd, generate, profile_cmd, sweep_cmd
 from fastcar_cli.cli.flags import Command, refuse_all_but
+from fastcar_cli.cli.options import ConfigFile, Debug, Overrides
+from fastcar_cli.config import allowed_keys, load_config
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.signals import status, stop_on_sigterm
 
@@ -22,7 +24,15 @@ LABORATORY = ("train", "lab")
 
 
 class Commands(TyperGroup):
-    """The commands of this package and those that others add, which are looked for only when they are needed."""
+    """The commands of this package and those that others add, which are looked for only when they are needed.
+
+    A command may have a name of two words: `fastcar fpga rtl` beside `fastcar fpga`.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Join the words of a command's name."""
+        name = " ".join(args[:2])
+        return super().parse_args(ctx, [name, *args[2:]] if name in self.commands else args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, the added ones last."""
@@ -68,21 +78,21 @@ def root(
 app.command("generate", cls=Command)(generate.generate)
 app.command("convert", cls=Command)(convert_cmd.convert)
 app.command("profile", cls=Command)(profile_cmd.profile)
-app.add_typer(sweep_cmd.app, name="sweep", help="Speed against quality over thresholds, prompts and seeds.")
-app.add_typer(fpga_cmd.app, name="fpga", help="The emulated accelerator on saved or drawn decisions.")
+app.command("sweep", cls=Command)(sweep_cmd.sweep)
+app.command("sweep vbench-score", cls=Command)(sweep_cmd.vbench_score)
+app.command("fpga", cls=Command)(fpga_cmd.fpga)
+app.command("fpga rtl", cls=Command)(fpga_rtl_cmd.rtl)
 
 
 @app.command("config", cls=Command)
 def config(
     ctx: typer.Context,
-    config: Annotated[str | None, typer.Option("--config", help="Preset name or YAML file.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
     keys: Annotated[bool, typer.Option("--keys", help="List every key with what it means instead.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Print the effective configuration as YAML."""
-    from fastcar_cli.config import allowed_keys, load_config
-
     if keys:
         refuse_all_but(ctx, ("keys",), "with --keys")
         for key, meaning in allowed_keys().items():

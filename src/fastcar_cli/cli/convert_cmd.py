@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import MODELS, one_of, prompts_of
+from fastcar_cli.cli.flags import one_of, prompts_of
+from fastcar_cli.cli.options import Debug, Flags, Json, Quiet, options, sentence
+from fastcar_cli.config import load_config, settings
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from fastcar_cli.conversion import Conversion, Result, Source
 
 
+@options("runtime.threads")
 def convert(
-    model: Annotated[str, typer.Argument(help=MODELS)],
+    model: Annotated[str, typer.Argument(help=sentence(settings()["model"]))],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to make; there must be none of this name.")],
     dtype: Annotated[str, typer.Option(help="int4, int8 or bfloat16.")] = "int4",
     depth_dtype: Annotated[
@@ -30,10 +33,11 @@ def convert(
             metavar="PROMPTS", help="Calibrate the rounding (GPTQ) on the prompts in this file, one a line, 32 at most."
         ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default all.", min=1, max=1024)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    *,
+    flags: Flags,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Convert a model to weights that take less room and load at once; the same command resumes after a stop."""
     from fastcar_cli.conversion import Calibration, Conversion, open_source
@@ -52,8 +56,8 @@ def convert(
 
     from fastcar_cli.cli.render import console, note
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if flags:
+        torch.set_num_threads(load_config(None, (), flags).runtime.threads or 1)
     terminal = console(quiet)
     source = open_source(model)
     spec = padded(source.spec, dtype)

@@ -7,50 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
+from fastcar_cli.config import settings
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.files import read_text
 from fastcar_cli.signals import status
 
-MODELS = (
-    "mini, table, table-dense, mini-actions, a name of the hub (vila-u-7b, ivideogpt-...; NAME@REVISION), "
-    "or a model folder."
-)
-"""What --model may be, for help texts."""
-
-FLAGS = {
-    "replay.ratio": ("--replay-ratio",),
-    "ratio": ("--replay-ratio", "--replay"),
-    "replay.max_age": ("--max-replay-age",),
-    "max_age": ("--max-replay-age",),
-    "backend.name": ("--backend",),
-    "backend.preset": ("--fpga",),
-    "overrides": ("--set",),
-}
-"""Flags that are not called like the last part of their parameter; the first one that a command has is meant."""
+OTHERS = {"overrides": "--set", "ratio": "--replay"}
+"""Flags of parameters that are no keys of the configuration and called otherwise."""
 
 
 def flag_of(parameter: str, flags: Collection[str]) -> str | None:
     """The flag of a command with these flags for a parameter of the library; `--set KEY` where it has none."""
-    last = parameter.split(".")[-1].replace("_", "-")
-    for flag in FLAGS.get(parameter, (f"--{last}", f"-{last}")):
+    named = [s for s in settings().values() if s.key == parameter or s.key.endswith(f".{parameter}")]
+    last = parameter.rpartition(".")[2].replace("_", "-")
+    for flag in (*(s.flag for s in named), f"--{last}", f"-{last}", OTHERS.get(parameter)):
         if flag in flags:
             return flag
-    from fastcar_cli.config import allowed_keys
-
-    keys = [key for key in allowed_keys() if key == parameter or key.endswith(f".{parameter}")]
-    return f"--set {keys[0]}" if len(keys) == 1 and "--set" in flags else None
-
-
-def configured(ctx: typer.Context) -> dict[str, Any]:
-    """What was given of the options that are called like keys of the configuration, by dotted key."""
-    from fastcar_cli.config import allowed_keys
-
-    names = {flag: p.name for p in ctx.command.params if p.name for flag in p.opts}
-    values = {key: ctx.params.get(names.get(flag_of(key, names) or "", "")) for key in allowed_keys()}
-    values["runtime.executor"] = values["runtime.executor"] or ctx.params.get("kernels")
-    return {key: value for key, value in values.items() if value is not None}
+    return f"--set {named[0].key}" if len(named) == 1 and "--set" in flags else None
 
 
 def one_of(option: str, value: str | None, allowed: Collection[str]) -> None:
@@ -109,21 +84,6 @@ class Command(TyperCommand):
 
             note(console(), "nothing more was done", "stopped")
             raise typer.Exit(status(e)) from None
-
-
-class Group(TyperGroup):
-    """`fastcar NAME [options]` is the first command itself; only a first word that names another is one."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the first command before what names none."""
-        if not args or args[0] not in self.commands:
-            args = [next(iter(self.commands)), *args]
-        return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command, without its name where that is the group's own."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return ("" if name == next(iter(self.commands)) else name), command, rest
 
 
 def given(ctx: typer.Context) -> dict[str, str]:

@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import MODELS, Command, Group, check_made, one_of, refuse, refuse_all_but
-from fastcar_cli.cli.fpga_rtl_cmd import rtl
+from fastcar_cli.cli.flags import check_made, one_of, refuse, refuse_all_but
+from fastcar_cli.cli.options import Debug, Flags, Json, options
+from fastcar_cli.config import MODELS, load_config
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from fastcar_cli.backends.fpga.preset import Preset
 
-app = typer.Typer(cls=Group, pretty_exceptions_enable=False, add_completion=False)
 
-
-@app.command("fpga", cls=Command)
+@options("attention.window", "attention.sinks")
 def fpga(
     ctx: typer.Context,
     trace: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Decisions that generate has saved.")] = None,
     preset: Annotated[str, typer.Option(help="Accelerator: a preset or a YAML file.")] = "paper-u280",
     model: Annotated[
         str,
-        typer.Option(help=f"Shapes for drawn decisions, without a download: {MODELS}"),
+        typer.Option(help=f"Shapes for drawn decisions, without a download: {MODELS}."),
     ] = "vila-u-7b",
     rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1, max=32)] = 16,
     frames: Annotated[int, typer.Option(help="Frames of the video.", min=1, max=4096)] = 8,
@@ -33,8 +32,8 @@ def fpga(
     replay: Annotated[
         str, typer.Option(help="Replay ratios over all passes, with commas between them.")
     ] = "0,0.2,0.5,0.8",
-    window: Annotated[str | None, typer.Option(help="Last tokens attended to, or 'off'.")] = None,
-    sinks: Annotated[int, typer.Option(help="First prompt tokens kept beside a window.", min=0, max=2**20)] = 4,
+    *,
+    flags: Flags,
     spread: Annotated[
         str, typer.Option(help="Where drawn replays may be: eligible passes, or all (also the first frame).")
     ] = "eligible",
@@ -50,8 +49,8 @@ def fpga(
         bool, typer.Option("--explain", help="Print the terms of one layer's cycles and joules.")
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Folder for CSVs, timeline and charts.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL."""
     from fastcar_cli.backends.fpga.decisions import draw, read
@@ -60,7 +59,6 @@ def fpga(
     from fastcar_cli.backends.fpga.preset import load_preset
     from fastcar_cli.backends.fpga.summary import compare
     from fastcar_cli.backends.fpga.workload import workload_of
-    from fastcar_cli.config import load_config
     from fastcar_cli.models.loading.registry import spec_of
     from fastcar_cli.models.loading.specs import spec_from_dict
 
@@ -72,7 +70,8 @@ def fpga(
             ("trace", "preset", "window", "sinks", "explain", "report", "as_json"),
             "with a file of decisions, which holds its own",
         )
-    if window in (None, "off"):
+    attention = load_config(None, (), flags).attention
+    if attention.window is None:
         refuse(ctx, ("sinks",), "where everything is attended to", "it needs --window with a number of tokens")
     if pair_correlation and rows % 2:
         raise RequestError(f"--pair-correlation with --rows {rows}: rows have no pairs", hint="an even number of rows")
@@ -80,7 +79,6 @@ def fpga(
     one_of("--spread", spread, ("eligible", "all"))
     one_of("--profile", profile, ("flat", "valley"))
     accelerator = load_preset(preset)
-    seen = load_config(None, (), {"attention.window": window or "off"}).attention.window
     if table:
         _table(accelerator, as_json)
         return
@@ -92,12 +90,19 @@ def fpga(
             rows=saved.replayed.shape[1],
             frames=saved.frames,
             prompt=saved.prompt,
-            window=saved.window if window is None else seen,
-            sinks=saved.sinks if window is None else sinks,
+            window=attention.window if "attention.window" in flags else saved.window,
+            sinks=attention.sinks if "attention.window" in flags else saved.sinks,
         )
         patterns = [saved.replayed]
     else:
-        work = workload_of(spec_of(model), rows=rows, frames=frames, prompt=prompt_tokens, window=seen, sinks=sinks)
+        work = workload_of(
+            spec_of(model),
+            rows=rows,
+            frames=frames,
+            prompt=prompt_tokens,
+            window=attention.window,
+            sinks=attention.sinks,
+        )
         how: dict[str, Any] = {"layers": work.layers, "rows": rows, "frames": frames, "seed": seed, "spread": spread}
         how |= {"tokens_per_frame": work.tokens_per_frame, "pair_correlation": pair_correlation, "profile": profile}
         patterns = [draw(ratio=ratio, **how) for ratio in _ratios(replay)]
@@ -119,9 +124,6 @@ def fpga(
         typer.echo(json.dumps({"runs": documents}))
     elif not explain:
         _summary(documents, work)
-
-
-app.command("rtl", cls=Command)(rtl)
 
 
 def _ratios(text: str) -> list[float]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fastcar_cli.cli.options import Debug, Json
 from fastcar_cli.errors import RequestError
 
 
@@ -21,8 +22,8 @@ def rtl(
     check: Annotated[bool, typer.Option("--check", help="Run it; status 1 at the first difference.")] = False,
     synth: Annotated[bool, typer.Option("--synth", help="Count resources with yosys (estimates).")] = False,
     saif: Annotated[bool, typer.Option("--saif", help="Write switching activity for the vendor's tool.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it."""
     from fastcar_cli.backends.fpga.decisions import read

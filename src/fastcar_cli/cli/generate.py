@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import MODELS, check_made, configured, given, refuse
+from fastcar_cli.cli.flags import check_made, given, refuse
+from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Json, Overrides, Quiet, options
+from fastcar_cli.config import RunConfig, load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import write_whole
 from fastcar_cli.signals import status
 
 if TYPE_CHECKING:
-    from fastcar_cli.config import RunConfig
     from fastcar_cli.prompt import Prompt
 
 
+@options()
 def generate(
     ctx: typer.Context,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What the video shows.")] = None,
@@ -56,81 +58,36 @@ def generate(
             "with several videos the folder they go to.",
         ),
     ] = None,
-    tau: Annotated[
-        str | None, typer.Option(help="Replay threshold: a number, 'off', or a comma-separated list, one a layer.")
-    ] = None,
-    replay_ratio: Annotated[
-        float | None, typer.Option(help="Replay ratio to keep by moving the threshold, such as 0.8; instead of --tau.")
-    ] = None,
-    score: Annotated[
-        str | None,
-        typer.Option(help="What the threshold is compared with: tas, input, attention, query, random or oracle."),
-    ] = None,
-    tas: Annotated[
-        str | None, typer.Option(help="Definition of the temporal attention score: attention or released.")
-    ] = None,
-    gate: Annotated[str | None, typer.Option(help="Who decides on a replay: row or pair.")] = None,
-    max_replay_age: Annotated[
-        int | None, typer.Option(help="Most consecutive replays of one cached MLP output.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help=MODELS)] = None,
-    frames: Annotated[int | None, typer.Option(help="Frames of the video, those of an input included.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed; drawn and printed where none is given.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Videos per prompt or input; seeds count up.")] = None,
-    cfg: Annotated[float | None, typer.Option(help="Guidance scale; 1 is none.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Temperature; 0 takes the likeliest code.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Codes kept; 0 keeps all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Probability mass kept.")] = None,
-    window: Annotated[str | None, typer.Option(help="Last tokens attended to, or 'off'.")] = None,
-    sinks: Annotated[int | None, typer.Option(help="First prompt tokens kept beside a window.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="Keys and values: auto (as the model) or int8.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Who executes the MLPs: torch or fpga-sim.")] = None,
-    fpga: Annotated[str | None, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = None,
+    *,
+    flags: Flags,
     report_to: Annotated[
         Path | None, typer.Option("--report", help="Folder for CSVs, timeline and charts of the emulated accelerator.")
     ] = None,
     trace_to: Annotated[
         Path | None, typer.Option("--trace", help="File (.npz) for the replay decisions, for `fastcar fpga`.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16, float16 or int8; a converted model has its own.")
-    ] = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            help="Who runs a decode pass: torch, native (CPU kernels) or graph (CUDA); auto takes the fastest."
-        ),
-    ] = None,
-    kernels: Annotated[str | None, typer.Option(hidden=True, help="Name of --executor in earlier versions.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads; default all, of the native kernels two for the bundled model.")
-    ] = None,
-    fps: Annotated[int | None, typer.Option(help="Frames a second of the file.")] = None,
-    scale: Annotated[int | None, typer.Option(help="Enlargement of the written frames, 1 to 16.")] = None,
-    config: Annotated[str | None, typer.Option(help="Preset name or YAML file.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Print files, memory and replay ceiling without loading.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    as_json: Json = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Replay by layer and frame.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Make videos from prompts, or from frames that they go on from."""
     from fastcar_cli.cli.beginnings import Given, texts_of, told
-    from fastcar_cli.config import load_config
     from fastcar_cli.video import check_target, default_name, read_recipe
     from fastcar_cli.video.inputs import Inputs
 
     if verbose and (quiet or as_json):
         refuse(ctx, ("verbose",), f"with {'--quiet' if quiet else '--json'}", "leave one of them out")
-    if tau is not None and replay_ratio is not None:
+    if "replay.tau" in flags and "replay.ratio" in flags:
         raise RequestError(
-            f"--tau {tau} and --replay-ratio {replay_ratio:g} exclude each other", hint="a ratio is kept by moving tau"
+            f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} exclude each other",
+            hint="a ratio is kept by moving tau",
         )
-    flags = configured(ctx)
     texts = texts_of(prompts or [], prompts_file)
     begun: Prompt | None = None
     notes: list[str] = []

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastcar_cli import choices
 from fastcar_cli.cli.flags import check_file, check_made, one_of, refuse
+from fastcar_cli.cli.options import Debug, Flags, Json, options
+from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import read_text, write_whole
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from fastcar_cli.analysis.profile_report import ProfileSettings
 
 
+@options("runtime.device", "runtime.threads")
 def profile(
     ctx: typer.Context,
     seq: Annotated[
@@ -30,8 +34,8 @@ def profile(
     ] = "mini",
     rows: Annotated[int | None, typer.Option(help="Rows of the batch; a guided video is two.", min=1, max=256)] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default all.", min=1, max=1024)] = None,
+    *,
+    flags: Flags,
     repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1, max=10**6)] = 5,
     backend: Annotated[str, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")] = "torch",
     fpga: Annotated[str, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = "paper-u280",
@@ -42,15 +46,16 @@ def profile(
     timeline: Annotated[Path | None, typer.Option(help="File for a timeline of one step, for Perfetto.")] = None,
     save: Annotated[Path | None, typer.Option(help="File to keep the result in (JSON).")] = None,
     compare: Annotated[Path | None, typer.Option(help="Earlier result to print ratios against.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Measure one decode step by context length, or a real run with --decode."""
     from fastcar_cli.analysis.profile_report import ProfileSettings, ratios
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.models.loading.published import published_spec
 
-    one_of("--backend", backend, ("torch", "fpga-sim"))
+    runtime = load_config(None, (), flags).runtime
+    one_of("--backend", backend, choices.values(choices.Backend))
     one_of("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
     if decode is None:
         refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
@@ -78,11 +83,11 @@ def profile(
     if backend == "fpga-sim":
         document = _emulated(model, lengths, rows, fpga)
     else:
-        plan = ProfileSettings(model, lengths, rows, dtype, device, threads, repeats)
+        plan = ProfileSettings(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats)
         document = _measured(plan, timeline)
     found = None
     if decode is not None:
-        found = _decoded(model, decode, tau, seed, device, dtype)
+        found = _decoded(model, decode, tau, seed, runtime.device, dtype)
         document["decode"] = found.to_dict()
     if plots is not None:
         from fastcar_cli.analysis.plots import write_plots
@@ -134,7 +139,6 @@ def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str) -> di
 
 def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> Any:
     from fastcar_cli.analysis.decode_profile import profile_decode
-    from fastcar_cli.config import load_config
     from fastcar_cli.pipeline import VideoPipeline
 
     flags = {"model": model, "replay.tau": tau, "runtime.device": device, "runtime.dtype": dtype}

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import MODELS, Command, Group, one_of, refuse
+from fastcar_cli import choices
+from fastcar_cli.cli.flags import one_of, refuse
+from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Json, Overrides, Quiet, options
+from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.signals import status
 
@@ -16,11 +19,10 @@ if TYPE_CHECKING:
     from fastcar_cli.analysis.sweep.session import Request, Session
     from fastcar_cli.analysis.sweep.store import Store
 
+BACKENDS, GATES, SCORES = (choices.values(c) for c in (choices.Backend, choices.Gate, choices.Score))
 
-app = typer.Typer(cls=Group, pretty_exceptions_enable=False, add_completion=False)
 
-
-@app.command("sweep", cls=Command)
+@options("model", "generation.frames")
 def sweep(
     ctx: typer.Context,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What the videos show.")] = None,
@@ -44,9 +46,7 @@ def sweep(
     replay_ratio: Annotated[
         str | None, typer.Option(help="Replay ratios with commas between them, kept by a controller; beside --tau.")
     ] = None,
-    score: Annotated[
-        str | None, typer.Option(help="Scores with commas between them: tas, input, attention, query, random, oracle.")
-    ] = None,
+    score: Annotated[str | None, typer.Option(help=f"Scores with commas between them: {', '.join(SCORES)}.")] = None,
     axis: Annotated[
         str | None, typer.Option(help="An axis with all its values: score (at ratios 0.2,0.5,0.8), or gate.")
     ] = None,
@@ -57,8 +57,10 @@ def sweep(
     window: Annotated[
         str | None, typer.Option(help="Windows with commas between them: 'off' and numbers of tokens.")
     ] = None,
-    gate: Annotated[str | None, typer.Option(help="Gates with commas between them: row, pair.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Backends with commas between them: torch, fpga-sim.")] = None,
+    gate: Annotated[str | None, typer.Option(help=f"Gates with commas between them: {', '.join(GATES)}.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help=f"Backends with commas between them: {', '.join(BACKENDS)}.")
+    ] = None,
     repeats: Annotated[
         int, typer.Option(help="Timed decodes a cell; a search times what it tries once.", min=1, max=1000)
     ] = 3,
@@ -80,14 +82,14 @@ def sweep(
     engine: Annotated[str, typer.Option(help="local, or ray: the same plan on a Ray cluster.")] = "local",
     address: Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")] = None,
     workers: Annotated[int | None, typer.Option(help="Workers on Ray at once.", min=1)] = None,
-    model: Annotated[str | None, typer.Option(help=MODELS)] = None,
-    frames: Annotated[int | None, typer.Option(help="Frames of the videos.")] = None,
-    config: Annotated[str | None, typer.Option(help="Preset name or YAML file.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")] = None,
+    *,
+    flags: Flags,
+    config: ConfigFile = None,
+    set_: Overrides = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Tell the plan and the expected time; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json on standard output.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Speed against quality over thresholds, prompts and seeds; started again it goes on.
 
@@ -99,8 +101,6 @@ def sweep(
     from fastcar_cli.analysis.sweep.session import Request, Session
     from fastcar_cli.analysis.sweep.target import parse_target
     from fastcar_cli.cli.render import console, note
-    from fastcar_cli.config import load_config
-    from fastcar_cli.decoding.scores import SCORES
     from fastcar_cli.video.inputs import Inputs
 
     clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key)
@@ -126,15 +126,14 @@ def sweep(
         ratios = parse.RATIOS
     if output is None and not dry:
         raise RequestError("-o is missing: a sweep needs a folder", hint="-o DIR")
-    flags = {"model": model, "generation.frames": frames}
     request = Request(
-        config=load_config(config, set_ or [], {k: v for k, v in flags.items() if v is not None}),
+        config=load_config(config, set_ or [], flags),
         prompts=tuple(texts),
         seeds=parse.parse_seeds(seeds),
         taus=() if tau is None and ratios else None if tau is None else parse.parse_taus(tau),
         windows=None if window is None else parse.parse_windows(window),
-        gates=None if names_of["gate"] is None else parse.parse_names("gate", names_of["gate"], parse.GATES),
-        backends=None if backend is None else parse.parse_names("backend", backend, parse.BACKENDS),
+        gates=None if names_of["gate"] is None else parse.parse_names("gate", names_of["gate"], GATES),
+        backends=None if backend is None else parse.parse_names("backend", backend, BACKENDS),
         repeats=repeats,
         metrics=parse_metrics(metrics, lpips_weights),
         lpips=lpips_weights,
@@ -144,7 +143,7 @@ def sweep(
         address=address,
         workers=workers,
         searches=find is not None,
-        scores=None if names_of["score"] is None else parse.parse_names("score", names_of["score"], tuple(SCORES)),
+        scores=None if names_of["score"] is None else parse.parse_names("score", names_of["score"], SCORES),
         ratios=ratios,
         tokens="all" if tokens else None,
         inputs=clips,
@@ -210,11 +209,10 @@ def _dry_run(request: Request, output: Path | None, as_json: bool, terminal: Any
         show_plan(terminal, document)
 
 
-@app.command("vbench-score", cls=Command)
 def vbench_score(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of VBench's *_eval_results.json.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """VBench's published total from its result files, without vbench installed."""
     from fastcar_cli.analysis.vbench import score

@@ -188,7 +188,7 @@ def _summary(record: dict[str, Any], plan: WholeVideo, bandwidth: float, model: 
     """Totals by variant, reckoned up to the whole video where a stretch was decoded; bandwidth in GB/s."""
     spec, full = model.network.spec, full_spec()
     total, lines = plan.frames * spec.tokens_per_frame, dict[str, Any]()
-    published = PUBLISHED if replace(spec.decoder, max_positions=0) == replace(full.decoder, max_positions=0) else {}
+    published = PUBLISHED if replace(spec.decoder, max_positions=1) == replace(full.decoder, max_positions=1) else {}
     for variant, line in record["variants"].items():
         pieces = line["pieces"]
         scale = total / sum(p["tokens"] for p in pieces)

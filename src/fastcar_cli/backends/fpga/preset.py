@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fastcar_cli.config import preset_folder, read_preset
 from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import GROUP
+from fastcar_cli.presets import preset_folder, read_preset
 
 MAX_FITTED = 2
 """Constants of a preset that may be fitted to a measurement."""

@@ -1,0 +1,20 @@
+"""Words that a setting may be, each list once: the configuration, its errors, help texts and docs come from here."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+Backend = Literal["torch", "fpga-sim"]
+Controller = Literal["global", "layer"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
+Eligible = Literal["codes", "all"]
+Executor = Literal["auto", "torch", "native", "graph"]
+Gate = Literal["row", "pair"]
+KVDtype = Literal["auto", "int8"]
+Score = Literal["tas", "input", "attention", "query", "random", "oracle"]
+TasDefinition = Literal["attention", "released"]
+
+
+def values(choice: Any) -> tuple[str, ...]:
+    """The words of one of these, or of one of these and None; none for another type."""
+    return tuple(v for kind in (choice, *get_args(choice)) for v in get_args(kind) if isinstance(v, str))

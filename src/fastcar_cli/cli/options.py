@@ -1,0 +1,69 @@
+"""Options that set keys of the configuration, made from its fields, and those that several commands share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from fastcar_cli.config import RENAMED, Setting, settings
+
+ConfigFile = Annotated[str | None, typer.Option("--config", help="Preset name or YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+Flags = dict[str, Any]
+"""Values of the options that were given, by the key of the configuration that each sets."""
+
+
+def sentence(setting: Setting) -> str:
+    """What a setting means, as a help text."""
+    return f"{setting.help[0].upper()}{setting.help[1:]}."
+
+
+def _options_of(setting: Setting) -> dict[str, tuple[str, Any]]:
+    """Parameters of a command by name, each with its key and annotation; former names of a key are hidden."""
+    kind: Any = setting.kind | None
+    assert setting.flag is not None
+    shown = Annotated[kind, typer.Option(setting.flag, help=sentence(setting))]
+    named = {setting.flag.strip("-").replace("-", "_"): (setting.key, shown)}
+    for old, new in RENAMED.items():
+        if new == setting.key:
+            name = old.rpartition(".")[2]
+            named[name] = setting.key, Annotated[kind, typer.Option(f"--{name}", hidden=True)]
+    return named
+
+
+def options(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each of these keys, all that have a flag by default.
+
+    They are where the command has its parameter `flags`, which gets the values given.
+    """
+    chosen = [settings()[key] for key in keys] or [s for s in settings().values() if s.flag is not None]
+    named = {name: option for setting in chosen for name, option in _options_of(setting).items()}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command).parameters.values():
+            if parameter.name != "flags":
+                parameters.append(parameter.replace(annotation=hints[parameter.name]))
+                continue
+            for name, (_, annotation) in named.items():
+                parameters.append(inspect.Parameter(name, parameter.kind, default=None, annotation=annotation))
+
+        @wraps(command)
+        def call(**given: Any) -> None:
+            values = {name: given.pop(name) for name in named}
+            command(flags={named[n][0]: value for n, value in values.items() if value is not None}, **given)
+
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        return call
+
+    return decorate
