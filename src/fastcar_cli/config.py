@@ -40,7 +40,7 @@ RENAMED = {"runtime.kernels": "runtime.executor"}
 """Keys of earlier versions, which files and recipes may still have."""
 
 LARGEST = 2**31 - 1
-"""Largest number of tokens, codes or frames; what memory and model allow is told later."""
+"""Largest number of tokens, codes or frames; memory and model may allow less."""
 
 
 class _Section(BaseModel):

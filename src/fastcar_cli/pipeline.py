@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fastcar_cli.backends.fpga.summary import Comparison
 
 PROMPT_TOKENS = 64
-"""Tokens of a prompt with its template that a plan reckons with."""
+"""Tokens of a prompt with its template that a plan assumes."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class VideoPipeline:
     ) -> VideoPipeline:
         """Load the model that the configuration names, where and in the dtype it says.
 
-        `videos` are decoded at once; `on_load(bytes, total)` is told of the loading of a large model.
+        `videos` are decoded at once; `on_load(bytes, total)` reports the loading of a large model.
         Raises RequestError for what can't be done here, memory included.
         """
         began = time.perf_counter()
@@ -194,10 +194,10 @@ class VideoPipeline:
     ) -> Iterator[Frame]:
         """Decode one video a prompt; frame t of every video of a batch comes as soon as it is decoded.
 
-        Of a model that goes on from frames, prompts are `Clip`s (see `clips_of`), and the first frames are those of
+        Of a model that continues frames, prompts are `Clip`s (see `clips_of`), and the first frames are those of
         the prompt as the model's tokenizer gives them back.
 
-        `on_step(done, total)` is told of every position, `watch` of every block. Videos are decoded in batches
+        `on_step(done, total)` reports every position, `watch` sees every block. Videos are decoded in batches
         that fit (`batch_size`); each draws from its own seed, and what shares its batch changes nothing.
         """
         if len(prompts) != len(seeds):

@@ -55,7 +55,7 @@ def presets() -> list[str]:
 def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tuple[dict[str, Any], Path]:
     """The mapping in FOLDER/NAME.yaml for a name without a path, else in the file of that path, and its path.
 
-    `what` begins the sentence of a RequestError: what was asked for, the name left out.
+    `what` begins the sentence of a RequestError: what is requested, without the name.
     """
     path = Path(name)
     if "/" not in name and path.suffix not in (".yaml", ".yml"):

@@ -83,8 +83,8 @@ def test_a_map_has_a_rate_of_its_own() -> None:
 def test_a_clip_without_words_is_told_its_layout_all_the_same(tokenizer: TableTokenizer) -> None:
     batch, _ = Clips(tokenizer, drop_words=1.0, drop_placement=0.0, drop_caption=0.0).draw(2, 1, random.Random(0))
     blank = torch.tensor(table_tokenizer().blank())
-    assert (batch.text == blank).all() and not (batch.told == blank).all(1).any()
+    assert (batch.text == blank).all() and not (batch.placed == blank).all(1).any()
     model = small().requires_grad_(False)
-    told, _, _ = hidden_states(model, batch.text, batch.codes, told=batch.told)
+    told, _, _ = hidden_states(model, batch.text, batch.codes, placed=batch.placed)
     blind, _, _ = hidden_states(model, batch.text, batch.codes)
     assert not torch.allclose(told, blind)

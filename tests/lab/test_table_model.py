@@ -127,8 +127,8 @@ def test_a_scene_that_says_too_much_is_told_without_its_layout(tokenizer: TableT
     clips = Clips(tokenizer, drop_caption=0.0, drop_placement=0.0)
     clips.words.length = 22
     batch, scenes = clips.draw(12, 1, random.Random(3))
-    layouts = ["column" in " ".join(TABLE_MAP.meanings[i] for i in row) for row in batch.told.tolist()]
-    assert batch.told.shape == (12, 22) and {len(s.things) for s in scenes} >= {1, 2}
+    layouts = ["column" in " ".join(TABLE_MAP.meanings[i] for i in row) for row in batch.placed.tolist()]
+    assert batch.placed.shape == (12, 22) and {len(s.things) for s in scenes} >= {1, 2}
     assert any(layouts) and not all(layouts)
 
 

@@ -22,7 +22,7 @@ BANNED = {
     r"\bby\s+the\s+way\b": "leave it out",
     r"\bat\s+hand\b": "available, here",
 }
-PLACES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/data")
+PLACES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "configs", "src")
 SUFFIXES = {".md", ".py", ".cpp", ".h", ".sv", ".svh", ".js", ".html", ".css", ".yaml", ".sh"}
 CAPTIONS = {"words.yaml", "lexicon.py", "captions.py"}
 """Words of the worlds' captions, which people may use."""

@@ -107,7 +107,7 @@ def _frames(count: int) -> str:
     return "a frame" if count == 1 else f"{count} frames"
 
 
-def told(job: Job, context: int) -> dict[str, Any]:
+def keys_of(job: Job, context: int) -> dict[str, Any]:
     """Keys of the report on the input of a video; a recipe has neither its size nor which frames were used."""
     if isinstance(job.prompt, str):
         return {}

@@ -96,7 +96,7 @@ def _run(conversion: Conversion, terminal: Any) -> Result:
 def _document(source: Source, result: Result, dtype: str, depth: str | None) -> dict[str, Any]:
     return {
         "folder": str(result.folder),
-        "source": dict(source.told),
+        "source": dict(source.identity),
         "dtype": dtype,
         "depth_dtype": depth or dtype,
         "source_bytes": result.before,

@@ -30,7 +30,7 @@ def generate(
         list[Path] | None,
         typer.Option(
             "--input",
-            help="Frames to go on from: a video, GIF, picture, folder of pictures, or .npz; repeat it for more videos.",
+            help="Frames to continue: a video, GIF, picture, folder of pictures, or .npz; repeat it for more videos.",
         ),
     ] = None,
     actions: Annotated[
@@ -76,8 +76,8 @@ def generate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Make videos from prompts, or from frames that they go on from."""
-    from fastcar_cli.cli.beginnings import Given, texts_of, told
+    """Make videos from prompts, or from frames that they continue."""
+    from fastcar_cli.cli.beginnings import Given, keys_of, texts_of
     from fastcar_cli.video import check_target, default_name, read_recipe
     from fastcar_cli.video.inputs import Inputs
 
@@ -163,7 +163,7 @@ def generate(
     reports = []
     for i, video in written.items():
         writer, job = video.writer, jobs[i]
-        report = pipe.report(i) | told(job, pipe.context) | writing.compared(video, job, pipe.context)
+        report = pipe.report(i) | keys_of(job, pipe.context) | writing.compared(video, job, pipe.context)
         # A stop may fall between the videos of a frame that is decoded.
         size = {"width": writer.width, "height": writer.height}
         report["video"] |= {"path": str(writer.path), "frames": writer.frames, **size}
@@ -191,7 +191,7 @@ def generate(
 
 
 def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
-    """What to tell of options that this run has no use for: a loop over thresholds may well hold a dense run."""
+    """What to say of options that this run has no use for: a loop over thresholds may well hold a dense run."""
     dense = run.replay.tau.off and run.replay.ratio is None
     idle = {
         "nothing replays: it takes --tau or --replay-ratio": (dense, ("score", "tas", "gate", "max_replay_age")),

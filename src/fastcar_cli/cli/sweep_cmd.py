@@ -30,7 +30,7 @@ def sweep(
         Path | None, typer.Option("--prompts", help="File with one prompt a line, or VBench's JSON list.")
     ] = None,
     inputs: Annotated[
-        list[Path] | None, typer.Option("--input", help="Clips to go on from in the place of prompts; repeat it.")
+        list[Path] | None, typer.Option("--input", help="Clips to continue, instead of prompts; repeat it.")
     ] = None,
     actions: Annotated[
         list[Path] | None, typer.Option(help="Actions of the inputs, as of generate: one file for all, or one each.")
@@ -86,12 +86,12 @@ def sweep(
     flags: Flags,
     config: ConfigFile = None,
     set_: Overrides = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Tell the plan and the expected time; write nothing.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Print grid and expected time; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json on standard output.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Speed against quality over thresholds, prompts and seeds; started again it goes on.
+    """Speed against quality over thresholds, prompts and seeds; started again it resumes.
 
     Every cell is compared with the dense video of its prompt and seed. `fastcar sweep vbench-score DIR` is another
     command: VBench's total from its result files.

@@ -60,7 +60,7 @@ class Calibration:
             raise RequestError(f"{len(self.prompts)} prompts", key="calibrate", allowed=f"1 to {MOST_PROMPTS}")
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What config.json says of the rounding."""
         digest = hashlib.sha256("\n".join(self.prompts).encode()).hexdigest()
         return f"GPTQ on {len(self.prompts)} prompts (SHA-256 {digest})"

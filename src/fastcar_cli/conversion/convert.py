@@ -1,7 +1,7 @@
 """A conversion: shard after shard into a working folder, which gets its name when it is whole.
 
-The working folder, FOLDER.partial, keeps every finished shard, so that the same conversion begun again goes on. What
-it converts from and to is written there first; another source or format does not go on with it. A calibration keeps
+The working folder, FOLDER.partial, keeps every finished shard, so that the same conversion begun again resumes. What
+it converts from and to is written there first; another source or format does not resume it. A calibration keeps
 there what it drew, and what its tokens have come to behind the last finished shard.
 """
 
@@ -85,8 +85,8 @@ class Conversion:
             spec=spec,
             defaults=source.defaults,
             text=source.text,
-            source=source.told,
-            rounding="none" if form.blocks is None else calibration.told if calibration else "least squares",
+            source=source.identity,
+            rounding="none" if form.blocks is None else calibration.description if calibration else "least squares",
             shards=tuple(self._shards),
         )
         self._rows: list[list[int]] = []
@@ -110,7 +110,7 @@ class Conversion:
         return sum(self._given[name].numel() for name in names) * self._source.stored.itemsize
 
     def run(self, on_progress: Progress = lambda what, done, total: None) -> Result:
-        """Convert, and tell `on_progress` of it.
+        """Convert, and report to `on_progress`.
 
         Raises RequestError for a working folder of another conversion or one that another process works in, RunError
         where the disk has no room or a file can't be written; finished shards stay.
@@ -205,7 +205,7 @@ class Conversion:
         if needed > free:
             raise RunError(
                 f"{self._folder} needs {gib(needed)} more, {gib(free)} are free on its disk",
-                hint="what is done is kept; the same command goes on",
+                hint="what is done is kept; the same command resumes",
             )
 
     def _write(self, file: Path, tensors: dict[str, Tensor]) -> None:
@@ -245,6 +245,6 @@ def check_folder(folder: Path) -> None:
 
 
 def _failed(
-    path: Path, error: OSError, hint: str | None = "what is done is kept; the same command goes on"
+    path: Path, error: OSError, hint: str | None = "what is done is kept; the same command resumes"
 ) -> RunError:
     return RunError(f"{path} could not be written: {error.strerror or error}", hint=hint)

@@ -38,8 +38,8 @@ class Source:
     """A model on this machine.
 
     `spec` is its own; `text` the vocabulary of a `PhraseTokenizer`, else None and the `tokenizer` files stand for it;
-    `stored` is the dtype of its weights, `floats` what stays floats is kept in; `told` says which model it is: name,
-    digest of the weights, commit.
+    `stored` is the dtype of its weights, `floats` what stays floats is kept in; `identity` says which model it is:
+    name, digest of the weights, commit.
     """
 
     spec: Spec
@@ -49,7 +49,7 @@ class Source:
     weights: Weights
     stored: torch.dtype
     floats: torch.dtype
-    told: Mapping[str, Any]
+    identity: Mapping[str, Any]
 
     def read(self, name: str, like: Tensor) -> Tensor:
         """A parameter as it is stored, with zeros behind it up to the shape of `like` (see `padded`).
@@ -100,14 +100,14 @@ def open_source(model: str) -> Source:
         weights=weights,
         stored=stored,
         floats=floats,
-        told={"name": name, "weights": found.weights, "commit": found.commit},
+        identity={"name": name, "weights": found.weights, "commit": found.commit},
     )
 
 
 def padded(spec: Spec, dtype: str) -> Spec:
     """The specification with an MLP width that int4 can divide into groups.
 
-    Zeros in the place of weights make no difference: what they add to gate and up is silu(0) * 0 = 0.
+    Zeros instead of weights make no difference: what they add to gate and up is silu(0) * 0 = 0.
     """
     if dtype != "int4":
         return spec

@@ -218,7 +218,7 @@ def choose(batch: Batch) -> tuple[Executor, str]:
         if why is None:
             return graph.GraphExecutor(batch), "a CUDA graph a step"
     else:
-        why = "asked for" if name == "torch" else f"the device is {device}"
+        why = "requested" if name == "torch" else f"the device is {device}"
     if name not in ("auto", "torch"):
         raise RequestError(why or "", key="executor", value=name, allowed="auto, torch")
     return PlainExecutor(batch), why

@@ -20,7 +20,7 @@ from fastcar_cli.models.depth import DepthBlock, DepthTransformer
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import QuantisedLinear, multiplied_by
 
-# Below this many bytes of weights one thread is through before a second one has been handed its share.
+# Below this many bytes of weights one thread is done before a second one has its share.
 SMALL = 128 * 1024
 
 

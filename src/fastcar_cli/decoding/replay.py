@@ -114,7 +114,7 @@ class Replay:
         replayed: decisions by input token, bool [layers, rows, T*N - 1]; the executor of a pass writes them.
         by_token: the same memory as [T*N - 1, layers, rows], in which the decisions of a pass lie together.
         scored: layers whose TAS is wanted, bool [layers], on the CPU.
-        tas: kept scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None unless asked for.
+        tas: kept scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None where they are not kept.
         controller: moves the thresholds; None where tau is given.
 
     """

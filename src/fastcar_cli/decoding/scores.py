@@ -2,7 +2,7 @@
 
 The temporal attention score is the method's own; the others are there to be compared with it. Each is one small
 function of a `BlockState`, registered by name. A score of the change of something since the aligned token names what it
-`keeps` of a token, and is handed what was kept of the aligned one.
+`keeps` of a token, and gets what was kept of the aligned one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NOTHING = torch.empty(0)
 
 
 def score(name: str, keeps: Keeps | None = None) -> Callable[[Of], None]:
-    """Register a score; its docstring tells what it is."""
+    """Register a score; its docstring is its description."""
 
     def register(of: Of) -> None:
         SCORES[name] = Score(of, keeps, (of.__doc__ or "").strip().rstrip("."))

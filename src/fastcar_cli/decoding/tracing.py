@@ -40,7 +40,7 @@ class Trace:
         hidden: after the final norm, float32 [len(steps), rows, width].
         tas: by input token, float32 [layers, rows, T*N - 1]; NaN where none was computed.
         replayed: by input token, bool [layers, rows, T*N - 1].
-        mlp: MLP outputs used at the input tokens asked for, float32 [layers, len(mlp_tokens), rows, width].
+        mlp: MLP outputs used at `mlp_tokens`, float32 [layers, len(mlp_tokens), rows, width].
         block_out: residual stream after each block at `steps`, float32 [len(steps), layers, rows, width];
             of the prompt's last token for step 0.
         frames: pixels, float32 [P, T, H, W, 3] in 0..255, not rounded; frames that prompts hold come first.
@@ -102,7 +102,7 @@ def _prompts(texts: Sequence[str] | None, inputs: Any, actions: Any) -> list[Pro
 
 
 def _codes_of(model: LoadedModel, prompts: Sequence[Prompt]) -> Tensor:
-    """The codes of frames that stand behind a clip's context. Raises RequestError where there are none."""
+    """The codes of frames behind a clip's context. Raises RequestError where there are none."""
     reader = model.tokenizer
     if not isinstance(reader, FrameReader):
         raise RequestError("codes are needed: the model reads no frames")
@@ -140,7 +140,7 @@ def trace(
             first delimiter on. None takes those of the inputs' frames behind the context.
         tau: threshold of all layers, None for dense, or one number or None a layer. Layers with None have no scores;
             with infinity they have, and never replay.
-        inputs: frames uint8 [P, S, H, W, 3] in the place of prompts, or the context frames alone.
+        inputs: frames uint8 [P, S, H, W, 3] instead of prompts, or the context frames alone.
         actions: float32 [P, S, A] of a model that takes actions.
         cfg: guidance scale; with 1 there are no unconditional rows. Default: 3, or 1 of a model without guidance.
         tas: definition of the score, `attention` or `released`.

@@ -110,7 +110,7 @@ class IVideoGPT(Network):
         self.tokenizer = Tokenizer(spec.tokenizer)
 
     def use_context(self, frames: int) -> None:
-        """Go on from fewer context frames than the model was made for; it keeps the places of the last ones.
+        """Continue from fewer context frames than the model was made for; it keeps the places of the last ones.
 
         Raises ValueError for more (set_context_length of the released tokenizer).
         """

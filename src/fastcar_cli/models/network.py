@@ -1,6 +1,6 @@
 """What every model is to the engine: a decoder, how its tokens lie in a sequence, how codes are drawn and shown.
 
-`Spec` and `Network` are the base of the text-to-video network (`video_model.py`) and of the one that goes on from
+`Spec` and `Network` are the base of the text-to-video network (`video_model.py`) and of the one that continues from
 frames (`ivideogpt.py`). What differs between them is said here as data, so that the engine asks for no model's name.
 """
 
@@ -31,7 +31,7 @@ class Layout:
     Attributes:
         stride: N, tokens a frame; the token aligned with token t is t - N. Token 0 is the first behind the prompt.
         delimiters: places in a frame (t % N) of tokens that part frames and are no codes of it.
-        delimiter: the id that stands there; None without delimiters.
+        delimiter: their id; None without delimiters.
         delimiters_sampled: whether delimiters are sampled as codes are; the one of token 0 never is.
         lead: tokens of a prompt before the first that lies as those of a frame do; None: nothing of it ever does.
             What a longer prompt has behind them are frames, and token 0 comes a multiple of N behind the lead.
@@ -66,7 +66,7 @@ class Layout:
 class SamplingWeights:
     """Weights that sampling the codes of a position takes: read for all depths together, and stored once.
 
-    `heads` are read by the maps to logits, `transformer` by what stands before them.
+    `heads` are read by the maps to logits, `transformer` by what comes before them.
     """
 
     transformer: int

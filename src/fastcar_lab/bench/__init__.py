@@ -1,1 +1,1 @@
-"""The benchmark that anybody can run: `python -m fastcar_lab.bench`."""
+"""The benchmark that anybody can run: `fastcar lab bench`."""

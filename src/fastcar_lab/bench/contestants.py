@@ -169,7 +169,7 @@ def llama(model: Network, *, rows: int, context: int, passes: int, compiled: boo
         forward(inputs_embeds=x, past_key_values=cache, position_ids=at[None].expand(rows, 1), use_cache=True, **more)
 
     def seek(position: int) -> None:
-        # transformers 5 counts in the cache, 4 is told the position.
+        # transformers 5 counts in the cache, 4 is given the position.
         for layer in getattr(cache, "layers", []):
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length.fill_(position)

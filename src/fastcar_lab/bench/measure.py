@@ -99,7 +99,7 @@ def contestants(plan: Benchmark, found: Mapping[str, Network]) -> dict[str, Pass
 
 
 def _whole(name: str) -> bool:
-    """Whether a contestant reads all weights, so that its GB/s can be told."""
+    """Whether a contestant reads all weights, so that its GB/s is known."""
     return name.endswith(("dense", "eager", "compiled"))
 
 

@@ -37,7 +37,7 @@ _PARTS = ("decode_s", "mlp_s", "draw_s", "vision_s", "bytes")
 class WholeVideo:
     """What to decode: frames of one video; `ratio` of all MLPs are replayed, jointly, in the second variant.
 
-    With `tokens` only so many are decoded, from the middle of the video, and the rest is reckoned from them.
+    With `tokens` only so many are decoded, from the middle of the video, and the rest is extrapolated from them.
     `kv_dtype` is that of keys and values: auto (as the model) or int8.
     """
 
@@ -155,7 +155,7 @@ def whole_video(
 ) -> dict[str, Any]:
     """Decode one video dense and one with forced replay; what it took, by variant and frame.
 
-    With `save` every finished frame is written there, and the same call goes on behind the last one: keys, values and
+    With `save` every finished frame is written there, and the same call resumes behind the last one: keys, values and
     MLP outputs before it are then random numbers, which cost the same. `on_progress(done, total)` counts tokens. Raises
     RequestError for a record of something else and a ratio that can't be reached.
     """
@@ -185,7 +185,7 @@ def whole_video(
 
 
 def _summary(record: dict[str, Any], plan: WholeVideo, bandwidth: float, model: LoadedModel) -> dict[str, Any]:
-    """Totals by variant, reckoned up to the whole video where a stretch was decoded; bandwidth in GB/s."""
+    """Totals by variant, extrapolated to the whole video where a stretch was decoded; bandwidth in GB/s."""
     spec, full = model.network.spec, full_spec()
     total, lines = plan.frames * spec.tokens_per_frame, dict[str, Any]()
     published = PUBLISHED if replace(spec.decoder, max_positions=1) == replace(full.decoder, max_positions=1) else {}

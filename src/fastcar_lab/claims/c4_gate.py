@@ -89,8 +89,8 @@ def judge(study: Study) -> Finding:
     ]
     if all(c["metrics"] is not None and c["metrics"]["psnr_db"] is None for group in cells.values() for c in group):
         notes.append(
-            "Every gate, random too, keeps every video pixel for pixel here, so quality tells nothing of gates: the "
-            "model stands any replay. What remains is the area."
+            "Every gate, random too, keeps every video pixel for pixel here, so quality says nothing of gates: the "
+            "model bears any replay. What remains is the area."
         )
     return Finding(
         NUMBER, TITLE, CLAIM, study.model, verdict, summary, first.videos, first.prompts, rows,
@@ -110,14 +110,14 @@ def _verdict(
     sharper = [n for n in CHEAP if difference(area[DEFAULT], area[n]).below_zero]
     words = f"Against random TAS is {_word(margins['random', top])} in quality there"
     words += f"; clearly better than TAS: {', '.join(better)}" if better else "; no cheap score is clearly better there"
-    words += f"; {', '.join(sharper)} tell{'s' * (len(sharper) == 1)} change clearly better." if sharper else "."
+    words += f"; {', '.join(sharper)} show{'s' * (len(sharper) == 1)} change clearly better." if sharper else "."
     if not sorts and not keeps:
         return FAILS, words
     return (HOLDS if sorts and keeps and not better else PART), words
 
 
 def _word(margin: Estimate) -> str:
-    return "clearly better" if margin.above_zero else "clearly worse" if margin.below_zero else "not told apart"
+    return "clearly better" if margin.above_zero else "clearly worse" if margin.below_zero else "not distinguishable"
 
 
 def _areas(figure: Any, rows: list[dict[str, Any]]) -> None:

@@ -65,9 +65,9 @@ class Study:
         return cls(pipe.name, folder / pipe.name, tuple(prompts), tuple(seeds), config, pipe)
 
     def run(self, jobs: Sequence[Job], on_done: Callable[[str, int], None]) -> None:
-        """Decode what is missing. `on_done(folder, decodes)` is told of each decode on disk and of those to come.
+        """Decode what is missing. `on_done(folder, decodes)` reports each decode on disk and of those to come.
 
-        A stop keeps what is finished; the same call goes on.
+        A stop keeps what is finished; the same call resumes.
         """
         for job in jobs:
             session = self._session(job)

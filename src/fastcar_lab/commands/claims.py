@@ -74,7 +74,7 @@ def claims(
     from fastcar_lab.claims.study import Study
 
     modules = _chosen(claim)
-    # Its plots come last: what they need is asked for before hours of decodes.
+    # Its plots come last: what they need is checked before hours of decodes.
     pyplot("the page of the claims")
     terminal = console(quiet)
     given = tuple(prompts_of(prompts_file, "--prompts-file")) if prompts_file is not None else None

@@ -1,6 +1,6 @@
 """A picture of many generated videos with their captions, to look at.
 
-`python -m fastcar_lab.figures.contact_sheet -o sheet.png` draws 48 videos of held-out captions, four
+`fastcar lab contact-sheet -o sheet.png` draws 48 videos of held-out captions, four
 frames each, and marks those that the analyser finds wrong.
 """
 

@@ -86,7 +86,7 @@ def hidden_states(
     begins: Tensor | None = None,
     kept: Tensor | None = None,
     noise: Tensor | None = None,
-    told: Tensor | None = None,
+    placed: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Hidden states [B, T*N, width] that draw the visual tokens; with taus [B] also TAS and replay share.
 
@@ -95,7 +95,7 @@ def hidden_states(
     `begins` [B] is the frame of the video with which its codes begin, where that is not the first. `kept` [B, K]
     are the tokens to draw, rising and with 0 among them, where not all are; the rest is as if it were not there, and
     the hidden states are [B, K, width]. It goes with no taus. `noise` [B, K - 1, code_width] is added to the code
-    vectors that are fed back. `told` [B, P] are prompts whose placements tokens are told of, where not those of `text`.
+    vectors that are fed back. `placed` [B, P] are prompts whose placements are used, where not those of `text`.
     """
     spec = model.spec
     n = spec.tokens_per_frame
@@ -110,7 +110,7 @@ def hidden_states(
     visual = model.feedback_latent(vectors, index)
     at = index if begins is None else index + n * begins[:, None]
     if model.map is not None:
-        visual = visual + model.map(text if told is None else told, at + 1)
+        visual = visual + model.map(text if placed is None else placed, at + 1)
     x = torch.cat([model.llm.embed_tokens(text), visual], 1)
     places = at + start
     words = torch.arange(start, device=x.device)[None]

@@ -55,7 +55,7 @@ def _knock(address: str) -> None:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
     except (OSError, OverflowError) as e:
         raise RequestError(
-            f"no cluster answers there: {e}", key="address", value=address, hint="ray start --head tells its address"
+            f"no cluster answers there: {e}", key="address", value=address, hint="ray start --head prints its address"
         ) from None
 
 

@@ -27,6 +27,7 @@ from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.hub import repository_of
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.plugins import can_judge
 from fastcar_cli.video.inputs import Inputs
 
 
@@ -108,6 +109,8 @@ class Session:
                 "gate pair: without guidance (cfg 1) a video is one row, so it decides as row does; "
                 "sampling.cfg=2 makes pairs"
             )
+        if "fidelity" in request.metrics and not can_judge():
+            notices.append("fidelity is left out: the package fastcar_lab, which judges videos, is not installed")
         if request.vbench:
             notices += check_names(grid, pipe.fps)
         for backend in grid.backends:
@@ -237,7 +240,7 @@ def _grid_of(
             "a threshold means something else under each",
             key="score",
             value=",".join(grid.scores),
-            hint=(Key("replay_ratio"), " 0.2,0.5,0.8 in the place of ", Key("tau")),
+            hint=(Key("replay_ratio"), " 0.2,0.5,0.8 instead of ", Key("tau")),
         )
     if request.searches and (grid.ratios or len(grid.scores) > 1):
         raise RequestError(

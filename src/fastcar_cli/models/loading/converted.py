@@ -49,7 +49,7 @@ UNFINISHED = "conversion.json"
 class Converted:
     """What config.json of a converted folder says.
 
-    `text` is the vocabulary of a `PhraseTokenizer`, None for LLaMA's tokenizer; `source` tells the model it was made
+    `text` is the vocabulary of a `PhraseTokenizer`, None for LLaMA's tokenizer; `source` names the model it was made
     from (name, digest of its weights, commit), `rounding` how the weights were rounded; `shards` are its files.
     """
 
@@ -100,7 +100,7 @@ def is_converted(folder: Path) -> bool:
     """Whether a folder is a converted model, of whatever version. Raises RequestError for an unfinished one."""
     if (folder / UNFINISHED).is_file():
         raise RequestError(
-            f"{folder} is a conversion that is not done", hint="the fastcar convert command that began it goes on"
+            f"{folder} is a conversion that is not done", hint="the fastcar convert command that began it resumes it"
         )
     data = _json(folder / "config.json")
     return isinstance(data, dict) and data.get("format") == FORMAT

@@ -1,7 +1,7 @@
 """iVideoGPT checkpoints in the official format: config files to a specification, tensor names to parameters.
 
-The folder is read as it is: `tokenizer/` and `transformer/`, safetensors only. Whether a model takes actions is told by
-its tensors: with actions the LLaMA's names begin with `llm.` and `action_linear` lies beside them.
+The folder is read as it is: `tokenizer/` and `transformer/`, safetensors only. Its tensors say whether a model takes
+actions: with actions the LLaMA's names begin with `llm.` and `action_linear` lies beside them.
 """
 
 from __future__ import annotations

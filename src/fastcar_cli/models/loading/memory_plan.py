@@ -215,7 +215,7 @@ def default_dtype(device: str) -> str:
 
 
 def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
-    """The dtype of a run: what was asked for, else the device's own, or bfloat16 on a CPU where float32 does not fit.
+    """The dtype of a run: the requested one, else the device's own, or bfloat16 on a CPU where float32 does not fit.
 
     A converted model has one plan and no choice. Raises RequestError with the arithmetic where it does not fit, for a
     dtype without a plan, and for bfloat16 on a GPU that lacks it.

@@ -55,7 +55,7 @@ def folder_of(model: str) -> Path:
         if (begun := converted.working_folder(path)).is_dir():
             raise RequestError(
                 f"{path} is not there yet: its conversion in {begun} is not done",
-                hint="the fastcar convert command that began it goes on",
+                hint="the fastcar convert command that began it resumes it",
             )
     near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
     raise RequestError(
@@ -82,7 +82,7 @@ def identity(model: str) -> Identity:
     """The identity of a model that is on this machine. Raises RequestError where a file can't be read.
 
     The digest is over the configurations and, of each file of weights, its size and up to 256 evenly spread blocks
-    of 4 KiB: it tells trainings, formats and conversions apart without reading gigabytes, and is no proof against
+    of 4 KiB: it distinguishes trainings, formats and conversions without reading gigabytes, and is no proof against
     somebody who forges it.
     """
     folder = folder_of(model)
@@ -119,7 +119,7 @@ def _short_name(model: str) -> str:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What can be told of a model before it is loaded: its shapes, how it wants to be used, its formats by name."""
+    """What is known of a model before it is loaded: its shapes, how it wants to be used, its formats by name."""
 
     spec: Spec
     defaults: GenerationDefaults
@@ -153,7 +153,7 @@ def load(
 ) -> LoadedModel:
     """Load a bundled model or a checkpoint of the hub by name, or a model folder by path.
 
-    `dtype` auto is float32, and of a converted folder its own. `progress` is told the bytes read so far of a large
+    `dtype` auto is float32, and of a converted folder its own. `progress` gets the bytes read so far of a large
     checkpoint. Raises RequestError for an unknown model or damaged files, RunError for a checkpoint that can't be
     fetched.
     """

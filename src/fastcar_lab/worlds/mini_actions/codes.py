@@ -49,7 +49,7 @@ class Dictionary:
     dynamics: tuple[tuple[Place, Place | None], ...]
 
     def given(self, look: Look, spot: Place) -> Codes:
-        """Codes [256] of a frame that a model goes on from."""
+        """Codes [256] of a frame that a model continues."""
         codes = np.tile(self.grounds[look.background], (CELLS // 2, CELLS // 2))
         column, row = spot
         window = codes[row : row + WIDE, column : column + WIDE]

@@ -1,4 +1,4 @@
-"""The placements that the seed chooses from, kept for every story that captions tell.
+"""The placements that the seed chooses from, kept for every story that captions describe.
 
 `fastcar lab placements FILE` writes them; the package brings the file as `placements.json`.
 """
@@ -34,7 +34,7 @@ def _of_any_size(scene: Scene) -> bool:
 
 
 def _ways_to_say(tokens: Sequence[str], scene: Scene) -> list[list[str]]:
-    """A caption's tokens; without directions; and, of things that stand or meet, without more than that."""
+    """A caption's tokens; without directions; and, of things that rest or meet, without more than that."""
     shorter = [[t for t in tokens if t not in _WAYS]]
     if scene.story.rstrip("+") in ("hit", "chain", "front", "behind") or not any(t.moves for t in scene.things):
         shorter.append([t for t in tokens if t not in _DEEDS])

@@ -27,13 +27,13 @@ from fastcar_lab.worlds.table.tokenizer import PATCH, TableTokenizer
 class Batch:
     """Clips of a batch of videos.
 
-    text [B, P] token ids; told [B, P] those whose placements tokens are told of; codes [B, T*N, depth]; begins [B] the
+    text [B, P] token ids; placed [B, P] those whose placements are used; codes [B, T*N, depth]; begins [B] the
     frame of the video each clip begins with; busy [B, T*N] where objects or shadows are, or were a frame before; kept
     [B, K] the tokens to draw.
     """
 
     text: Tensor
-    told: Tensor
+    placed: Tensor
     codes: Tensor
     begins: Tensor
     busy: Tensor
@@ -41,7 +41,7 @@ class Batch:
 
     def to(self, device: str) -> Batch:
         """The same on a device."""
-        return Batch(*(x.to(device) for x in (self.text, self.told, self.codes, self.begins, self.busy, self.kept)))
+        return Batch(*(x.to(device) for x in (self.text, self.placed, self.codes, self.begins, self.busy, self.kept)))
 
 
 def around_things(busy: Tensor, count: int, grid: tuple[int, int], rng: random.Random) -> Tensor:
@@ -120,7 +120,7 @@ class Clips:
         placement = () if rng.random() < self.drop_placement else of_scene(scene)
         looks, around = [looks_of(t) for t in scene.things], {"ground": scene.ground, "light": scene.light}
         said = self.words.completed(tokens, looks, around, placement)
-        if len(said) > self.words.length - 2:  # one in some 40,000 says too much to be told its placement as well
+        if len(said) > self.words.length - 2:  # one in some 40,000 says too much to hold its placement as well
             said = self.words.completed(tokens, looks, around, ())
         return self.words.ids_of(said)
 
@@ -138,7 +138,7 @@ class Clips:
 
         Of each frame the tokens of `places` places are to be drawn, see `around_things`; None is all.
         """
-        texts, told, codes, begins, busy, kept = [], [], [], [], [], []
+        texts, placed, codes, begins, busy, kept = [], [], [], [], [], []
         scenes: list[Scene] = []
         while len(scenes) < count:
             scene = draw_scene(rng)
@@ -147,8 +147,8 @@ class Clips:
             begin = rng.randint(1, FRAMES - frames) if frames < FRAMES and rng.random() < late else 0
             chosen = range(begin, begin + frames)
             video = render(scene, chosen.stop)
-            told.append(self._ids(scene, rng))
-            texts.append(self.words.blank() if rng.random() < self.drop_words else told[-1])
+            placed.append(self._ids(scene, rng))
+            texts.append(self.words.blank() if rng.random() < self.drop_words else placed[-1])
             codes.append(self.encode(video[begin:]).flatten(0, 1))
             begins.append(begin)
             busy.append(torch.from_numpy(busy_patches(scene, video, chosen)))
@@ -156,7 +156,7 @@ class Clips:
             kept.append(around_things(busy[-1], count_of, self.grid, rng))
             scenes.append(scene)
         stacked = (torch.stack(codes), torch.tensor(begins), torch.stack(busy), torch.stack(kept))
-        return Batch(torch.tensor(texts), torch.tensor(told), *stacked), scenes
+        return Batch(torch.tensor(texts), torch.tensor(placed), *stacked), scenes
 
 
 def swapped(text: Tensor, values: tuple[str, ...], vocabulary: tuple[str, ...], rng: random.Random) -> Tensor:

@@ -46,7 +46,7 @@ class TableSettings(TrainSettings):
     a share `sampled` goes through the depth transformer, weighted up. One with an object in it weighs `changed_weight`
     more. Code vectors that are fed back have noise of up to `noise` a number, as drawn ones are not quite right. Before
     a base stage that begins with nothing the placement map alone has `map_steps` steps, see `train_map.py`. In a share
-    `drop_words` of the clips no words are seen, only what tokens are told, so that it is heeded.
+    `drop_words` of the clips no words are seen, only placements, so that those are heeded.
     """
 
     batch: int = 16
@@ -66,7 +66,7 @@ class TableSettings(TrainSettings):
         """The same for the replay stage: gentler, longer clips, with the replay rule, other random numbers.
 
         Few videos replay everything, unlike those of `mini`: what moves here cannot be drawn without an MLP. That TAS
-        tells what changes counts for more, as it is all that keeps moving tokens from being replayed.
+        says what changes counts for more, as it is all that keeps moving tokens from being replayed.
         """
         gentler = replace(self, replay=True, muon_lr=1e-2, lr=2e-3, seed=self.seed + 1)
         # Longer clips, fewer of them.
@@ -113,7 +113,7 @@ def loss_of(
     """The training loss of a batch, and numbers for the log; `run` is `hidden_states`, perhaps compiled."""
     n = model.spec.tokens_per_frame
     noise = _noise(batch, settings, model.spec.rqvae.code_width)
-    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept, noise, batch.told)
+    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept, noise, batch.placed)
     weights, busy = _weights(batch, settings, n).gather(1, batch.kept), batch.busy.gather(1, batch.kept)
     sampled = torch.rand(busy.shape, device=weights.device) < settings.sampled
     chosen = (busy | sampled) & (weights > 0)
@@ -150,7 +150,7 @@ def validate(
             each = token_losses(model, batch.codes.flatten(0, 1), hidden.flatten(0, 1))
         return each.mean(-1).view(batch.busy.shape)
 
-    each = losses(batch.told)
+    each = losses(batch.placed)
     first = torch.arange(batch.busy.shape[1], device=each.device) < n
     result = {
         "held_out": float(each.mean()),
@@ -160,8 +160,8 @@ def validate(
     }
     rng = random.Random(seed)
     for name, values in _WORDS.items():
-        text = swapped(batch.told.cpu(), values, VOCABULARY, rng).to(settings.device)
-        differs = (text != batch.told).any(1)
+        text = swapped(batch.placed.cpu(), values, VOCABULARY, rng).to(settings.device)
+        differs = (text != batch.placed).any(1)
         if bool(differs.any()):
             mask = batch.busy & differs[:, None]
             result[f"gap_{name}"] = float((losses(text) - each)[mask].mean())

@@ -1,6 +1,6 @@
 """How the placement map of `table` begins: by what single things look like, before the decoder puts them together.
 
-Frames of a few things on their way are drawn and encoded; the map learns to tell a patch's latent, in the directions in
+Frames of a few things on their way are drawn and encoded; the map learns a patch's latent, in the directions in
 which the depth transformer reads it. What covers what, and how frames belong together, is left to the decoder.
 """
 
@@ -30,7 +30,7 @@ from fastcar_lab.worlds.table.tokenizer import PATCH, TableTokenizer
 _SCENES, _FRAMES = 10, 6
 """Of a step: scenes, and frames of each."""
 _LOUD = 3.0
-"""A latent's numbers, about 1, are told so many times as large."""
+"""A latent's numbers, about 1, are output so many times as large."""
 _APART = 36
 """Pixels between things at first, right or down."""
 

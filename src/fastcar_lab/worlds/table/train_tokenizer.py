@@ -159,9 +159,9 @@ def train(
     deadline: float | None = None,
     log: Callable[[str], None] = print,
 ) -> TableTokenizer:
-    """Train a stage, `codes` or `pixels`, in folder `out`; a stopped stage goes on from its checkpoint.
+    """Train a stage, `codes` or `pixels`, in folder `out`; a stopped stage resumes from its checkpoint.
 
-    Writes `codes.pt` or `pixels.pt` (everything to go on from), `tokenizer.jsonl` (one line an evaluation)
+    Writes `codes.pt` or `pixels.pt` (everything to resume from), `tokenizer.jsonl` (one line an evaluation)
     and, when the stage is done, `codes.safetensors`, with which `pixels` begins, or `tokenizer.safetensors`.
     """
     out.mkdir(parents=True, exist_ok=True)
