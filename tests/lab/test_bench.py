@@ -16,11 +16,12 @@ from rich.console import Console
 from support.tiny import tiny_model, tiny_spec
 
 from fastcar_cli.cli.app import main
-from fastcar_cli.cli.render import columns, print_whole
+from fastcar_cli.cli.render import columns
 from fastcar_lab.bench import neighbour
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 from fastcar_lab.bench.contestants import engine, pattern
 from fastcar_lab.bench.measure import contestants, models, pass_bytes
+from fastcar_lab.bench.render import print_whole
 
 
 @given(st.floats(0, 1), st.integers(1, 8), st.integers(1, 4), st.integers(1, 40))

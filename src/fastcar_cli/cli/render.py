@@ -27,9 +27,6 @@ from rich.text import Text
 PLAIN_SECONDS = 60.0
 """Seconds between lines where standard error is no terminal."""
 
-_WIDEST = 1000
-"""Characters of a table in a file."""
-
 
 def console(quiet: bool = False, *, stderr: bool = True) -> Console:
     """The console of everything but results. Nothing that it prints is read as markup: styles are `Text`."""
@@ -108,13 +105,6 @@ def columns(title: str, *names: str, left: int = 1, caption: str | None = None) 
     for i, name in enumerate(names):
         table.add_column(name, justify="left" if i < left else "right", no_wrap=i >= left)
     return table
-
-
-def print_whole(target: Console, table: Table) -> None:
-    """Print a table; in a file, where no line is too long, with nothing cut."""
-    if not target.is_terminal:
-        target = Console(file=target.file, width=_WIDEST, markup=False, emoji=False)
-    target.print(table)
 
 
 def facts(title: str) -> Table:

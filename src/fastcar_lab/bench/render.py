@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from fastcar_cli.cli.render import columns, print_whole
+from fastcar_cli.cli.render import columns
+
+WIDEST = 1000
+"""Characters of a table in a file."""
 
 
 def clip_table(out: Console, result: dict[str, Any]) -> None:
@@ -40,3 +44,10 @@ def neighbour_table(out: Console, result: dict[str, Any]) -> None:
         cells = [f"{line['one_thread_ms']:.3f}", f"{line['threads_ms']:.3f}", f"{line['threads_over_one']:.2f}"]
         table.add_row(form, *cells)
     print_whole(out, table)
+
+
+def print_whole(target: Console, table: Table) -> None:
+    """Print a table; in a file, where no line is too long, with nothing cut."""
+    if not target.is_terminal:
+        target = Console(file=target.file, width=WIDEST, markup=False, emoji=False)
+    target.print(table)

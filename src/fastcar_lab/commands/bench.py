@@ -62,7 +62,8 @@ def whole_command(count: int) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from fastcar_cli.cli.render import columns, console, print_whole
+    from fastcar_cli.cli.render import columns, console
+    from fastcar_lab.bench.render import print_whole
 
     out, machine = console(stderr=False), result["machine"]
     out.print(
@@ -96,9 +97,10 @@ def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_json: bool) -> None:
     """Time it and print what it took."""
-    from fastcar_cli.cli.render import columns, console, print_whole
+    from fastcar_cli.cli.render import columns, console
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_lab.bench.render import print_whole
     from fastcar_lab.bench.video import whole_video
 
     config = RunConfig.from_dict({"model": plan.model, "runtime": {"threads": threads}})
