@@ -230,7 +230,7 @@ def test_lost_states_are_told(make, prompts: Path, run: Run) -> None:  # type: i
         (None, (), "--calibrate prompts: there is no such file"),
         ("", (), "--calibrate prompts: holds no prompt"),
         ("\n  \n", (), "--calibrate prompts: holds no prompt"),
-        (b"\xff\xfe\xff", (), "--calibrate prompts can't be read"),
+        (b"\xff\xfe\xff", (), "--calibrate prompts: can't be read"),
         ("a red ball\n" * 33, (), "--calibrate: 33 prompts"),
         ("a red ball\nzzz qqq\n", (), "--calibrate: the model knows no word of the prompt 'zzz qqq'"),
         ("a red ball", ("--dtype", "bfloat16"), "--calibrate has no effect with --dtype bfloat16"),
