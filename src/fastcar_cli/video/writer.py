@@ -7,6 +7,7 @@ the name at the end. The recipe of a video travels in the file.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -175,13 +176,18 @@ class _Mp4Writer(Writer):
         self._video.write_frame(image)
 
     def _finish(self) -> None:
-        self._video.close()
+        self._close()
         self.path = publish(self._file, self.path, new=self.new)
 
     def _discard(self) -> None:
         with contextlib.suppress(Exception):
-            self._video.close()
+            self._close()
         self._file.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        # PyAV raises the first error of a full disk and prints the tracebacks of those that follow it.
+        with contextlib.redirect_stderr(io.StringIO()):
+            self._video.close()
 
 
 class _GifWriter(Writer):
