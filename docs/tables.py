@@ -31,9 +31,11 @@ def _options(page: str) -> str:
     group: Any = typer.main.get_command(app)
 
     def table(section: re.Match[str]) -> str:
-        command: Any = group.get_command(typer.Context(group), section[1])
-        while hasattr(command, "commands"):  # an added command is a program of its own
-            command = next(iter(command.commands.values()))
+        root = typer.Context(group)
+        command = group.get_command(root, section[1]).make_context("", [], root, resilient_parsing=True).command
+        if hasattr(command, "commands"):
+            rows = [[f"`{name}`", sub.help] for name, sub in command.commands.items()]
+            return _put(section[0], ["command", "meaning"], rows)
         shown = [p for p in command.params if p.param_type_name == "option" and not p.hidden and p.name != "help"]
         return _put(section[0], ["option", "meaning"], [_option(p) for p in shown])
 

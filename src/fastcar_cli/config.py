@@ -261,11 +261,6 @@ def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
         )
 
 
-def allowed_keys() -> dict[str, str]:
-    """Every dotted key with what it means."""
-    return {key: setting.help for key, setting in settings().items()}
-
-
 class _Shown(reprlib.Repr):
     """Representations short enough for an error, whatever was given."""
 
@@ -286,7 +281,7 @@ def shown(value: Any) -> str:
 def _unknown(where: Text | None, key: str, allowed: Sequence[str]) -> RequestError:
     last = key.rpartition(".")[2]
     near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.5) or [k for k in allowed if k.endswith(f".{last}")]
-    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(allowed_keys()))}"
+    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(settings()))}"
     return RequestError(f"unknown key {shown(key)!r}", where=where, hint=hint)
 
 
@@ -294,7 +289,7 @@ def _explain(error: ValidationError, where: Text | None) -> RequestError:
     """The first problem of a validation error."""
     problem = error.errors()[0]
     location = [str(p) for p in problem["loc"]]
-    keys = allowed_keys()
+    keys = settings()
     # pydantic appends the member of a union that failed; only what is a key of ours is shown.
     while len(location) > 1 and problem["type"] != "extra_forbidden" and ".".join(location) not in keys:
         if any(k.startswith(".".join(location) + ".") for k in keys):
@@ -305,7 +300,8 @@ def _explain(error: ValidationError, where: Text | None) -> RequestError:
         return _unknown(where, key, [*keys, *{k.split(".")[0] for k in keys}])
     allowed = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     value = _Shown().repr(problem.get("input"))
-    return RequestError("not allowed", key=key, value=value, where=where, allowed=allowed, hint=keys.get(key))
+    hint = keys[key].meaning if key in keys else None
+    return RequestError("not allowed", key=key, value=value, where=where, allowed=allowed, hint=hint)
 
 
 def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -369,8 +365,8 @@ def load_config(
         if not equals:
             raise RequestError("needs the form key=value, such as replay.tau=-2", where=where)
         key = RENAMED.get(key.strip(), key.strip())
-        if key not in allowed_keys():
-            raise _unknown(where, key, [*allowed_keys()])
+        if key not in settings():
+            raise _unknown(where, key, [*settings()])
         try:
             value = parse_yaml(text)
         except ValueError:

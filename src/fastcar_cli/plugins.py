@@ -7,10 +7,11 @@ function as `Recogniser` describes. The laboratory, fastcar_lab, brings both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -42,22 +43,29 @@ Recogniser: TypeAlias = "Callable[[PromptReader, int, int], World | None]"
 """The world of which a model speaks that reads prompts so and draws frames of this height and width; None of none."""
 
 
+def _entries(group: str) -> EntryPoints:
+    # Most commands need none, and the import takes a tenth of the time of the shortest.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)
+
+
 def command_names() -> list[str]:
     """Names of the commands that are added."""
-    return sorted(entry_points(group=COMMANDS).names)
+    return sorted(_entries(COMMANDS).names)
 
 
-def command(name: str) -> Any:
-    """The Typer program of an added command; None where there is none of this name."""
-    return next((entry.load() for entry in entry_points(group=COMMANDS, name=name)), None)
+def command(name: str) -> Callable[[], Any] | None:
+    """What imports the Typer program of an added command; None where there is none of this name."""
+    return next((entry.load for entry in _entries(COMMANDS) if entry.name == name), None)
 
 
 def can_judge() -> bool:
     """Whether any package is installed that judges videos."""
-    return bool(entry_points(group=WORLDS))
+    return bool(_entries(WORLDS))
 
 
 def world_of(reader: PromptReader, height: int, width: int) -> World | None:
     """The world of which a model speaks, see `Recogniser`."""
-    recognisers: list[Recogniser] = [entry.load() for entry in entry_points(group=WORLDS)]
+    recognisers: list[Recogniser] = [entry.load() for entry in _entries(WORLDS)]
     return next((world for recognise in recognisers if (world := recognise(reader, height, width))), None)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcar_cli.config import Replay, RunConfig, allowed_keys, load_config
+from fastcar_cli.config import Replay, RunConfig, load_config, settings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.presets import presets
@@ -123,7 +123,7 @@ def test_missing_file() -> None:
 
 
 def test_every_key_says_what_it_means() -> None:
-    assert all(allowed_keys().values())
+    assert all(setting.help for setting in settings().values())
 
 
 def test_dict_round_trip() -> None:

@@ -332,7 +332,7 @@ def test_other_wrong_requests(free: Path) -> None:
         with pytest.raises(RequestError, match=said):
             trace(model, tau=None, **given)
     with pytest.raises(RequestError, match="takes a text, not frames"):
-        trace(load("mini"), inputs=clip(), codes=torch.zeros(1, 64, 4, dtype=torch.int64), tau=None)
+        trace(load("mini"), inputs=clip(), codes=torch.zeros(1, 64, 2, dtype=torch.int64), tau=None)
 
 
 def test_published_shapes() -> None:

@@ -1,1 +1,1 @@
-"""The command line: one file a command. Nothing here computes, nothing elsewhere prints."""
+"""The command line: one file a command. Nothing here computes; elsewhere only the build of the kernels prints."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -12,15 +14,62 @@ from typer.core import TyperGroup
 
 from fastcar_cli import plugins
 from fastcar_cli._version import __version__
-from fastcar_cli.cli import convert_cmd, fpga_cmd, fpga_rtl_cmd, generate, profile_cmd, sweep_cmd
-from fastcar_cli.cli.flags import Command, refuse_all_but
-from fastcar_cli.cli.options import ConfigFile, Debug, Overrides
-from fastcar_cli.config import allowed_keys, load_config
+from fastcar_cli.cli.flags import Command
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.signals import status, stop_on_sigterm
 
-LABORATORY = ("train", "lab")
+COMMANDS = {
+    "generate": ("generate:generate", "Make videos from prompts, or from frames that they continue."),
+    "convert": (
+        "convert_cmd:convert",
+        "Convert a model to weights that take less room and load at once; the same command resumes after a stop.",
+    ),
+    "profile": ("profile_cmd:profile", "Measure one decode step by context length, or a real run with --decode."),
+    "sweep": (
+        "sweep_cmd:sweep",
+        "Speed against quality over thresholds, prompts and seeds; started again it resumes.",
+    ),
+    "sweep vbench-score": (
+        "sweep_cmd:vbench_score",
+        "VBench's published total from its result files, without vbench installed.",
+    ),
+    "fpga": (
+        "fpga_cmd:fpga",
+        "Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL.",
+    ),
+    "fpga rtl": (
+        "fpga_rtl_cmd:rtl",
+        "Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it.",
+    ),
+    "config": ("config_cmd:config", "Print the effective configuration as YAML."),
+}
+"""Module and function of each command, and its line in the list of commands."""
+
+LABORATORY = {
+    "train": "Train a bundled model from nothing; started again, it resumes from its last checkpoint.",
+    "lab": "How the bundled models and the published figures were made.",
+}
 """Commands that the package fastcar_lab adds."""
+
+
+class Lazy(Command):
+    """A command that is imported when it runs or shows its own help: pydantic alone takes as long as the rest."""
+
+    def __init__(self, name: str, load: Callable[[], Any], line: str) -> None:
+        super().__init__(name, help=line)
+        self._load = load
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the imported command, which then runs."""
+        command = typer.main.get_command(self._load())
+        return command.make_context(info_name, args, parent, **extra)
+
+
+def _load(target: str) -> typer.Typer:
+    module, _, function = target.partition(":")
+    program = typer.Typer(add_completion=False)
+    program.command(cls=Command)(getattr(import_module(f"fastcar_cli.cli.{module}"), function))
+    return program
 
 
 class Commands(TyperGroup):
@@ -28,6 +77,10 @@ class Commands(TyperGroup):
 
     A command may have a name of two words: `fastcar fpga rtl` beside `fastcar fpga`.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: Lazy(name, partial(_load, target), line) for name, (target, line) in COMMANDS.items()}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Join the words of a command's name."""
@@ -42,8 +95,9 @@ class Commands(TyperGroup):
         """The command of a name. Raises RequestError for one that a missing package has."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
-        if (program := plugins.command(cmd_name)) is not None:
-            return typer.main.get_command(program)
+        if (load := plugins.command(cmd_name)) is not None:
+            line = LABORATORY.get(cmd_name)
+            return typer.main.get_command(load()) if line is None else Lazy(cmd_name, load, line)
         if cmd_name in LABORATORY:
             raise RequestError(f"fastcar {cmd_name} is of the package fastcar_lab, which is not installed")
         return None
@@ -73,32 +127,6 @@ def root(
     ] = False,
 ) -> None:
     """Video from text with auto-regressive models, decoded fast with cache attentive replay."""
-
-
-app.command("generate", cls=Command)(generate.generate)
-app.command("convert", cls=Command)(convert_cmd.convert)
-app.command("profile", cls=Command)(profile_cmd.profile)
-app.command("sweep", cls=Command)(sweep_cmd.sweep)
-app.command("sweep vbench-score", cls=Command)(sweep_cmd.vbench_score)
-app.command("fpga", cls=Command)(fpga_cmd.fpga)
-app.command("fpga rtl", cls=Command)(fpga_rtl_cmd.rtl)
-
-
-@app.command("config", cls=Command)
-def config(
-    ctx: typer.Context,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-    keys: Annotated[bool, typer.Option("--keys", help="List every key with what it means instead.")] = False,
-    debug: Debug = False,
-) -> None:
-    """Print the effective configuration as YAML."""
-    if keys:
-        refuse_all_but(ctx, ("keys",), "with --keys")
-        for key, meaning in allowed_keys().items():
-            typer.echo(f"{key:<30} {meaning}")
-        return
-    typer.echo(load_config(config, set_ or []).to_yaml(), nl=False)
 
 
 def main(program: Callable[[], object] = app) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from fastcar_cli.config import settings
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.files import read_text
 from fastcar_cli.signals import status
@@ -20,6 +19,8 @@ OTHERS = {"overrides": "--set", "ratio": "--replay"}
 
 def flag_of(parameter: str, flags: Collection[str]) -> str | None:
     """The flag of a command with these flags for a parameter of the library; `--set KEY` where it has none."""
+    from fastcar_cli.config import settings
+
     named = [s for s in settings().values() if s.key == parameter or s.key.endswith(f".{parameter}")]
     last = parameter.rpartition(".")[2].replace("_", "-")
     for flag in (*(s.flag for s in named), f"--{last}", f"-{last}", OTHERS.get(parameter)):

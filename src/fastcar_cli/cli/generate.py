@@ -24,18 +24,22 @@ if TYPE_CHECKING:
 @options()
 def generate(
     ctx: typer.Context,
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What the video shows.")] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the video shows.")] = None,
     prompts_file: Annotated[Path | None, typer.Option("--prompts", help="File with one prompt a line.")] = None,
     inputs: Annotated[
         list[Path] | None,
         typer.Option(
             "--input",
+            metavar="FILE",
             help="Frames to continue: a video, GIF, picture, folder of pictures, or .npz; repeat it for more videos.",
         ),
     ] = None,
     actions: Annotated[
         list[Path] | None,
-        typer.Option(help="Actions of the input, a row a frame: .npz, .npy, .csv or .json. An .npz may bring its own."),
+        typer.Option(
+            metavar="FILE",
+            help="Actions of the input, a row a frame: .npz, .npy, .csv or .json. An .npz may bring its own.",
+        ),
     ] = None,
     truth: Annotated[
         bool, typer.Option("--truth", help="Show the input's own frames beside the prediction, and how far it is off.")

@@ -12,7 +12,9 @@ import typer
 from fastcar_cli.config import RENAMED, Setting, settings
 
 ConfigFile = Annotated[str | None, typer.Option("--config", help="Preset name or YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override one key: section.key=value.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key: section.key=value.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -25,15 +25,17 @@ BACKENDS, GATES, SCORES = (choices.values(c) for c in (choices.Backend, choices.
 @options("model", "generation.frames")
 def sweep(
     ctx: typer.Context,
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What the videos show.")] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the videos show.")] = None,
     prompts_file: Annotated[
         Path | None, typer.Option("--prompts", help="File with one prompt a line, or VBench's JSON list.")
     ] = None,
     inputs: Annotated[
-        list[Path] | None, typer.Option("--input", help="Clips to continue, instead of prompts; repeat it.")
+        list[Path] | None,
+        typer.Option("--input", metavar="FILE", help="Clips to continue, instead of prompts; repeat it."),
     ] = None,
     actions: Annotated[
-        list[Path] | None, typer.Option(help="Actions of the inputs, as of generate: one file for all, or one each.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Actions of the inputs, as of generate: one file for all, or one each."),
     ] = None,
     start: Annotated[int | None, typer.Option(help="First frame of an input that is used, counted from 0.")] = None,
     step: Annotated[int | None, typer.Option(help="Frames of an input from one to the next; default 1.")] = None,

@@ -161,8 +161,6 @@ def trace(
     spec = network.spec
     given_prompts = _prompts(prompts, inputs, actions)
     videos = len(given_prompts)
-    for prompt in given_prompts:
-        model.tokenizer.read(prompt)
     if seeds is not None and len(seeds) != videos:
         raise RequestError(f"seeds has {len(seeds)} numbers for {videos} prompts")
     codes = _checked(model, videos, _codes_of(model, given_prompts) if codes is None else codes)
