@@ -5,6 +5,9 @@ int4: groups of 32 along the input. weight uint8 [out, in / 2]: byte k (0 to 15)
 its low nibble and element 32 g + 16 + k in its high one, each as q + 8 with q in -8..7; scale float16 [out, in / 32];
 w = q * scale of its group.
 
+In files of small models (`fastcar lab store`) a tensor may have int8 numbers in such groups too, and four bits more,
+packed as int4: w = (q + low / 16) * scale of its group. It is read as floats.
+
 A new format is a row of `FORMATS` and, for the native kernels, a struct with its product that is listed in
 `kernels/native/source/formats.h`; a test compares the two tables.
 """
@@ -51,6 +54,14 @@ def unpack_int4(weight: Tensor) -> Tensor:
     """The inverse of `pack_int4`: int8 [out, in]."""
     pairs = weight.view(len(weight), -1, 1, GROUP // 2)
     return (torch.cat([pairs & 15, pairs >> 4], 2).view(torch.int8) - 8).flatten(1)
+
+
+def widen_stored(weight: Tensor, scale: Tensor, low: Tensor | None = None) -> Tensor:
+    """A tensor of a file: int8 [out, ...], scales [out, in / 32] and perhaps uint8 [out, in / 2] to float32."""
+    wide = weight.float().view(*scale.shape, GROUP)
+    if low is not None:
+        wide += unpack_int4(low).view(wide.shape) / 16
+    return (wide * scale[:, :, None].float()).view(weight.shape)
 
 
 def widen_int4(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -88,6 +88,7 @@ def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int
 def _files(folder: Path) -> list[Path]:
     """The files of weights of a folder; they need not exist."""
     from fastcar_cli.models.loading import converted
+    from fastcar_cli.models.loading.checkpoint import files_of
     from fastcar_cli.models.loading.checkpoint_format import format_of
 
     released = format_of(folder)
@@ -96,7 +97,7 @@ def _files(folder: Path) -> list[Path]:
     with contextlib.suppress(RequestError):
         if released is not None:
             return released.weights_of(folder)
-    return [folder / "model.safetensors"]
+    return list(files_of(folder))
 
 
 def _table(document: dict[str, Any], plan: Any) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.formats import GROUP, PACKED
 from fastcar_cli.models.loading import converted
-from fastcar_cli.models.loading.checkpoint import GenerationDefaults, empty_network, read_config
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults, empty_network, files_of, read_config
 from fastcar_cli.models.loading.checkpoint_format import format_of
 from fastcar_cli.models.loading.registry import folder_of, identity, public_name, shapes_of
 from fastcar_cli.models.loading.weights import Component, Weights
@@ -83,7 +83,7 @@ def open_source(model: str) -> Source:
         components, text = released.components(folder, network), None
         files = released.tokenizer_files(folder)
     else:
-        components = [Component(folder, {name: name for name in shapes}, lambda key: False)]
+        components = [Component(folder, {name: name for name in shapes}, lambda key: False, files_of(folder))]
         text, files = read_config(folder)["text"], ()
     weights = Weights(components, shapes)
     stored = weights.read("llm.norm.weight").dtype

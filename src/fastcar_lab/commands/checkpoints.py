@@ -1,4 +1,6 @@
-"""Commands about checkpoints: `dummy` writes one with random weights, `conversion-error` measures what formats cost."""
+"""Commands about checkpoints: `dummy` writes one with random weights, `store` makes its files smaller,
+`conversion-error` measures what formats cost.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +48,25 @@ def dummy(
     tokenizer = {**ivideogpt.TOKENIZERS[pixels], "context_length": context}
     ivideogpt.write(folder, shapes, tokenizer, actions=actions, dtype=DTYPES[dtype])
     typer.echo(f"{folder}: random weights in {dtype}")
+
+
+def store(
+    model: Annotated[str, typer.Argument(help="Name or folder.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
+    base: Annotated[
+        str | None, typer.Option(help="Name of a folder beside the output. What it holds too is left out.")
+    ] = None,
+    fine: Annotated[
+        list[str] | None, typer.Option(help="Beginning of names that get 12 bits instead of 8; repeat it.")
+    ] = None,
+    whole: Annotated[list[str] | None, typer.Option(help="Beginning of names that stay float16; repeat it.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a model folder again with smaller files, as the bundled models are stored."""
+    from fastcar_lab import storage
+
+    before, after = storage.store(model, output, base, fine or (), whole or ())
+    typer.echo(f"{output}: {after:,} bytes, before {before:,}")
 
 
 def conversion_error(

@@ -27,6 +27,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "clips": worlds.clips,
     "placements": worlds.placements,
     "dummy": checkpoints.dummy,
+    "store": checkpoints.store,
     "conversion-error": checkpoints.conversion_error,
     "broadcast": accelerator.broadcast,
     "fit-table": accelerator.fit_table,

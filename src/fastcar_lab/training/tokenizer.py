@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.loading.checkpoint import files_of
 from fastcar_cli.models.loading.registry import folder_of, load
+from fastcar_cli.models.loading.weights import Component, fill
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
 from fastcar_cli.models.video_model import VideoModel
 
@@ -71,11 +73,14 @@ class WorldTokenizer(nn.Module):
     @classmethod
     def of_model(cls, model: str) -> Self:
         """The tokenizer of a model by name or folder. Raises RequestError where it is not of this world."""
-        network, file = load(model).network, folder_of(model) / "encoder.safetensors"
-        if not isinstance(network, VideoModel) or network.spec.rqvae != cls.spec or not file.is_file():
+        network = load(model).network
+        files = tuple(file for file in files_of(folder_of(model), "encoder.safetensors") if file.is_file())
+        if not isinstance(network, VideoModel) or network.spec.rqvae != cls.spec or not files:
             raise RequestError("not a model of this world, or it has no encoder.safetensors", key="model", value=model)
         made = cls()  # type: ignore[call-arg]
-        made.encoder.load_state_dict({k: v.float() for k, v in load_file(str(file)).items()})
+        wanted = made.encoder.state_dict()
+        part = Component(files[0].parent, {name: name for name in wanted}, lambda key: False, files[:1])
+        made.encoder.load_state_dict(fill([part], wanted, lambda name: torch.float32, torch.device("cpu")))
         made.rqvae.load_state_dict(network.rqvae.state_dict())
         return made.eval()
 

@@ -19,7 +19,7 @@ from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_cli.models.weight_format import NetworkFormat, WeightFormat
-from fastcar_cli.plain_data import WHOLE, checked, read_json
+from fastcar_cli.plain_data import WHOLE, checked, read_json, wrong
 from fastcar_cli.prompt import PromptReader
 from fastcar_cli.worlds.phrases import PhraseTokenizer
 from fastcar_cli.worlds.placement_text import phrase_tokenizer
@@ -84,8 +84,26 @@ class LoadedModel:
     defaults: GenerationDefaults
 
 
+def base_of(folder: Path) -> Path | None:
+    """The folder beside one of this format that holds what it lacks. Raises RequestError for no name of a folder."""
+    file = folder / "config.json"
+    data = read_json(file) if file.is_file() else None
+    base = data.get("base") if isinstance(data, dict) and data.get("format") == FORMAT else None
+    if base is None:
+        return None
+    if not isinstance(base, str) or Path(base).name != base:
+        raise wrong(file, "base", base, "the name of a folder beside this one")
+    return folder / ".." / base
+
+
+def files_of(folder: Path, name: str = "model.safetensors") -> tuple[Path, ...]:
+    """A file of a folder of this format, and behind it that of its base. Raises RequestError as `base_of` does."""
+    base = base_of(folder)
+    return (folder / name,) if base is None else (folder / name, base / name)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder of this format. Raises RequestError for any other."""
+    """The config.json of a folder of this format, with what its base's adds. Raises RequestError for any other."""
     file = folder / "config.json"
     if not file.is_file():
         raise RequestError(f"{folder} is no model folder: it has no config.json")
@@ -93,7 +111,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RequestError(f"{file}: the top level is a {type(data).__name__}, needed: a mapping of keys")
     if data.get("format") == FORMAT:
-        return data
+        if (base := base_of(folder)) is None:
+            return data
+        shared = read_json(base / "config.json", hint=f"{folder} shares what is in that folder")
+        if not isinstance(shared, dict) or "base" in shared:
+            raise wrong(file, "base", base.name, "a model folder that has no base itself")
+        return shared | data
     if (kind := data.get("model_type")) is not None:
         raise RequestError(
             f"{file}: key 'model_type' is {kind!r}, allowed: 'vila_u_llama' with the folders llm, vision_tower, "
@@ -151,7 +174,6 @@ def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseToke
 def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     """Load a folder of this format in a weight format. Raises RequestError naming file and key."""
     spec, defaults, tokenizer = read_folder(folder)
-    file = folder / "model.safetensors"
     try:
         network = empty_network(spec)
     except (ValueError, TypeError, IndexError, ArithmeticError, RuntimeError) as e:
@@ -161,11 +183,11 @@ def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
 
     def finite(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
         if not bool(torch.isfinite(tensor).all()):
-            raise RequestError(f"weights file {file}, key {name!r}: holds NaN or infinite values")
+            raise RequestError(f"weights of {folder}, key {name!r}: holds NaN or infinite values")
         return form.stored(name, tensor)
 
     names = {name: name for name in network.state_dict()}
-    part = Component(folder, names, lambda key: False, (file,))
+    part = Component(folder, names, lambda key: False, files_of(folder))
     return LoadedModel(spec.name, filled(network, [part], form, device, store=finite), tokenizer, defaults)
 
 

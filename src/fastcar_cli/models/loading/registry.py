@@ -19,6 +19,7 @@ from fastcar_cli.models.loading.checkpoint import (
     FORMATS,
     GenerationDefaults,
     LoadedModel,
+    base_of,
     empty_network,
     filled,
     load_folder,
@@ -87,8 +88,9 @@ def identity(model: str) -> Identity:
     """
     folder = folder_of(model)
     digest = hashlib.sha256()
-    files = {f.relative_to(folder).as_posix(): f for f in folder.rglob("*") if f.suffix in _IDENTIFYING}
-    for name, file in sorted(files.items()):
+    folders = (folder, base_of(folder) or folder)
+    files = {(f.relative_to(at).as_posix(), f) for at in folders for f in at.rglob("*") if f.suffix in _IDENTIFYING}
+    for name, file in sorted(files):
         if name.startswith(".") or file.name == "encoder.safetensors":
             continue
         try:

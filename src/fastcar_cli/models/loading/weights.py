@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.formats import GROUP, widen_stored
 from fastcar_cli.plain_data import parse_json
 
 PIECE = 64 * 2**20
@@ -31,6 +32,9 @@ SUFFIXES = (".safetensors", ".bin")
 
 ALIGNMENT = 64
 """Bytes that the tensors of a file we write begin at a multiple of, where their sizes allow: a line of the caches."""
+
+SCALE, LOW = ".scale", ".low"
+"""What `formats.widen_stored` takes beside a tensor, behind its name."""
 
 Progress = Callable[[int], None]
 Store = Callable[[str, Tensor], Mapping[str, Tensor]]
@@ -46,8 +50,16 @@ class _Safetensors:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.reopen()
-        handle = self._handle
-        self.shapes = {k: tuple(handle.get_slice(k).get_shape()) for k in handle.keys()}  # noqa: SIM118
+        slices = {k: self._handle.get_slice(k) for k in self._handle.keys()}  # noqa: SIM118
+        kinds = {k: (s.get_dtype(), *s.get_shape()) for k, s in slices.items()}
+        self._parts = {k: [k + part for part in (SCALE, LOW) if k + part in kinds] for k in kinds}
+        beside = {part for parts in self._parts.values() for part in parts}
+        self.shapes = {k: kind[1:] for k, kind in kinds.items() if k not in beside}
+        for k, parts in self._parts.items():
+            rows, n = kinds[k][1:2], math.prod(kinds[k][2:])
+            needed = [("I8", *kinds[k][1:]), ("F16", *rows, n / GROUP), ("U8", *rows, n / 2)]
+            if parts and [kinds[part] for part in (k, *parts)] != needed[: 1 + len(parts)]:
+                raise _damaged(self.path, ValueError(f"{', '.join(parts)} can't be of key {k!r}"))
 
     def reopen(self) -> None:
         """Drop what is mapped."""
@@ -60,7 +72,8 @@ class _Safetensors:
     def rows(self, name: str, begin: int, end: int) -> Tensor:
         if not self.shapes[name]:
             return self._handle.get_tensor(name)
-        return self._handle.get_slice(name)[begin:end]
+        rows, *beside = (self._handle.get_slice(part)[begin:end] for part in (name, *self._parts[name]))
+        return widen_stored(rows, *beside) if beside else rows
 
 
 class _Bin:
