@@ -59,7 +59,10 @@ def prompts_of(file: Path, option: str) -> list[str]:
 
 
 class Command(TyperCommand):
-    """A command that refuses empty values, names flags in the library's errors, and ends as it was stopped."""
+    """A command that refuses empty values, names flags in the library's errors, and ends as it was stopped.
+
+    Typer alone takes `-o ""` as the current folder, knows no `replay.tau` by its --tau, and calls Ctrl-C "Aborted!".
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an option whose value is empty: as a path it would be the current folder."""
