@@ -43,10 +43,9 @@ def small() -> VideoModel:
 
 
 def test_latents_are_those_of_the_frames_that_are_told(
-    tokenizer: TableTokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: TableTokenizer,
 ) -> None:
-    monkeypatch.setattr(train_map, "_scene", lambda _: SCENE)
-    ids, tokens, latents, busy = train_map.Looks(tokenizer).draw(2, random.Random(0))
+    ids, tokens, latents, busy = train_map.Looks(tokenizer, lambda _: SCENE).draw(2, random.Random(0))
     scenery = read_scenery(ids[0].tolist(), TABLE_MAP)
     assert simulate(scenery.things, scenery.pan, 16) == SCENE.paths()
     patches = to_patches(torch.from_numpy(render(SCENE)), 16).flatten(0, 1).float() / 255

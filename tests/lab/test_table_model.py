@@ -19,7 +19,7 @@ from fastcar_cli.models.loading.registry import load
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_lab import worlds
 from fastcar_lab.training import loop as steps
-from fastcar_lab.training.decoder import _causal, hidden_states
+from fastcar_lab.training.decoder import causal_attention, hidden_states
 from fastcar_lab.training.loop import OutOfTime
 from fastcar_lab.training.muon import Muon
 from fastcar_lab.training.start import new_model
@@ -334,7 +334,7 @@ def test_a_step_draws_about_as_many_tokens_as_another_and_first_frames_whole(ste
 def test_a_first_frame_counts_where_its_video_begins_with_it(tokenizer: TableTokenizer, places: int | None) -> None:
     settings = TableSettings(10)
     batch, _ = Clips(tokenizer).draw(4, 2, random.Random(0), late=0.5, places=places)
-    weights, wanted = train_decoder._weights(batch, settings, 64), 1 + settings.changed_weight * batch.busy
+    weights, wanted = train_decoder.token_weights(batch, settings, 64), 1 + settings.changed_weight * batch.busy
     begins = batch.begins == 0
     assert 0 < begins.sum() < 4
     assert torch.equal(weights[:, 64:], wanted[:, 64:])
@@ -361,6 +361,6 @@ def test_bfloat16_attention_of_short_sequences_is_that_of_torch() -> None:
     q, k, v = (torch.randn(2, 4, 40, 32) for _ in range(3))
     wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     with torch.autocast("cpu", torch.bfloat16):
-        got = _causal(q, k, v)
+        got = causal_attention(q, k, v)
     assert got.dtype == torch.bfloat16
     assert (got - wanted).norm() / wanted.norm() < 1e-2

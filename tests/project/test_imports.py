@@ -8,6 +8,9 @@ import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+from importlinter.cli import lint_imports
+
 import fastcar_cli
 
 PACKAGE = Path(fastcar_cli.__file__).parent
@@ -54,6 +57,11 @@ def test_no_circle_of_imports() -> None:
 
 def test_a_circle_would_be_found() -> None:
     assert _circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
+
+
+def test_the_layers_of_pyproject_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert lint_imports(no_cache=True) == 0
 
 
 def test_models_import_nothing_above_them() -> None:

@@ -68,7 +68,7 @@ _SHORT = 512
 """Sequences up to which bfloat16 attention on a CPU is written out: the fused backward takes three times as long."""
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of q, k, v [B, heads, S, d]; of short sequences written out."""
     heads, size = q.shape[1:3]
     if size > _SHORT or q.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
@@ -124,7 +124,7 @@ def hidden_states(
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if taus is not None:
             scores.append(temporal_attention_score(q[:, :, start + n :], k[:, :, start:-n]).float())
-        return _causal(q, k, v)
+        return causal_attention(q, k, v)
 
     for block in model.llm.blocks:
 

@@ -90,7 +90,7 @@ def token_losses(model: VideoModel, codes: Tensor, hidden: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
 
 
-def _weights(batch: Batch, settings: TableSettings, n: int) -> Tensor:
+def token_weights(batch: Batch, settings: TableSettings, n: int) -> Tensor:
     """Weight [B, T*N] of each token in the loss; none in first frames of clips that begin later."""
     weights = 1.0 + settings.changed_weight * batch.busy.float()
     weights[:, :n] *= (batch.begins == 0)[:, None]
@@ -114,7 +114,7 @@ def loss_of(
     n = model.spec.tokens_per_frame
     noise = _noise(batch, settings, model.spec.rqvae.code_width)
     hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept, noise, batch.placed)
-    weights, busy = _weights(batch, settings, n).gather(1, batch.kept), batch.busy.gather(1, batch.kept)
+    weights, busy = token_weights(batch, settings, n).gather(1, batch.kept), batch.busy.gather(1, batch.kept)
     sampled = torch.rand(busy.shape, device=weights.device) < settings.sampled
     chosen = (busy | sampled) & (weights > 0)
     scaled = torch.where(busy, weights, weights / settings.sampled)[chosen]

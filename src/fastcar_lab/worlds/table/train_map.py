@@ -35,7 +35,7 @@ _APART = 36
 """Pixels between things at first, right or down."""
 
 
-def _scene(rng: random.Random) -> Scene:
+def any_scene(rng: random.Random) -> Scene:
     """Things on any way, which may cover each other or leave; nothing that a story would want."""
     things: list[Thing] = []
     for _ in range(rng.choice((1, 2, 3))):
@@ -54,15 +54,15 @@ def _scene(rng: random.Random) -> Scene:
 
 
 class Looks:
-    """Draws what the map learns from."""
+    """Draws what the map learns from: frames of scenes that `scene` gives."""
 
-    def __init__(self, tokenizer: TableTokenizer) -> None:
-        self.encoder, self.words = tokenizer.eval().encoder, table_tokenizer()
+    def __init__(self, tokenizer: TableTokenizer, scene: Callable[[random.Random], Scene] = any_scene) -> None:
+        self.encoder, self.words, self._draw_scene = tokenizer.eval().encoder, table_tokenizer(), scene
 
     def _scene(self, rng: random.Random) -> tuple[Scene, tuple[int, ...]]:
         """A scene, and a prompt that is not too long for it."""
         while True:
-            scene = _scene(rng)
+            scene = self._draw_scene(rng)
             words = [w for thing in scene.things for w in (*looks_of(thing).values(), thing.shape)]
             around = {"ground": scene.ground, "light": scene.light}
             said = self.words.completed(words, [looks_of(x) for x in scene.things], around, of_scene(scene))
