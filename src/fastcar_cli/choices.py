@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 Backend = Literal["torch", "fpga-sim"]
 Controller = Literal["global", "layer"]
+Draft = Literal["off", "frame", "jacobi", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 Eligible = Literal["codes", "all"]
 Executor = Literal["auto", "torch", "native", "graph"]

@@ -127,6 +127,20 @@ def _read_window(value: Any) -> Any:
     return None if value == "off" or value is False else value
 
 
+class Draft(_Section):
+    """How many tokens one pass decodes; the video is the same."""
+
+    kind: choices.Draft | None = _setting(
+        None,
+        "draft tokens that one pass verifies: aligned codes of the last frame (frame), these and what the last pass "
+        "drew (jacobi), or what is fastest here (auto); default: auto in generate, else off",
+        flag="--draft",
+    )
+    window: int | None = _setting(
+        None, "most tokens of a video in a pass with drafts; default: 16 or fewer", flag="--draft-window", ge=1, le=1024
+    )
+
+
 class Attention(_Section):
     """Which earlier tokens are attended to."""
 
@@ -173,6 +187,7 @@ class RunConfig(_Section):
     generation: Generation = Generation()
     sampling: Sampling = Sampling()
     replay: Replay = Replay()
+    draft: Draft = Draft()
     attention: Attention = Attention()
     backend: Backend = Backend()
     runtime: Runtime = Runtime()

@@ -10,6 +10,7 @@ import torch
 
 from fastcar_cli.config import DEVICES, RunConfig, tau_to_plain
 from fastcar_cli.decoding.controller import Target, max_ratio
+from fastcar_cli.decoding.drafts import DraftSettings
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
@@ -19,6 +20,9 @@ from fastcar_cli.models.network import Layout
 
 SMALL_MODEL_THREADS = 2
 """Threads of the native kernels for a bundled model: its products are too short to share among more."""
+
+DRAFT_WINDOW = 16
+"""Most tokens of a video that a pass takes where no other number is given."""
 
 T = TypeVar("T")
 
@@ -60,6 +64,7 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
         frames=frames - spec.layout.context,
         sampling=sampling,
         rule=rule,
+        draft=_draft(config, spec.tokens_per_frame),
         window=config.attention.window,
         sinks=config.attention.sinks,
         kv_dtype=config.attention.kv_dtype,
@@ -103,6 +108,16 @@ def _target(config: RunConfig, frames: int, layout: Layout) -> Target | None:
     return Target(asked.ratio, asked.controller)
 
 
+def _draft(config: RunConfig, frame: int) -> DraftSettings:
+    """How tokens are drafted. Raises RequestError for more of them in a pass than a frame or the attention holds."""
+    kind, window, attention = config.draft.kind or "auto", config.draft.window, config.attention.window
+    most = min(frame, attention or frame)
+    if window is not None and window > most:
+        what = "a frame has" if most == frame else "the attention window has"
+        raise RequestError(f"{what} {most} tokens", key="draft.window", value=window, allowed=f"1 to {most}")
+    return DraftSettings() if kind == "off" else DraftSettings(kind, min(window or DRAFT_WINDOW, most))
+
+
 def _executor(config: RunConfig) -> str:
     """Who decodes. Raises RequestError for what does not go with another MLP backend."""
     backend, asked = config.backend.name, config.runtime.executor
@@ -128,6 +143,7 @@ def effective(config: RunConfig, settings: DecodeSettings, frames: int, fps: int
     data["replay"] |= {"gate": "pair" if rule.pairs else "row", "max_age": rule.max_age}
     data["replay"] |= {"eligible": "all" if rule.replay_delimiters else "codes"}
     data["replay"] |= {"ratio": None} if target is None else {"ratio": target.ratio, "controller": target.scope}
+    data["draft"] = {"kind": settings.draft.kind, "window": settings.draft.window}
     data["attention"] = {"window": settings.window, "sinks": settings.sinks, "kv_dtype": settings.kv_dtype}
     data["runtime"]["executor"] = settings.executor
     data["video"]["fps"] = fps

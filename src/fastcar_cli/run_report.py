@@ -144,6 +144,7 @@ class Run:
                 "gate": "pair" if settings.rule.pairs else "row",
                 **self._controlled(video),
             },
+            "draft": decode.drafts_of(video),
             "timing": {
                 "load_s": self.load_seconds,
                 "prefill_s": clock.prefill,

@@ -140,6 +140,10 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     if verbose:
         table.add_row("  by layer", "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_layer"])))
         table.add_row("  by frame", "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
+    draft = report["draft"]
+    if draft["window"] > 1:
+        said = f"{draft['tokens_per_pass']:.1f} tokens a pass, window {draft['window']}, same video"
+        table.add_row("drafts", said)
     table.add_row("speed", f"{timing['tokens_per_s']:.0f} tokens/s")
     share = "" if timing["mlp_share"] is None else f", {timing['mlp_share']:.0%} of it in MLPs"
     table.add_row(

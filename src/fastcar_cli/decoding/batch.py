@@ -134,9 +134,9 @@ class Batch:
         spec, frame = model.spec, model.spec.tokens_per_frame
         if not isinstance(prompts, Prompts):
             prompts = Prompts.of(model, prompts, settings.sampling.guided, conditions)
-        tokens = settings.frames * frame
+        tokens, slack = settings.frames * frame, settings.draft.slack
         cache = (Int8KVCache if settings.kv_dtype == "int8" else KVCache)(
-            spec.decoder, prompts, tokens, frame, model.dtype, settings.window, settings.sinks
+            spec.decoder, prompts, tokens + slack, frame, model.dtype, settings.window, settings.sinks
         )
         replay = None
         if settings.keep_tas or not settings.rule.off:
@@ -146,6 +146,7 @@ class Batch:
                 width=spec.decoder.width,
                 dtype=model.dtype,
                 keep_tas=settings.keep_tas,
+                slack=slack,
                 delimiters=spec.layout.delimiters,
                 aligned=prompts.aligned,
             )
@@ -153,10 +154,10 @@ class Batch:
             model,
             settings,
             prompts,
-            Places(model, prompts, tokens),
+            Places(model, prompts, tokens, slack),
             cache,
             replay,
-            Draws(model, settings.sampling, uniforms, tokens),
+            Draws(model, settings.sampling, uniforms, slack),
             backend or TorchBackend(model.llm),
         )
 
@@ -176,7 +177,7 @@ class Batch:
         For measuring passes at a context length without decoding up to it; what is decoded then means nothing.
         """
         generator = torch.Generator(self.model.device).manual_seed(seed)
-        self.draws.codes.random_(self.model.spec.codes, generator=generator)
+        self.draws.buffer.random_(self.model.spec.codes, generator=generator)
         self.draws.latent = None
         self.cache.fill(generator)
         if self.replay is not None:

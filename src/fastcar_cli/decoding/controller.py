@@ -126,6 +126,11 @@ class Controller:
         self._tau.copy_(tau.T.expand(self._layers, -1).repeat(1, self._per_video))
         return self._tau
 
+    def horizon(self, t: int) -> int:
+        """How many input tokens from t on are decided by one setting of the thresholds."""
+        since = t - self._at
+        return self._every if since >= self._every else self._every - since
+
     def _possible(self, t: int, age: Tensor) -> Tensor:
         """Replays that each place can still have from input token t on, [layers, rows, N]."""
         assert self._max_age is not None

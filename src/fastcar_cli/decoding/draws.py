@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.decoding.inputs import Inputs
@@ -15,10 +16,13 @@ class Draws:
     """Codes and the random numbers that decide them.
 
     Attributes:
+        tokens: T*N, positions of a video.
         codes: int64 [P, T*N, depth], filled as positions are decoded.
-        uniforms: [P, T*N, depth] numbers in [0, 1) that fix the draws; a position's belong to its video alone.
-        given: codes int64 [P, T*N, depth] that are taken instead of drawn ones at the positions of `is_given`; None
-            where all are drawn.
+        buffer: what `codes` is a part of, int64 [P, T*N + slack, depth]; passes write up to `slack` positions beyond
+            the end of a video, and drafts.
+        uniforms: numbers in [0, 1) that fix the draws, shaped as `buffer`; a position's belong to its video alone.
+        given: codes shaped as `buffer` that are taken instead of drawn ones at the positions of `is_given`; None where
+            all are drawn.
         done: final positions of each video.
         keep_logits: whether passes return logits.
         latent: sums of the code vectors of the positions that the last pass drew, [P, count, code_width], of the last
@@ -26,45 +30,47 @@ class Draws:
 
     """
 
-    def __init__(self, model: Network, settings: SamplingSettings, uniforms: Tensor, tokens: int) -> None:
+    def __init__(self, model: Network, settings: SamplingSettings, uniforms: Tensor, slack: int = 0) -> None:
         layout, device = model.spec.layout, model.device
         self._model, self._settings, self._frame = model, settings, layout.stride
-        self.uniforms = uniforms.to(device).contiguous()
+        self.tokens = tokens = uniforms.shape[1]
+        self.uniforms = F.pad(uniforms.to(device), (0, 0, 0, slack)).contiguous()
         self.sampler = CodeSampler(model.codebooks, settings, self.uniforms, layout.stride)
-        self.codes = torch.zeros(len(uniforms), tokens, model.spec.code_depth, dtype=torch.int64, device=device)
+        self.buffer = torch.zeros(self.uniforms.shape, dtype=torch.int64, device=device)
+        self.codes = self.buffer[:, :tokens]
         self.given: Tensor | None = None
-        fixed = layout.fixed(tokens)
+        fixed = layout.fixed(tokens + slack)
         self.is_given = [code is not None for code in fixed]
         if any(self.is_given):
             ids = torch.tensor([-1 if code is None else code for code in fixed], device=device)
-            self.given = ids[None, :, None].expand_as(self.codes).contiguous()
-        self.done = [0] * len(uniforms)
+            self.given = ids[None, :, None].expand_as(self.buffer).contiguous()
+        self.done = [0] * self.videos
         self.keep_logits = False
         self.latent: Tensor | None = None
 
     @property
-    def tokens(self) -> int:
-        """T*N, positions of a video."""
-        return self.codes.shape[1]
+    def videos(self) -> int:
+        """P."""
+        return len(self.buffer)
 
     def give(self, codes: Tensor) -> None:
         """Take these codes [P, T*N, depth] instead of drawn ones."""
-        self.given = codes.to(self.codes).contiguous()
-        self.is_given = [True] * self.tokens
+        self.given = F.pad(codes.to(self.buffer), (0, 0, 0, self.buffer.shape[1] - self.tokens)).contiguous()
+        self.is_given = [True] * self.buffer.shape[1]
 
     def input_latents(self, inputs: Inputs) -> Tensor:
         """Sums of the code vectors of the input tokens, [P, count, code_width]."""
         if self.latent is not None and inputs.count == 1:
             return self.latent
         videos = torch.arange(len(self.codes), device=self.codes.device)[:, None]
-        return self._model.embed(self.codes[videos, self._positions(inputs)])
+        return self._model.embed(self.buffer[videos, self._positions(inputs)])
 
     def drawn(self, inputs: Inputs) -> Tensor:
         """Codes of the positions behind the inputs, [P, count, depth]."""
         if (t := inputs.common) is not None:
-            return self.codes.narrow(1, t + 1, inputs.count)
+            return self.buffer.narrow(1, t + 1, inputs.count)
         videos = torch.arange(len(self.codes), device=self.codes.device)[:, None]
-        return self.codes[videos, self._positions(inputs) + 1]
+        return self.buffer[videos, self._positions(inputs) + 1]
 
     def _positions(self, inputs: Inputs) -> Tensor:
         """Of the input tokens, int64 [P, count]."""
@@ -92,5 +98,5 @@ class Draws:
         if self.given is not None and (isinstance(index, Tensor) or self.is_given[index]):
             given = self.given[videos, index]
         codes, latent = self.sampler.draw(hidden, index, logits, given, kept)
-        self.codes[videos, index] = codes
+        self.buffer[videos, index] = codes
         return codes, latent, torch.stack(kept) if kept else None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from torch import Tensor
 from fastcar_cli.backends import MLPBackend
 from fastcar_cli.decoding import graph, native, self_check
 from fastcar_cli.decoding.batch import Batch, Step
+from fastcar_cli.decoding.drafts import Drafter, DraftSettings
 from fastcar_cli.decoding.executor import Executor
-from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.scores import DEFAULT
@@ -54,6 +54,7 @@ class Decode(Batch):
     """
 
     executor: Executor | None = None
+    drafter: Drafter | None = None
     executor_name: str | None = None
     why: str = ""
 
@@ -99,6 +100,7 @@ class Decode(Batch):
             draws.give(forced)
         draws.keep_logits = keep_logits
         executor, device = self.start(), self.model.device
+        drafter = self._drafts(executor)
         began = time.perf_counter()
         hidden = executor.prefill()[:, None]
         synchronise(device)
@@ -108,19 +110,41 @@ class Decode(Batch):
             draws.done = [first] * self.prompts.videos
         began = time.perf_counter()
         while self.done < draws.tokens:
-            inputs = Inputs(tuple(done - 1 for done in draws.done))
+            inputs = drafter.inputs(self._most_inputs(executor))
             step = executor.step(inputs) if self.done else executor.draw(hidden, inputs)
-            final = (1,) * self.prompts.videos
-            executor.commit(inputs, final)
-            draws.commit(inputs, final)
+            accepted = drafter.accepted(inputs, step.codes)
+            executor.commit(inputs, accepted)
+            draws.commit(inputs, accepted)
             # The host waits for a GPU once a frame only, when the pixels are wanted.
             timed = device.type != "cuda" or self.done % self.frame == 0
             if timed:
                 synchronise(device)
-                self.clock.decode += time.perf_counter() - began
+                seconds = time.perf_counter() - began
+                self.clock.decode += seconds
+                drafter.learn(seconds)
             yield step
             if timed:
                 began = time.perf_counter()
+
+    def _drafts(self, executor: Executor) -> Drafter:
+        """What drafts the tokens of this batch."""
+        draft, replay = self.settings.draft, self.replay
+        if draft.kind == "auto" and (executor.sequential or self.model.device.type != "cpu"):
+            draft = DraftSettings()
+        lockstep = executor.sequential or (replay is not None and replay.controller is not None)
+        self.drafter = Drafter(self.draws, draft, self.frame, self.model.spec.grid[1], lockstep)
+        return self.drafter
+
+    def drafts_of(self, video: int) -> dict[str, Any]:
+        """What drafts did for a video: report keys of docs/json.md."""
+        assert self.drafter is not None
+        return self.drafter.report(video)
+
+    def _most_inputs(self, executor: Executor) -> int:
+        """The most tokens of a video that the next pass can take."""
+        if self.replay is None:
+            return executor.most_inputs
+        return min(executor.most_inputs, self.replay.horizon(self.done - 1))
 
     def run(self) -> Self:
         """Decode every position; returns itself."""
@@ -210,7 +234,7 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     if name == "native" or (name == "auto" and device == "cpu"):
         why = obstacle or native.obstacle(batch.model)
         if why is None:
-            return native.NativeExecutor(batch), f"native kernels ({instruction_set()})"
+            return native.NativeExecutor(batch, batch.settings.draft.window), f"native kernels ({instruction_set()})"
     elif name == "graph" or (name == "auto" and device == "cuda"):
         why = obstacle or graph.obstacle(batch)
         if why is None and name == "auto":

@@ -47,6 +47,8 @@ class Executor(ABC):
     name: str
     most_inputs = 1
     """Input tokens of a video that one pass can take."""
+    sequential = False
+    """Whether the inputs of a pass are run one after another, so that drafts save no time."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch

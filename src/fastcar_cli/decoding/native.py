@@ -13,6 +13,7 @@ from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.executor import HostExecutor, Passed, distinct_tokens
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.kv_int8 import Int8KVCache
+from fastcar_cli.decoding.replay import Token
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import Block
@@ -83,7 +84,7 @@ def code_draw(batch: Batch, threads: int, most: int) -> native.CodeDraw:
         classifier=_linear(cast(nn.Linear, classifier)),
         codebooks=[codebooks[book] for book in model.codebooks],
         uniforms=batch.draws.uniforms,
-        codes=batch.draws.codes,
+        codes=batch.draws.buffer,
         guidance=sampling.cfg,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -153,7 +154,7 @@ class NativeExecutor(HostExecutor):
                 self._biases = self._biases + maps[-1].bias.float()
         self._draw = code_draw(batch, threads, most_inputs)
         sampling = batch.settings.sampling
-        self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.tokens)]
+        self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
 
     def prefill(self) -> Tensor:
@@ -194,20 +195,25 @@ class NativeExecutor(HostExecutor):
     def _several(self, inputs: Inputs, first: list[int], x: Tensor) -> None:
         """A pass with several tokens of a row, or with rows at different tokens."""
         batch, replay = self._batch, self._batch.replay
-        tokens = [inputs.rows(draft, batch.rows, x.device) for draft in range(inputs.count)]
-        restores = [self._overwrites(draft, t) for draft, t in enumerate(tokens)]
+        of_rows = [inputs.rows(draft, batch.rows, x.device) for draft in range(inputs.count)]
+        restores = [self._overwrites(draft, t) for draft, t in enumerate(of_rows)]
+        common = inputs.common
+        tokens: list[Token] = list(of_rows) if common is None else list(range(common, common + inputs.count))
         # By layer, row and input token of the row.
         scores = torch.full((len(batch.model.llm.blocks), batch.rows, inputs.count), torch.nan)
         rule: dict[str, Any] = {}
         flags = torch.zeros(scores.shape, dtype=torch.bool)
         if replay is not None:
-            thresholds = torch.stack([replay.thresholds(t) for t in tokens], 2)
+            thresholds = torch.stack([replay.thresholds(t).clone() for t in tokens], 2)
             rule = {"thresholds": thresholds.flatten(1), "scored": replay.scored}
             rule |= {"scores": scores.flatten(1), "replayed": flags.flatten(1)}
         batch.clock.mlp += self._pass(x, first, mask=self._mask(inputs), **rule)
         for draft, t in enumerate(tokens):
             if replay is not None:
-                replay.replayed[:, self._rows, t] = flags[:, :, draft]
+                if isinstance(t, int):
+                    replay.by_token[t] = flags[:, :, draft]
+                else:
+                    replay.by_token[t, :, self._rows] = flags[:, :, draft].T
             self._passed.append(Passed(t, scores[:, :, draft], restores[draft]))
 
     def _mask(self, inputs: Inputs) -> Tensor | None:

@@ -38,6 +38,7 @@ class PlainExecutor(HostExecutor):
     """
 
     name = "torch"
+    sequential = True
 
     def __init__(self, batch: Batch) -> None:
         super().__init__(batch)

@@ -83,21 +83,22 @@ class Places:
     """Angles of every visual token, and what the model adds to its input, all computed before decoding begins.
 
     Attributes:
-        cos, sin: [T*N, rows or 1, head_dim]; 1 where all prompts are equally long.
-        added: [T*N, 1 or P, width] or None.
+        cos, sin: [T*N + slack, rows or 1, head_dim]; 1 where all prompts are equally long.
+        added: [T*N + slack, 1 or P, width] or None; behind the last token what it has.
         prompt_added: the same of the prompts' `aligned` tokens.
 
     """
 
-    def __init__(self, model: Network, prompts: Prompts, tokens: int) -> None:
+    def __init__(self, model: Network, prompts: Prompts, tokens: int, slack: int = 0) -> None:
         lengths = prompts.lengths
         lengths = lengths if bool((lengths != lengths[0]).any()) else lengths[:1]
-        positions = lengths[None] + torch.arange(tokens, device=lengths.device)[:, None]
+        positions = lengths[None] + torch.arange(tokens + slack, device=lengths.device)[:, None]
         self.cos, self.sin = model.llm.rotary(positions, model.dtype)
         self.added = self.prompt_added = None
         added = model.added(prompts.aligned + tokens, prompts.ids[: prompts.videos], prompts.conditions)
         if added is not None:
             self.prompt_added, self.added = added.split([prompts.aligned, tokens])
+            self.added = torch.cat([self.added, self.added[-1:].expand(slack, -1, -1)])
 
     @staticmethod
     def at(table: Tensor, t: Tensor) -> Tensor:

@@ -97,8 +97,8 @@ class Replay:
 
     Attributes:
         outputs: MLP outputs used in the last frame, [layers, rows, N, width].
-        replayed: decisions by input token, bool [layers, rows, T*N - 1]; the executor of a pass writes them.
-        by_token: the same memory as [T*N - 1, layers, rows], in which the decisions of a pass lie together.
+        by_token: decisions, bool [T*N - 1 + slack, layers, rows]; the executor of a pass writes them.
+        replayed: the same memory by input token, [layers, rows, T*N - 1].
         scored: layers whose TAS is wanted, bool [layers], on the CPU.
         tas: kept scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None where they are not kept.
         controller: moves the thresholds; None where tau is given.
@@ -113,6 +113,7 @@ class Replay:
         width: int,
         dtype: torch.dtype,
         keep_tas: bool = False,
+        slack: int = 0,
         delimiters: Sequence[int] = (),
         aligned: int = 0,
     ) -> None:
@@ -129,9 +130,11 @@ class Replay:
         self.outputs = torch.zeros(layers, rows, frame, width, dtype=dtype, device=device)
         self.nbytes = self.outputs.nbytes
         """Bytes of the cached outputs."""
-        self.by_token = torch.zeros(size.tokens - 1, layers, rows, dtype=torch.bool, device=device)
-        self.replayed = self.by_token.permute(1, 2, 0)
-        self.tas = torch.full(self.replayed.shape, math.nan, device=device) if keep_tas else None
+        self.by_token = torch.zeros(size.tokens - 1 + slack, layers, rows, dtype=torch.bool, device=device)
+        self._decisions = self.by_token.permute(1, 2, 0)
+        self.replayed = self._decisions[..., : size.tokens - 1]
+        self._tas = torch.full(self._decisions.shape, math.nan, device=device) if keep_tas else None
+        self.tas = None if self._tas is None else self._tas[..., : size.tokens - 1]
         self.controller: Controller | None = None
         if rule.target is not None:
             self.controller = Controller(rule.target, size, rule.max_age, () if rule.replay_delimiters else delimiters)
@@ -144,7 +147,8 @@ class Replay:
     def force(self, decisions: Tensor) -> None:
         """Take these decisions, bool [layers, rows, T*N - 1], instead of the scores', to measure at an exact ratio."""
         taus = torch.where(decisions.to(self.replayed.device), -math.inf, math.inf)
-        self._forced = taus.permute(2, 0, 1).contiguous()
+        self._forced = taus.new_full(self.by_token.shape, math.inf)
+        self._forced[: taus.shape[2]] = taus.permute(2, 0, 1)
         self.scored = torch.ones_like(self.scored)
 
     def prefill(self, layer: int, outputs: Tensor) -> None:
@@ -182,16 +186,20 @@ class Replay:
             return torch.where((t >= self.first) & ~self._dense[t % self.frame], taus, math.inf)
         return torch.full_like(taus, math.inf) if self._computed[t % self.frame] else taus
 
+    def horizon(self, t: int) -> int:
+        """How many input tokens from t on have thresholds that no decision from t on changes."""
+        return self.frame if self.controller is None else self.controller.horizon(t)
+
     def decide(self, layer: int, t: Token, scores: Tensor, thresholds: Tensor) -> None:
         """Write which rows replay in a layer at an eligible input token; scores and thresholds are [rows]."""
         rows = self._rows if isinstance(t, Tensor) else slice(None)
-        self.replayed[layer, rows, t] = replays(self.gated(scores), thresholds)
+        self._decisions[layer, rows, t] = replays(self.gated(scores), thresholds)
 
     def flags(self, layer: int, t: Token) -> list[bool]:
         """Which rows replay in a layer at an input token."""
         if not self.eligible(t):
             return [False]
-        return self.replayed[layer, self._rows if isinstance(t, Tensor) else slice(None), t].tolist()
+        return self._decisions[layer, self._rows if isinstance(t, Tensor) else slice(None), t].tolist()
 
     def kept(self, t: Tensor) -> list[Restore]:
         """What the MLP outputs of input token t of each row will overwrite, int64 [rows]."""
@@ -211,10 +219,10 @@ class Replay:
         if self.rule.max_age is not None:
             slot = t % self.frame
             age = _at(self._ages, slot)
-            ages = torch.where(_at(self.replayed, t), age + 1, 0).to(torch.int16)
+            ages = torch.where(_at(self._decisions, t), age + 1, 0).to(torch.int16)
             self._put(self._ages, slot, ages if final is None else torch.where(final, ages, age))
-        if self.tas is not None:
-            self._put(self.tas, t, torch.where(t >= self.first, scores, math.nan) if isinstance(t, Tensor) else scores)
+        if self._tas is not None:
+            self._put(self._tas, t, torch.where(t >= self.first, scores, math.nan) if isinstance(t, Tensor) else scores)
         if self.controller is not None:
             assert isinstance(t, int)
             self.controller.observe(t, self.gated(scores))

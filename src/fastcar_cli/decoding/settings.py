@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fastcar_cli.decoding.drafts import DraftSettings
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.models.sampling import SamplingSettings
 
@@ -21,6 +22,7 @@ class DecodeSettings:
     Attributes:
         frames: decoded frames; context frames are not among them.
         rule: what replays.
+        draft: how several tokens are decoded in one pass.
         window: attend to the last so many tokens and each prompt's first `sinks` only; None: to all.
         kv_dtype: one of KV_DTYPES.
         keep_tas: compute and keep the scores of every layer.
@@ -32,6 +34,7 @@ class DecodeSettings:
     frames: int
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     rule: ReplayRule = field(default_factory=ReplayRule)
+    draft: DraftSettings = field(default_factory=DraftSettings)
     window: int | None = None
     sinks: int = 4
     kv_dtype: str = "auto"

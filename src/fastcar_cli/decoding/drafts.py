@@ -1,0 +1,152 @@
+"""Drafts: codes guessed for the next positions of a video, which one pass of the decoder verifies.
+
+A pass takes W input tokens of a video, its last final one and W - 1 drafts, and draws the W positions behind them, each
+with its own random numbers. A draft is accepted where the draw of its position equals it; the first draw that differs
+is final too, since all before it are. So the video is the same code for code as with one token a pass, whatever the
+drafts are; good ones only make it faster.
+
+`frame` drafts a token by its aligned token, the one at the same position of the last frame. `jacobi` begins there and
+keeps what a pass drew behind its first difference as the drafts of the next pass (speculative Jacobi decoding,
+arXiv 2410.01699, begun from the last frame).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.decoding.draft_window import DraftWindow
+from fastcar_cli.decoding.draws import Draws
+from fastcar_cli.decoding.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """How tokens are drafted.
+
+    Attributes:
+        kind: `off`, `frame`, `jacobi`, or `auto`, which chooses by what passes cost and what is accepted.
+        window: W, most input tokens of a video that one pass takes.
+
+    """
+
+    kind: str = "off"
+    window: int = 1
+
+    @property
+    def slack(self) -> int:
+        """Positions behind the last one that every video has room for: a pass may reach beyond its end."""
+        return 0 if self.kind == "off" or self.window == 1 else self.window
+
+
+class Pass(NamedTuple):
+    """A pass of the decoder: its first input token of each video, how many it took, and how many became final."""
+
+    first: tuple[int, ...]
+    taken: int
+    accepted: tuple[int, ...]
+
+
+class Drafter:
+    """Drafts the next tokens of every video of a batch, and says how many are right.
+
+    Attributes:
+        passes: what was run, in order.
+        drafted: whether a final position was an accepted draft, bool [P, T*N].
+
+    """
+
+    def __init__(self, draws: Draws, settings: DraftSettings, frame: int, columns: int, lockstep: bool = False) -> None:
+        """Drafts lie in `draws` where they would be final.
+
+        frame is N; columns, the codes in a row of a frame. lockstep: all videos must be at the same token.
+        """
+        self._draws, self._frame, self._columns, self._lockstep = draws, frame, columns, lockstep
+        self._carry = settings.kind != "frame"
+        self._window = settings.window
+        self._choice = DraftWindow(settings.window) if settings.kind == "auto" else None
+        # Below these positions the codes of a video hold what the last pass drew.
+        self._drawn = [0] * draws.videos
+        self._drafts: Tensor | None = None
+        self.passes: list[Pass] = []
+        self.drafted = torch.zeros(draws.videos, draws.tokens, dtype=torch.bool)
+
+    def inputs(self, most: int) -> Inputs:
+        """The inputs of the next pass, at most this many of a video; writes their codes into the draws.
+
+        A video that has ended takes its last token again and again, and nothing of it is kept.
+        """
+        draws, self._drafts = self._draws, None
+        least, first = min(draws.done), tuple(done - 1 for done in draws.done)
+        window = self._window if self._choice is None else self._choice.choose(self._promising(least))
+        count = min(window, most, draws.tokens - least)
+        if count < 2 or not least:
+            return Inputs(first)
+        for video, done in enumerate(draws.done):
+            self._write(video, done, done + count - 1)
+        self._drafts = draws.drawn(Inputs(first, count - 1)).clone()
+        return Inputs(first, count)
+
+    def _write(self, video: int, begin: int, end: int) -> None:
+        """Draft the positions of a video from `begin` to before `end`."""
+        codes, draws = self._draws.buffer[video], self._draws
+        at = min(max(begin, self._drawn[video]), end) if self._carry else begin
+        while at < end:
+            back = self._back(at)
+            stop = min(end, at + back)
+            codes[at:stop] = codes[at - back : stop - back]
+            at = stop
+        if draws.given is not None:
+            fixed = draws.given[video, begin:end]
+            codes[begin:end] = torch.where(fixed < 0, codes[begin:end], fixed)
+
+    def _back(self, position: int) -> int:
+        """How far behind a position the token lies that drafts it: a frame; in the first one a row, or one token."""
+        return self._frame if position >= self._frame else self._columns if position >= self._columns else 1
+
+    def _promising(self, done: int) -> float:
+        """The share of the last final tokens that a draft would have got right."""
+        begin = max(1, done - 16)
+        if done - begin < 4:
+            return 0.0
+        codes, back = self._draws.buffer, self._back(begin)
+        right = codes[:, begin:done] == codes[:, begin - back : done - back]
+        return float(right.all(-1).float().mean())
+
+    def accepted(self, inputs: Inputs, drawn: Tensor) -> tuple[int, ...]:
+        """How many positions behind the inputs are final in each video, of codes drawn int64 [P, count, depth]."""
+        draws, counts = self._draws, [1] * len(inputs.first)
+        if self._drafts is not None:
+            right = (drawn[:, :-1] == self._drafts).all(-1)
+            counts = (1 + right.long().cumprod(1).sum(1)).tolist()
+            if self._lockstep:
+                counts = [min(counts)] * len(counts)
+            for video, (t, n) in enumerate(zip(inputs.first, counts, strict=True)):
+                self.drafted[video, t + 1 : t + n] = True
+        self._drawn = [t + 1 + inputs.count for t in inputs.first]
+        accepted = tuple(min(n, draws.tokens - 1 - t) for n, t in zip(counts, inputs.first, strict=True))
+        self.passes.append(Pass(inputs.first, inputs.count, accepted))
+        return accepted
+
+    def report(self, video: int) -> dict[str, Any]:
+        """What drafts did for a video so far, for its JSON document."""
+        own = [p for p in self.passes if p.accepted[video]]
+        done = sum(p.accepted[video] for p in own)
+        drafted = self.drafted[video, : done - done % self._frame].view(-1, self._frame)
+        return {
+            "kind": "off" if self._window == 1 else "jacobi" if self._carry else "frame",
+            "window": max((p.taken for p in own), default=1),
+            "passes": len(own),
+            "tokens_per_pass": done / len(own) if own else None,
+            "accepted_by_frame": [float(share) for share in drafted.float().mean(1)],
+        }
+
+    def learn(self, seconds: float) -> None:
+        """Take into account what the last pass took."""
+        if self._choice is not None:
+            last = self.passes[-1]
+            running = [n for n in last.accepted if n]
+            self._choice.learn(last.taken, sum(running) / len(running), seconds)
