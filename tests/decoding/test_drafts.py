@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny import tiny_model
+from support.tiny import tiny_in, tiny_model
 from torch import Tensor
 
+from fastcar_cli.decoding.controller import Target
+from fastcar_cli.decoding.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.executor import Executor
 from fastcar_cli.decoding.inputs import Inputs
@@ -113,3 +116,56 @@ def test_drafts_change_no_bit(executor: str, rule: str, seed: int) -> None:
             if alone.replay.tas is not None and drafted.replay.tas is not None:
                 a, b = (x.tas[:, own, :seen] for x in (alone.replay, drafted.replay))  # type: ignore[index]
                 assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+
+
+WINDOWS = (2, 3, 8, 16)
+LOOPS = RULES | {
+    "ratio": (ReplayRule(target=Target(0.4)), {}),
+    "ratio, ages": (ReplayRule(target=Target(0.3, "global"), max_age=2), {}),
+    "delimiters": (ReplayRule(Tau((0.0,)), replay_delimiters=True), {"keep_tas": True}),
+    "window of a frame": (ReplayRule(Tau((0.0,)), max_age=1), {"window": 16, "sinks": 2}),
+}
+
+
+def _loop(rule: str, executor: str, draft: DraftSettings, seeds: tuple[int, ...], cfg: float, form: str) -> Decode:
+    """A decode of frames of 16 tokens; the draws of its random model agree from frame to frame often enough."""
+    replay, options = LOOPS[rule]
+    sampling = SamplingSettings(cfg=cfg, temperature=0.5, top_k=2, top_p=0.8)
+    rows = PROMPTS[: len(seeds)] + (PROMPTS[2 : 2 + len(seeds)] if cfg != 1 else [])
+    model, noise = _model(form), torch.stack([uniforms(seed, FRAMES * 16, 3) for seed in seeds])
+    settings = DecodeSettings(FRAMES, sampling, replay, draft=draft, executor=executor, **options)
+    return Decode.of(model, rows, settings, noise).run()
+
+
+_model = cache(partial(tiny_in, side=4))
+
+
+def _same_decode(drafted: Decode, alone: Decode) -> None:
+    assert torch.equal(drafted.codes, alone.codes)
+    if alone.replay is not None and drafted.replay is not None:
+        assert torch.equal(drafted.replay.replayed, alone.replay.replayed)
+        if alone.replay.tas is not None and drafted.replay.tas is not None:
+            assert torch.equal(drafted.replay.tas.nan_to_num(7.0), alone.replay.tas.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+@pytest.mark.parametrize("rule", LOOPS)
+@pytest.mark.parametrize("kind", ["frame", "jacobi", "auto"])
+@settings(max_examples=3, deadline=None)
+@given(
+    window=st.sampled_from(WINDOWS),
+    seed=st.integers(0, 10**6),
+    videos=st.integers(1, 2),
+    cfg=st.sampled_from([1.0, 2.0]),
+    form=st.sampled_from(["float32", "bfloat16", "int8", "int4"]),
+)
+def test_a_decode_with_drafts_is_the_same_decode(
+    executor: str, rule: str, kind: str, window: int, seed: int, videos: int, cfg: float, form: str
+) -> None:
+    if executor == "native" and native.unavailable():
+        pytest.skip(str(native.unavailable()))
+    if cfg == 1.0 and LOOPS[rule][0].pairs:
+        cfg = 2.0
+    seeds = tuple(range(seed, seed + videos))
+    alone = _loop(rule, executor, DraftSettings(), seeds, cfg, form)
+    _same_decode(_loop(rule, executor, DraftSettings(kind, window), seeds, cfg, form), alone)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.native_toys import coded
 from support.reference import Reference
 from support.reference import decode as reference
-from support.tiny import tiny_model
+from support.tiny import PACKED, formatted, tiny_model
 from torch import Tensor
 
 from fastcar_cli.decoding.controller import Target
@@ -32,10 +32,8 @@ from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
-from fastcar_cli.models.loading.checkpoint import loading_format
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import VideoModel
-from fastcar_cli.models.weight_format import WeightFormat
 
 INF = float("inf")
 PROMPTS = [[1, 4, 5, 2], [1, 6, 7, 8, 2], [1, 2], [1, 2]]
@@ -100,27 +98,9 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-PACKED = {
-    "int8": loading_format("int8"),
-    "int4": WeightFormat("int4", torch.float32, blocks="int4", projector="int4"),
-}
-
-
 def _tiny(kind: str, kv_heads: int) -> VideoModel:
     """In int4 four times as wide, so that it has groups of 32."""
     return tiny_model(kv_heads=kv_heads, times=4 if kind == "int4" else 1)
-
-
-def _format(model: VideoModel, kind: str) -> VideoModel:
-    """The model with its matrices in another format."""
-    if kind == "bfloat16":
-        return model.bfloat16()
-    if kind in PACKED:
-        form = PACKED[kind].on(model)
-        weights = {k: v for name, tensor in model.state_dict().items() for k, v in form.stored(name, tensor).items()}
-        form.use()
-        model.load_state_dict(weights, assign=True)
-    return model.eval().requires_grad_(False)
 
 
 def _widened(model: VideoModel, kind: str) -> VideoModel:
@@ -243,7 +223,7 @@ def test_executor_equals_the_reference(executor: str, form: str, rule: str, kv_h
         # the reference are taken, and the scores compared.
         options = {k: v for k, v in options.items() if k in ("window", "sinks", "kv_dtype", "tas")}
         options["forced"] = _decisions(want)
-    decode, hidden = _decode(_format(_tiny(form, kv_heads), form), executor, CODES, PROMPTS, 2.0, options)
+    decode, hidden = _decode(formatted(_tiny(form, kv_heads), form), executor, CODES, PROMPTS, 2.0, options)
     inputs = [f"{executor}-{form}"] if packed else []
     cache = ["int8 keys and values"] if form != "bfloat16" and "kv_dtype" in options else []
     _same(decode, hidden, want, " ".join([*inputs, *cache]) or form)

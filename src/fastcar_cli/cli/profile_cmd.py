@@ -141,7 +141,7 @@ def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: s
     from fastcar_cli.analysis.decode_profile import profile_decode
     from fastcar_cli.pipeline import VideoPipeline
 
-    flags = {"model": model, "replay.tau": tau, "runtime.device": device, "runtime.dtype": dtype}
+    flags = {"model": model, "replay.tau": tau, "draft.kind": "off", "runtime.device": device, "runtime.dtype": dtype}
     pipe = VideoPipeline.from_config(load_config(None, (), flags))
     pipe.notices([prompt])
     return profile_decode(pipe, prompt, seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,12 +60,14 @@ class Draws:
         self.given = F.pad(codes.to(self.buffer), (0, 0, 0, self.buffer.shape[1] - self.tokens)).contiguous()
         self.is_given = [True] * self.buffer.shape[1]
 
-    def input_latents(self, inputs: Inputs) -> Tensor:
-        """Sums of the code vectors of the input tokens, [P, count, code_width]."""
+    def input_latents(self, inputs: Inputs, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        """Sums of the code vectors of the input tokens, [P, count, code_width], by `embed` where they were not drawn
+        by the last pass.
+        """
         if self.latent is not None and inputs.count == 1:
             return self.latent
         videos = torch.arange(len(self.codes), device=self.codes.device)[:, None]
-        return self._model.embed(self.buffer[videos, self._positions(inputs)])
+        return embed(self.buffer[videos, self._positions(inputs)])
 
     def drawn(self, inputs: Inputs) -> Tensor:
         """Codes of the positions behind the inputs, [P, count, depth]."""

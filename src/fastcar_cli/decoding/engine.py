@@ -78,6 +78,14 @@ class Decode(Batch):
         """Choose the executor, where none is set."""
         if self.executor is None:
             self.executor, self.why = choose(self)
+        kind = self.settings.draft.kind
+        if kind in ("frame", "jacobi") and self.executor.most_inputs == 1 < self.settings.draft.window:
+            raise RequestError(
+                f"this run decodes one token a pass ({self.executor.name}: {self.why})",
+                key="draft.kind",
+                value=kind,
+                allowed="off, auto",
+            )
         self.executor_name = self.executor.name
         return self.executor
 

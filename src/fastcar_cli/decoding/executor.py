@@ -133,6 +133,10 @@ class HostExecutor(Executor):
         self._rows = torch.arange(batch.rows, device=batch.model.device)
         self._passed: list[Passed] = []
 
+    def _embed(self, codes: Tensor) -> Tensor:
+        """Sums of code vectors, rounded as those of drawn codes are."""
+        return self._batch.model.embed(codes)
+
     @abstractmethod
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """Run the input tokens through the decoder: hidden states after the final norm, [rows, count, width].
@@ -143,7 +147,7 @@ class HostExecutor(Executor):
     def step(self, inputs: Inputs) -> Step:
         """See `Executor.step`."""
         self._passed = []
-        hidden = self.run(inputs, self._batch.draws.input_latents(inputs))
+        hidden = self.run(inputs, self._batch.draws.input_latents(inputs, self._embed))
         began = time.perf_counter()
         step = self.draw(hidden, inputs)
         self._batch.clock.draw += time.perf_counter() - began

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -73,16 +74,20 @@ def _transformer(depth: DepthTransformer) -> native.DepthWeights:
     )
 
 
-def code_draw(batch: Batch, threads: int, most: int) -> native.CodeDraw:
+def float_codebooks(model: Network) -> list[Tensor]:
+    """A codebook a depth, float32 [codes, code_width]; a codebook of a model has one row more."""
+    by_book = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.codebooks}
+    return [by_book[book] for book in model.codebooks]
+
+
+def code_draw(batch: Batch, codebooks: Sequence[Tensor], threads: int, most: int) -> native.CodeDraw:
     """What draws the codes of a batch as the kernels take it; matrices are not copied."""
     model, sampling = batch.model, batch.settings.sampling
     classifier = model.lm_head if model.depth is None else model.depth.classifier_mlp.linear
-    # A codebook has one row more than codes.
-    codebooks = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.codebooks}
     return native.CodeDraw(
         None if model.depth is None else _transformer(model.depth),
         classifier=_linear(cast(nn.Linear, classifier)),
-        codebooks=[codebooks[book] for book in model.codebooks],
+        codebooks=codebooks,
         uniforms=batch.draws.uniforms,
         codes=batch.draws.buffer,
         guidance=sampling.cfg,
@@ -152,7 +157,8 @@ class NativeExecutor(HostExecutor):
             self._biases, self._added = self._added[:, 0], None
             if maps[-1].bias is not None:
                 self._biases = self._biases + maps[-1].bias.float()
-        self._draw = code_draw(batch, threads, most_inputs)
+        self._codebooks = float_codebooks(model)
+        self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
         sampling = batch.settings.sampling
         self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
@@ -191,6 +197,11 @@ class NativeExecutor(HostExecutor):
             batch.clock.mlp += self._pass(x, first, mask=self._mask(inputs), **rule)
             self._passed.append(Passed(t, self._scores, ()))
         return x if self._dtype is torch.float32 else x.to(self._dtype)
+
+    def _embed(self, codes: Tensor) -> Tensor:
+        """See `HostExecutor`: the kernels add the vectors in float32."""
+        vectors = (book[codes[..., depth]] for depth, book in enumerate(self._codebooks))
+        return reduce(torch.add, vectors)
 
     def _several(self, inputs: Inputs, first: list[int], x: Tensor) -> None:
         """A pass with several tokens of a row, or with rows at different tokens."""

@@ -170,8 +170,10 @@ class Replay:
         return isinstance(t, Tensor) or t >= self.first
 
     def thresholds(self, t: Token) -> Tensor:
-        """What scores at an eligible input token must exceed, float32 [layers, rows]."""
+        """What scores at an input token must exceed, float32 [layers, rows]."""
         taus = self._taus
+        if not self.eligible(t):
+            return torch.full_like(taus, math.inf)
         if self.controller is not None:
             assert isinstance(t, int)
             taus = self.controller.thresholds(t, self.replayed, self._ages)

@@ -260,7 +260,8 @@ def _plain(request: Request) -> RunConfig:
     keys: dict[str, Any] = {"generation.seed": None, "replay.tau": "off", "replay.ratio": None, "replay.gate": None}
     if request.vbench and config.video.fps is None:
         keys["video.fps"] = VBENCH_FPS
-    return config.changed({**keys, "replay.score": DEFAULT})
+    # What replay brings is measured alone unless drafts are wanted.
+    return config.changed({**keys, "replay.score": DEFAULT, "draft.kind": config.draft.kind or "off"})
 
 
 def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
