@@ -132,8 +132,8 @@ def _loop(rule: str, executor: str, draft: DraftSettings, seeds: tuple[int, ...]
     replay, options = LOOPS[rule]
     sampling = SamplingSettings(cfg=cfg, temperature=0.5, top_k=2, top_p=0.8)
     rows = PROMPTS[: len(seeds)] + (PROMPTS[2 : 2 + len(seeds)] if cfg != 1 else [])
-    model, noise = _model(form), torch.stack([uniforms(seed, FRAMES * 16, 3) for seed in seeds])
-    settings = DecodeSettings(FRAMES, sampling, replay, draft=draft, executor=executor, **options)
+    model, noise = _model(form), torch.stack([uniforms(seed, 3 * 16, 3) for seed in seeds])
+    settings = DecodeSettings(3, sampling, replay, draft=draft, executor=executor, **options)
     return Decode.of(model, rows, settings, noise).run()
 
 
@@ -150,9 +150,9 @@ def _same_decode(drafted: Decode, alone: Decode) -> None:
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
 @pytest.mark.parametrize("rule", LOOPS)
-@pytest.mark.parametrize("kind", ["frame", "jacobi", "auto"])
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
+    kind=st.sampled_from(["frame", "jacobi", "auto"]),
     window=st.sampled_from(WINDOWS),
     seed=st.integers(0, 10**6),
     videos=st.integers(1, 2),

@@ -78,8 +78,9 @@ class DraftWindow:
 
     def _next(self, promising: float) -> int:
         """The best window known, or another one that is worth a trial."""
+        # A trial may have had fewer tokens than its window, near the end of a frame or video.
+        tried = self._seen.setdefault(self._now, _Seen())
         best = max(self._seen, key=lambda window: self._seen[window].speed)
-        tried = self._seen[self._now]
         if self._now != self._home:
             tried.lost = 0 if self._now == best else tried.lost + 1
             tried.retry = self._passes + STALE * 2**tried.lost
@@ -96,7 +97,11 @@ class DraftWindow:
         """Windows that may be better than the best one known, the more likely one first."""
         home, tokens = self._home, self._seen[self._home].tokens
         if home == 1:
-            return [min(4, self.most)] if self.most > 1 and promising >= PROMISING else []
+            first = min(4, self.most)
+            seen = self._seen.get(first)
+            # What it costs is known from the trial that it lost.
+            worth = seen is None or sum(promising**i for i in range(first)) > seen.seconds * self._seen[1].speed
+            return [first] if first > 1 and promising >= PROMISING and worth else []
         larger = min(home * (4 if tokens > 0.7 * home else 2), self.most)
         # A window of which few drafts are right has nothing to gain from more of them.
         return ([larger] if larger > home and tokens > 0.5 * home else []) + [home // 2]
