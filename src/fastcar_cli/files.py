@@ -13,7 +13,7 @@ import io
 import itertools
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,23 @@ def write_whole(path: Path, data: bytes | str, *, new: bool = False) -> None:
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are missing. Raises RequestError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RequestError(f"the folder {folder} can't be made: {e.strerror}") from None
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name as a compressed .npz, as `write_whole` does."""
+    import numpy as np
+
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)
+    write_whole(path, packed.getvalue())
 
 
 def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:

@@ -219,6 +219,12 @@ class VideoPipeline:
             for frame in self._batch(prompts[first : first + size], seeds[first : first + size], on_token, watch):
                 yield replace(frame, video=first + frame.video)
 
+    def run(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> Decode:
+        """Decode as `stream` does, without looking at the frames; the engine's state of the last batch."""
+        for _ in self.stream(prompts, seeds):
+            pass
+        return self._runs[-1].decode
+
     def _batch(
         self, prompts: Sequence[Prompt], seeds: Sequence[int], on_token: Callable[[int], None], watch: Watcher | None
     ) -> Iterator[Frame]:

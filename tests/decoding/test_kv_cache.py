@@ -10,11 +10,11 @@ from hypothesis.extra.numpy import arrays
 from support.native_toys import NativePass, Slots, Toy, assert_close, inputs, random
 from support.tiny import tiny_model
 
+from fastcar_cli import choices
 from fastcar_cli.decoding import trace
 from fastcar_cli.decoding.kv_cache import KVCache
 from fastcar_cli.decoding.kv_int8 import Int8KVCache, packed
 from fastcar_cli.decoding.prompts import Prompts
-from fastcar_cli.decoding.settings import KV_DTYPES
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native
 from fastcar_cli.models import load
@@ -93,7 +93,7 @@ def test_what_is_not_finite_shows() -> None:
 
 @pytest.mark.parametrize("window", [None, 2, 7])
 @pytest.mark.parametrize("frames", [1, 3])
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", choices.values(choices.KVDtype))
 def test_memory_is_what_the_plan_says(kv_dtype: str, frames: int, window: int | None) -> None:
     spec = tiny_model().spec
     rows, prompt, n = 2, 5, spec.tokens_per_frame

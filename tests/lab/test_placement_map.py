@@ -19,6 +19,7 @@ from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.worlds.physics import simulate
 from fastcar_cli.worlds.scenery import read_scenery
 from fastcar_lab.training.decoder import hidden_states
+from fastcar_lab.training.start import start_map
 from fastcar_lab.worlds.table.captions import caption
 from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
 from fastcar_lab.worlds.table.lexicon import table_tokenizer
@@ -43,7 +44,7 @@ def told() -> PlacementMap:
     """A map that tells something of everything."""
     torch.manual_seed(0)
     layout_map = PlacementMap(TABLE_MAP, (8, 8), 16, 32)
-    layout_map.initialise()
+    start_map(layout_map)
     torch.nn.init.normal_(layout_map.ground.weight)
     torch.nn.init.normal_(layout_map.thing.weight)
     return layout_map.requires_grad_(False)
@@ -134,7 +135,7 @@ def small() -> VideoModel:
     decoder = replace(TABLE.decoder, layers=2, mlp_width=32)
     model = VideoModel(replace(TABLE, decoder=decoder)).eval().requires_grad_(False)
     assert model.map is not None
-    model.map.initialise()
+    start_map(model.map)
     for table in (model.llm.embed_tokens, *model.codebooks, model.map.ground):
         torch.nn.init.normal_(table.weight, 0, 0.3)
     torch.nn.init.normal_(model.map.thing.weight, 0, 0.1)

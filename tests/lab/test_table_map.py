@@ -13,6 +13,7 @@ from fastcar_cli.models.video_model import VideoModel
 from fastcar_cli.worlds.physics import simulate
 from fastcar_cli.worlds.scenery import read_scenery
 from fastcar_lab.training.decoder import TABLES, hidden_states, optimizers
+from fastcar_lab.training.start import start_map
 from fastcar_lab.training.tokenizer import to_patches
 from fastcar_lab.worlds.table import train_map
 from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
@@ -36,7 +37,7 @@ def small() -> VideoModel:
     torch.manual_seed(0)
     model = VideoModel(replace(TABLE, decoder=replace(TABLE.decoder, layers=1, mlp_width=32)))
     assert model.map is not None
-    model.map.initialise()
+    start_map(model.map)
     for table in (model.llm.embed_tokens, *model.codebooks):
         torch.nn.init.normal_(table.weight, 0, 0.3)
     return model

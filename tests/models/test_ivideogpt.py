@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.ivideogpt import use_context
 from support.paths import GOLDEN_FRAMES as GOLDEN
 from torch import Tensor
 
@@ -233,7 +234,7 @@ def test_every_drawn_id_is_among_the_hundred_best(name: str, executor: str) -> N
 def test_fewer_context_frames(name: str) -> None:
     shrunk, data = load(str(GOLDEN / "checkpoint" / name)), MODELS[name]["shrunk"]
     assert isinstance(shrunk.network, IVideoGPT)
-    shrunk.network.use_context(data["context_length"])
+    use_context(shrunk.network, data["context_length"])
     with torch.inference_mode():
         ids = shrunk.network.tokenizer.tokenize(pixels(name)[:, 1:])
     assert torch.equal(ids, recorded(name, "shrunk/ids"))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from fastcar_cli.models.ivideogpt import IVideoGPT
+from fastcar_cli.models.ivideogpt_blocks import CrossAttention
 from fastcar_cli.video import open_writer
 from fastcar_lab.dummy.ivideogpt import TOKENIZERS, TRANSFORMER, write
 
@@ -38,3 +42,14 @@ def write_clip(path: Path, frames: np.ndarray) -> str:
         for f in frames:
             writer.add(f)
     return str(path)
+
+
+def use_context(network: IVideoGPT, frames: int) -> None:
+    """As set_context_length of the released tokenizer: fewer context frames; it keeps the places of the last ones."""
+    tokenizer, stored = network.tokenizer, network.tokenizer.spec.context
+    for block in (*tokenizer.cond_encoder.cross_att_blocks, *tokenizer.cond_decoder.cross_att_blocks):
+        assert isinstance(block, CrossAttention)
+        rows = len(block.kv_pos_emb) // stored * frames
+        block.kv_pos_emb = torch.nn.Parameter(block.kv_pos_emb[-rows:].clone(), requires_grad=False)
+    tokenizer.spec = replace(tokenizer.spec, context=frames)
+    network.spec = replace(network.spec, tokenizer=tokenizer.spec)

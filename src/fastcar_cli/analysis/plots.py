@@ -11,6 +11,7 @@ import numpy as np
 from fastcar_cli.analysis.decode_profile import DecodeProfile
 from fastcar_cli.errors import RunError
 from fastcar_cli.extras import pyplot
+from fastcar_cli.files import make_folder
 
 COLORS = {
     "attention": "#4477aa",
@@ -41,9 +42,9 @@ def save_figure(
 def write_plots(
     folder: Path, lengths: list[dict[str, Any]], decode: DecodeProfile | None, unit: str = "ms"
 ) -> list[Path]:
-    """Write what there is to plot; returns the files. Raises RunError where they can't be written."""
+    """Write what there is to plot; returns the files. Raises RequestError or RunError where they can't be written."""
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         files = save_figure(folder, "time-by-length", lambda f: _time(f, lengths, unit)) if lengths else []
         if decode is not None:
             files += save_figure(folder, "replay-by-layer", lambda f: _by_layer(f, decode))

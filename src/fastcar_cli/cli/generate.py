@@ -14,7 +14,7 @@ from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Json, Overrides, Q
 from fastcar_cli.config import RunConfig, load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
-from fastcar_cli.files import write_whole
+from fastcar_cli.files import make_folder, write_whole
 from fastcar_cli.signals import status
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def generate(
     if not many and output is not None:
         check_target(Path(output))
     if many and output is not None:
-        _make_folder(Path(output))
+        make_folder(Path(output))
 
     from fastcar_cli.cli import writing
     from fastcar_cli.cli.render import console, note, summary
@@ -210,10 +210,3 @@ def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:
         for name in names
         if holds and name in flags
     ]
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise RequestError(f"-o {folder}: several videos need a folder, and it can't be made: {e.strerror}") from None

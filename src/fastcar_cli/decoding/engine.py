@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastcar_cli import choices
 from fastcar_cli.backends import MLPBackend
 from fastcar_cli.decoding import graph, native, self_check
 from fastcar_cli.decoding.batch import Batch, Step
@@ -23,7 +24,7 @@ from fastcar_cli.decoding.executor import Executor
 from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.scores import DEFAULT
-from fastcar_cli.decoding.settings import EXECUTORS, DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
 from fastcar_cli.models.network import FrameDecoder, Network
@@ -230,8 +231,8 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     torch, which can do everything. Raises RequestError where the requested one can't be had.
     """
     name, device, replay, seen = batch.settings.executor, batch.model.device.type, batch.replay, batch.observers
-    if name not in EXECUTORS:
-        raise RequestError("unknown", key="executor", value=name, allowed=", ".join(EXECUTORS))
+    if name not in (names := choices.values(choices.Executor)):
+        raise RequestError("unknown", key="executor", value=name, allowed=", ".join(names))
     rules = (
         (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
         (seen.watch is not None or seen.on_block is not None, "every block is watched"),

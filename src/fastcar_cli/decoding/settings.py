@@ -8,12 +8,6 @@ from fastcar_cli.decoding.drafts import DraftSettings
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.models.sampling import SamplingSettings
 
-EXECUTORS = ("auto", "torch", "native", "graph")
-"""Who executes a decode pass; `auto` takes the fastest that can, see `engine.choose`."""
-
-KV_DTYPES = ("auto", "int8")
-"""What keys and values are kept in; auto: the model's dtype."""
-
 
 @dataclass(frozen=True)
 class DecodeSettings:
@@ -24,9 +18,9 @@ class DecodeSettings:
         rule: what replays.
         draft: how several tokens are decoded in one pass.
         window: attend to the last so many tokens and each prompt's first `sinks` only; None: to all.
-        kv_dtype: one of KV_DTYPES.
+        kv_dtype: what keys and values are kept in, a word of `choices.KVDtype`; auto: the model's dtype.
         keep_tas: compute and keep the scores of every layer.
-        executor: one of EXECUTORS.
+        executor: who runs a pass, a word of `choices.Executor`; auto: the fastest that can, see `engine.choose`.
         threads: those of the native kernels, and of nothing else; None: as many as torch has.
 
     """

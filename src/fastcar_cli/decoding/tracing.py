@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastcar_cli import choices
 from fastcar_cli.backends import MLPBackend
 from fastcar_cli.decoding.engine import begin
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.settings import KV_DTYPES, DecodeSettings
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.decoder import Decoder
@@ -167,18 +168,17 @@ def trace(
     tokens = codes.shape[1]
     frames = tokens // spec.tokens_per_frame
     cfg = (3.0 if spec.layout.guided else 1.0) if cfg is None else cfg
-    if tas not in ("attention", "released"):
-        raise RequestError(f"tas is {tas!r}, allowed: 'attention', 'released'")
-    if gate not in ("row", "pair"):
-        raise RequestError(f"gate is {gate!r}, allowed: 'row', 'pair'")
-    if eligible not in ("codes", "all"):
-        raise RequestError(f"eligible is {eligible!r}, allowed: 'codes', 'all'")
-    if executor not in ("torch", "native"):
-        raise RequestError(f"executor is {executor!r}, allowed: 'torch', 'native'")
+    for name, word, allowed in (
+        ("tas", tas, choices.values(choices.TasDefinition)),
+        ("gate", gate, choices.values(choices.Gate)),
+        ("eligible", eligible, choices.values(choices.Eligible)),
+        ("kv_dtype", kv_dtype, choices.values(choices.KVDtype)),
+        ("executor", executor, ("torch", "native")),
+    ):
+        if word not in allowed:
+            raise RequestError(f"{name} is {word!r}, allowed: {', '.join(map(repr, allowed))}")
     if executor == "native" and mlp_tokens:
         raise RequestError("mlp_tokens: native kernels keep no MLP outputs", allowed="executor='torch'")
-    if kv_dtype not in KV_DTYPES:
-        raise RequestError(f"kv_dtype is {kv_dtype!r}, allowed: {', '.join(map(repr, KV_DTYPES))}")
     layers = spec.decoder.layers
     given = list(tau) if isinstance(tau, Sequence) else [tau]
     given *= layers if len(given) == 1 else 1

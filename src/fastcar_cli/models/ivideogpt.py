@@ -8,7 +8,6 @@ delimiters are given, not drawn (ivideogpt/transformer.py HeadModelWithAction).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -16,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder
-from fastcar_cli.models.ivideogpt_blocks import CrossAttention, Memory
+from fastcar_cli.models.ivideogpt_blocks import Memory
 from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer, TokenizerSpec
 from fastcar_cli.models.network import FrameSpec, Layout, Network, Projector, SamplingWeights, Spec
 from fastcar_cli.plain_data import WHOLE, Count
@@ -108,21 +107,6 @@ class IVideoGPT(Network):
         self.lm_head: nn.Linear = nn.Linear(spec.decoder.width, spec.codes, bias=False)
         self.action_linear = nn.Linear(spec.actions, spec.decoder.width) if spec.actions else None
         self.tokenizer = Tokenizer(spec.tokenizer)
-
-    def use_context(self, frames: int) -> None:
-        """Continue from fewer context frames than the model was made for; it keeps the places of the last ones.
-
-        Raises ValueError for more (set_context_length of the released tokenizer).
-        """
-        tokenizer, stored = self.tokenizer, self.tokenizer.spec.context
-        if not 1 <= frames <= stored:
-            raise ValueError(f"{frames} context frames: allowed 1 to {stored}")
-        for block in (*tokenizer.cond_encoder.cross_att_blocks, *tokenizer.cond_decoder.cross_att_blocks):
-            assert isinstance(block, CrossAttention)
-            rows = len(block.kv_pos_emb) // stored * frames
-            block.kv_pos_emb = nn.Parameter(block.kv_pos_emb[-rows:].clone(), requires_grad=False)
-        tokenizer.spec = replace(tokenizer.spec, context=frames)
-        self.spec = replace(self.spec, tokenizer=tokenizer.spec)
 
     @property
     def codebooks(self) -> Sequence[nn.Embedding]:

@@ -18,7 +18,7 @@ from fastcar_cli.worlds.scenery import MapSpec, Scenery, read_scenery
 
 _FAR = 19
 """Steps of the grid from a patch's middle beyond which something is not in the patch."""
-_GAIN = 4.0
+GAIN = 4.0
 """Factor on the output, so that weights of ordinary size and learning rate have a visible effect."""
 _AXES = 4
 """Numbers of a place: right and down of the object as seen, right and down of its shadow."""
@@ -39,15 +39,6 @@ class PlacementMap(nn.Module):
         self.material = table(spec.count("material"), spec.hidden)
         self.light = table(self._lights, spec.hidden)
         self.thing = nn.Linear(spec.hidden, width, bias=False)
-
-    @torch.no_grad()
-    def initialise(self) -> None:
-        """Fresh weights in place, as training begins with."""
-        # Eight numbers of about 1 in all join in a unit; the embedding is half as large as a visual token's own vector.
-        for part in (self.place, self.pose, self.color, self.material, self.light):
-            part.weight.normal_(0.0, 8**-0.5)
-        self.ground.weight.normal_(0.0, 1.2 / _GAIN)
-        self.thing.weight.normal_(0.0, 3.2 / _GAIN / self.spec.hidden**0.5)
 
     def forward(self, ids: Tensor, drawn: Tensor) -> Tensor:
         """Vectors [P, K, width] for prompts ids [P, L] and the tokens that are `drawn`, [P or 1, K], counted from 0."""
@@ -72,7 +63,7 @@ class PlacementMap(nn.Module):
             joined = joined + self.color(color) + self.material(material)
             # Under autocast the layer answers in bfloat16.
             result = result.index_add(0, at, self.thing(F.gelu(joined)).to(result.dtype))
-        return _GAIN * result.view(*tokens.shape, -1)
+        return GAIN * result.view(*tokens.shape, -1)
 
     def _ground_of(self, scenery: Scenery, drawn: Tensor) -> Tensor:
         """Which ground lies under each of a video's tokens [K], as a row of the table."""

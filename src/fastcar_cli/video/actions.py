@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import StrictFloat, StrictInt, TypeAdapter, ValidationError
 
 from fastcar_cli.errors import Key, RequestError, Text
+from fastcar_cli.files import read_text
 from fastcar_cli.plain_data import parse_json
 from fastcar_cli.video.arrays import SUFFIXES as ARRAYS
 from fastcar_cli.video.arrays import Array, arrays_of
@@ -23,6 +25,7 @@ KEYS = ("action", "actions")
 
 _ALLOWED = ".npz, .npy, .csv or .json"
 _MOST_ROWS = 2**20
+_TABLE = TypeAdapter(list[list[StrictInt | StrictFloat]])
 
 
 def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
@@ -48,7 +51,7 @@ def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = Tru
     """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
     option = "input" if own else "actions"
     array = _chosen(path, option)
-    what = (Key(option), f" {path}" + (f", array {array.key!r}" if array.key else ""))
+    what = array.named(option)
     if array.dtype.kind not in "uif" or len(array.shape) != 2:
         raise RequestError(
             f"has shape {list(array.shape)} and dtype {array.dtype}, needed: numbers [frames, {width}]", where=what
@@ -64,10 +67,8 @@ def has_actions(path: Path) -> bool:
 
 def _chosen(path: Path, option: str) -> Array:
     arrays = arrays_of(path, option)
-    for key in KEYS:
-        for array in arrays:
-            if array.key == key:
-                return array
+    if named := [array for key in KEYS for array in arrays if array.key == key]:
+        return named[0]
     tables = [a for a in arrays if len(a.shape) == 2] or arrays
     if len(tables) != 1:
         raise RequestError(
@@ -80,10 +81,7 @@ def _chosen(path: Path, option: str) -> Array:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"can't be read: {e}", key="actions", value=path) from None
+    return read_text(path, (Key("actions"), f" {path}"), "utf-8-sig")
 
 
 def _csv(path: Path) -> list[list[float]]:
@@ -124,14 +122,12 @@ def _json(path: Path) -> list[Any]:
         raise RequestError("is no JSON file", key="actions", value=path) from None
     if isinstance(data, dict):
         data = next((data[k] for k in KEYS if k in data), None)
-    if not isinstance(data, list) or not all(
-        isinstance(row, list) and all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in row)
-        for row in data
-    ):
+    try:
+        return _TABLE.validate_python(data)
+    except ValidationError:
         raise RequestError(
             "is no list of lists of numbers", key="actions", value=path, hint="such as [[0.1, 0], [0.2, 0]]"
-        )
-    return data
+        ) from None
 
 
 def _fit(table: Sequence[Any], what: Text, width: int, wanted: Sequence[int], *, own: bool) -> Rows:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.errors import Key, RequestError, Text
 
 SUFFIXES = (".npz", ".npy")
 
@@ -36,12 +36,16 @@ class Array:
     dtype: np.dtype[Any]
     fortran: bool
 
+    def named(self, option: str) -> Text:
+        """The array in a sentence about the file of an option."""
+        return Key(option), f" {self.file}" + (f", array {self.key!r}" if self.key else "")
+
     def rows(self, option: str) -> Iterator[NDArray[Any]]:
         """Its rows `array[0]`, `array[1]`, ..., each read when it is requested.
 
         Raises RequestError that names `option` for objects, data that end early, and rows of more than a gigabyte.
         """
-        what = (Key(option), f" {self.file}" + (f", array {self.key!r}" if self.key else ""))
+        what = self.named(option)
         if self.dtype.hasobject or self.dtype.names is not None:
             raise RequestError("holds Python objects, which are never loaded", where=what, allowed="numbers")
         if not self.shape:

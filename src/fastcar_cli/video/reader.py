@@ -212,7 +212,7 @@ class _Nameless:
 def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
     """The frames of an array [T, H, W, 3] of numbers 0 .. 255, of any dtype of numbers."""
     array = _chosen(path, arrays_of(path, "input"), key)
-    what = (Key("input"), f" {path}" + (f", array {array.key!r}" if array.key else ""))
+    what = array.named("input")
     if not _like_frames(array):
         raise RequestError(f"has shape {list(array.shape)}, needed: [frames, height, width, 3]", where=what)
     if array.dtype.kind not in "uif":

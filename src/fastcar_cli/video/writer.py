@@ -133,17 +133,19 @@ class Writer(ABC):
             self.abort()
             raise RunError(f"{self.path} could not be written: {e}") from None
 
-    @abstractmethod
-    def _open(self) -> None: ...
+    def _open(self) -> None:
+        """Begin a hidden file."""
+        self._hidden = hidden_beside(self.path, empty_file)
 
     @abstractmethod
     def _write(self, image: Image8) -> None: ...
 
-    @abstractmethod
-    def _finish(self) -> None: ...
+    def _finish(self) -> None:
+        """Give the hidden file its name."""
+        self.path = publish(self._hidden, self.path, new=self.new)
 
-    @abstractmethod
-    def _discard(self) -> None: ...
+    def _discard(self) -> None:
+        self._hidden.unlink(missing_ok=True)
 
     def __enter__(self) -> Writer:
         return self
@@ -161,9 +163,9 @@ class _Mp4Writer(Writer):
     def _open(self) -> None:
         import imageio.v3 as iio
 
-        self._file = hidden_beside(self.path, empty_file)
+        super()._open()
         flags: Any = {"options": {"movflags": "+faststart+use_metadata_tags"}}
-        self._video: Any = iio.imopen(self._file, "w", plugin="pyav", container="mp4", **flags)
+        self._video: Any = iio.imopen(self._hidden, "w", plugin="pyav", container="mp4", **flags)
         self._video.container_metadata["comment"] = json.dumps(self.recipe)
         self._video.init_video_stream("libx264", fps=self.fps, pixel_format="yuv420p")
         # imageio has no way to set the options of an encoder. Without these the same frames may be coded differently:
@@ -177,12 +179,12 @@ class _Mp4Writer(Writer):
 
     def _finish(self) -> None:
         self._close()
-        self.path = publish(self._file, self.path, new=self.new)
+        super()._finish()
 
     def _discard(self) -> None:
         with contextlib.suppress(Exception):
             self._close()
-        self._file.unlink(missing_ok=True)
+        super()._discard()
 
     def _close(self) -> None:
         # PyAV raises the first error of a full disk and prints the tracebacks of those that follow it.
@@ -197,8 +199,8 @@ class _GifWriter(Writer):
     """
 
     def _open(self) -> None:
+        super()._open()
         self._images: list[Image.Image] = []
-        self._file = hidden_beside(self.path, empty_file)
 
     def _write(self, image: Image8) -> None:
         self._images.append(Image.fromarray(image))
@@ -211,7 +213,7 @@ class _GifWriter(Writer):
         palette = strip.quantize(256, dither=Image.Dither.NONE)
         frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._images]
         header, _ = getheader(frames[0], info={"loop": 0, "comment": json.dumps(self.recipe).encode()})
-        with self._file.open("wb") as file:
+        with self._hidden.open("wb") as file:
             file.writelines(header)
             before = None
             for i, image in enumerate(frames):
@@ -221,10 +223,7 @@ class _GifWriter(Writer):
                 file.writelines(getdata(image.crop(box), box[:2], duration=10 * delay))
                 before = image
             file.write(b";")
-        self.path = publish(self._file, self.path, new=self.new)
-
-    def _discard(self) -> None:
-        self._file.unlink(missing_ok=True)
+        super()._finish()
 
 
 def _changed(before: Image.Image, image: Image.Image) -> tuple[int, int, int, int]:
@@ -237,17 +236,17 @@ def _changed(before: Image.Image, image: Image.Image) -> tuple[int, int, int, in
 
 class _PngWriter(Writer):
     def _open(self) -> None:
-        self._folder = hidden_beside(self.path, Path.mkdir)
+        self._hidden = hidden_beside(self.path, Path.mkdir)
 
     def _write(self, image: Image8) -> None:
-        Image.fromarray(image).save(self._folder / f"{self.frames:04d}.png")
+        Image.fromarray(image).save(self._hidden / f"{self.frames:04d}.png")
 
     def _finish(self) -> None:
-        (self._folder / "recipe.json").write_text(json.dumps(self.recipe, indent=1) + "\n", encoding="utf-8")
-        self.path = publish_folder(self._folder, self.path)
+        (self._hidden / "recipe.json").write_text(json.dumps(self.recipe, indent=1) + "\n", encoding="utf-8")
+        self.path = publish_folder(self._hidden, self.path)
 
     def _discard(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._hidden, ignore_errors=True)
 
 
 def open_writer(path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False) -> Writer:

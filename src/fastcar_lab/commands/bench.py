@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastcar_cli import choices
 from fastcar_lab.commands.options import Debug
 
 if TYPE_CHECKING:
@@ -225,14 +226,13 @@ def bench(
 
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.cli.flags import given, one_of, refuse
-    from fastcar_cli.decoding.settings import KV_DTYPES
     from fastcar_cli.resolve import resolve_device
     from fastcar_lab.bench.cases import Benchmark, check
     from fastcar_lab.bench.measure import measure
 
     one_of("--shape", shape, ("mini", "vila-u-7b"))
     one_of("--clip", clip, ("small", "medium"))
-    one_of("--kv-dtype", kv_dtype, KV_DTYPES)
+    one_of("--kv-dtype", kv_dtype, choices.values(choices.KVDtype))
     if video is not None:
         from fastcar_lab.bench.video import WholeVideo
 

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from fastcar_cli.models.placement_map import GAIN, PlacementMap
 from fastcar_cli.models.rqvae import RQVAE
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
@@ -14,6 +15,16 @@ from fastcar_cli.models.video_model import ModelSpec, VideoModel
 # about to draw: the same position and its four neighbours; the position above in this frame; the
 # same position two frames back. The heads of the first blocks begin by looking there.
 _OFFSETS = (63, 62, 64, 55, 71, 7, 127)
+
+
+@torch.no_grad()
+def start_map(placements: PlacementMap) -> None:
+    """Fresh weights of a placement map, in place."""
+    # Eight numbers of about 1 in all join in a unit; the embedding is half as large as a visual token's own vector.
+    for part in (placements.place, placements.pose, placements.color, placements.material, placements.light):
+        part.weight.normal_(0.0, 8**-0.5)
+    placements.ground.weight.normal_(0.0, 1.2 / GAIN)
+    placements.thing.weight.normal_(0.0, 3.2 / GAIN / placements.spec.hidden**0.5)
 
 
 def _rotation(frequencies: Tensor, offset: int) -> Tensor:
@@ -46,7 +57,7 @@ def initialise(model: VideoModel, seed: int, *, offset_blocks: int = 2, sharpnes
         p.normal_(0.0, std)
     model.llm.embed_tokens.weight.normal_(0.0, 1.0)
     if model.map is not None:
-        model.map.initialise()
+        start_map(model.map)
     common = torch.randn(spec.width)
     common /= common.norm()
     scale = math.sqrt(spec.width)

@@ -88,12 +88,9 @@ def tas_of(session: Session) -> NDArray[np.float32]:
     rule = ReplayRule(tas_definition=pipe.settings.rule.tas_definition, score=grid.scores[0])
     pipe = pipe.with_settings(rule=rule, keep_tas=True)
     for prompt, seed in pairs:
-        for _ in pipe.stream([session.worker.begin(prompt)], [seed]):
-            pass
-        decode = pipe.decode
-        if decode is not None and decode.replay is not None and decode.replay.tas is not None:
-            scores = decode.replay.tas
-            runs.append(scores[:, :, decode.replay.gateable(scores.shape[2])].flatten().cpu().numpy())
+        replay = pipe.run([session.worker.begin(prompt)], [seed]).replay
+        if replay is not None and replay.tas is not None:
+            runs.append(replay.tas[:, :, replay.gateable(replay.tas.shape[2])].flatten().cpu().numpy())
     tas = np.concatenate(runs) if runs else np.zeros(0, np.float32)
     tas = tas[np.isfinite(tas)]
     if not tas.size:

@@ -11,16 +11,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
+from fastcar_cli import choices
 from fastcar_cli.config import LARGEST
-from fastcar_cli.decoding.scores import DEFAULT, SCORES
+from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import ALLOWED, Tau
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import read_text
 from fastcar_cli.plain_data import parse_json
 
-GATES = ("row", "pair")
-BACKENDS = ("torch", "fpga-sim")
-AXES = {"score": tuple(SCORES), "gate": GATES}
+AXES = {"score": choices.values(choices.Score), "gate": choices.values(choices.Gate)}
 """Axes that can be named as a whole, with all their values."""
 RATIOS = (0.2, 0.5, 0.8)
 """Replay ratios at which scores are compared where none are named."""
@@ -78,18 +79,11 @@ class Cell:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Cell:
-        """What `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        tau = data["tau"]
-        return cls(
-            str(data["prompt"]),
-            int(data["seed"]),
-            None if tau is None else float(tau),
-            None if data["window"] is None else int(data["window"]),
-            str(data["gate"]),
-            str(data["backend"]),
-            str(data.get("score", DEFAULT)),
-            None if data.get("ratio") is None else float(data["ratio"]),
-        )
+        """The cell of a document that holds what `to_dict` wrote. Raises ValueError for any other."""
+        return _CELL.validate_python(data)
+
+
+_CELL = TypeAdapter(Cell)
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,7 @@ class CaptionSet:
         """The replay ratio and the eligible ratio at a threshold, means over the captions, keyed as a summary line."""
         cell = replace(next(self.session.grid.cells()), tau=tau)
         pipe = self.session.worker.pipe(cell)
-        for _ in pipe.stream(self.captions, [self.seed] * len(self.captions)):
-            pass
+        pipe.run(self.captions, [self.seed] * len(self.captions))
         reports = [pipe.report(i)["replay"] for i in range(len(self.captions))]
         names = {"replay_ratio": "ratio", "eligible_ratio": "eligible_ratio"}
         return {key: fmean(r[name] for r in reports) for key, name in names.items()}

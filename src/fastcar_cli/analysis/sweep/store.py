@@ -9,8 +9,6 @@ DIR/cells/<id>.json     everything measured, with hashes of the files above; wri
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
 import zipfile
@@ -26,7 +24,7 @@ from fastcar_cli.analysis.sweep.fingerprint import difference
 from fastcar_cli.analysis.sweep.grid import Cell, Grid
 from fastcar_cli.analysis.sweep.lock import master
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.files import sha256_of, write_whole
+from fastcar_cli.files import make_folder, sha256_of, write_arrays, write_whole
 from fastcar_cli.plain_data import parse_json
 from fastcar_cli.video import open_writer
 
@@ -62,10 +60,7 @@ class Store:
     @classmethod
     def make(cls, folder: Path) -> Store:
         """A store in a folder, made if missing. Raises RequestError where it can't be written to."""
-        try:
-            (folder / "cells").mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise RequestError(f"{folder}: can't be made: {e.strerror}") from None
+        make_folder(folder / "cells")
         for path in (folder, folder / "cells"):
             if not os.access(path, os.W_OK | os.X_OK):
                 raise RequestError(f"{path} is not writable")
@@ -168,18 +163,15 @@ class Store:
         with open_writer(video, fps=record.fps, scale=record.scale, recipe=record.recipe) as writer:
             for image in record.images:
                 writer.add(image)
-        try:
-            files = {".mp4": sha256_of(video)}
-        except OSError as e:
-            raise RunError(f"{video} can't be read: {e.strerror}") from None
         arrays: dict[str, dict[str, Any]] = {".npz": {"frames": record.images}} if record.cell.dense else {}
         if record.tokens is not None:
             arrays[".tokens.npz"] = record.tokens
         for suffix, held in arrays.items():
-            packed = io.BytesIO()
-            np.savez_compressed(packed, **held)
-            write_whole(self.cells_folder / f"{name}{suffix}", packed.getvalue())
-            files[suffix] = hashlib.sha256(packed.getvalue()).hexdigest()
+            write_arrays(self.cells_folder / f"{name}{suffix}", held)
+        try:
+            files = {suffix: sha256_of(self.cells_folder / f"{name}{suffix}") for suffix in (".mp4", *arrays)}
+        except OSError as e:
+            raise RunError(f"{e.filename} can't be read: {e.strerror}") from None
         document = {"id": name, **record.cell.to_dict(), **record.document, "files": files}
         self._save(document)
 

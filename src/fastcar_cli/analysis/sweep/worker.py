@@ -97,8 +97,7 @@ class Worker:
         for tau in (OFF, Tau((-np.inf,))):
             rule = replace(pipe.settings.rule, tau=tau, target=None, score=DEFAULT)
             short = pipe.with_settings(rule=rule, frames=1 if tau.off else min(2, pipe.frames))
-            for _ in short.stream([self.begin(cell.prompt)], [cell.seed]):
-                pass
+            short.run([self.begin(cell.prompt)], [cell.seed])
         self._warm.add(cell.backend)
 
     def decode(self, cell: Cell) -> tuple[VideoPipeline, NDArray[np.uint8]]:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
+import math
 import zipfile
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.files import write_whole
+from fastcar_cli.files import write_arrays
 from fastcar_cli.models.loading.specs import spec_from_dict
-from fastcar_cli.plain_data import parse_json
-
-VERSION = 1
-"""Version of the file format."""
+from fastcar_cli.plain_data import Count, Foreign, Size, checked, parse_json
 
 Bits = NDArray[np.bool_]
 
@@ -36,13 +33,25 @@ class Decisions:
     note: dict[str, Any]
 
 
+class _Meta(Foreign):
+    """What a file says of its decisions."""
+
+    format: Literal["fastcar-decisions"]
+    version: Literal[1]
+    shape: tuple[Count, Count, Count]
+    spec: dict[str, Any]
+    prompt: Size
+    frames: Size
+    window: Size | None = None
+    sinks: Count
+    note: dict[str, Any]
+
+
 def save(file: Path, decisions: Decisions) -> None:
     """Write a file: one bit a decision, compressed. Raises RunError where it can't be written."""
     about = {f.name: getattr(decisions, f.name) for f in fields(decisions) if f.name != "replayed"}
-    meta = {"format": "fastcar-decisions", "version": VERSION, "shape": list(decisions.replayed.shape), **about}
-    packed = io.BytesIO()
-    np.savez_compressed(packed, bits=np.packbits(decisions.replayed), meta=np.array(json.dumps(meta)))
-    write_whole(file, packed.getvalue())
+    meta = {"format": "fastcar-decisions", "version": 1, "shape": list(decisions.replayed.shape), **about}
+    write_arrays(file, {"bits": np.packbits(decisions.replayed), "meta": np.array(json.dumps(meta))})
 
 
 def read(file: Path) -> Decisions:
@@ -52,38 +61,18 @@ def read(file: Path) -> Decisions:
             if not zipfile.is_zipfile(opened):
                 raise RequestError(f"{file} is no file of replay decisions", hint="`generate --trace` writes them")
         with np.load(file, allow_pickle=False) as data:
-            meta = parse_json(str(data["meta"]))
-            if meta["format"] != "fastcar-decisions":
-                raise RequestError(f"{file} is no file of replay decisions")
-            if meta["version"] != VERSION:
-                raise RequestError(f"{file} has version {meta['version']}, this program reads {VERSION}")
-            shape = [int(n) for n in meta["shape"]]
-            count = int(np.prod(shape))
+            meta = checked(_Meta, parse_json(str(data["meta"])), file)
+            count = math.prod(meta.shape)
             bits = np.unpackbits(data["bits"])[:count]
-            if len(bits) != count or len(shape) != 3:
+            if len(bits) != count:
                 raise ValueError("the decisions are cut short")
-            spec_from_dict(meta["spec"])
-            window = meta["window"]
-            return Decisions(
-                bits.astype(bool).reshape(shape),
-                dict(meta["spec"]),
-                _whole(meta, "prompt", 1),
-                _whole(meta, "frames", 1),
-                None if window is None else _whole(meta, "window", 1),
-                _whole(meta, "sinks", 0),
-                dict(meta["note"]),
-            )
+            spec_from_dict(meta.spec)
+            replayed = bits.astype(bool).reshape(meta.shape)
+            return Decisions(replayed, meta.spec, meta.prompt, meta.frames, meta.window, meta.sinks, meta.note)
     except FileNotFoundError:
         raise RequestError(f"{file}: there is no such file") from None
     except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, zipfile.BadZipFile) as e:
         raise RequestError(f"{file} is no file of replay decisions, or damaged: {e}") from None
-
-
-def _whole(meta: dict[str, Any], key: str, least: int) -> int:
-    """An integer of a file. Raises ValueError for anything else."""
-    if type(meta[key]) is not int or meta[key] < least:
-        raise ValueError(f"{key} is {meta[key]!r}, needed: an integer from {least} up")
-    return meta[key]
 
 
 def draw(

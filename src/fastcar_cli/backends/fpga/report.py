@@ -14,7 +14,7 @@ from fastcar_cli.backends.fpga.summary import Comparison, energy_of
 from fastcar_cli.backends.fpga.timing import spans
 from fastcar_cli.errors import RunError
 from fastcar_cli.extras import pyplot
-from fastcar_cli.files import csv_of, write_whole
+from fastcar_cli.files import csv_of, make_folder, write_whole
 
 
 def write_report(folder: Path, comparison: Comparison) -> list[Path]:
@@ -22,8 +22,8 @@ def write_report(folder: Path, comparison: Comparison) -> list[Path]:
 
     Raises RunError where a file can't be written.
     """
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         files = [
             _csv(folder / "compute.csv", *_compute(comparison)),
             _csv(folder / "bandwidth.csv", *_bandwidth(comparison)),

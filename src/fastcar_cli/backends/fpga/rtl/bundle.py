@@ -24,7 +24,7 @@ from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
 from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.backends.fpga.workload import check_rows
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import csv_of, sha256_of, write_whole
+from fastcar_cli.files import csv_of, make_folder, sha256_of, write_whole
 from fastcar_cli.models.loading.specs import spec_from_dict
 from fastcar_cli.plain_data import parse_json
 
@@ -118,12 +118,7 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
     packets += short
     machines = others(preset)
     for directory in (folder, *(folder / name for name in (ARITHMETIC.name, *machines))):
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise RequestError(
-                f"the folder {directory} can't be made: {e.strerror}", key="output", value=folder
-            ) from None
+        make_folder(directory)
     kept = _sources(folder)
     values = _machine(folder, preset, packets, layers)
     for name, other in machines.items():
