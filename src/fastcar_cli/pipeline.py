@@ -147,10 +147,10 @@ class VideoPipeline:
         replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
         rows, prompt = videos * (1 if guided == 1.0 else 2), spec.layout.lead or PROMPT_TOKENS
         attention = config.attention
-        asked = Demand(rows, frames, prompt, attention.window, attention.sinks, attention.kv_dtype)
+        demand = Demand(rows, frames, prompt, attention.window, attention.sinks, attention.kv_dtype)
         every = replay.eligible == "all"
         return {
-            name: make_plan(spec, form, asked, device=device, replaying=replaying, delimiters=every)
+            name: make_plan(spec, form, demand, device=device, replaying=replaying, delimiters=every)
             for name, form in shapes.formats.items()
         }
 
@@ -178,12 +178,12 @@ class VideoPipeline:
         Raises RequestError for a prompt that is empty, too long, without a single known word, or of another kind than
         the model takes.
         """
-        found = []
+        notices = []
         for prompt in prompts:
             if isinstance(prompt, str) and not prompt.strip() and not self.context:
                 raise RequestError("the prompt is empty", hint="describe the video in a few words")
-            found += self.model.tokenizer.notices(prompt, self.name)
-        return list(dict.fromkeys(found))
+            notices += self.model.tokenizer.notices(prompt, self.name)
+        return list(dict.fromkeys(notices))
 
     def stream(
         self,
@@ -238,17 +238,17 @@ class VideoPipeline:
 
         decode, readings = begin(self.model, prompts, seeds, self.settings, backend)
         decode.observers.watch = watch
-        told_prompts = [str(p) for p in prompts]
-        run = Run(decode, self.name, self.fps, told_prompts, list(seeds), readings, self._load_seconds, self._preset)
+        texts = [str(p) for p in prompts]
+        run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)
         started = time.perf_counter()
 
         def shown(pixels: Callable[[], Tensor | None], first: int) -> Iterator[Frame]:
             """Frames from index `first` on, of pixels [P, frames, H, W, 3] or of one frame [P, H, W, 3]."""
             began = time.perf_counter()
-            if (found := pixels()) is None:
+            if (decoded := pixels()) is None:
                 return
-            images = network.to_bytes(found).cpu().numpy()
+            images = network.to_bytes(decoded).cpu().numpy()
             images = images if images.ndim == 5 else images[:, None]
             now = time.perf_counter()
             run.vision += now - began

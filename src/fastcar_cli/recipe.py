@@ -45,18 +45,18 @@ def recipe_of(pipe: VideoPipeline, prompt: Prompt, seed: int, ids: Sequence[int]
         del recipe["settings"]["backend"]["preset"]
         if settings["backend.name"] == "fpga-sim":
             recipe["accelerator"] = load_preset(preset).name
-    found = identity(model)
-    recipe["model"] = {"name": pipe.name, "weights": found.weights, "commit": found.commit}
+    source = identity(model)
+    recipe["model"] = {"name": pipe.name, "weights": source.weights, "commit": source.commit}
     return {**recipe, "version": __version__}
 
 
 def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
     """What the video of a recipe begins with. Raises RequestError for an input that is none."""
-    found = recipe.get("input")
-    if found is None:
+    stored = recipe.get("input")
+    if stored is None:
         return recipe["prompt"]
     try:
-        ids, actions = found["ids"], found["actions"]
+        ids, actions = stored["ids"], stored["actions"]
         if not all(type(i) is int for i in ids):
             raise TypeError
         return TokenisedClip(tuple(ids), None if actions is None else np.array(actions, np.float32), recipe["prompt"])
@@ -72,9 +72,9 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     `given` are the keys that the user gives. Raises RequestError where the recipe leaves open what has to be known,
     or holds what no run allows.
     """
-    found = flat(current(recipe["settings"]))
-    taken = {k: v for k, v in found.items() if k.startswith(_TAKEN) and k not in given}
-    model, preset = found.get("model"), found.get("backend.preset")
+    settings = flat(current(recipe["settings"]))
+    taken = {k: v for k, v in settings.items() if k.startswith(_TAKEN) and k not in given}
+    model, preset = settings.get("model"), settings.get("backend.preset")
     # Anybody can put files under another revision of a public repository, as a pull request.
     known = isinstance(model, str) and public_name(model) and re.fullmatch(r"[^@]+(@[0-9a-f]{40})?", model)
     if "model" not in given and not known:
@@ -84,7 +84,7 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
         )
     if preset not in fpga_presets():
         taken.pop("backend.preset", None)
-        if found.get("backend.name") == "fpga-sim" and not {"backend.preset", "backend.name"} & {*given}:
+        if settings.get("backend.name") == "fpga-sim" and not {"backend.preset", "backend.name"} & {*given}:
             raise RequestError(
                 f"{source} was made with an accelerator of its owner, {_last(recipe.get('accelerator', preset))!r}",
                 hint=("give its file: ", Key("backend.preset")),
@@ -95,7 +95,9 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     if "generation.seed" not in given:
         taken["generation.seed"] = recipe["seed"]
     defaults = flat(RunConfig().to_dict())
-    left = [k for k in found if not k.startswith((*_TAKEN, *_DECIDED)) and k in defaults and found[k] != defaults[k]]
+    left = [
+        k for k in settings if not k.startswith((*_TAKEN, *_DECIDED)) and k in defaults and settings[k] != defaults[k]
+    ]
     notes = [f"{source}: not taken from it, because it does not decide the tokens: {', '.join(left)}"] if left else []
     if recipe.get("version") != __version__:
         notes.append(f"{source} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ")
@@ -107,10 +109,10 @@ def same_weights(recipe: dict[str, Any], source: str, model: str) -> list[str]:
     written = recipe.get("model")
     if not isinstance(written, dict) or "weights" not in written:
         return []
-    found, commit = identity(model), written.get("commit")
-    if written["weights"] == found.weights:
+    loaded, commit = identity(model), written.get("commit")
+    if written["weights"] == loaded.weights:
         return []
-    other = f" (commit {commit}; {model.partition('@')[0]}@{commit} names it)" if commit and found.commit else ""
+    other = f" (commit {commit}; {model.partition('@')[0]}@{commit} names it)" if commit and loaded.commit else ""
     return [f"{source} was made with other weights than {model!r} has{other}: tokens will differ"]
 
 

@@ -92,20 +92,20 @@ def _check_frames(model: LoadedModel, frames: int) -> None:
 
 def _target(config: RunConfig, frames: int, layout: Layout) -> Target | None:
     """The replay ratio to keep. Raises RequestError for one that this many frames can't reach."""
-    asked = config.replay
-    if asked.ratio is None:
+    replay = config.replay
+    if replay.ratio is None:
         return None
-    dense = () if asked.eligible == "all" else layout.delimiters
-    most = max_ratio(frames - layout.context, layout.stride, asked.max_age, dense)
-    if asked.ratio > most:
-        age = () if asked.max_age is None else (" and ", Key("replay.max_age"), f" {asked.max_age}")
+    dense = () if replay.eligible == "all" else layout.delimiters
+    most = max_ratio(frames - layout.context, layout.stride, replay.max_age, dense)
+    if replay.ratio > most:
+        age = () if replay.max_age is None else (" and ", Key("replay.max_age"), f" {replay.max_age}")
         raise RequestError(
             (f"{frames} frames", age, f" allow at most {most:.4f}, because the first frame is always computed"),
             key="replay.ratio",
-            value=f"{asked.ratio:g}",
+            value=f"{replay.ratio:g}",
             allowed=f"above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
         )
-    return Target(asked.ratio, asked.controller)
+    return Target(replay.ratio, replay.controller)
 
 
 def _draft(config: RunConfig, frame: int) -> DraftSettings:
@@ -120,15 +120,15 @@ def _draft(config: RunConfig, frame: int) -> DraftSettings:
 
 def _executor(config: RunConfig) -> str:
     """Who decodes. Raises RequestError for what does not go with another MLP backend."""
-    backend, asked = config.backend.name, config.runtime.executor
-    if backend != "torch" and asked not in ("auto", "torch"):
+    backend, executor = config.backend.name, config.runtime.executor
+    if backend != "torch" and executor not in ("auto", "torch"):
         raise RequestError(
             ("does not go with ", Key("backend.name"), f" {backend}"),
             key="executor",
-            value=asked,
+            value=executor,
             allowed=(Key("executor"), " torch"),
         )
-    return asked
+    return executor
 
 
 def effective(config: RunConfig, settings: DecodeSettings, frames: int, fps: int) -> dict[str, Any]:
@@ -150,18 +150,18 @@ def effective(config: RunConfig, settings: DecodeSettings, frames: int, fps: int
     return data
 
 
-def resolve_device(asked: str) -> str:
+def resolve_device(device: str) -> str:
     """The torch device of a request; `auto` takes a GPU where there is one. Raises RequestError for others."""
-    if not re.fullmatch(DEVICES, asked):
-        raise RequestError("unknown", key="device", value=asked, allowed="auto, cpu, cuda or cuda:N")
-    if asked == "auto":
+    if not re.fullmatch(DEVICES, device):
+        raise RequestError("unknown", key="device", value=device, allowed="auto, cpu, cuda or cuda:N")
+    if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked.startswith("cuda"):
+    if device.startswith("cuda"):
         if not torch.cuda.is_available():
-            raise RequestError("no CUDA device here", key="device", value=asked, allowed="cpu, auto")
-        index = int(asked.partition(":")[2] or 0)
+            raise RequestError("no CUDA device here", key="device", value=device, allowed="cpu, auto")
+        index = int(device.partition(":")[2] or 0)
         if index >= torch.cuda.device_count():
             raise RequestError(
-                f"there are {torch.cuda.device_count()} CUDA devices, counted from 0", key="device", value=asked
+                f"there are {torch.cuda.device_count()} CUDA devices, counted from 0", key="device", value=device
             )
-    return asked
+    return device

@@ -90,16 +90,16 @@ class Run:
             from fastcar_cli.backends.fpga.summary import compare
             from fastcar_cli.backends.fpga.workload import workload_of
 
-            found = self.decisions()
+            decisions = self.decisions()
             work = workload_of(
                 decode.model.spec,
                 rows=decode.rows,
-                frames=found.frames,
-                prompt=found.prompt,
-                window=found.window,
-                sinks=found.sinks,
+                frames=decisions.frames,
+                prompt=decisions.prompt,
+                window=decisions.window,
+                sinks=decisions.sinks,
             )
-            self._emulated = decode.passed, compare(Emulator(self.preset, work), found.replayed)
+            self._emulated = decode.passed, compare(Emulator(self.preset, work), decisions.replayed)
         return self._emulated[1]
 
     def _controlled(self, video: int) -> dict[str, Any]:

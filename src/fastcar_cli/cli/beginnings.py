@@ -111,8 +111,8 @@ def keys_of(job: Job, context: int) -> dict[str, Any]:
     """Keys of the report on the input of a video; a recipe has neither its size nor which frames were used."""
     if isinstance(job.prompt, str):
         return {}
-    found: dict[str, Any] = {"name": str(job.prompt), "context": context, "frames": None, "height": None, "width": None}
+    keys: dict[str, Any] = {"name": str(job.prompt), "context": context, "frames": None, "height": None, "width": None}
     if job.excerpt is not None:
-        found["frames"] = list(job.excerpt.indices)
-        found["height"], found["width"] = job.excerpt.source_size
-    return {"input": found}
+        keys["frames"] = list(job.excerpt.indices)
+        keys["height"], keys["width"] = job.excerpt.source_size
+    return {"input": keys}

@@ -72,7 +72,7 @@ def convert(
     if as_json:
         typer.echo(json.dumps(_document(source, result, dtype, form.depth)))
     else:
-        _told(terminal, result, dtype)
+        _print(terminal, result, dtype)
 
 
 def _run(conversion: Conversion, terminal: Any) -> Result:
@@ -106,7 +106,7 @@ def _document(source: Source, result: Result, dtype: str, depth: str | None) -> 
     }
 
 
-def _told(terminal: Any, result: Result, dtype: str) -> None:
+def _print(terminal: Any, result: Result, dtype: str) -> None:
     from fastcar_cli.models.loading.memory_plan import gib
 
     kept = f", {result.kept} shards were there" if result.kept else ""

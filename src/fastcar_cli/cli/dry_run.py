@@ -33,14 +33,14 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
     shapes = published_shapes(run.model) if folder is None else shapes_of(folder)
     plans = VideoPipeline.plans(run, videos=videos, shapes=shapes)
-    asked: str = run.runtime.dtype
+    dtype: str = run.runtime.dtype
     any_plan = next(iter(plans.values()))
-    if run.model in BUNDLED and asked == "auto":
-        asked = default_dtype(any_plan.device)
+    if run.model in BUNDLED and dtype == "auto":
+        dtype = default_dtype(any_plan.device)
     try:
-        plan, refusal = plans[choose_dtype(asked, any_plan.device, plans)], None
+        plan, refusal = plans[choose_dtype(dtype, any_plan.device, plans)], None
     except RequestError as e:
-        plan, refusal = plans.get(asked) or plans.get("bfloat16") or any_plan, e
+        plan, refusal = plans.get(dtype) or plans.get("bfloat16") or any_plan, e
     document: dict[str, Any] = {
         "model": run.model,
         "folder": None if folder is None else str(folder),

@@ -52,10 +52,10 @@ def check_made(option: str, folder: Path | None) -> None:
 def prompts_of(file: Path, option: str) -> list[str]:
     """The prompts of a file, one a line. Raises RequestError that names the option."""
     lines = read_text(file, f"{option} {file}", "utf-8-sig").splitlines()
-    found = [line.strip() for line in lines if line.strip()]
-    if not found:
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
         raise RequestError(f"{option} {file}: holds no prompt", hint="one prompt a line")
-    return found
+    return prompts
 
 
 class Command(TyperCommand):

@@ -107,12 +107,12 @@ def fpga(
         how |= {"tokens_per_frame": work.tokens_per_frame, "pair_correlation": pair_correlation, "profile": profile}
         patterns = [draw(ratio=ratio, **how) for ratio in _ratios(replay)]
     emulator = Emulator(accelerator, work)
-    found = [compare(emulator, p) for p in patterns]
+    comparisons = [compare(emulator, p) for p in patterns]
     if report is not None:
         from fastcar_cli.backends.fpga.report import write_report
 
-        write_report(report, found[-1])
-    documents = [f.to_dict() for f in found]
+        write_report(report, comparisons[-1])
+    documents = [f.to_dict() for f in comparisons]
     if explain:
         computing = round(float((~patterns[-1]).sum(1).mean()))
         lines = lines_of(emulator, computing)

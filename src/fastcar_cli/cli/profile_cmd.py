@@ -85,14 +85,14 @@ def profile(
     else:
         plan = ProfileSettings(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats)
         document = _measured(plan, timeline)
-    found = None
+    profiled = None
     if decode is not None:
-        found = _decoded(model, decode, tau, seed, runtime.device, dtype)
-        document["decode"] = found.to_dict()
+        profiled = _decoded(model, decode, tau, seed, runtime.device, dtype)
+        document["decode"] = profiled.to_dict()
     if plots is not None:
         from fastcar_cli.analysis.plots import write_plots
 
-        write_plots(plots, document["lengths"], found, "ms" if backend == "torch" else "emulated ms")
+        write_plots(plots, document["lengths"], profiled, "ms" if backend == "torch" else "emulated ms")
     if save is not None:
         write_whole(save, json.dumps(document, indent=1) + "\n")
     if earlier is not None:

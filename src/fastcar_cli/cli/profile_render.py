@@ -92,18 +92,18 @@ def _replay(replay: dict[str, Any], rows: int) -> Table:
     return table
 
 
-def _decode(found: dict[str, Any]) -> None:
+def _decode(profile: dict[str, Any]) -> None:
     out = console()
-    replay = found["replay"]
+    replay = profile["replay"]
     table = columns(
-        f"{found['prompt']!r}, seed {found['seed']}, tau {found['tau']} (TAS: {found['tas']}): "
+        f"{profile['prompt']!r}, seed {profile['seed']}, tau {profile['tau']} (TAS: {profile['tas']}): "
         f"{replay['eligible_ratio']:.1%} of eligible MLPs replayed",
         *("layer", "replayed", "TAS 5 %", "median", "95 %", "above tau", "similarity"),
         caption="replayed: of all passes; TAS and similarity (cosine of MLP outputs a frame apart): of a dense run",
     )
-    for i, percentiles in enumerate(found["tas_percentiles"]):
-        above = "" if found["above_tau"] is None else f"{found['above_tau'][i]:.0%}"
-        similarity = found["mlp_similarity"][i]
+    for i, percentiles in enumerate(profile["tas_percentiles"]):
+        above = "" if profile["above_tau"] is None else f"{profile['above_tau'][i]:.0%}"
+        similarity = profile["mlp_similarity"][i]
         table.add_row(
             str(i),
             f"{replay['by_layer'][i]:.1%}",
@@ -113,5 +113,5 @@ def _decode(found: dict[str, Any]) -> None:
         )
     out.print(table)
     out.print("  by frame: " + "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
-    if found["warning"]:
-        note(out, found["warning"], "warning")
+    if profile["warning"]:
+        note(out, profile["warning"], "warning")

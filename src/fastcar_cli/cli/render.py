@@ -157,13 +157,13 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     return table
 
 
-def _input(found: dict[str, Any]) -> str:
+def _input(clip: dict[str, Any]) -> str:
     """Which frames of what a video continues from."""
-    used = f"continues from {found['context']} of its frames"
-    if found["frames"] is None:
-        return f"{found['name']}, {used}, as the recipe has them"
-    frames = ", ".join(map(str, found["frames"][: found["context"]]))
-    return f"{found['name']} ({found['width']} x {found['height']}), {used}: {frames}"
+    used = f"continues from {clip['context']} of its frames"
+    if clip["frames"] is None:
+        return f"{clip['name']}, {used}, as the recipe has them"
+    frames = ", ".join(map(str, clip["frames"][: clip["context"]]))
+    return f"{clip['name']} ({clip['width']} x {clip['height']}), {used}: {frames}"
 
 
 def _truth(table: Table, truth: dict[str, Any]) -> None:

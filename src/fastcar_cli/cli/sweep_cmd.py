@@ -185,18 +185,18 @@ def _work(session: Session, store: Store, target: Any, terminal: Any) -> tuple[d
             first = session if target is None else session.with_grid(repeats=1)
             bar.update(task, total=first.left(store))
             first.run(store, engine)
-            found = None
+            search = None
             if target is not None:
 
                 def on_evaluate(label: str, decodes: int) -> None:
                     bar.update(task, description=label, total=(bar.tasks[0].total or 0) + decodes)
 
-                found = find_threshold(session, store, engine, target, on_evaluate)
+                search = find_threshold(session, store, engine, target, on_evaluate)
     except KeyboardInterrupt as e:
         rest = session.left(store)
         note(terminal, f"{len(store.cells)} cells are kept; the same command does the {rest} decodes left", "stopped")
         raise typer.Exit(status(e)) from None
-    return session.finish(store, found)
+    return session.finish(store, search)
 
 
 def _dry_run(request: Request, output: Path | None, as_json: bool, terminal: Any, notes: list[str]) -> None:

@@ -28,7 +28,7 @@ def level(x: dict[str, Any]) -> str:
     return str(Tau.read(x["tau"])) if x["ratio"] is None else f"ratio {x['ratio']:g}"
 
 
-def _told(value: Any, form: str, none: str = "-") -> str:
+def _value(value: Any, form: str, none: str = "-") -> str:
     return none if value is None else format(value, form)
 
 
@@ -42,12 +42,12 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, written: list
     for x in summary:
         dense, knee = dense_line(x), tuple(x[key] for key in SETTING) in knees
         row = {"tau": level(x) + (" *" if knee else ""), "score": "-" if dense else x["score"]}
-        row |= {"window": _told(x["window"], "d", "off"), "gate": "-" if dense else x["gate"], "backend": x["backend"]}
+        row |= {"window": _value(x["window"], "d", "off"), "gate": "-" if dense else x["gate"], "backend": x["backend"]}
         row |= {"videos": str(x["videos"]), "replayed": f"{x['replay_ratio']:.1%}", "time s": f"{x['decode_s']:.2f}"}
-        row |= {"speed": _told(x["speedup"], ".2f")}
-        row |= {_COLUMNS[k][0]: "" if dense else _told(x[k], _COLUMNS[k][1], "same") for k in results["metrics"]}
-        row |= {"right": _told(x["all_right"], ".0%")} if judged else {}
-        row |= {"cycles": _told(x["cycles"], ",.0f"), "J": _told(x["energy_j"], ".3g")} if accelerated else {}
+        row |= {"speed": _value(x["speedup"], ".2f")}
+        row |= {_COLUMNS[k][0]: "" if dense else _value(x[k], _COLUMNS[k][1], "same") for k in results["metrics"]}
+        row |= {"right": _value(x["all_right"], ".0%")} if judged else {}
+        row |= {"cycles": _value(x["cycles"], ",.0f"), "J": _value(x["energy_j"], ".3g")} if accelerated else {}
         rows.append(row)
     # An axis with one value says nothing in a table.
     axes = ("score", "window", "gate", "backend", "videos")
@@ -64,35 +64,35 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, written: list
     for line in results["inert"]:
         note(terminal, line["why"], "inert")
     if "find" in results:
-        _found(terminal, results["find"])
+        _search(terminal, results["find"])
     files = ", ".join(sorted(p.name for p in folder.glob("results.*")))
     terminal.print(f"{len(results['cells'])} cells in {folder}: {files}", soft_wrap=True)
     for line in written:
         terminal.print(line, soft_wrap=True)
 
 
-def _found(terminal: Console, found: dict[str, Any]) -> None:
-    best = found["best"]
+def _search(terminal: Console, search: dict[str, Any]) -> None:
+    best = search["best"]
     if best is not None:
-        tau, value = str(Tau.read(best["tau"])), _told(best["value"], ".4g", "same")
-        which = f"tau {tau}" if found["reached"] else f"not reached; the best is tau {tau}, which"
-        rest = f"{best['replay_ratio']:.1%} replayed ({len(found['evaluated'])} thresholds tried)"
+        tau, value = str(Tau.read(best["tau"])), _value(best["value"], ".4g", "same")
+        which = f"tau {tau}" if search["reached"] else f"not reached; the best is tau {tau}, which"
+        rest = f"{best['replay_ratio']:.1%} replayed ({len(search['evaluated'])} thresholds tried)"
         terminal.print(
-            Text.assemble((found["target"], "bold"), f": {which} gives {found['metric']} {value} with {rest}")
+            Text.assemble((search["target"], "bold"), f": {which} gives {search['metric']} {value} with {rest}")
         )
     for kind, name in (("cliffs", "cliff"), ("inert", "inert")):
-        for line in found[kind]:
+        for line in search[kind]:
             note(terminal, line["why"], name)
-    check = found["validation"]
+    check = search["validation"]
     if check is not None:
         met = "met" if check["met"] else "missed"
         terminal.print(
             f"held out, {check['videos']} videos (seeds from {check['seeds'][0]}, {check['captions']} captions): "
-            f"{met}, {found['metric']} {_told(check['value'], '.4g', 'same')} with {check['replay_ratio']:.1%} replayed"
-            f"; judged on {check['judged_on']} videos"
+            f"{met}, {search['metric']} {_value(check['value'], '.4g', 'same')} with "
+            f"{check['replay_ratio']:.1%} replayed; judged on {check['judged_on']} videos"
         )
-    if found["config"] is not None:
-        terminal.print(f"configuration: {found['config']} (fastcar generate --config)", soft_wrap=True)
+    if search["config"] is not None:
+        terminal.print(f"configuration: {search['config']} (fastcar generate --config)", soft_wrap=True)
 
 
 def show_plan(terminal: Console, document: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ def show_scores(scores: dict[str, Any]) -> None:
     for name, entry in scores["dimensions"].items():
         table.add_row(name, entry["part"], f"{entry['score']:.4f}", f"{entry['normalised']:.4f}")
     for name in ("quality", "semantic", "total"):
-        table.add_row(name, "", "", _told(scores[name], ".4f", "dimensions are missing"), style="bold")
+        table.add_row(name, "", "", _value(scores[name], ".4f", "dimensions are missing"), style="bold")
     terminal.print(table)
     if scores["missing"]:
         note(terminal, ", ".join(scores["missing"]), "missing")

@@ -85,12 +85,12 @@ class Calibration:
         `on_progress(done, total)` counts videos.
         """
         model = converted.load(folder, "auto", torch.device("cpu"))
-        frames, found = _frames(spec), []
+        frames, codes = _frames(spec), []
         for seed, prompt in enumerate(self.prompts):
             on_progress(seed, len(self.prompts))
-            found.append(drawn_codes(model, [prompt], [seed], frames))
+            codes.append(drawn_codes(model, [prompt], [seed], frames))
         on_progress(len(self.prompts), len(self.prompts))
-        return torch.cat(found)
+        return torch.cat(codes)
 
 
 def _frames(spec: Spec) -> int:
@@ -155,13 +155,13 @@ class Walk:
         """Round the maps of a module, those of a turn share their inputs; `run` takes a batch through the module."""
         for turn in turns:
             maps = {f"{prefix}{path}.weight": cast(nn.Linear, module.get_submodule(path)) for path in turn}
-            maps = {name: found for name, found in maps.items() if self._form.of(name) is not None}
+            maps = {name: linear for name, linear in maps.items() if self._form.of(name) is not None}
             gram = _gram(next(iter(maps.values())), run, batches) if maps else torch.empty(0)
-            for name, found in maps.items():
+            for name, linear in maps.items():
                 form = self._form.of(name)
                 assert form is not None
-                numbers, scale = calibrated(found.weight, gram, form)
-                found.weight = nn.Parameter(form.widen(numbers, scale, torch.float32), requires_grad=False)
+                numbers, scale = calibrated(linear.weight, gram, form)
+                linear.weight = nn.Parameter(form.widen(numbers, scale, torch.float32), requires_grad=False)
                 yield name, {name: numbers, scale_name(name): scale}
 
     def _vectors(self) -> Tensor:
@@ -236,9 +236,9 @@ class _InputsCollected(Exception):
     """The inputs of a map have been added; what follows it is not needed."""
 
 
-def _gram(found: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
+def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
     """Sum of x x^T over the inputs x that a map gets when all batches are run, float32 [in, in]."""
-    width = found.in_features
+    width = linear.in_features
     gram = torch.zeros(width, width)
 
     def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -246,7 +246,7 @@ def _gram(found: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[T
         gram.addmm_(x.T, x)
         raise _InputsCollected
 
-    hook = found.register_forward_pre_hook(add)
+    hook = linear.register_forward_pre_hook(add)
     try:
         for batch in batches:
             try:

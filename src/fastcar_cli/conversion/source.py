@@ -69,10 +69,10 @@ def open_source(model: str) -> Source:
     """A bundled model, a checkpoint of the hub, or a model folder. Raises RequestError for a converted one."""
     folder = folder_of(model)
     if converted.is_converted(folder):
-        made = converted.describe(folder)
+        conversion = converted.describe(folder)
         raise RequestError(
-            f"{model} is converted already, to {made.form.name}",
-            hint=f"convert the model that it was made from, {made.source.get('name')}",
+            f"{model} is converted already, to {conversion.form.name}",
+            hint=f"convert the model that it was made from, {conversion.source.get('name')}",
         )
     described = shapes_of(folder)
     spec = described.spec
@@ -90,7 +90,7 @@ def open_source(model: str) -> Source:
     # Our own models run in float32 on a CPU, others in what they are published in, and no CPU runs float16.
     kept = torch.float32 if released is None else released.loading_format("int8").floats
     floats = torch.float32 if stored == torch.float32 else kept
-    found = identity(model)
+    source = identity(model)
     name = model if public_name(model) else spec.name
     return Source(
         spec=spec if not public_name(model) else replace(spec, name=model.partition("@")[0]),
@@ -100,7 +100,7 @@ def open_source(model: str) -> Source:
         weights=weights,
         stored=stored,
         floats=floats,
-        identity={"name": name, "weights": found.weights, "commit": found.commit},
+        identity={"name": name, "weights": source.weights, "commit": source.commit},
     )
 
 

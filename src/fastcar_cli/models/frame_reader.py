@@ -64,17 +64,17 @@ class FrameReader:
 
     def pixels(self, clip: Clip, frames: int) -> Tensor:
         """The first frames as the tokenizer takes them, float32 [1, frames, 3, H, W] in 0..1."""
-        found = torch.from_numpy(np.ascontiguousarray(clip.frames[:frames])).to(self._network.device)
-        found = found if found.is_floating_point() else found.float().div(255.0)
-        return found.permute(0, 3, 1, 2)[None]
+        pixels = torch.from_numpy(np.ascontiguousarray(clip.frames[:frames])).to(self._network.device)
+        pixels = pixels if pixels.is_floating_point() else pixels.float().div(255.0)
+        return pixels.permute(0, 3, 1, 2)[None]
 
     @torch.inference_mode()
     def read(self, prompt: Prompt) -> Reading:
         """The prompt's ids, those of its context frames. Raises RequestError for one that the model can't take."""
-        found = self._checked(prompt)
-        if isinstance(found, TokenisedClip):
-            return Reading(found.ids, (), ())
-        ids = self._network.tokenizer.tokenize(self.pixels(found, self._network.spec.layout.context))
+        clip = self._checked(prompt)
+        if isinstance(clip, TokenisedClip):
+            return Reading(clip.ids, (), ())
+        ids = self._network.tokenizer.tokenize(self.pixels(clip, self._network.spec.layout.context))
         return Reading(tuple(ids[0].tolist()), (), ())
 
     @torch.inference_mode()
@@ -105,8 +105,8 @@ class FrameReader:
         width = self._network.spec.actions
         if not width:
             return None
-        found = torch.zeros(len(prompts), frames, width)
-        for row, prompt in zip(found, prompts, strict=True):
+        actions = torch.zeros(len(prompts), frames, width)
+        for row, prompt in zip(actions, prompts, strict=True):
             clip = self._checked(prompt)
             assert clip.actions is not None
             # No frame is decoded behind the last action.
@@ -117,4 +117,4 @@ class FrameReader:
                 )
             given = torch.from_numpy(np.asarray(clip.actions[:frames], dtype=np.float32))
             row[: len(given)] = given
-        return found
+        return actions

@@ -103,11 +103,11 @@ def _added(folder: Path, vocab: int) -> int:
     if not file.is_file():
         return expected
     try:
-        found = parse_json(file.read_text(encoding="utf-8"))["<vi_start>"]
+        start = parse_json(file.read_text(encoding="utf-8"))["<vi_start>"]
     except (OSError, ValueError) as e:
         raise RequestError(f"{file} can't be read: {e}") from None
     except (KeyError, TypeError):
         raise RequestError(f"{file}: has no token '<vi_start>'") from None
-    if found != expected:
-        raise RequestError(f"{file}: key '<vi_start>' is {found!r}, the embedding table has its row at {expected}")
+    if start != expected:
+        raise RequestError(f"{file}: key '<vi_start>' is {start!r}, the embedding table has its row at {expected}")
     return expected

@@ -84,7 +84,7 @@ class PlacementMap(nn.Module):
         right, down = self.spec.shadow
         middle = torch.stack([column, row, column, row], -1) * self.patch + self.patch // 2
         axes = torch.arange(_AXES) * (2 * _FAR + 1) + _FAR
-        found = []
+        near_things = []
         for thing, path in zip(scenery.things, paths, strict=True):
             at = torch.tensor([(p.x, p.y - p.z, p.x + right * p.z, p.y + down * p.z) for p in path])
             steps = ((at[frame] - middle) / STEP).round().long()
@@ -93,5 +93,5 @@ class PlacementMap(nn.Module):
             turns = torch.tensor([p.turn for p in path])[frame[chosen]]
             pose = (thing.shape * self._sizes + thing.size) * TURNS + turns
             look = torch.tensor([thing.color, thing.material, scenery.light]).expand(len(chosen), -1)
-            found.append([chosen, steps[chosen].clamp(-_FAR, _FAR) + axes, pose, look])
-        return found
+            near_things.append([chosen, steps[chosen].clamp(-_FAR, _FAR) + axes, pose, look])
+        return near_things

@@ -57,14 +57,14 @@ class PhraseTokenizer:
     def read(self, prompt: Prompt) -> Reading:
         """Token ids of a prompt; unknown words are listed, not guessed. Raises RequestError if too long."""
         words = self._arranged(_words(text_of(prompt)))
-        found: list[int] = []
+        tokens: list[int] = []
         unknown: list[str] = []
         i = 0
         while i < len(words):
             for n in range(min(self._longest, len(words) - i), 0, -1):
                 token = self._phrases.get(tuple(words[i : i + n]))
                 if token is not None and self._ends(words, i + n):
-                    found.append(token)
+                    tokens.append(token)
                     i += n
                     break
             else:
@@ -72,12 +72,12 @@ class PhraseTokenizer:
                     unknown.append(words[i])
                 i += 1
         room = self.length - 2
-        if len(found) > room:
+        if len(tokens) > room:
             raise RequestError(
-                f"the prompt is too long: it has {len(found)} words that the model reads, its context holds {room}",
+                f"the prompt is too long: it has {len(tokens)} words that the model reads, its context holds {room}",
                 hint="shorten the prompt",
             )
-        return Reading(self._ids(found), tuple(self.vocabulary[t] for t in found), tuple(unknown))
+        return Reading(self._ids(tokens), tuple(self.vocabulary[t] for t in tokens), tuple(unknown))
 
     def _arranged(self, words: list[str]) -> list[str]:
         """The words of a prompt in the order in which they are read."""
@@ -137,20 +137,20 @@ class PhraseTokenizer:
                 f"the model {model!r} knows none of the words of {prompt!r}",
                 hint="it can draw: " + ", ".join(self._drawable),
             )
-        found = []
+        notices = []
         for word in reading.unknown:
             near = difflib.get_close_matches(word, self._single, n=3, cutoff=0.6)
-            found.append(
+            notices.append(
                 f"the model {model!r} does not know {word!r} and leaves it out"
                 + (f"; near: {', '.join(near)}" if near else "")
             )
         for name, tokens in self.groups.items():
             values = [t for t in tokens if t in reading.tokens]
             if len(values) > 1:
-                found.append(
+                notices.append(
                     f"the model {model!r} draws one object with one {name}; the prompt names {', '.join(values)}"
                 )
-        return found
+        return notices
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:
         """See `PromptReader`: nothing but the text."""

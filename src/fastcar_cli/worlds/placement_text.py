@@ -110,11 +110,11 @@ class PlacementTokenizer(PhraseTokenizer):
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
         """Words the model does not know, and whether it has to place things by itself. Raises as its base does."""
-        found = super().notices(prompt, model)
+        notices = super().notices(prompt, model)
         text = text_of(prompt, f"the model {model!r}")
         if self.placements and self.signature(self.read(text).tokens) not in self.placements:
-            found.append(f"the model {model!r} knows no places for what {text!r} says and draws it where it likes")
-        return found
+            notices.append(f"the model {model!r} knows no places for what {text!r} says and draws it where it likes")
+        return notices
 
 
 def phrase_tokenizer(text: Mapping[str, Any]) -> PhraseTokenizer:
