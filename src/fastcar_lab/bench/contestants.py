@@ -21,7 +21,6 @@ from fastcar_cli.decoding.native import NativeExecutor, block_weights
 from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.replay import ReplayRule, Token
 from fastcar_cli.decoding.tau import OFF, Tau
-from fastcar_cli.extras import need
 from fastcar_cli.kernels import native
 from fastcar_cli.models.network import Network
 from fastcar_lab.bench.cases import PROMPT_TOKENS
@@ -129,7 +128,8 @@ def mlp_only(model: Network, *, rows: int, executor: str) -> Passes:
 
 def llama(model: Network, *, rows: int, context: int, passes: int, compiled: bool) -> Passes:
     """Transformers' LlamaModel with a static cache: the same weights, embeddings given."""
-    transformers = need("transformers", "the comparison with transformers")
+    import transformers
+
     LlamaModel, StaticCache = transformers.LlamaModel, transformers.StaticCache
     spec = model.spec.decoder
     # One token more than is used, so that both attend to about as many slots.
@@ -151,8 +151,9 @@ def llama(model: Network, *, rows: int, context: int, passes: int, compiled: boo
         twin = LlamaModel(config)
     weights = {k: v for k, v in model.llm.state_dict().items() if "inv_freq" not in k}
     twin.load_state_dict(weights, strict=False, assign=True)
-    twin.rotary_emb = type(twin.rotary_emb)(config)
-    twin.rotary_emb.inv_freq = model.llm.rotary.inv_freq.clone()
+    rotary: Any = type(twin.rotary_emb)(config)
+    rotary.inv_freq = model.llm.rotary.inv_freq.clone()
+    twin.rotary_emb = rotary
     twin.eval().requires_grad_(False)
     accepted = inspect.signature(StaticCache.__init__).parameters
     sizes: dict[str, Any] = {"config": config, "max_cache_len": slots}

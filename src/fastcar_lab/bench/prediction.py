@@ -25,7 +25,6 @@ from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
-from fastcar_cli.extras import need
 from fastcar_cli.models.loading.checkpoint import empty_network, ready
 from fastcar_cli.models.loading.ivideogpt import DEFAULTS, loading_format, read_spec
 from fastcar_cli.models.network import Network, Spec
@@ -127,7 +126,8 @@ def ours(network: Network, plan: PredictedClip, replay: bool) -> Go:
 
 def theirs(network: Network, plan: PredictedClip) -> Go:
     """Transformers' `generate` with the same weights, as the released inference code calls it."""
-    transformers = need("transformers", "the comparison with transformers")
+    import transformers
+
     spec, config = network.spec, plan.transformer
     layout = spec.layout
     with torch.device("meta"):

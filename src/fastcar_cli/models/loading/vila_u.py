@@ -55,7 +55,7 @@ def weights_of(folder: Path) -> list[Path]:
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
     """Files of the text tokenizer."""
-    return tuple(root_of(folder) / "llm" / name for name in ("tokenizer.model", "added_tokens.json"))
+    return tuple(root_of(folder) / "llm" / name for name in ("tokenizer.model", "tokenizer.json", "added_tokens.json"))
 
 
 def root_of(folder: Path) -> Path:
