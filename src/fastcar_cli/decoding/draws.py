@@ -67,16 +67,16 @@ class Draws:
         if self.latent is not None and inputs.count == 1:
             return self.latent
         videos = torch.arange(len(self.codes), device=self.codes.device)[:, None]
-        return embed(self.buffer[videos, self._positions(inputs)])
+        return embed(self.buffer[videos, self.positions(inputs)])
 
     def drawn(self, inputs: Inputs) -> Tensor:
         """Codes of the positions behind the inputs, [P, count, depth]."""
         if (t := inputs.common) is not None:
             return self.buffer.narrow(1, t + 1, inputs.count)
         videos = torch.arange(len(self.codes), device=self.codes.device)[:, None]
-        return self.buffer[videos, self._positions(inputs) + 1]
+        return self.buffer[videos, self.positions(inputs) + 1]
 
-    def _positions(self, inputs: Inputs) -> Tensor:
+    def positions(self, inputs: Inputs) -> Tensor:
         """Of the input tokens, int64 [P, count]."""
         first = torch.tensor(inputs.first, device=self.codes.device)
         return first[:, None] + torch.arange(inputs.count, device=self.codes.device)

@@ -159,7 +159,7 @@ class HostExecutor(Executor):
         of_row = self._rows
         if least < inputs.count:
             of_row = self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
-        for draft in reversed(range(least, inputs.count)):
+        for draft in reversed(range(least, len(self._passed))):
             rejected = (of_row <= draft).nonzero()[:, 0]
             for restore in self._passed[draft].restores:
                 restore(rejected)

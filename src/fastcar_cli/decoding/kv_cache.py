@@ -120,6 +120,11 @@ class KVCache:
         return list({id(tensor): tensor for tensor in (self.k, self.v, self.aligned)}.values())
 
     @property
+    def overwrites(self) -> bool:
+        """Whether a token can take the slot of another one."""
+        return self.window is not None
+
+    @property
     def most_inputs(self) -> int:
         """Tokens of a row that one pass can append so that no two share a slot: N, or fewer with a smaller ring."""
         return self.frame if self.window is None else min(self.frame, self.window)
@@ -195,7 +200,7 @@ class KVCache:
 
         Nothing without a ring: until it is final, nothing reads its slots.
         """
-        if self.window is None:
+        if not self.overwrites:
             return []
         at = Slots(*self.table[t].unbind(-1))
         return [kept(self.k, at.slot), kept(self.v, at.slot), kept(self.aligned, at.aligned_to)]

@@ -65,6 +65,11 @@ class Int8KVCache(KVCache):
         return [self.k, self.v, *self.older]
 
     @property
+    def overwrites(self) -> bool:
+        """See `KVCache.overwrites`: always, the last tokens lie in a ring."""
+        return True
+
+    @property
     def most_inputs(self) -> int:
         """See `KVCache.most_inputs`."""
         older = self.older.keys.shape[3] if self.window is not None else 0

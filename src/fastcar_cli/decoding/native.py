@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
 
@@ -155,8 +156,10 @@ class NativeExecutor(HostExecutor):
         self._biases: Tensor | None = None
         if self._added is not None and maps and self._added.shape[1] == 1:
             self._biases, self._added = self._added[:, 0], None
-            if maps[-1].bias is not None:
-                self._biases = self._biases + maps[-1].bias.float()
+            last, last_threads = self._maps[-1]
+            if last.bias is not None:
+                self._biases = self._biases + last.bias
+            self._maps[-1] = replace(last, bias=None), last_threads
         self._codebooks = float_codebooks(model)
         self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
         sampling = batch.settings.sampling
@@ -206,6 +209,9 @@ class NativeExecutor(HostExecutor):
     def _several(self, inputs: Inputs, first: list[int], x: Tensor) -> None:
         """A pass with several tokens of a row, or with rows at different tokens."""
         batch, replay = self._batch, self._batch.replay
+        if replay is None and not batch.cache.overwrites:
+            batch.clock.mlp += self._pass(x, first)
+            return
         of_rows = [inputs.rows(draft, batch.rows, x.device) for draft in range(inputs.count)]
         restores = [self._overwrites(draft, t) for draft, t in enumerate(of_rows)]
         common = inputs.common
@@ -238,8 +244,8 @@ class NativeExecutor(HostExecutor):
 
     def _input(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """The decoder's inputs from float32 [P, count, code_width]: float32 [P, count, width]."""
-        videos, count = len(inputs.first), inputs.count
-        x, places, rows = latent.view(videos * count, -1), self._batch.places, videos * count
+        batch, videos, count = self._batch, len(inputs.first), inputs.count
+        x, places, rows = latent.view(videos * count, -1), batch.places, videos * count
         for i in range(len(self._maps) - 1):
             x = nn.functional.gelu(self._product(i, rows)(x))
         if self._maps:
@@ -249,8 +255,7 @@ class NativeExecutor(HostExecutor):
             elif count == 1 and inputs.common is not None:
                 x = self._product(last, rows)(x, self._biases[inputs.common])
             else:
-                product, tokens = self._product(last, 1), [t + i for t in inputs.first for i in range(count)]
-                x = torch.cat([product(x[n : n + 1], self._biases[t]) for n, t in enumerate(tokens)])
+                x = self._product(last, rows)(x) + self._biases[batch.draws.positions(inputs).flatten()]
         x = x.view(videos, count, -1)
         if self._added is None:
             return x
