@@ -116,14 +116,26 @@ def test_every_int4_number_and_scale(any_set: str) -> None:
     torch.testing.assert_close(got.double(), numbers * scale.double().repeat_interleave(32, 1), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("width", [333, 8101])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_row_does_not_depend_on_its_neighbours(any_set: str, kind: str, width: int) -> None:
-    width = fitting(kind, width)
-    weight, x = random_linear(kind, 70, width), random(23, width, seed=1)
-    together = linear(x, weight)
-    for rows in (slice(0, 1), slice(1, 3), slice(2, 5), slice(4, 8), slice(5, 22), slice(20, 23)):
-        assert torch.equal(linear(x[rows].contiguous(), weight), together[rows])
+@settings(max_examples=60, deadline=None)
+@given(
+    instructions=st.sampled_from(native.instruction_sets() or ["none"]),
+    rows=st.one_of(st.integers(2, 20), st.sampled_from([31, 33, 64])),
+    outputs=st.one_of(st.integers(1, 20), st.integers(60, 150)),
+    inputs=st.one_of(st.integers(1, 300), st.integers(1000, 1100), st.integers(8100, 8130)),
+    threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 9),
+)
+def test_a_row_does_not_depend_on_its_neighbours(
+    kind: str, instructions: str, rows: int, outputs: int, inputs: int, threads: int, seed: int
+) -> None:
+    inputs = fitting(kind, inputs)
+    weight, x = random_linear(kind, outputs, inputs, seed, bias=True), random(rows, inputs, seed=seed + 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FASTCAR_KERNELS_ISA", instructions)
+        together, alone = linear(x, weight, threads), Product(weight, 1)
+        for r in range(rows):
+            assert torch.equal(alone(x[r : r + 1]), together[r : r + 1])
 
 
 def test_a_bias_of_one_call_stays_in_that_call() -> None:

@@ -10,28 +10,34 @@ namespace {
 // are read from the L2 cache less often.
 constexpr bool WIDE = LANES == 16;
 
-// row: its row of the table. size: bytes of a number. sums: partial sums for each weight row and input, so that no multiplication waits for the
-// one before it. one, two, four: weight rows per tile when 1, 2 or 4 inputs share their loads. The sums of a tile fit
-// the registers. `four` is for quantised inputs only.
-struct Float32 {
+// What formats have in common whose numbers are floats of `bytes_each` bytes.
+//
+// row: its row of the table. size: bytes of a number. sums: partial sums for each weight row and input, so that no
+// multiplication waits for the one before it. one, two: weight rows of a tile when 1 or 2 inputs share their loads (see
+// tiles.h), such that its sums fit the registers. from_inputs: from how many inputs on panels are used (see panels.h), in
+// which `many` weight rows share the loads of an input, of floats with `most_inputs` inputs at a time. The other
+// constants are as in integers.h.
+template <int bytes_each>
+struct FloatFormat {
     typedef float Input;
-    static constexpr FormatRow row{"float32", 32, 0, 0};
     static constexpr bool quantised = false;
-    static constexpr int size = 4, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
+    static constexpr int size = bytes_each, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
+    static constexpr int many = WIDE ? 4 : 2, from_inputs = WIDE ? 3 : 5, most_inputs = 6;
+    static constexpr int block_inputs = CACHE_LINE / size, block_bytes = CACHE_LINE, input_bytes = 4 * block_inputs;
+    static constexpr int input_scales = 0, weight_scale_bytes = 0;
     static long bytes(long n) { return n * size; }
     static long scale_bytes(long) { return 0; }
+};
+
+struct Float32 : FloatFormat<4> {
+    static constexpr FormatRow row{"float32", 32, 0, 0};
     static Floats widen(const char* at) { return load_as<Floats>(at); }
     static float read(const char* at) { return load_as<float>(at); }
     static void write(char* at, float x) { memcpy(at, &x, 4); }
 };
 
-struct BFloat16 {
-    typedef float Input;
+struct BFloat16 : FloatFormat<2> {
     static constexpr FormatRow row{"bfloat16", 16, 0, 0};
-    static constexpr bool quantised = false;
-    static constexpr int size = 2, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
-    static long bytes(long n) { return n * size; }
-    static long scale_bytes(long) { return 0; }
     static Floats widen(const char* at) {
         return bit_cast<Floats>(__builtin_convertvector(load_as<Uint16s>(at), Ints) << 16);
     }

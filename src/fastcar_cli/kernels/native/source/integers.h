@@ -1,7 +1,7 @@
 // Products with weights that are integers: int8 and int4. Their inputs are quantised too, a group of them to integers
 // with one scale. The products of a group are summed in int32, then scaled and summed in float32.
 //
-// Weights are multiplied a block at a time. The quantised inputs of a block are stored in the order in which its
+// Weights are multiplied a block at a time. It is unpacked into registers, and may then meet many inputs. The quantised inputs of a block are stored in the order in which its
 // weights are unpacked; the scales of a row of inputs follow all its integers.
 #pragma once
 #if defined(__x86_64__)
@@ -97,10 +97,8 @@ INLINE Ints add_group_products(Ints sums, const Uint8s* low, const Uint8s* high,
 #endif
 }
 #else
-constexpr int GROUPS = 4, RUN = 16;
+constexpr int GROUPS = 4;
 typedef uint16_t Scales __attribute__((vector_size(2 * GROUPS)));
-inline long input_offset(long g, long) { return 16 * g; }
-INLINE void to_input_order(Uint8s*) {}
 // Four float16 numbers as float32, repeated to fill a register.
 INLINE Floats float16s_to_floats(Scales scales) {
 #if defined(__F16C__)
@@ -114,27 +112,34 @@ INLINE Floats float16s_to_floats(Scales scales) {
 #endif
 }
 #if defined(__AVX2__)
+constexpr int RUN = 4;
 constexpr long LANE_STEP = 2;
 inline long first_lane(long g) { return g % 2 * 4 + g / 2; }
+inline long input_offset(long g, long k) { return k / 8 * 32 + 4 * (first_lane(g) + k / 4 % 2 * LANE_STEP); }
+// As with AVX-512: groups 0 and 1 are in the first register, 2 and 3 in the second.
+INLINE void to_input_order(Uint8s* halves) {
+    Ints a = bit_cast<Ints>(halves[0]), b = bit_cast<Ints>(halves[1]);
+    halves[0] = bit_cast<Uint8s>(__builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13));
+    halves[1] = bit_cast<Uint8s>(__builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15));
+}
 INLINE Floats scales_by_lane(Scales scales) {
     Floats f = float16s_to_floats(scales);
     return __builtin_shufflevector(f, f, 0, 2, 0, 2, 5, 7, 5, 7);
 }
 INLINE Ints add_group_products(Ints sums, const Uint8s* low, const Uint8s* high, const char* x, const char* y) {
-    auto two = [&](int v) __attribute__((always_inline)) {
-        __m256i c = load_as<__m256i>(x + 32 * v), d = load_as<__m256i>(y + 32 * v);
-        return bit_cast<Ints>(bit_cast<Int16s>(_mm256_maddubs_epi16(bit_cast<__m256i>(low[v]), c)) +
-                              bit_cast<Int16s>(_mm256_maddubs_epi16(bit_cast<__m256i>(high[v]), d)));
+    auto products = [](Uint8s weights, const char* inputs) __attribute__((always_inline)) {
+        return bit_cast<Int16s>(_mm256_maddubs_epi16(bit_cast<__m256i>(weights), load_as<__m256i>(inputs)));
     };
-    // Of groups 0 and 1, and of groups 2 and 3. No 16-bit sum is above 4 * 2 * 15 * 127.
-    Ints a = two(0), b = two(1);
-    Int16s products = bit_cast<Int16s>(__builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13)) +
-                     bit_cast<Int16s>(__builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15));
-    return add_pair_products(sums, products, Int16s{} + 1);
+    // No 16-bit sum is above 4 * 2 * 15 * 127.
+    Int16s all = products(low[0], x) + products(low[1], x + 32) + products(high[0], y) + products(high[1], y + 32);
+    return add_pair_products(sums, all, Int16s{} + 1);
 }
 #else
+constexpr int RUN = 16;
 constexpr long LANE_STEP = 1;
 inline long first_lane(long g) { return g; }
+inline long input_offset(long g, long) { return 16 * g; }
+INLINE void to_input_order(Uint8s*) {}
 INLINE Floats scales_by_lane(Scales scales) { return float16s_to_floats(scales); }
 INLINE Ints add_group_products(Ints sums, const Uint8s* low, const Uint8s* high, const char* x, const char* y) {
     auto even = [](Uint8s v) { return bit_cast<Int16s>(v) << 8 >> 8; };
@@ -187,8 +192,8 @@ struct Int8 {
     static constexpr FormatRow row{"int8", 8, 32, 0};
     static constexpr bool quantised = true;
     static constexpr int block_bytes = CACHE_LINE, block_inputs = CACHE_LINE, group_size = CACHE_LINE;
-    static constexpr int input_bytes = 2 * CACHE_LINE, input_scales = 1, weight_scale_bytes = 0;
-    static constexpr int one = 4, two = LANES == 16 ? 4 : 2, four = LANES == 16 ? 2 : 1;
+    static constexpr int input_bytes = 2 * CACHE_LINE, input_scales = 1, weight_scale_bytes = 0, sums = 1;
+    static constexpr int one = 4, two = LANES == 16 ? 4 : 2, many = LANES / 4, from_inputs = 3;
     static long bytes(long n) { return n; }
     static long scale_bytes(long) { return 0; }
 
@@ -204,31 +209,39 @@ struct Int8 {
         for (int k = 0; k < group_size; k++) to[k % 2 * (group_size / 2) + k / 2] = integers[k];
     }
 
-    // Adds the products of a block of R rows with N quantised inputs to `sums`. Only the last block of a row may be not
-    // full; it has `tail` weights. `row` and `x_step` are the bytes from one row and one input to the next.
-    template <bool full, int R, int N>
-    static INLINE void multiply_block(const char* weights, long row, const char*, long, long tail, const char* x,
-                                      const char* scale, long x_step, Floats (&sums)[R][N]) {
-        constexpr int vectors = CACHE_LINE / sizeof(Int16s);
-        for (int j = 0; j < R; j++) {
-            Int16s even[vectors], odd[vectors];
-            for (int v = 0; v < vectors; v++) {
+    // A block of R weight rows in registers.
+    template <int R>
+    struct Unpacked {
+        static constexpr int vectors = CACHE_LINE / sizeof(Int16s);
+        Int16s even[R][vectors], odd[R][vectors];
+    };
+
+    // Only the last block of a row may be not full; it has `tail` weights. `row` are the bytes from one row to the next.
+    template <bool full, int R>
+    static INLINE Unpacked<R> unpack(const char* weights, long row, const char*, long, long tail) {
+        Unpacked<R> w;
+        for (int j = 0; j < R; j++)
+            for (int v = 0; v < w.vectors; v++) {
                 const char* at = weights + j * row + v * sizeof(Int16s);
                 Int16s both = full ? load_as<Int16s>(at) : load_part<Int16s>(at, tail - v * long(sizeof(Int16s)));
-                even[v] = both << 8 >> 8;
-                odd[v] = both >> 8;
+                w.even[j][v] = both << 8 >> 8;
+                w.odd[j][v] = both >> 8;
             }
-            for (int i = 0; i < N; i++) {
-                const char* input = x + i * x_step;
-                Ints products = {};
-                for (int v = 0; v < vectors; v++) {
-                    products = add_pair_products(products, even[v], load_as<Int16s>(input + v * sizeof(Int16s)));
-                    products =
-                        add_pair_products(products, odd[v], load_as<Int16s>(input + CACHE_LINE + v * sizeof(Int16s)));
-                }
-                sums[j][i] += __builtin_convertvector(products, Floats) * load_as<float>(scale + i * x_step);
-            }
+        return w;
+    }
+
+    // Adds the products of a block of R rows with quantised inputs to the sums of the rows.
+    template <int R>
+    static INLINE void multiply_block(const Unpacked<R>& w, const char* x, const char* scale, Floats* sums) {
+        Ints products[R] = {};
+        for (int v = 0; v < w.vectors; v++) {
+            Int16s even = load_as<Int16s>(x + v * sizeof(Int16s));
+            Int16s odd = load_as<Int16s>(x + CACHE_LINE + v * sizeof(Int16s));
+            for (int j = 0; j < R; j++)
+                products[j] = add_pair_products(add_pair_products(products[j], w.even[j][v], even), w.odd[j][v], odd);
         }
+        for (int j = 0; j < R; j++)
+            sums[j] += __builtin_convertvector(products[j], Floats) * load_as<float>(scale);
     }
 };
 
@@ -241,7 +254,8 @@ struct Int4 {
     static constexpr bool quantised = true;
     static constexpr int group_size = row.group, block_inputs = GROUPS * group_size, block_bytes = block_inputs / 2;
     static constexpr int input_bytes = block_inputs, input_scales = 2 * LANES, weight_scale_bytes = 2 * GROUPS;
-    static constexpr int one = LANES == 16 ? 4 : 1, two = one, four = LANES == 16 ? 2 : 1;
+    static constexpr int sums = 1, one = LANES == 16 ? 4 : 1, two = one, many = LANES == 16 ? 2 : 1;
+    static constexpr int from_inputs = LANES == 16 ? 2 : 3;
     static long bytes(long n) { return n / 2; }
     static long scale_bytes(long n) { return n / group_size * 2; }
 
@@ -265,38 +279,39 @@ struct Int4 {
         memcpy(scale + LANES + first_lane(g), &correction, sizeof correction);
     }
 
-    // As in Int8; `scales` are those of the weights, scale_row bytes from one row to the next.
-    template <bool full, int R, int N>
-    static INLINE void multiply_block(const char* weights, long row, const char* scales, long scale_row, long tail,
-                                      const char* x, const char* x_scales, long x_step, Floats (&sums)[R][N]) {
-        // P rows share the loads of an input. With few inputs it is better to hold the weights of one row only.
-        constexpr int vectors = block_bytes / (4 * LANES), P = N > 2 && R % 2 == 0 ? 2 : 1;
-        for (int j = 0; j < R; j += P) {
-            Floats row_scales[P];
-            Uint8s low[P][vectors], high[P][vectors];
-            for (int p = 0; p < P; p++) {
-                const char *at = weights + (j + p) * row, *from = scales + (j + p) * scale_row;
-                row_scales[p] =
-                    scales_by_lane(full ? load_as<Scales>(from) : load_part<Scales>(from, scale_bytes(tail)));
-                Uint8s both[vectors];
-                for (long v = 0, size = sizeof(Uint8s); v < vectors; v++)
-                    both[v] = full ? load_as<Uint8s>(at + v * size)
-                                   : load_part<Uint8s>(at + v * size, bytes(tail) - v * size);
-                to_input_order(both);
-                for (int v = 0; v < vectors; v++) {
-                    low[p][v] = both[v] & 15;
-                    high[p][v] = both[v] >> 4;
-                }
+    template <int R>
+    struct Unpacked {
+        static constexpr int vectors = block_bytes / (4 * LANES);
+        Uint8s low[R][vectors], high[R][vectors];
+        Floats scales[R];
+    };
+
+    // As in Int8. scales: of the weights, scale_row bytes from one row to the next.
+    template <bool full, int R>
+    static INLINE Unpacked<R> unpack(const char* weights, long row, const char* scales, long scale_row, long tail) {
+        Unpacked<R> w;
+        for (int j = 0; j < R; j++) {
+            const char *at = weights + j * row, *from = scales + j * scale_row;
+            w.scales[j] = scales_by_lane(full ? load_as<Scales>(from) : load_part<Scales>(from, scale_bytes(tail)));
+            Uint8s both[w.vectors];
+            for (long v = 0, size = sizeof(Uint8s); v < w.vectors; v++)
+                both[v] =
+                    full ? load_as<Uint8s>(at + v * size) : load_part<Uint8s>(at + v * size, bytes(tail) - v * size);
+            to_input_order(both);
+            for (int v = 0; v < w.vectors; v++) {
+                w.low[j][v] = both[v] & 15;
+                w.high[j][v] = both[v] >> 4;
             }
-            for (int i = 0; i < N; i++) {
-                const char *input = x + i * x_step, *input_scale = x_scales + i * x_step;
-                for (int p = 0; p < P; p++) {
-                    Ints products = load_as<Ints>(input_scale + sizeof(Floats));
-                    products = add_group_products(products, low[p], high[p], input, input + input_bytes / 2);
-                    sums[j + p][i] +=
-                        __builtin_convertvector(products, Floats) * (row_scales[p] * load_as<Floats>(input_scale));
-                }
-            }
+        }
+        return w;
+    }
+
+    template <int R>
+    static INLINE void multiply_block(const Unpacked<R>& w, const char* x, const char* scales, Floats* sums) {
+        for (int j = 0; j < R; j++) {
+            Ints products = load_as<Ints>(scales + sizeof(Floats));
+            products = add_group_products(products, w.low[j], w.high[j], x, x + input_bytes / 2);
+            sums[j] += __builtin_convertvector(products, Floats) * (w.scales[j] * load_as<Floats>(scales));
         }
     }
 };

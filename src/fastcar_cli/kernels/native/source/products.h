@@ -1,219 +1,12 @@
-// Products of weight rows with inputs, in tiles of up to four inputs.
-//
-// A decode step is bound by how fast a core reads weights from memory. So with each cache line that is multiplied, the
-// line a fixed distance ahead is prefetched: in the same row or, past its end, in the row that is multiplied next.
+// Linear maps of rows of inputs, shared by a team of threads.
 #pragma once
-#include "formats.h"
-#include "structs.h"
+#include "panels.h"
 #include "team.h"
 
 namespace {
 
-// Cache lines between a prefetch and its use, over all rows of a tile: enough to be on their way while memory answers.
-constexpr long PREFETCH_LINES = 128;
-// In bytes: quantised inputs of a tile that stay in the L1 cache while weight rows pass by one at a time, and rows that
-// are long enough for that. Shorter ones side by side are one piece of memory as well, and take fewer sums over lanes.
-constexpr long L1_INPUTS = 32 << 10, LONG_ROW = 1 << 10;
 // Fewer numbers are quantised by the leader alone, before a helper would have noticed the work.
 constexpr long MIN_SHARED_QUANTISE = 8192;
-// Most quantised inputs in a tile: their sums fit the registers.
-constexpr long TILE_INPUTS = 4;
-
-// Bytes from a cache line to the one to prefetch: `near` before line `split` of a row, `far` from there on.
-struct PrefetchDistance {
-    long split, near, far;
-};
-
-inline long ceil_div(long n, long size) { return (n + size - 1) / size; }
-inline long min(long a, long b) { return a < b ? a : b; }
-
-// Into the L2 cache: some cores can wait for far fewer lines on their way to the L1 cache. With PREFETCH_ONCE into the L1
-// cache and no other: a Zen 5 core gets 34 GB/s in place of 29 so, and is not slower where the caches hold the weights.
-inline void prefetch(const char* at) {
-#if defined(PREFETCH_ONCE)
-    __builtin_prefetch(at, 0, 0);
-#else
-    __builtin_prefetch(at, 0, 2);
-#endif
-}
-
-// Writes the lane sums of R vectors to y.
-template <int R>
-INLINE void store_lane_sums(const Float4* all, float* y) {
-    int j = 0;
-    for (; j + 4 <= R; j += 4) {
-        Float4 four = four_lane_sums(all[j], all[j + 1], all[j + 2], all[j + 3]);
-        memcpy(y + j, &four, sizeof four);
-    }
-    for (; j < R; j++) y[j] = lane_sum_of_four(all[j]);
-}
-
-// y[i y_step + j] = row j of w times input i, for R rows of n weights, `row` bytes apart, and N inputs. The order of
-// additions does not depend on R and N. x is zero up to a multiple of the weights in a cache line.
-template <class Format, int R, int N>
-INLINE void dot(const char* w, long row, long n, PrefetchDistance ahead, const float* x, long x_step, float* y,
-                long y_step) {
-    constexpr int line_weights = CACHE_LINE / Format::size, vectors = line_weights / LANES, P = Format::sums;
-    Floats sums[R][N][P] = {};
-    auto multiply_line = [&](const char* at, long step, const float* in) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++) {
-            Floats inputs[N];
-            for (int i = 0; i < N; i++) inputs[i] = load(in + i * x_step + v * LANES);
-            for (int j = 0; j < R; j++) {
-                Floats weights = Format::widen(at + j * step + v * LANES * Format::size);
-                for (int i = 0; i < N; i++) sums[j][i][v % P] += weights * inputs[i];
-            }
-        }
-    };
-    long lines = n / line_weights, split = ahead.split < lines ? ahead.split : lines;
-    for (long c = 0; c < split; c++) {
-        for (int j = 0; j < R; j++) prefetch(w + j * row + c * CACHE_LINE + ahead.near);
-        multiply_line(w + c * CACHE_LINE, row, x + c * line_weights);
-    }
-    for (long c = split; c < lines; c++) {
-        for (int j = 0; j < R; j++) prefetch(w + j * row + c * CACHE_LINE + ahead.far);
-        multiply_line(w + c * CACHE_LINE, row, x + c * line_weights);
-    }
-    if (long tail = n % line_weights) {
-        char last[R * CACHE_LINE] = {};
-        for (int j = 0; j < R; j++)
-            memcpy(last + j * CACHE_LINE, w + j * row + lines * CACHE_LINE, tail * Format::size);
-        multiply_line(last, CACHE_LINE, x + lines * line_weights);
-    }
-    for (int i = 0; i < N; i++) {
-        Floats all[R];
-        for (int j = 0; j < R; j++) {
-            all[j] = sums[j][i][0];
-            for (int p = 1; p < P; p++) all[j] += sums[j][i][p];
-        }
-        Float4 folded[R];
-        for (int j = 0; j < R; j++) folded[j] = fold_to_four(all[j]);
-        store_lane_sums<R>(folded, y + i * y_step);
-    }
-}
-
-// Weights from some row on, and their scales; `row` and `scale_row` are the bytes from one row to the next.
-struct Weights {
-    const char* at;
-    long row;
-    const char* scales;
-    long scale_row;
-    Weights from_row(long o) const { return {at + o * row, row, scales + o * scale_row, scale_row}; }
-};
-
-// What is prefetched while weights are read in the order in which they are stored: those `rows` rows on, and where these
-// would lie past `end`, the ones another `jump` bytes on.
-struct ReadOrder {
-    const char* end;
-    long rows, jump;
-    INLINE void prefetch_for(const char* at, long row, long bytes) const {
-        const char* to = at + rows * row;
-        if (to >= end) to += jump;
-        for (long k = 0; k < bytes; k += CACHE_LINE) prefetch(to + k);
-    }
-};
-
-// As above for integer weights and quantised inputs, `x_step` bytes apart. Of the R rows, S are read side by side. As
-// many weights are prefetched in the order in which they are stored, whatever S is: a core reads one long piece of
-// memory much faster than several pieces side by side (a Zen 4 core 29 GB/s, and 20 with four rows of 4 KiB).
-template <class Format, int R, int N, int S>
-INLINE void dot_quantised(Weights w, long n, ReadOrder order, const char* x, long x_step, float* y, long y_step) {
-    constexpr long block = Format::block_bytes, weight_scales = Format::weight_scale_bytes;
-    constexpr long input = Format::input_bytes, input_scales = Format::input_scales * sizeof(float);
-    long blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
-    const char* scales = x + (blocks + (tail > 0)) * input;
-    Float4 folded[N][R];
-    for (long k = 0; k < R * w.scale_row; k += CACHE_LINE) prefetch(w.scales + order.rows * w.scale_row + k);
-#pragma GCC unroll 1
-    for (int j = 0; j < R; j += S) {
-        Weights rows = w.from_row(j);
-        Floats sums[S][N] = {};
-        for (long c = 0; c < blocks; c++) {
-            order.prefetch_for(rows.at + S * c * block, w.row, S * block);
-            Format::template multiply_block<true>(rows.at + c * block, w.row, rows.scales + c * weight_scales,
-                                                  w.scale_row, 0, x + c * input, scales + c * input_scales, x_step,
-                                                  sums);
-        }
-        if (tail) {
-            order.prefetch_for(rows.at + S * blocks * block, w.row, S * (w.row - blocks * block));
-            Format::template multiply_block<false>(rows.at + blocks * block, w.row,
-                                                   rows.scales + blocks * weight_scales, w.scale_row, tail,
-                                                   x + blocks * input, scales + blocks * input_scales, x_step, sums);
-        }
-        for (int i = 0; i < N; i++)
-            for (int k = 0; k < S; k++) folded[i][j + k] = fold_to_four(sums[k][i]);
-    }
-    for (int i = 0; i < N; i++) store_lane_sums<R>(folded[i], y + i * y_step);
-}
-
-template <int N>
-struct Count {
-    static constexpr int count = N;
-};
-
-// Calls f(tile, r) for all rows of inputs from r on, with tiles of N rows, then N / 2, down to 1.
-template <int N, class F>
-INLINE void for_input_tiles(long rows, long r, F f) {
-    for (; r + N <= rows; r += N) f(Count<N>{}, r);
-    if constexpr (N > 1) for_input_tiles<N / 2>(rows, r, f);
-}
-
-// Multiplies weight rows first to last, R at a time, with all inputs, up to N at a time. Past the last row the weights
-// at `read_next` are prefetched.
-template <class Format, int R, int N>
-__attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long last, const char* read_next,
-                                             const float* x, long x_step, long rows, float* y, long y_step) {
-    constexpr long lines_ahead = PREFETCH_LINES / R;
-    long lines = w.row / CACHE_LINE, groups = 0, within = 0;
-    if (lines) groups = lines_ahead / lines, within = lines_ahead % lines;
-    long to_read_next = read_next - (w.at + last * w.row);
-    long o = first;
-    for (; o + R <= last; o += R) {
-        long left = (last - o) / R - 1;
-        PrefetchDistance ahead{lines - within, groups * R * w.row + within * CACHE_LINE,
-                               (groups + 1) * R * w.row + (within - lines) * CACHE_LINE};
-        if (groups > left) ahead.near += to_read_next;
-        if (groups + 1 > left) ahead.far += to_read_next;
-        for_input_tiles<N>(rows, 0, [&](auto tile, long r) __attribute__((always_inline)) {
-            dot<Format, R, tile.count>(w.at + o * w.row, w.row, n, ahead, x + r * x_step, x_step, y + r * y_step + o,
-                                       y_step);
-        });
-    }
-    for (; o < last; o++)
-        for_input_tiles<N>(rows, 0, [&](auto tile, long r) __attribute__((always_inline)) {
-            dot<Format, 1, tile.count>(w.at + o * w.row, w.row, n, PrefetchDistance{lines, 0, 0}, x + r * x_step,
-                                       x_step, y + r * y_step + o, y_step);
-        });
-}
-
-// As above for quantised inputs. Long weight rows are read one at a time where the inputs stay in the L1 cache; else the
-// rows of a tile side by side, which share the loads of inputs. Without AVX-512 sharing them matters most.
-template <class Format, int R, int N>
-__attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long last, const char* read_next,
-                                             const char* x, long x_step, long rows, float* y, long y_step) {
-    const char* end = w.at + last * w.row;
-    long lines = w.row / CACHE_LINE + 1, o = first;
-    auto multiply = [&](auto tile_rows, auto side) __attribute__((always_inline)) {
-        constexpr int T = decltype(tile_rows)::count, S = decltype(side)::count;
-        // At least PREFETCH_LINES ahead.
-        ReadOrder order{end, S + (lines < PREFETCH_LINES ? ceil_div(PREFETCH_LINES - lines, lines) : 0),
-                        read_next - end};
-        for (; o + T <= last; o += T)
-            for_input_tiles<N>(rows, 0, [&](auto tile_inputs, long r) __attribute__((always_inline)) {
-                dot_quantised<Format, T, tile_inputs.count, S>(w.from_row(o), n, order, x + r * x_step, x_step,
-                                                               y + r * y_step + o, y_step);
-            });
-    };
-    if constexpr (WIDE && N <= 2) {
-        constexpr long bytes = Format::input_bytes + Format::input_scales * sizeof(float);
-        long input_bytes = ceil_div(n, Format::block_inputs) * bytes * N;
-        if (w.row >= LONG_ROW && input_bytes <= L1_INPUTS) multiply(Count<R>{}, Count<1>{});
-    }
-    // What is left.
-    multiply(Count<R>{}, Count<R>{});
-    multiply(Count<1>{}, Count<1>{});
-}
 
 // Rows of float32; each begins on a cache line and ends in zeros.
 struct Rows {
@@ -283,13 +76,11 @@ inline void multiply(const Matrix& m, long first, long last, const char* read_ne
             if (rows == 1)
                 multiply_rows<Format, Format::one, 1>(w, m.inputs, first, last, read_next, at, step, rows, y.at,
                                                     y.step);
-            else if (!Format::quantised || rows < TILE_INPUTS)
+            else if (!in_panels<Format>(m.inputs, rows))
                 multiply_rows<Format, Format::two, 2>(w, m.inputs, first, last, read_next, at, step, rows, y.at,
                                                     y.step);
-            else if constexpr (Format::quantised)
-                for (long r = 0; r < rows; r += TILE_INPUTS)
-                    multiply_rows<Format, Format::four, TILE_INPUTS>(w, m.inputs, first, last, read_next, at + r * step,
-                                                                     step, min(TILE_INPUTS, rows - r), y[r], y.step);
+            else
+                multiply_panels<Format>(w, m.inputs, first, last, read_next, at, step, rows, y.at, y.step);
         };
         if constexpr (Format::quantised)
             all(static_cast<const char*>(x.quantised.at), x.quantised.step);
@@ -313,11 +104,10 @@ inline const char* weight_row(const Matrix& m, long o) {
 
 // How many outputs of a product make a chunk: enough to be worth a claim, few enough that no member waits long for the
 // last chunk, and a multiple of every tile's weight rows.
-inline long chunk_size(const Matrix& m, const Team& team, long rows) {
+inline long chunk_size(const Matrix& m, const Team& team) {
     constexpr long bytes = 256 << 10, chunks = 8, tile_rows = 8;
     long row = weight_row(m, 1) - weight_row(m, 0), size = m.outputs;
-    // Where many rows read the weights one after another, a chunk's weights must stay in the L2 cache.
-    if (team.members > 1 || rows >= TILE_INPUTS) {
+    if (team.members > 1) {
         size = m.outputs / (chunks * team.members);
         if (size > bytes / row) size = bytes / row;
         size = size < tile_rows ? tile_rows : size / tile_rows * tile_rows;
@@ -329,7 +119,7 @@ inline long chunk_size(const Matrix& m, const Team& team, long rows) {
 template <class AfterChunk>
 void product(Team& team, const Matrix& m, const Inputs& x, long rows, Rows y, AfterChunk after_chunk) {
     quantise_inputs(team, m.format, x, rows);
-    long size = chunk_size(m, team, rows);
+    long size = chunk_size(m, team);
     parallel_for(team, ceil_div(m.outputs, size), [&](long i) {
         long first = i * size, last = min(first + size, m.outputs);
         multiply(m, first, last, nullptr, x, rows, y);
@@ -342,7 +132,7 @@ inline void products(Team& team, const Matrix* const m[3], const Inputs& x, long
     quantise_inputs(team, m[0]->format, x, rows);
     long sizes[3], ends[3], chunks = 0;
     for (int k = 0; k < 3; k++) {
-        sizes[k] = chunk_size(*m[k], team, rows);
+        sizes[k] = chunk_size(*m[k], team);
         chunks += ceil_div(m[k]->outputs, sizes[k]);
         ends[k] = chunks;
     }
@@ -357,7 +147,7 @@ inline void products(Team& team, const Matrix* const m[3], const Inputs& x, long
 inline void gated_product(Team& team, const Matrix& gate, const Matrix& up, const Inputs& x, long rows, Rows y,
                           Rows z) {
     quantise_inputs(team, up.format, x, rows);
-    long size = chunk_size(up, team, rows);
+    long size = chunk_size(up, team);
     parallel_for(team, ceil_div(up.outputs, size), [&](long i) {
         long first = i * size, last = min(first + size, up.outputs);
         multiply(up, first, last, weight_row(gate, first), x, rows, y);
@@ -366,6 +156,10 @@ inline void gated_product(Team& team, const Matrix& gate, const Matrix& up, cons
             combine(y[r] + first, z[r] + first, last - first, [](Floats a, Floats b) { return a * silu(b); });
     });
 }
+
+// Cache lines from one row to the next, of at least so many each, such that the same segment of several rows spreads over
+// the sets of an L1 cache: every other row lies 42 lines further, of 64 sets.
+inline long spread(long lines) { return lines < 21 ? lines + 1 : ceil_div(lines - 21, 32) * 32 + 21; }
 
 // Hands out scratch memory; each piece begins on a cache line. Without memory it only counts the bytes.
 struct Scratch {
@@ -376,15 +170,14 @@ struct Scratch {
         used += (4 * n + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
         return memory ? reinterpret_cast<float*>(memory + at) : nullptr;
     }
-    // A cache line of int8 holds 64 numbers, so rows end in zeros for every format. The odd line keeps rows from
-    // evicting each other from the L1 cache.
+    // A cache line of int8 holds 64 numbers, so rows end in zeros for every format.
     Rows rows(long count, long n) {
-        long step = ceil_div(n, 64) * 64 + 16;
+        long step = spread(ceil_div(n, 64) * 4) * CACHE_LINE / 4;
         return Rows{floats(count * step), step};
     }
     Inputs inputs(long count, long n) {
         Inputs x{rows(count, n), {nullptr, 0}, n};
-        // Room for any format, and the odd line.
+        // Room for any format.
         long bytes = 0;
         Formats::for_each([&](auto format) {
             using Format = decltype(format);
@@ -393,7 +186,7 @@ struct Scratch {
                 if (needed > bytes) bytes = needed;
             }
         });
-        bytes = ceil_div(bytes, CACHE_LINE) * CACHE_LINE + CACHE_LINE;
+        bytes = spread(ceil_div(bytes, CACHE_LINE)) * CACHE_LINE;
         x.quantised = {reinterpret_cast<char*>(floats(count * bytes / 4)), bytes};
         return x;
     }

@@ -1,0 +1,175 @@
+// Products of weight rows with many inputs. They are bound by arithmetic, so what is read often must lie in the L1 cache.
+// Weight rows are multiplied a panel at a time, which the L2 cache holds while the next one is on its way, and inputs a
+// segment of their length at a time. In a segment a few weight rows are unpacked once and multiplied with all inputs; sums
+// are kept in memory from one segment to the next.
+//
+// Each output is summed in the same order as by tiles.h, so that it does not depend on the number of inputs.
+#pragma once
+#include "tiles.h"
+
+namespace {
+
+// The most inputs that share the reading of a panel.
+constexpr long PANEL_INPUTS = 16;
+// The most weight rows of a panel, and bytes of it: while it is multiplied, the next one is prefetched.
+constexpr long PANEL_ROWS = 32, PANEL_BYTES = 128 << 10;
+// Bytes of a segment of all inputs.
+constexpr long SEGMENT_BYTES = 16 << 10;
+
+// The largest part of n no larger than `most` so that all parts are about as large.
+inline long even_part(long n, long most) { return ceil_div(n, ceil_div(n, most)); }
+
+// Adds the products of `blocks` blocks of R weight rows with quantised inputs to sums [inputs][R]. With each block as many
+// bytes are prefetched from `next` on.
+template <bool full, int R, class Format>
+INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const char* next, const char* x,
+                             const char* scales, long x_step, long inputs, Floats* sums) {
+    for (long c = 0; c < blocks; c++) {
+        for (int j = 0; j < R; j++, next += Format::block_bytes)
+            for (int k = 0; k < Format::block_bytes; k += CACHE_LINE) prefetch(next + k);
+        auto unpacked = Format::template unpack<full, R>(
+            w.at + c * Format::block_bytes, w.row, w.scales + c * Format::weight_scale_bytes, w.scale_row, tail);
+        for (long i = 0; i < inputs; i++) {
+            Floats own[R];
+            memcpy(own, sums + i * R, sizeof own);
+            Format::multiply_block(unpacked, x + i * x_step, scales + i * x_step, own);
+            memcpy(sums + i * R, own, sizeof own);
+        }
+        x += Format::input_bytes;
+        scales += Format::input_scales * sizeof(float);
+    }
+}
+
+// Calls f(Count<n>), for n of 1 to N.
+template <int N, class F>
+INLINE void with_count(long n, F f) {
+    if (n == N)
+        f(Count<N>{});
+    else if constexpr (N > 1)
+        with_count<N - 1>(n, f);
+}
+
+// Adds the products of `lines` cache lines of R weight rows with N inputs to sums [N][R]: of every P-th vector, so that
+// the sums fit the registers.
+template <int R, int N, int P, bool prefetches, class Format>
+INLINE void multiply_lines(Format, const char* w, long row, long lines, const char* next, const float* x, long x_step,
+                           Floats* sums) {
+    constexpr int line_weights = CACHE_LINE / Format::size, vectors = line_weights / LANES;
+    Floats own[N][R];
+    memcpy(own, sums, sizeof own);
+    for (long c = 0; c < lines; c++) {
+        for (int j = 0; j < R && prefetches; j++) prefetch(next + (c * R + j) * CACHE_LINE);
+        for (int v = 0; v < vectors; v += P) {
+            Floats weights[R];
+            for (int j = 0; j < R; j++)
+                weights[j] = Format::widen(w + j * row + c * CACHE_LINE + v * LANES * Format::size);
+            for (int i = 0; i < N; i++) {
+                Floats input = load(x + i * x_step + c * line_weights + v * LANES);
+                for (int j = 0; j < R; j++) own[i][j] += weights[j] * input;
+            }
+        }
+    }
+    memcpy(sums, own, sizeof own);
+}
+
+// As above for float inputs; sums [partial sums][inputs][R].
+template <bool full, int R, class Format>
+INLINE void multiply_segment(Format, Weights w, long lines, long tail, const char* next, const float* x, const float*,
+                             long x_step, long inputs, Floats* sums) {
+    constexpr int P = Format::sums;
+    char last[R * CACHE_LINE] = {};
+    if (!full) {
+        for (int j = 0; j < R; j++) memcpy(last + j * CACHE_LINE, w.at + j * w.row, tail * Format::size);
+        w = {last, CACHE_LINE, nullptr, 0};
+    }
+    long most = even_part(inputs, Format::most_inputs);
+    for (long i = 0, n; i < inputs; i += n) {
+        n = min(most, inputs - i);
+        with_count<Format::most_inputs>(n, [&](auto count) __attribute__((always_inline)) {
+            auto multiply = [&](auto prefetches, int p) __attribute__((always_inline)) {
+                multiply_lines<R, count.count, P, prefetches.count>(
+                    Format{}, w.at + p * LANES * Format::size, w.row, lines, next, x + i * x_step + p * LANES, x_step,
+                    sums + (p * inputs + i) * R);
+            };
+            if (i)
+                multiply(Count<0>{}, 0);
+            else
+                multiply(Count<1>{}, 0);
+            for (int p = 1; p < P; p++) multiply(Count<0>{}, p);
+        });
+    }
+}
+
+// Multiplies `outputs` weight rows of n weights, R at a time, with at most PANEL_INPUTS inputs. Meanwhile as many
+// weights are prefetched from `next` on.
+template <int R, class Format>
+__attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long outputs, const char* next,
+                                              const typename Format::Input* x, long x_step, long inputs, float* y,
+                                              long y_step) {
+    constexpr int P = Format::sums;
+    constexpr long step = Format::input_bytes / sizeof *x, scale_step = Format::input_scales * sizeof(float);
+    Floats sums[PANEL_ROWS * PANEL_INPUTS * P];
+    memset(sums, 0, outputs * inputs * P * sizeof(Floats));
+    long blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
+    auto scales = x + (blocks + (tail > 0)) * step;
+    auto segment = [&](auto full, long c, long count) __attribute__((always_inline)) {
+        for (long o = 0; o < outputs; o += R) {
+            for (long k = 0; k < R * w.scale_row && c == 0; k += CACHE_LINE)
+                prefetch(w.scales + (outputs + o) * w.scale_row + k);
+            multiply_segment<full.count, R>(
+                Format{},
+                Weights{w.at + o * w.row + c * Format::block_bytes, w.row,
+                        w.scales + o * w.scale_row + c * Format::weight_scale_bytes, w.scale_row},
+                count, tail, next, x + c * step, scales + c * scale_step, x_step, inputs, sums + o * inputs * P);
+            next += R * count * Format::block_bytes;
+        }
+    };
+    long most = SEGMENT_BYTES / (inputs * (Format::input_bytes + scale_step));
+    if (blocks) most = even_part(blocks, most ? most : 1);
+    for (long c = 0; c < blocks; c += most) segment(Count<1>{}, c, min(most, blocks - c));
+    if (tail) segment(Count<0>{}, blocks, 1);
+    for (long o = 0; o < outputs; o += R)
+        for (long i = 0; i < inputs; i++) {
+            Float4 folded[R];
+            for (int j = 0; j < R; j++) {
+                Floats all = sums[o * inputs * P + i * R + j];
+                for (int p = 1; p < P; p++) all += sums[(o * P + p * R) * inputs + i * R + j];
+                folded[j] = fold_to_four(all);
+            }
+            store_lane_sums<R>(folded, y + i * y_step + o);
+        }
+}
+
+// Whether products with so many inputs are made in panels. Floats that fit the L1 cache as they are need none.
+template <class Format>
+constexpr bool in_panels(long n, long inputs) {
+    return inputs >= Format::from_inputs && (Format::quantised || inputs * n * 4 > SEGMENT_BYTES);
+}
+
+// Multiplies weight rows first to last with all inputs. Past the last row the weights at `read_next` are prefetched.
+template <class Format>
+void multiply_panels(Weights w, long n, long first, long last, const char* read_next, const typename Format::Input* x,
+                     long x_step, long inputs, float* y, long y_step) {
+    constexpr int R = Format::many;
+    long size = PANEL_BYTES / w.row / R * R;
+    size = even_part(last - first, size < R ? R : min(size, PANEL_ROWS));
+    size = ceil_div(size, R) * R;
+    for (long o = first, count; o < last; o += count) {
+        count = min(size, last - o);
+        if (count > R) count = count / R * R;
+        const char* next = o + count == last ? read_next : w.at + (o + count) * w.row;
+        long most = even_part(inputs, PANEL_INPUTS);
+        for (long i = 0; i < inputs; i += most) {
+            auto multiply = [&](auto rows) {
+                multiply_panel<rows.count>(Format{}, w.from_row(o), n, count, next, x + i * x_step, x_step,
+                                                      min(most, inputs - i), y + i * y_step + o, y_step);
+            };
+            if (count % R)
+                multiply(Count<1>{});
+            else
+                multiply(Count<R>{});
+        }
+    }
+}
+
+}  // namespace
