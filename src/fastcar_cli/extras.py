@@ -8,7 +8,7 @@ from typing import Any
 from fastcar_cli.errors import RequestError, Text
 
 EXTRAS = {
-    **{"lpips": "lpips", "matplotlib": "plots", "pyarrow": "parquet", "ray": "ray"},
+    **{"lpips": "lpips", "matplotlib": "plots", "pyarrow": "parquet", "ray": "ray", "scipy": "claims"},
     **dict.fromkeys(("llama_cpp", "gguf"), "llama-cpp"),
 }
 """Packages and the extras of pyproject.toml that bring them."""

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import svds
 from torch import nn
 
+from fastcar_cli.extras import need
 from fastcar_cli.models.decoder import Block
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot
 from fastcar_lab.claims.stats import Estimate, by_prompt, estimate, rank_correlation
@@ -48,8 +48,9 @@ def operator_norm(linear: nn.Module, width: int) -> float:
     eye = torch.eye(width, dtype=norm.dtype if norm.is_floating_point() else torch.float32, device=norm.device)
     with torch.inference_mode():
         matrix = linear(eye).float().cpu().numpy()
+    linalg = need("scipy.sparse.linalg", "the bound of claim 3")
     # A start of its own would be random.
-    return float(svds(matrix, k=1, v0=np.ones(min(matrix.shape)), return_singular_vectors=False)[0])
+    return float(linalg.svds(matrix, k=1, v0=np.ones(min(matrix.shape)), return_singular_vectors=False)[0])
 
 
 def constants(block: Block, seen: dict[str, float]) -> dict[str, float]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
@@ -71,9 +70,15 @@ def difference(a: Values, b: Values) -> Estimate:
     return estimate({p: [x - y for x, y in zip(a[p], b[p], strict=True)] for p in a})
 
 
+def _ranks(values: Floats) -> Floats:
+    """Ranks from 1 on; equal values share the mean of theirs."""
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[where]
+
+
 def rank_correlation(a: Floats, b: Floats) -> float:
     """Spearman's rank correlation of two flat arrays; NaN where one is constant."""
-    x, y = rankdata(a), rankdata(b)
+    x, y = _ranks(a), _ranks(b)
     if x.std() == 0 or y.std() == 0:
         return float("nan")
     return float(np.corrcoef(x, y)[0, 1])
@@ -84,7 +89,7 @@ def area_under_curve(scores: Floats, positive: NDArray[np.bool_]) -> float:
     n, m = int(positive.sum()), int((~positive).sum())
     if not n or not m:
         return float("nan")
-    return float((rankdata(scores)[positive].sum() - n * (n + 1) / 2) / (n * m))
+    return float((_ranks(scores)[positive].sum() - n * (n + 1) / 2) / (n * m))
 
 
 def by_prompt(videos: Sequence[tuple[str, float]]) -> dict[str, list[float]]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
+from fastcar_lab.worlds.masks import regions
 from fastcar_lab.worlds.mini.render import Array, background, template
 from fastcar_lab.worlds.mini.scene import ATTRIBUTES, BACKGROUNDS, COLORS, MOTIONS, SHAPES, SIDE, SIZES, Scene, poses
 
@@ -77,13 +77,6 @@ def _find_background(frames: Array) -> tuple[str, float]:
     errors = {b: float(np.median(np.abs(frames - background(b)).max(-1))) for b in BACKGROUNDS}
     name = min(errors, key=lambda b: errors[b])
     return name, errors[name]
-
-
-def _regions(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-    """Foreground regions, largest first; parts within 2 px belong together, specks are dropped."""
-    joined, count = ndimage.label(ndimage.binary_dilation(mask, iterations=1), structure=np.ones((3, 3)))
-    parts = [mask & (joined == i + 1) for i in range(count)]
-    return sorted((p for p in parts if p.sum() >= _SPECK), key=lambda p: -int(p.sum()))
 
 
 @functools.cache
@@ -152,8 +145,8 @@ def follow(video: NDArray[Any]) -> list[Sighting | None]:
     where, off = _find_background(frames)
     found: list[Sighting | None] = []
     for frame in frames if off <= _BACKGROUND_ERROR else ():
-        regions = _regions(np.abs(frame - background(where)).max(-1) > _FOREGROUND)
-        fits = _fits(frame, background(where), regions[0]) if len(regions) == 1 else {}
+        parts = regions(np.abs(frame - background(where)).max(-1) > _FOREGROUND, _SPECK)
+        fits = _fits(frame, background(where), parts[0]) if len(parts) == 1 else {}
         key = min(fits, key=lambda k: fits[k].error, default=None)
         known = key is not None and fits[key].error <= _MISFIT
         found.append(Sighting(*key, fits[key].x, fits[key].y) if key is not None and known else None)
@@ -191,12 +184,12 @@ def analyse(video: NDArray[Any]) -> Verdict:
     tables: list[dict[tuple[str, str], _Fit]] = []
     persists = True
     for t, frame in enumerate(frames):
-        regions = _regions(np.abs(frame - empty).max(-1) > _FOREGROUND)
-        if len(regions) != 1:
+        parts = regions(np.abs(frame - empty).max(-1) > _FOREGROUND, _SPECK)
+        if len(parts) != 1:
             persists = False
-            reasons.append(f"frame {t}: {len(regions)} objects")
-        if regions:
-            fits = _fits(frame, empty, regions[0])
+            reasons.append(f"frame {t}: {len(parts)} objects")
+        if parts:
+            fits = _fits(frame, empty, parts[0])
             if fits:
                 tables.append(fits)
             else:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from fastcar_cli.worlds.physics import STEP
+from fastcar_lab.worlds import masks
 from fastcar_lab.worlds.table.analyser.looks import (
     CAP,
     Look,
@@ -61,10 +61,8 @@ def regions(strange: Array, known: NDArray[np.bool_]) -> list[NDArray[np.bool_]]
     """Parts of a frame that are strange and not `known`, largest first."""
     mask = (strange > STRANGE) & ~known
     # Edges of objects that are explained leave thin lines; what has no inside is no object.
-    mask &= ndimage.binary_opening(mask, np.ones((2, 2))) | (ndimage.uniform_filter(mask.astype(np.float32), 5) > 0.35)
-    joined, count = ndimage.label(ndimage.binary_dilation(mask), structure=np.ones((3, 3)))
-    parts = [mask & (joined == i + 1) for i in range(count)]
-    return sorted((p for p in parts if p.sum() >= SPECK), key=lambda p: -int(p.sum()))
+    mask &= masks.opened(mask) | (masks.share_around(mask) > 0.35)
+    return masks.regions(mask, SPECK)
 
 
 def _likely_colors(frame: Array, region: NDArray[np.bool_], light: str, most: int = 3) -> list[str]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from fastcar_cli.worlds.physics import TURNS
+from fastcar_lab.worlds.masks import dilated
 from fastcar_lab.worlds.table.analyser.backdrop import Backdrop, strangeness
 from fastcar_lab.worlds.table.analyser.detect import Found, find, places, regions
 from fastcar_lab.worlds.table.analyser.looks import (
@@ -89,7 +89,7 @@ def _hiding(tracks: list[tuple[Look, int, int, int]], light: str, own: int) -> N
     for i, (look, turn, x, y) in enumerate(tracks):
         if i != own and y > tracks[own][3]:
             hidden |= cover(template(look, turn, light), x, y)
-    return ndimage.binary_dilation(hidden)
+    return dilated(hidden)
 
 
 def _turns(look: Look, turn: int) -> list[int]:
@@ -219,7 +219,7 @@ def follow(frames: Array, backdrop: Backdrop) -> tuple[list[Track], list[str]]:
             if track.at[-1] is not None:
                 x, y, turn = track.at[-1]
                 known |= cover(template(track.look, turn, backdrop.light), x, y)
-        known = ndimage.binary_dilation(known, iterations=2)
+        known = dilated(known, 2)
         _look_for_more(frame, strange, backdrop, t, tracks, lost, known, wrong)
         for track in lost:
             if track.at[-1] is None:
@@ -251,7 +251,7 @@ def _without(grey: Array, state: list[tuple[Look, int, int, int]], light: str, o
     for i, (look, turn, x, y) in enumerate(state):
         if i != own:
             others |= cover(template(look, turn, light), x, y)
-    return _veiled(grey, ndimage.binary_dilation(others))
+    return _veiled(grey, dilated(others))
 
 
 def _look_for_more(
@@ -273,16 +273,14 @@ def _look_for_more(
         if found is None:
             if parts[0].sum() > 45:
                 wrong.append(f"frame {t}: something unknown")
-            known |= ndimage.binary_dilation(parts[0], iterations=1)
+            known |= dilated(parts[0])
             continue
         looks = template(found.look, found.turn, backdrop.light)
         if t and cover(looks, found.x, found.y).sum() < _ENOUGH * looks.area:
             # Too little of it is in the frame to say what it is; it may come further in.
-            known |= ndimage.binary_dilation(parts[0], iterations=2)
+            known |= dilated(parts[0], 2)
             continue
-        known |= ndimage.binary_dilation(
-            cover(template(found.look, found.turn, backdrop.light), found.x, found.y), iterations=2
-        )
+        known |= dilated(cover(template(found.look, found.turn, backdrop.light), found.x, found.y), 2)
         _assign(found, t, tracks, lost, wrong)
 
 
