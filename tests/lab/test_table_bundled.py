@@ -29,7 +29,7 @@ HIT = "a red metal ball rolls to the right and hits a blue cube"
 def test_a_model_is_of_the_recipe_and_small(name: str) -> None:
     spec = shapes_of(folder_of(name)).spec
     assert spec.to_dict() == {**TABLE.to_dict(), "name": name}
-    assert sum(f.stat().st_size for f in folder_of(name).iterdir()) <= 25_000_000
+    assert sum(f.stat().st_size for f in folder_of(name).iterdir()) <= 14_000_000
 
 
 def test_both_have_one_tokenizer() -> None:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fastcar_cli.models.loading.checkpoint import read_config
 from fastcar_cli.models.loading.registry import folder_of
 from fastcar_lab.worlds.table.lexicon import PHRASES, table_tokenizer
 
@@ -50,5 +51,4 @@ def test_what_can_not_be_read_is_told(prompt: str, word: str) -> None:
 
 @pytest.mark.parametrize("model", ["table", "table-dense"])
 def test_bundled_models_read_as_their_world_does(model: str) -> None:
-    config = json.loads((folder_of(model) / "config.json").read_text(encoding="utf-8"))
-    assert config["text"] == json.loads(json.dumps(table_tokenizer().to_dict()))
+    assert read_config(folder_of(model))["text"] == json.loads(json.dumps(table_tokenizer().to_dict()))

@@ -16,7 +16,7 @@ from torch import Tensor
 from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import GROUP
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults, save
-from fastcar_cli.models.loading.registry import identity, load
+from fastcar_cli.models.loading.registry import BUNDLED, folder_of, identity, load
 from fastcar_lab.storage import store
 from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer
 
@@ -119,3 +119,7 @@ def test_scales_that_do_not_fit_are_named(model: Path, tensors: dict[str, Tensor
     key = next(iter(tensors)).rpartition(".")[0]
     with pytest.raises(RequestError, match=rf"small/model.safetensors is damaged: .* can't be of key '{key}'"):
         load(str(model.parent / "small"))
+
+
+def test_bundled_models_take_35_megabytes() -> None:
+    assert sum(f.stat().st_size for name in BUNDLED for f in folder_of(name).rglob("*") if f.is_file()) <= 35_000_000
