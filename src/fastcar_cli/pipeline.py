@@ -100,6 +100,7 @@ class VideoPipeline:
             self._preset = load_preset(config.backend.preset)
             check_weights(model.network.weight_format, self._preset)
             check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
+            self._check_window()
         self.effective = effective(config, self.settings, self.frames, self.fps)
         self._runs: list[Run] = []
 
@@ -157,11 +158,11 @@ class VideoPipeline:
     def batch_size(self, videos: int) -> int:
         """How many of so many videos are decoded at once: what memory and the accelerator have room for."""
         network, settings = self.model.network, self.settings
-        rows = 1 if settings.sampling.cfg == 1.0 else 2
+        rows = self._rows
         if self._preset is not None:
             from fastcar_cli.backends.fpga.drs import INDEX_BITS
 
-            return max(1, min(videos, INDEX_BITS // rows))
+            return max(1, min(videos, INDEX_BITS // (rows * settings.draft.fixed)))
         prompt = network.spec.layout.lead or PROMPT_TOKENS
         return videos_that_fit(
             network.spec,
@@ -171,6 +172,24 @@ class VideoPipeline:
             device=str(network.device),
             replays=not settings.rule.off,
         )
+
+    def _check_window(self) -> None:
+        """Refuse drafts for which the accelerator has no room. Raises RequestError."""
+        from fastcar_cli.backends.fpga.drs import INDEX_BITS
+
+        most = INDEX_BITS // self._rows
+        if self.settings.draft.fixed > most:
+            raise RequestError(
+                f"the Index Register has {INDEX_BITS} bits, one for each input token of {self._rows} rows",
+                key="draft.window",
+                value=self.settings.draft.window,
+                allowed=f"1 to {most}",
+            )
+
+    @property
+    def _rows(self) -> int:
+        """Rows of the batch that a video takes."""
+        return 1 if self.settings.sampling.cfg == 1.0 else 2
 
     def notices(self, prompts: Sequence[Prompt]) -> list[str]:
         """What a user should know before the run, such as words that the model does not know.

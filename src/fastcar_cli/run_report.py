@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fastcar_cli.backends.fpga.decisions import Decisions
     from fastcar_cli.backends.fpga.preset import Preset
     from fastcar_cli.backends.fpga.summary import Comparison
+    from fastcar_cli.backends.fpga.windows import Windows
 
 
 @dataclass
@@ -78,7 +79,29 @@ class Run:
                 "score": settings.rule.score,
                 "tas": settings.rule.tas_definition,
             },
+            windows=self._windows(passes),
         )
+
+    def _windows(self, tokens: int) -> Windows | None:
+        """The passes up to that many final tokens of every video; None where each took one."""
+        from fastcar_cli.backends.fpga.windows import Windows
+
+        decode, replay = self.decode, self.decode.replay
+        assert decode.drafter is not None
+        log = [p for p in decode.drafter.passes if 0 <= min(p.first) < tokens]
+        if all(p.taken == 1 for p in log):
+            return None
+        taken = np.array([p.taken for p in log])
+        bits = np.zeros((decode.model.spec.decoder.layers, decode.rows, taken.sum()), dtype=bool)
+        if replay is not None:
+            several, rows = iter(replay.passes), np.arange(decode.rows)
+            by_token, end = replay.by_token.cpu().numpy(), 0
+            for p in log:
+                first = np.tile(p.first, decode.rows // len(p.first))
+                decided = next(several).cpu().numpy() if p.taken > 1 else by_token[first, :, rows].T[None]
+                bits[:, :, end : end + p.taken] = decided.transpose(1, 2, 0)
+                end += p.taken
+        return Windows(taken, np.array([p.accepted for p in log]), bits)
 
     def emulated(self) -> Comparison | None:
         """The run on the accelerator of fpga-sim; None with another backend or before the first frame."""
@@ -86,20 +109,9 @@ class Run:
         if self.preset is None or decode.done < decode.frame:
             return None
         if self._emulated is None or self._emulated[0] != decode.passed:
-            from fastcar_cli.backends.fpga.emulator import Emulator
-            from fastcar_cli.backends.fpga.summary import compare
-            from fastcar_cli.backends.fpga.workload import workload_of
+            from fastcar_cli.backends.fpga.summary import emulate
 
-            decisions = self.decisions()
-            work = workload_of(
-                decode.model.spec,
-                rows=decode.rows,
-                frames=decisions.frames,
-                prompt=decisions.prompt,
-                window=decisions.window,
-                sinks=decisions.sinks,
-            )
-            self._emulated = decode.passed, compare(Emulator(self.preset, work), decisions.replayed)
+            self._emulated = decode.passed, emulate(self.preset, self.decisions())
         return self._emulated[1]
 
     def _controlled(self, video: int) -> dict[str, Any]:

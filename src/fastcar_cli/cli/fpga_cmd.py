@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,10 +58,9 @@ def fpga(
     from fastcar_cli.backends.fpga.emulator import Emulator
     from fastcar_cli.backends.fpga.explain import explain as lines_of
     from fastcar_cli.backends.fpga.preset import load_preset
-    from fastcar_cli.backends.fpga.summary import compare
+    from fastcar_cli.backends.fpga.summary import compare, emulate
     from fastcar_cli.backends.fpga.workload import workload_of
     from fastcar_cli.models.loading.registry import spec_of
-    from fastcar_cli.models.loading.specs import spec_from_dict
 
     if table:
         refuse_all_but(ctx, ("table", "preset", "as_json"), "with --table, which emulates the published runs")
@@ -84,16 +84,9 @@ def fpga(
         return
     if trace is not None:
         saved = read(trace)
-        spec = spec_from_dict(saved.spec)
-        work = workload_of(
-            spec,
-            rows=saved.replayed.shape[1],
-            frames=saved.frames,
-            prompt=saved.prompt,
-            window=attention.window if "attention.window" in flags else saved.window,
-            sinks=attention.sinks if "attention.window" in flags else saved.sinks,
-        )
-        patterns = [saved.replayed]
+        if "attention.window" in flags:
+            saved = replace(saved, window=attention.window, sinks=attention.sinks)
+        comparisons = [emulate(accelerator, saved)]
     else:
         work = workload_of(
             spec_of(model),
@@ -105,17 +98,17 @@ def fpga(
         )
         how: dict[str, Any] = {"layers": work.layers, "rows": rows, "frames": frames, "seed": seed, "spread": spread}
         how |= {"tokens_per_frame": work.tokens_per_frame, "pair_correlation": pair_correlation, "profile": profile}
-        patterns = [draw(ratio=ratio, **how) for ratio in _ratios(replay)]
-    emulator = Emulator(accelerator, work)
-    comparisons = [compare(emulator, p) for p in patterns]
+        emulator = Emulator(accelerator, work)
+        comparisons = [compare(emulator, draw(ratio=ratio, **how)) for ratio in _ratios(replay)]
     if report is not None:
         from fastcar_cli.backends.fpga.report import write_report
 
         write_report(report, comparisons[-1])
     documents = [f.to_dict() for f in comparisons]
     if explain:
-        computing = round(float((~patterns[-1]).sum(1).mean()))
-        lines = lines_of(emulator, computing)
+        last = comparisons[-1]
+        rows = round(float((last.tokens >= 0).sum(0).mean()))
+        lines = lines_of(last.emulator, round(float(last.computing.sum(1).mean())), rows)
         if as_json:
             documents[-1]["explain"] = lines
         else:
@@ -123,7 +116,7 @@ def fpga(
     if as_json:
         typer.echo(json.dumps({"runs": documents}))
     elif not explain:
-        _summary(documents, work)
+        _summary(documents, comparisons[0].emulator.work)
 
 
 def _ratios(text: str) -> list[float]:
@@ -188,7 +181,8 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
 
     first = documents[0]
     shown = columns(
-        f"{first['preset']} (emulated): {work.name}, {work.rows} rows on {first['cores']} cores, {work.steps} passes",
+        f"{first['preset']} (emulated): {work.name}, {work.rows} rows on {first['cores']} cores, "
+        f"{first['passes']} passes",
         *("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"),
         left=0,
         caption="J: board power x time, then by activity. Speed-up: against dense, against static mapping, and ideal.",
@@ -197,4 +191,19 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
         gain = (f"{d[k]:.2f}" for k in ("speedup_vs_dense", "speedup_vs_static", "ideal_speedup_vs_dense"))
         shown.add_row(f"{d['replay_ratio']:.1%}", *cost, *gain, f"{d['utilisation']:.0%}", f"{d['drs_share']:.2%}")
+    console().print(shown)
+    if first["window"] == 1:
+        return
+    shown = columns(
+        f"a final token of every video, {work.steps / first['passes']:.2f} a pass",
+        *("", "cycles", "ms", "mJ", "mJ act.", "against dense"),
+        left=0,
+        caption="dense and replay with one token a pass, drafts and both in the passes of the file.",
+    )
+    costs = first["per_token"]
+    for kind, cost in costs.items():
+        milliseconds = first["latency_s"] / first["cycles"] * cost["cycles"] * 1e3
+        millijoules = (f"{cost[key] * 1e3:.4g}" for key in ("energy_j", "energy_activity_j"))
+        faster = f"{costs['dense']['cycles'] / cost['cycles']:.2f}"
+        shown.add_row(kind, _short(cost["cycles"]), f"{milliseconds:.4g}", *millijoules, faster)
     console().print(shown)

@@ -187,6 +187,10 @@ def accelerator(table: Table, backend: dict[str, Any]) -> None:
         f"{backend['energy_j']:.3g} J at {backend['power_w']:.3g} W (constant), "
         f"{energy['activity_j']:.3g} J (activity), {backend['energy_per_token_j'] * 1e3:.3g} mJ a token",
     )
+    if backend["window"] > 1:
+        costs = backend["per_token"].items()
+        shown = (f"{kind} {cost['cycles']:,.0f} cycles, {cost['energy_j'] * 1e3:.3g} mJ" for kind, cost in costs)
+        table.add_row("  a final token", "; ".join(shown))
     table.add_row("  cores at work", cores)
     table.add_row("  DRS", f"{backend['drs_cycles']:,} cycles, {backend['drs_share']:.2%} of all")
     table.add_row(

@@ -37,6 +37,11 @@ class DraftSettings:
     window: int = 1
 
     @property
+    def fixed(self) -> int:
+        """W where every pass takes it if it can; 1 for `auto`, which may."""
+        return 1 if self.kind in ("off", "auto") else self.window
+
+    @property
     def slack(self) -> int:
         """Positions behind the last one that every video has room for: a pass may reach beyond its end."""
         return 0 if self.kind == "off" or self.window == 1 else self.window

@@ -121,6 +121,8 @@ class Decode(Batch):
         while self.done < draws.tokens:
             inputs = drafter.inputs(self._most_inputs(executor))
             step = executor.step(inputs) if self.done else executor.draw(hidden, inputs)
+            if self.replay is not None and inputs.count > 1:
+                self.replay.keep_pass(inputs)
             accepted = drafter.accepted(inputs, step.codes)
             executor.commit(inputs, accepted)
             draws.commit(inputs, accepted)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.decoding.controller import Controller, Size, Target
-from fastcar_cli.decoding.inputs import Restore, kept
+from fastcar_cli.decoding.inputs import Inputs, Restore, kept
 from fastcar_cli.decoding.tau import OFF, Tau
 
 
@@ -102,6 +102,7 @@ class Replay:
         scored: layers whose TAS is wanted, bool [layers], on the CPU.
         tas: kept scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None where they are not kept.
         controller: moves the thresholds; None where tau is given.
+        passes: decisions of each pass with several input tokens, bool [count, layers, rows], rejected ones too.
 
     """
 
@@ -142,6 +143,7 @@ class Replay:
         self.scored = (taus < math.inf) | (keep_tas or rule.target is not None)
         self._taus = taus[:, None].repeat(1, rows).to(device)
         self._forced: Tensor | None = None
+        self.passes: list[Tensor] = []
         self._ages = torch.zeros(layers, rows, frame, dtype=torch.int16, device=device)
 
     def force(self, decisions: Tensor) -> None:
@@ -202,6 +204,15 @@ class Replay:
         if not self.eligible(t):
             return [False]
         return self._decisions[layer, self._rows if isinstance(t, Tensor) else slice(None), t].tolist()
+
+    def keep_pass(self, inputs: Inputs) -> None:
+        """Keep what a pass with several input tokens decided, before some are taken back."""
+        if inputs.common is not None:
+            decided = self.by_token[inputs.common : inputs.common + inputs.count].clone()
+        else:
+            tokens = [inputs.rows(draft, len(self._rows), self._rows.device) for draft in range(inputs.count)]
+            decided = self.by_token[torch.stack(tokens), :, self._rows].transpose(1, 2)
+        self.passes.append(decided)
 
     def kept(self, t: Tensor) -> list[Restore]:
         """What the MLP outputs of input token t of each row will overwrite, int64 [rows]."""

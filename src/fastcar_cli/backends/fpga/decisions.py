@@ -10,19 +10,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fastcar_cli.backends.fpga.windows import Bits, Windows
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import write_arrays
 from fastcar_cli.models.loading.specs import spec_from_dict
 from fastcar_cli.plain_data import Count, Foreign, Size, checked, parse_json
 
-Bits = NDArray[np.bool_]
+VERSION = 2
+"""Version of the file format; 1 has no windows."""
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions `replayed` [layers, rows, passes] with what is needed to emulate them; `spec` is the model's."""
+    """Decisions with what is needed to emulate them.
+
+    replayed [layers, rows, T*N - 1]: of the input tokens that became final. spec: the model's. windows: the passes, if
+    some took several tokens of a video.
+    """
 
     replayed: Bits
     spec: dict[str, Any]
@@ -31,13 +36,14 @@ class Decisions:
     window: int | None
     sinks: int
     note: dict[str, Any]
+    windows: Windows | None = None
 
 
 class _Meta(Foreign):
     """What a file says of its decisions."""
 
     format: Literal["fastcar-decisions"]
-    version: Literal[1]
+    version: Literal[1, 2]
     shape: tuple[Count, Count, Count]
     spec: dict[str, Any]
     prompt: Size
@@ -49,9 +55,12 @@ class _Meta(Foreign):
 
 def save(file: Path, decisions: Decisions) -> None:
     """Write a file: one bit a decision, compressed. Raises RunError where it can't be written."""
-    about = {f.name: getattr(decisions, f.name) for f in fields(decisions) if f.name != "replayed"}
-    meta = {"format": "fastcar-decisions", "version": 1, "shape": list(decisions.replayed.shape), **about}
-    write_arrays(file, {"bits": np.packbits(decisions.replayed), "meta": np.array(json.dumps(meta))})
+    windows, names = decisions.windows, [f.name for f in fields(decisions)]
+    about = {name: getattr(decisions, name) for name in names if name not in ("replayed", "windows")}
+    bits = decisions.replayed if windows is None else windows.replayed
+    passes = {} if windows is None else {"taken": windows.taken, "accepted": windows.accepted}
+    meta = {"format": "fastcar-decisions", "version": VERSION, "shape": list(bits.shape), **about}
+    write_arrays(file, {"bits": np.packbits(bits), "meta": np.array(json.dumps(meta)), **passes})
 
 
 def read(file: Path) -> Decisions:
@@ -66,9 +75,13 @@ def read(file: Path) -> Decisions:
             bits = np.unpackbits(data["bits"])[:count]
             if len(bits) != count:
                 raise ValueError("the decisions are cut short")
-            spec_from_dict(meta.spec)
+            spec, windows = spec_from_dict(meta.spec), None
             replayed = bits.astype(bool).reshape(meta.shape)
-            return Decisions(replayed, meta.spec, meta.prompt, meta.frames, meta.window, meta.sinks, meta.note)
+            if "taken" in data:
+                windows = Windows(data["taken"].astype(np.int64), data["accepted"].astype(np.int64), replayed)
+                last = meta.frames * spec.tokens_per_frame - 1
+                replayed = windows.final(min(last, int(windows.accepted.sum(0).min())))
+            return Decisions(replayed, meta.spec, meta.prompt, meta.frames, meta.window, meta.sinks, meta.note, windows)
     except FileNotFoundError:
         raise RequestError(f"{file}: there is no such file") from None
     except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, zipfile.BadZipFile) as e:

@@ -1,7 +1,8 @@
-"""Cycles of a whole run: every layer of every step on the accelerator of layer.py, summed.
+"""Cycles of a whole run: every layer of every pass on the accelerator of layer.py, summed.
 
 Rows of a layer run the same stream, timed once; a layer depends on which rows compute and nothing else,
-so each Index Register word of a run is emulated once. tests/fpga/test_fpga_properties.py compares this with one that
+so each Index Register word of a run is emulated once. A pass with drafts has a row for each input token of each row of
+the batch: a slot of the register. tests/fpga/test_fpga_properties.py compares this with one that
 is stepped cycle by cycle.
 """
 
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.isa import Program, compile_linear, compile_mlp
 from fastcar_cli.backends.fpga.layer import START, Accelerator
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.backends.fpga.timing import Rates, cycles
-from fastcar_cli.backends.fpga.workload import Workload, check_memory
+from fastcar_cli.backends.fpga.workload import Workload, check_memory, check_rows
 from fastcar_cli.errors import RequestError
 
 SCHEDULERS = ("drs", "static", "ideal")
@@ -74,29 +76,33 @@ class Emulator:
         self.depth = compile_linear("depth", work.depth_weights, work.depth_outputs, *how)
         self.accelerator = Accelerator.of(preset, self.mlp)
 
-    def all_rows(self, program: Program) -> int:
-        """Cycles of a kernel that every row runs, dealt to the cores."""
-        return -(-self.work.rows // self.preset.cores) * (START + cycles(program, self.rates))
+    def all_rows(self, program: Program, rows: int | None = None) -> int:
+        """Cycles of a kernel that every row runs, dealt to the cores; rows: other than the batch has."""
+        return -(-(rows or self.work.rows) // self.preset.cores) * (START + cycles(program, self.rates))
 
     def weight_bytes(self, program: Program) -> float:
         """Bytes of weights that cross the memory port for one stream: whole bursts."""
         return sum(self.rates.moved(i.amount) for i in program.instructions if i.op == "load")
 
     def attention_cycles(self, context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Cycles of the attention core of one layer, all rows, for each context length.
+        """Cycles of the attention core of one layer, all rows, for each context length."""
+        return self.attention(np.broadcast_to(context, (self.work.rows, len(context))))
 
-        Keys and values are each row's own, so the cores of a round share the bandwidth. m equal tiles in
-        a double buffer take latency + load + (m - 1) max(load, work) + work, load in whole bursts.
+    def attention(self, context: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Cycles of the attention core of one layer by pass, of context lengths [slots, passes], 0 in an empty slot.
+
+        Keys and values are each slot's own, so the cores of a round share the bandwidth, and the longest context of
+        a round counts. m equal tiles in a double buffer take latency + load + (m - 1) max(load, work) + work, load in
+        whole bursts.
         """
-        work, c = self.work, self.preset.cores
-        full, left = divmod(work.rows, c)
-        total = np.zeros(len(context))
-        for cores, times in ((c, full), (left, 1)):
-            if cores and times:
-                total += times * self._attention_round(context, cores)
+        total = np.zeros(context.shape[1])
+        for begin in range(0, len(context), self.preset.cores):
+            part = context[begin : begin + self.preset.cores]
+            cores = (part > 0).sum(0)
+            total += np.where(cores > 0, self._attention_round(part.max(0), cores), 0.0)
         return total
 
-    def _attention_round(self, context: NDArray[np.int64], cores: int) -> NDArray[np.float64]:
+    def _attention_round(self, context: NDArray[np.int64], cores: NDArray[np.int64]) -> NDArray[np.float64]:
         work, rates = self.work, self.rates
         size = context * 2 * work.kv_width * self.preset.format.kv_bits / 8
         tiles = np.ceil(size / self.preset.tile_bytes).clip(min=1)
@@ -106,11 +112,16 @@ class Emulator:
         busy = np.ceil(np.maximum(multiply, soft))
         return START + rates.latency + load + (tiles - 1) * np.maximum(load, busy) + busy
 
-    def layer_cycles(self, computing: Bits) -> NDArray[np.int64]:
-        """Cycles of one layer's MLPs under DRS, itself included, by which rows compute [..., rows]."""
+    def layer_cycles(self, computing: Bits, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Cycles of one layer's MLPs under DRS, itself included, by which slots compute [..., slots].
+
+        slots [...]: how many there are.
+        """
         words = (computing * (1 << np.arange(computing.shape[-1], dtype=np.uint64))).sum(-1)
-        unique, where = np.unique(words, return_inverse=True)
-        lengths = [self.accelerator.layer(int(word), computing.shape[-1])[1] for word in unique]
+        keys = words | (slots.astype(np.uint64) << np.uint64(INDEX_BITS))
+        unique, where = np.unique(keys, return_inverse=True)
+        mask = (1 << INDEX_BITS) - 1
+        lengths = [self.accelerator.layer(int(key) & mask, int(key) >> INDEX_BITS)[1] for key in unique]
         return np.array(lengths, dtype=np.int64)[where].reshape(words.shape)
 
     def ideal_row(self) -> float:
@@ -118,20 +129,33 @@ class Emulator:
         compute = self.mlp.macs / (self.preset.cores * self.rates.macs)
         return compute if self.shared else max(compute, self.mlp.weight_bytes / self.preset.bytes_per_cycle)
 
-    def run(self, replayed: Bits, scheduler: str = "drs", *, dense: bool = False) -> Result:
-        """Emulate the decisions `replayed` [layers, rows, steps]; `dense` computes every row instead.
+    def run(
+        self,
+        replayed: Bits,
+        scheduler: str = "drs",
+        *,
+        dense: bool = False,
+        tokens: NDArray[np.int64] | None = None,
+    ) -> Result:
+        """Emulate the decisions `replayed` [layers, slots, passes]; `dense` computes every row instead.
 
-        Raises RequestError for an unknown scheduler or a pattern of another shape.
+        tokens [slots, passes]: the input token in each slot of the Index Register, as `Windows` has them; None: a pass
+        takes one token of each row. Raises RequestError for an unknown scheduler, a pattern of another shape, or more
+        slots than the register has bits.
         """
         work, c = self.work, self.preset.cores
         if scheduler not in SCHEDULERS:
             raise RequestError(f"scheduler {scheduler!r} is unknown", allowed=", ".join(SCHEDULERS))
-        if replayed.shape != (work.layers, work.rows, work.steps):
+        if tokens is None:
+            tokens = np.broadcast_to(np.arange(work.steps), (work.rows, work.steps))
+        check_rows(len(tokens))
+        if replayed.shape != (work.layers, *tokens.shape):
             raise RequestError(
                 f"the replay pattern has shape {list(replayed.shape)}, the model needs "
-                f"[{work.layers}, {work.rows}, {work.steps}] (layers, rows, passes)"
+                f"{[work.layers, *tokens.shape]} (layers, rows, passes)"
             )
-        computing = np.ones_like(replayed) if dense else ~replayed
+        there = tokens >= 0
+        computing = np.broadcast_to(there, replayed.shape) if dense else there & ~replayed
         counts = computing.sum(1)
         drs = np.zeros_like(counts, dtype=np.float64)
         streams = np.zeros_like(drs)
@@ -149,15 +173,18 @@ class Emulator:
             rounds = per_core.max(-1)
             mlp = rounds * float(self.accelerator.rounds(1))
             if scheduler == "drs":
-                drs = self.layer_cycles(computing.transpose(0, 2, 1)) - mlp
+                slots = np.broadcast_to(there.sum(0), counts.shape)
+                drs = self.layer_cycles(computing.transpose(0, 2, 1), slots) - mlp
             streams = (rounds if self.shared else counts).astype(np.float64)
             core_rows += per_core.sum((0, 1))
-        return self._result(scheduler, replayed & ~computing, counts, mlp, drs, streams, core_rows)
+        ratio = float((there & ~computing).sum() / (work.layers * there.sum()))
+        return self._result(scheduler, tokens, ratio, counts, mlp, drs, streams, core_rows)
 
     def _result(
         self,
         scheduler: str,
-        replayed: Bits,
+        tokens: NDArray[np.int64],
+        ratio: float,
         counts: NDArray[np.int64],
         mlp: NDArray[np.float64],
         drs: NDArray[np.float64],
@@ -165,26 +192,24 @@ class Emulator:
         core_rows: NDArray[np.float64],
     ) -> Result:
         work, preset, c = self.work, self.preset, self.preset.cores
-        context = np.array([work.context(s) for s in range(work.steps)])
-        attention = self.attention_cycles(context)
-        projections = self.all_rows(self.projections)
-        all_streams = -(-work.rows // c) if self.shared else work.rows
+        context = np.where(tokens < 0, 0, work.contexts(tokens))
+        attention, slots = self.attention(context), (tokens >= 0).sum(0)
         if preset.rest.seconds_per_step is not None:
-            rest = preset.rest.seconds_per_step.value / preset.seconds_per_cycle
-            rest_totals = Totals(cycles=rest * work.steps)
+            # The constant is that of one token a row; more take as much longer as the rounds they need.
+            steps = (-(-slots // c)).sum() / -(-work.rows // c)
+            rest = Totals(cycles=float(preset.rest.seconds_per_step.value / preset.seconds_per_cycle * steps))
         else:
-            rest = self.all_rows(self.depth)
-            rest_totals = self._linear(self.depth, work.steps, all_streams)
-        passes = work.layers * work.steps
-        kv = context.sum() * work.layers * work.rows * 2 * work.kv_width * preset.format.kv_bits / 8
+            rest = self._linear(self.depth, 1, slots)
+        projections = self._linear(self.projections, work.layers, slots)
+        kv = context.sum() * work.layers * 2 * work.kv_width * preset.format.kv_bits / 8
         row_bytes = self.weight_bytes(self.mlp)
         components = {
-            "projections": self._linear(self.projections, passes, all_streams),
+            "projections": projections,
             "attention": Totals(
                 cycles=float(attention.sum() * work.layers),
-                macs=float(context.sum()) * work.layers * work.rows * 2 * work.width,
+                macs=float(context.sum()) * work.layers * 2 * work.width,
                 kv_bytes=float(kv),
-                vector_elements=float(context.sum()) * work.layers * work.rows * work.heads,
+                vector_elements=float(context.sum()) * work.layers * work.heads,
                 buffer_bytes=2 * float(kv),
             ),
             "mlp": Totals(
@@ -195,32 +220,26 @@ class Emulator:
                 buffer_bytes=2.0 * float(counts.sum()) * row_bytes,
             ),
             "drs": Totals(cycles=float(drs.sum())),
-            "rest": rest_totals,
+            "rest": rest,
         }
-        share = np.array([-(-(work.rows - i) // c) if i < work.rows else 0 for i in range(c)]) / work.rows
+        share = np.array([((slots - i + c - 1) // c).sum() for i in range(c)]) / slots.sum()
         others = sum(components[k].macs for k in ("projections", "attention", "rest")) * share / self.rates.macs
-        layer = mlp.sum(1) + drs.sum(1) + attention.sum() + projections * work.steps
-        layer_bytes = (
-            streams.sum(1) * row_bytes
-            + kv / work.layers
-            + work.steps * all_streams * self.weight_bytes(self.projections)
-        )
         return Result(
             scheduler,
             components,
             core_rows * self.mlp.macs / self.rates.macs + others,
-            layer,
-            layer_bytes,
-            float(replayed.mean()),
+            mlp.sum(1) + drs.sum(1) + attention.sum() + projections.cycles / work.layers,
+            streams.sum(1) * row_bytes + (kv + projections.weight_bytes) / work.layers,
+            ratio,
         )
 
-    def _linear(self, program: Program, times: int, streams: int) -> Totals:
-        """Totals of a kernel that every row runs `times` times, its weights streamed `streams` times each."""
-        rows = float(times * self.work.rows)
+    def _linear(self, program: Program, times: int, slots: NDArray[np.int64]) -> Totals:
+        """Totals of a kernel that every slot runs, `times` a pass; slots [passes]: how many there are."""
+        rounds, rows = -(-slots // self.preset.cores).sum(), float(times * slots.sum())
         return Totals(
-            cycles=float(self.all_rows(program) * times),
+            cycles=float(times * rounds * (START + cycles(program, self.rates))),
             macs=rows * program.macs,
-            weight_bytes=float(times * streams) * self.weight_bytes(program),
+            weight_bytes=float(times * (rounds if self.shared else slots.sum())) * self.weight_bytes(program),
             vector_elements=rows * program.vector_elements,
             buffer_bytes=2.0 * rows * program.weight_bytes,
         )

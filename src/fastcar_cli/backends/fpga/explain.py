@@ -10,25 +10,28 @@ from fastcar_cli.backends.fpga.layer import START, Row
 from fastcar_cli.backends.fpga.preset import constants
 
 
-def explain(emulator: Emulator, computing: int) -> list[str]:
-    """Lines that derive one layer at mid-run with this many computing rows, and its energy."""
+def explain(emulator: Emulator, computing: int, rows: int | None = None) -> list[str]:
+    """Lines that derive one layer at mid-run with this many computing rows, and its energy.
+
+    rows: rows of the layer, where a pass has other ones than the batch, an input token each.
+    """
     preset, work, rates = emulator.preset, emulator.work, emulator.rates
-    mlp, c = emulator.mlp, preset.cores
+    mlp, c, rows = emulator.mlp, preset.cores, rows or work.rows
     step = work.steps // 2
     context = work.context(step)
     rounds = -(-computing // c)
     accelerator = emulator.accelerator
-    attention = float(emulator.attention_cycles(np.array([context]))[0])
-    projections = emulator.all_rows(emulator.projections)
+    attention = float(emulator.attention(np.full((rows, 1), context))[0])
+    projections = emulator.all_rows(emulator.projections, rows)
     mlp_cycles = accelerator.rounds(rounds)
-    rows, total = accelerator.layer((1 << computing) - 1, work.rows)
+    ran, total = accelerator.layer((1 << computing) - 1, rows)
     streams = rounds if emulator.shared else computing
     prices = preset.energy
     weight_bytes = streams * emulator.weight_bytes(mlp)
     loads = [i for i in mlp.instructions if i.op == "load"]
     lines = [
         f"{preset.name}: {preset.title}",
-        f"clock {preset.clock.value:g} MHz, {c} cores, {work.rows} rows, {computing} of them compute; step {step}",
+        f"clock {preset.clock.value:g} MHz, {c} cores, {rows} rows, {computing} of them compute; step {step}",
         "",
         f"MACs a cycle and core = array {preset.core.mac_array.value:g} x utilisation {preset.core.utilisation.value:g}"
         f" = {rates.macs:g}",
@@ -48,9 +51,9 @@ def explain(emulator: Emulator, computing: int) -> list[str]:
         f"DRS = start {START} + remap {accelerator.remap} + dispatch {mlp.words} words a packet, "
         f"{accelerator.packet} cycles each, + drop {accelerator.drop} cycles each ({preset.drs.fetch}), "
         f"beside running rows where a core's queue of {accelerator.queue} has room",
-        *_dispatched(rows),
+        *_dispatched(ran),
         f"both together {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
-        f"projections, all rows: {work.projection_weights:,} weights in ceil({work.rows} / {c}) rounds = "
+        f"projections, all rows: {work.projection_weights:,} weights in ceil({rows} / {c}) rounds = "
         f"{projections:,.0f} cycles",
         f"attention core, all rows: {context:,} keys x 2 x {work.width} MACs a row, "
         f"{context * 2 * work.kv_width * preset.format.kv_bits // 8:,} bytes of keys and values a row = "

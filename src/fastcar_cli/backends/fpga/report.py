@@ -76,7 +76,9 @@ def _timeline(file: Path, comparison: Comparison) -> Path:
     work, c = emulator.work, preset.cores
     micro = preset.seconds_per_cycle * 1e6
     # The step whose number of computing rows varies most between layers.
-    step = int((~comparison.replayed).sum(1).std(0).argmax())
+    step = int(comparison.computing.sum(1).std(0).argmax())
+    tokens = comparison.tokens[:, step : step + 1]
+    slots = int((tokens >= 0).sum())
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": f"{preset.name}: step {step}, all layers"}},
         {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"step {step}, layer 0, MLP by instruction"}},
@@ -89,15 +91,15 @@ def _timeline(file: Path, comparison: Comparison) -> Path:
         event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": begin * micro, "dur": length * micro}
         events.append({**event, "args": arguments})
 
-    projections = emulator.all_rows(emulator.projections)
-    attention = float(emulator.attention_cycles(np.array([work.context(step)]))[0])
+    projections = emulator.all_rows(emulator.projections, slots)
+    attention = float(emulator.attention(np.where(tokens < 0, 0, work.contexts(tokens)))[0])
     now = 0.0
     for layer in range(work.layers):
-        for core in range(min(c, work.rows)):
+        for core in range(min(c, slots)):
             span(0, core, "projections", now, projections, layer=layer)
             span(0, core, "attention", now + projections, attention, layer=layer)
         now += projections + attention
-        rows, length = emulator.accelerator.layer(_word(~comparison.replayed[layer, :, step]), work.rows)
+        rows, length = emulator.accelerator.layer(_word(comparison.computing[layer, :, step]), slots)
         for row in rows:
             what = "drop" if row.core is None else "dispatch"
             span(0, c, f"{what} row {row.row}", now + row.first, row.last - row.first, layer=layer, row=row.row)
@@ -106,7 +108,7 @@ def _timeline(file: Path, comparison: Comparison) -> Path:
         now += length
     events.append({"ph": "M", "pid": 0, "tid": c, "name": "thread_name", "args": {"name": "DRS"}})
     units = {"memory": 0, "mac": 1, "vector": 2}
-    for row in emulator.accelerator.layer(_word(~comparison.replayed[0, :, step]), work.rows)[0]:
+    for row in emulator.accelerator.layer(_word(comparison.computing[0, :, step]), slots)[0]:
         if row.core is not None and row.begin is not None:
             for s in spans(emulator.mlp, emulator.rates):
                 span(1, 3 * row.core + units[s.unit], s.op, row.begin + s.begin, s.end - s.begin, row=row.row)
@@ -129,15 +131,16 @@ def _charts(folder: Path, comparison: Comparison) -> list[Path]:
     preset, work = comparison.emulator.preset, comparison.emulator.work
     milliseconds = preset.seconds_per_cycle * 1e3
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-    computing = (~comparison.replayed).sum(1)
+    computing = comparison.computing.sum(1)
     per_core = (computing[..., None] - np.arange(preset.cores) + preset.cores - 1) // preset.cores
     busy = per_core.sum(0) * comparison.emulator.mlp.macs / comparison.emulator.rates.macs * milliseconds
-    window = max(1, work.steps // 200)
+    window = max(1, len(busy) // 200)
     for core in range(preset.cores):
         smooth = np.convolve(busy[:, core], np.ones(window) / window, "valid")
         axes.plot(np.arange(len(smooth)) + window / 2, smooth, label=f"core {core}", linewidth=1)
     for frame in range(1, work.frames):
-        axes.axvline(frame * work.tokens_per_frame, color="0.85", linewidth=0.8, zorder=0)
+        begin = np.searchsorted(comparison.tokens[0], frame * work.tokens_per_frame)
+        axes.axvline(begin, color="0.85", linewidth=0.8, zorder=0)
     axes.set(xlabel="decode pass (lines: frames)", ylabel="MLP time of a core (ms a pass)", ylim=(0, None))
     # A name is not mathematics, whatever dollars it holds.
     axes.set_title(f"{preset.name}: MLP work by core, {comparison.drs.replay_ratio:.1%} replayed", parse_math=False)

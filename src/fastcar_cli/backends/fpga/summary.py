@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.emulator import Emulator, Result
 from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.windows import Windows
+from fastcar_cli.backends.fpga.workload import check_rows, workload_of
+from fastcar_cli.models.loading.specs import spec_from_dict
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,22 @@ def energy_of(result: Result, preset: Preset) -> EnergyReport:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same decisions under DRS, static mapping and the ideal schedule, and every row computed (static)."""
+    """The same decisions under DRS, static mapping and the ideal schedule, and runs beside it.
+
+    computing [layers, slots, passes] of the Index Register, and the input tokens there [slots, passes], -1 in empty
+    slots. dense: every row computed, one token a pass (static). replay: the decisions with one token a pass (DRS).
+    drafts: every row computed in the passes that ran (static).
+    """
 
     emulator: Emulator
-    replayed: NDArray[np.bool_]
+    computing: NDArray[np.bool_]
+    tokens: NDArray[np.int64]
     drs: Result
     static: Result
     ideal: Result
     dense: Result
+    replay: Result
+    drafts: Result
 
     @property
     def energy(self) -> EnergyReport:
@@ -72,6 +84,20 @@ class Comparison:
     def results(self) -> list[tuple[str, Result]]:
         """Every schedule by its name."""
         return [("drs", self.drs), ("static", self.static), ("ideal", self.ideal), ("dense", self.dense)]
+
+    def per_token(self) -> dict[str, dict[str, float]]:
+        """What a final token of every video costs with one token a pass and in the passes that ran."""
+        kinds = {"dense": self.dense, "replay": self.replay, "drafts": self.drafts, "both": self.drs}
+        steps, preset = self.emulator.work.steps, self.emulator.preset
+        costs = {}
+        for kind, result in kinds.items():
+            energy = energy_of(result, preset)
+            costs[kind] = {
+                "cycles": result.cycles / steps,
+                "energy_j": energy.constant / steps,
+                "energy_activity_j": energy.activity / steps,
+            }
+        return costs
 
     def to_dict(self) -> dict[str, Any]:
         """The `backend` part of a report (docs/json.md), with more keys."""
@@ -92,6 +118,9 @@ class Comparison:
             "power_activity_w": energy.activity / seconds,
             "cores": preset.cores,
             "rows": work.rows,
+            "passes": self.tokens.shape[1],
+            "window": len(self.tokens) // work.rows,
+            "per_token": self.per_token(),
             "utilisation": sum(by_core) / len(by_core),
             "utilisation_by_core": by_core,
             "drs_cycles": round(drs),
@@ -105,13 +134,38 @@ class Comparison:
         }
 
 
-def compare(emulator: Emulator, replayed: NDArray[np.bool_]) -> Comparison:
-    """Emulate decisions [layers, rows, passes] under every scheduler."""
+def compare(emulator: Emulator, replayed: NDArray[np.bool_], windows: Windows | None = None) -> Comparison:
+    """Emulate decisions [layers, rows, T*N - 1] under every scheduler, in passes of one token or in these.
+
+    Raises RequestError for passes with more input tokens than the Index Register has bits.
+    """
+    replay, dense = emulator.run(replayed), emulator.run(replayed, "static", dense=True)
+    if windows is None:
+        slots, tokens = replayed, np.broadcast_to(np.arange(replayed.shape[2]), replayed.shape[1:])
+    else:
+        check_rows(replayed.shape[1], int(windows.taken.max()))
+        slots, tokens = windows.slots, windows.tokens
     return Comparison(
         emulator,
-        replayed,
-        emulator.run(replayed, "drs"),
-        emulator.run(replayed, "static"),
-        emulator.run(replayed, "ideal"),
-        emulator.run(replayed, "static", dense=True),
+        (tokens >= 0) & ~slots,
+        tokens,
+        emulator.run(slots, tokens=tokens) if windows else replay,
+        emulator.run(slots, "static", tokens=tokens),
+        emulator.run(slots, "ideal", tokens=tokens),
+        dense,
+        replay,
+        emulator.run(slots, "static", dense=True, tokens=tokens) if windows else dense,
     )
+
+
+def emulate(preset: Preset, saved: Decisions) -> Comparison:
+    """Saved decisions on an accelerator. Raises RequestError where model or passes do not fit it."""
+    work = workload_of(
+        spec_from_dict(saved.spec),
+        rows=saved.replayed.shape[1],
+        frames=saved.frames,
+        prompt=saved.prompt,
+        window=saved.window,
+        sinks=saved.sinks,
+    )
+    return compare(Emulator(preset, work), saved.replayed, saved.windows)

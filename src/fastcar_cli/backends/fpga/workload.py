@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.network import Spec
 
 
-def check_rows(rows: int) -> None:
-    """Refuse a batch with more rows than the Index Register has bits. Raises RequestError."""
-    if rows > INDEX_BITS:
+def check_rows(rows: int, window: int = 1) -> None:
+    """Refuse rows, with `window` input tokens each, beyond the Index Register's bits. Raises RequestError."""
+    if rows * window > INDEX_BITS:
+        tokens = "" if window == 1 else f" with {window} input tokens each"
         raise RequestError(
-            f"{rows} rows: the Index Register of DRS has {INDEX_BITS} bits, one a row",
-            hint=f"at most {INDEX_BITS} rows at once; with guidance a video is two rows",
+            f"{rows} rows{tokens}: the Index Register of DRS has {INDEX_BITS} bits, one a row and input token",
+            hint=f"rows x draft window at most {INDEX_BITS}; with guidance a video is two rows",
         )
 
 
@@ -52,8 +56,12 @@ class Workload:
 
     def context(self, step: int) -> int:
         """Keys that input token `step` attends to, itself included."""
-        seen = self.prompt + step + 1
-        return seen if self.window is None else min(seen, self.window + min(self.sinks, self.prompt))
+        return int(self.contexts(np.array(step)))
+
+    def contexts(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`context` of input tokens of any shape."""
+        seen = self.prompt + tokens + 1
+        return seen if self.window is None else np.minimum(seen, self.window + min(self.sinks, self.prompt))
 
 
 def workload_of(

@@ -105,14 +105,15 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
     packets: list[Packet] = []
     layers: list[Layer] = []
     if decisions is not None:
-        check_rows(decisions.replayed.shape[1])
+        windows = decisions.windows
+        check_rows(decisions.replayed.shape[1], 1 if windows is None else int(windows.taken.max()))
         decoder = spec_from_dict(decisions.spec).decoder
         program = compile_mlp(
             decoder.width, decoder.mlp_width, preset.format.stored_bits, preset.tile_bytes, preset.window
         )
         packets.append(packet_of(preset, program, Rates.of(preset)))
         _check_dispatch(preset, packets[0])
-        layers += layers_of(decisions.replayed, 0, passes)
+        layers += layers_of(decisions, 0, passes)
     short = _short(preset)
     layers = [*random_layers(RANDOM_LAYERS, len(short), len(packets)), *layers]
     packets += short

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.isa import Program, compile_mlp
 from fastcar_cli.backends.fpga.layer import Accelerator
@@ -77,10 +77,12 @@ def random_layers(count: int, packets: int, first: int, seed: int = 0) -> Iterat
         yield Layer(None, number, index, rows, first + int(rng.integers(packets)), tuple(int(g) for g in gaps))
 
 
-def layers_of(replayed: NDArray[np.bool_], packet: int, passes: int | None) -> Iterator[Layer]:
-    """The layers of decisions [layers, rows, passes] in the order they run, of the first `passes`."""
-    computing = ~replayed
-    for step in range(computing.shape[2] if passes is None else min(passes, computing.shape[2])):
+def layers_of(decisions: Decisions, packet: int, passes: int | None) -> Iterator[Layer]:
+    """The layers of decisions in the order they run, of the first `passes`; rows are the slots of a pass."""
+    replayed, windows, rows = decisions.replayed, decisions.windows, decisions.replayed.shape[1]
+    computing = ~(replayed if windows is None else windows.slots)
+    for step in range(computing.shape[2])[:passes]:
+        slots = rows if windows is None else rows * int(windows.taken[step])
         for layer in range(computing.shape[0]):
-            index = sum(1 << int(r) for r in np.flatnonzero(computing[layer, :, step]))
-            yield Layer(step, layer, index, computing.shape[1], packet)
+            index = sum(1 << int(r) for r in np.flatnonzero(computing[layer, :slots, step]))
+            yield Layer(step, layer, index, slots, packet)
