@@ -7,7 +7,7 @@ from collections.abc import Callable
 import typer
 
 from fastcar_cli.cli.flags import Command
-from fastcar_lab.commands import accelerator, bench, checkpoints, claims, figures, worlds
+from fastcar_lab.commands import accelerator, bench, checkpoints, claims, drafts, figures, worlds
 
 app = typer.Typer(
     help="How the bundled models and the published figures were made.",
@@ -19,6 +19,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench.bench,
     "claims": claims.claims,
+    "drafts": drafts.drafts,
     "curves": figures.curves,
     "evaluate": worlds.evaluate,
     "contact-sheet": worlds.contact_sheet,
