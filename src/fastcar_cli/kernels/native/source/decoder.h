@@ -64,40 +64,36 @@ inline void write_int8(const void* rows, long from, const float* mean, long n, f
     for (long k = 0; k < n; k++) out[k] = int8_t(int(__builtin_rintf(factor ? x[k] * factor : 0)));
 }
 
-// Attention of the heads of row r that share KV head g, for input i of the row: rotates their queries and the new key,
-// writes key and value to the caches and, where `scored`, computes the heads' share of TAS. Inputs of a row are called in
-// their order, each with the caches as it would find them in a pass of its own.
+inline const At& place_of(const Decoder& d, long token) { return reinterpret_cast<const At*>(d.table)[token]; }
+
+// For the heads of row r that share KV head g, and input i of the row: rotates their queries and the new key, writes key
+// and value to the caches and, where `scored`, computes the heads' share of TAS.
 template <class Format>
-void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long i, long g,
+void append_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, long i,
                   bool scored) {
     long input = r * step.count + i, token = step.tokens[r] + i;
-    const At& to = reinterpret_cast<const At*>(d.table)[token];
+    const At& to = place_of(d, token);
     long n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = input * d.heads + first;
-    long head = r * d.kv_heads + g, bytes = n * Format::size, start = head * d.slots + d.start[r];
-    long at = head * d.slots + to.slot, older = head * d.older_slots;
+    long head = r * d.kv_heads + g, bytes = n * Format::size, at = head * d.slots + to.slot;
     long angle = (token * d.angle_rows + (d.angle_rows == 1 ? 0 : r)) * n;
     const float *cos = d.cos + angle, *sin = d.sin + angle;
     float* key = w.query[item];
-    const float* key_mean = d.older_slots ? b.key_means + head * n : nullptr;
-    const float* value_mean = d.older_slots ? b.value_means + head * n : nullptr;
     if (to.moved_to >= 0) {
-        write_int8<Format>(b.keys, at, key_mean, n, key, b.older_keys, b.older_key_scales, older + to.moved_to);
-        write_int8<Format>(b.values, at, value_mean, n, key, b.older_values, b.older_value_scales,
-                           older + to.moved_to);
+        long moved_to = head * d.older_slots + to.moved_to;
+        write_int8<Format>(b.keys, at, b.key_means + head * n, n, key, b.older_keys, b.older_key_scales, moved_to);
+        write_int8<Format>(b.values, at, b.value_means + head * n, n, key, b.older_values, b.older_value_scales,
+                           moved_to);
     }
     rotate(w.k[input] + g * n, cos, sin, n, key);
     write_row<Format>(key, n, b.keys, at);
     write_row<Format>(key, n, b.aligned, head * d.aligned_slots + to.aligned_to);
     write_row<Format>(w.v[input] + g * n, n, b.values, at);
 
-    Queries queries{{w.query[item], w.query.step}, {w.output[item], w.output.step},
-                    w.softmax_state + 2 * LANES * item, groups};
     float scale = inverse_sqrt(float(n));
-    auto keys = static_cast<const char*>(b.keys), values = static_cast<const char*>(b.values);
     auto aligned = static_cast<const char*>(b.aligned) + (head * d.aligned_slots + to.aligned_from) * bytes;
     for (long h = 0; h < groups; h++) {
         const float* q = w.q[input] + (first + h) * n;
-        float* query = queries.query[h];
+        float* query = w.query[item + h];
         rotate(q, cos, sin, n, query);
         if (scored) {
             if (d.released) memcpy(w.output[item + h], q, 4 * n);
@@ -106,24 +102,63 @@ void attend_group(const Decoder& d, const Block& b, const Step& step, const Work
         }
         for (long k = 0; k < n; k++) query[k] *= scale;
     }
+}
+
+// Attention of these heads for the inputs from `begin` on to `end` of the row.
+template <class Format>
+void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, long begin,
+                   long end) {
+    long n = d.head_width, groups = d.heads / d.kv_heads, first = r * step.count + begin;
+    long item = first * d.heads + g * groups, head = r * d.kv_heads + g, bytes = n * Format::size;
+    long start = head * d.slots + d.start[r], older = head * d.older_slots;
+    Queries queries{{w.query[item], w.query.step}, {w.output[item], w.output.step}, w.softmax_state + 2 * LANES * item,
+                    groups, end - begin, d.heads};
+    Seen seen[MOST_ROWS], older_seen[MOST_ROWS];
+    for (long i = 0; i < queries.inputs; i++) {
+        const At& to = place_of(d, step.tokens[r] + begin + i);
+        const uint8_t* mask = step.mask ? step.mask + (first + i) * (d.slots + d.older_slots) : nullptr;
+        seen[i] = {to.length - d.start[r], mask ? mask + d.start[r] : nullptr};
+        older_seen[i] = {to.older, mask ? mask + d.slots : nullptr};
+    }
     begin_attention(queries, n);
-    const uint8_t* mask = step.mask ? step.mask + input * (d.slots + d.older_slots) : nullptr;
-    if (to.older) {
+    auto keys = static_cast<const char*>(b.keys), values = static_cast<const char*>(b.values);
+    bool has_older = older_seen[queries.inputs - 1].slots;
+    if (has_older) {
         auto of_head = [&](const void* rows) { return static_cast<const char*>(rows) + older * n; };
-        attend<CachedInt8>({of_head(b.older_keys), of_head(b.older_values), keys + start * bytes, to.older,
-                            mask ? mask + d.slots : nullptr, b.older_key_scales + older, b.older_value_scales + older,
-                            key_mean, value_mean},
-                           queries, n);
+        attend<CachedInt8>({of_head(b.older_keys), of_head(b.older_values), keys + start * bytes,
+                            b.older_key_scales + older, b.older_value_scales + older, b.key_means + head * n,
+                            b.value_means + head * n},
+                           older_seen, queries, n);
     }
     // What the next head reads first.
     long next = head + 1 < d.rows * d.kv_heads ? head + 1 : head;
     const char* then = keys + (next * d.slots + d.start[next / d.kv_heads]) * bytes;
-    if (to.older) then = static_cast<const char*>(b.older_keys) + next * d.older_slots * n;
-    attend<Format>({keys + start * bytes, values + start * bytes, then, to.length - d.start[r],
-                    mask ? mask + d.start[r] : nullptr},
-                   queries, n);
+    if (has_older) then = static_cast<const char*>(b.older_keys) + next * d.older_slots * n;
+    attend<Format>({keys + start * bytes, values + start * bytes, then}, seen, queries, n);
     end_attention(queries, n);
-    for (long h = 0; h < groups; h++) memcpy(w.attended[input] + (first + h) * n, queries.output[h], 4 * n);
+    queries.for_each([&](long i, long q) {
+        memcpy(w.attended[first + i] + (g * groups + q % d.heads) * n, queries.output[q], 4 * n);
+    });
+}
+
+// Attention of the heads of row r that share KV head g. Inputs find the caches as in passes of their own: one that
+// overwrites what those before it see is appended after these have attended; the others attend together.
+template <class Format>
+void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g,
+                  bool scored) {
+    long begin = 0;
+    for (long i = 0; i < step.count; i++) {
+        if (i > begin) {
+            // An input sees at least as much as the one before it.
+            const At &to = place_of(d, step.tokens[r] + i), &before = place_of(d, step.tokens[r] + i - 1);
+            if (to.slot < before.length || (to.moved_to >= 0 && to.moved_to < before.older)) {
+                attend_inputs<Format>(d, b, step, w, r, g, begin, i);
+                begin = i;
+            }
+        }
+        append_input<Format>(d, b, step, w, r, g, i, scored);
+    }
+    attend_inputs<Format>(d, b, step, w, r, g, begin, step.count);
 }
 
 // The replay rule for one layer: writes the scores [inputs] of these tokens and which inputs replay.
@@ -169,8 +204,7 @@ void decode(const Decoder* decoder, Step* request) {
         products(team, maps, w.normed, rows, mapped);
         parallel_for(team, d.rows * d.kv_heads, [&](long head) {
             with_cache_format(d.cache_format, [&](auto format) {
-                for (long i = 0; i < step.count; i++)
-                    attend_group<decltype(format)>(d, b, step, w, head / d.kv_heads, i, head % d.kv_heads, scored);
+                attend_group<decltype(format)>(d, b, step, w, head / d.kv_heads, head % d.kv_heads, scored);
             });
         });
         product(team, b.o, w.attended, rows, w.branch, [&](long first, long last) {

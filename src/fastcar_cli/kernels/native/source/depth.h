@@ -67,10 +67,10 @@ void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, long depth)
             memcpy(values + depth * head_width, w.v[r] + h * head_width, 4 * head_width);
             for (long k = 0; k < head_width; k++) query[k] = w.q[r][h * head_width + k] * scale;
             auto at = [](float* p) { return reinterpret_cast<const char*>(p); };
-            HeadCache cache{at(keys), at(values), at(keys), depth + 1};
-            Queries queries{{query, 0}, {w.output[i], 0}, w.softmax_state + 2 * LANES * i, 1};
+            Seen seen{depth + 1, nullptr};
+            Queries queries{{query, 0}, {w.output[i], 0}, w.softmax_state + 2 * LANES * i, 1, 1, 1};
             begin_attention(queries, head_width);
-            attend<Float32>(cache, queries, head_width);
+            attend<Float32>({at(keys), at(values), at(keys)}, &seen, queries, head_width);
             end_attention(queries, head_width);
             memcpy(w.attended[r] + h * head_width, w.output[i], 4 * head_width);
         }

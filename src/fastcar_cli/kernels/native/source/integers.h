@@ -1,8 +1,9 @@
 // Products with weights that are integers: int8 and int4. Their inputs are quantised too, a group of them to integers
 // with one scale. The products of a group are summed in int32, then scaled and summed in float32.
 //
-// Weights are multiplied a block at a time. It is unpacked into registers, and may then meet many inputs. The quantised inputs of a block are stored in the order in which its
-// weights are unpacked; the scales of a row of inputs follow all its integers.
+// Weights are multiplied a block at a time: it is unpacked into registers and may then meet many inputs. The quantised
+// inputs of a block are stored in the order in which its weights are unpacked; the scales of a row of inputs follow all
+// its integers.
 #pragma once
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -19,25 +19,26 @@ constexpr long SEGMENT_BYTES = 16 << 10;
 // The largest part of n no larger than `most` so that all parts are about as large.
 inline long even_part(long n, long most) { return ceil_div(n, ceil_div(n, most)); }
 
-// Adds the products of `blocks` blocks of R weight rows with quantised inputs to sums [inputs][R]. With each block as many
-// bytes are prefetched from `next` on.
+// Adds the products of `blocks` blocks of R weight rows with quantised inputs to sums [inputs][R], which are 0 if `fresh`
+// whatever they hold. With each block as many bytes are prefetched from `next` on.
 template <bool full, int R, class Format>
 INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const char* next, const char* x,
-                             const char* scales, long x_step, long inputs, Floats* sums) {
-    for (long c = 0; c < blocks; c++) {
-        for (int j = 0; j < R; j++, next += Format::block_bytes)
-            for (int k = 0; k < Format::block_bytes; k += CACHE_LINE) prefetch(next + k);
+                             const char* scales, long x_step, long inputs, Floats* sums, bool fresh) {
+    auto multiply_block = [&](auto first, long c) __attribute__((always_inline)) {
+        for (long k = 0; k < R * Format::block_bytes; k += CACHE_LINE) prefetch(next + c * R * Format::block_bytes + k);
         auto unpacked = Format::template unpack<full, R>(
             w.at + c * Format::block_bytes, w.row, w.scales + c * Format::weight_scale_bytes, w.scale_row, tail);
+        const char* at = x + c * Format::input_bytes;
+        const char* scales_at = scales + c * Format::input_scales * sizeof(float);
         for (long i = 0; i < inputs; i++) {
-            Floats own[R];
-            memcpy(own, sums + i * R, sizeof own);
-            Format::multiply_block(unpacked, x + i * x_step, scales + i * x_step, own);
+            Floats own[R] = {};
+            if (!first.count) memcpy(own, sums + i * R, sizeof own);
+            Format::multiply_block(unpacked, at + i * x_step, scales_at + i * x_step, own);
             memcpy(sums + i * R, own, sizeof own);
         }
-        x += Format::input_bytes;
-        scales += Format::input_scales * sizeof(float);
-    }
+    };
+    if (fresh) multiply_block(Count<1>{}, 0);
+    for (long c = fresh; c < blocks; c++) multiply_block(Count<0>{}, c);
 }
 
 // Calls f(Count<n>), for n of 1 to N.
@@ -53,10 +54,10 @@ INLINE void with_count(long n, F f) {
 // the sums fit the registers.
 template <int R, int N, int P, bool prefetches, class Format>
 INLINE void multiply_lines(Format, const char* w, long row, long lines, const char* next, const float* x, long x_step,
-                           Floats* sums) {
+                           Floats* sums, bool fresh) {
     constexpr int line_weights = CACHE_LINE / Format::size, vectors = line_weights / LANES;
-    Floats own[N][R];
-    memcpy(own, sums, sizeof own);
+    Floats own[N][R] = {};
+    if (!fresh) memcpy(own, sums, sizeof own);
     for (long c = 0; c < lines; c++) {
         for (int j = 0; j < R && prefetches; j++) prefetch(next + (c * R + j) * CACHE_LINE);
         for (int v = 0; v < vectors; v += P) {
@@ -75,7 +76,7 @@ INLINE void multiply_lines(Format, const char* w, long row, long lines, const ch
 // As above for float inputs; sums [partial sums][inputs][R].
 template <bool full, int R, class Format>
 INLINE void multiply_segment(Format, Weights w, long lines, long tail, const char* next, const float* x, const float*,
-                             long x_step, long inputs, Floats* sums) {
+                             long x_step, long inputs, Floats* sums, bool fresh) {
     constexpr int P = Format::sums;
     char last[R * CACHE_LINE] = {};
     if (!full) {
@@ -89,7 +90,7 @@ INLINE void multiply_segment(Format, Weights w, long lines, long tail, const cha
             auto multiply = [&](auto prefetches, int p) __attribute__((always_inline)) {
                 multiply_lines<R, count.count, P, prefetches.count>(
                     Format{}, w.at + p * LANES * Format::size, w.row, lines, next, x + i * x_step + p * LANES, x_step,
-                    sums + (p * inputs + i) * R);
+                    sums + (p * inputs + i) * R, fresh);
             };
             if (i)
                 multiply(Count<0>{}, 0);
@@ -109,7 +110,6 @@ __attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long ou
     constexpr int P = Format::sums;
     constexpr long step = Format::input_bytes / sizeof *x, scale_step = Format::input_scales * sizeof(float);
     Floats sums[PANEL_ROWS * PANEL_INPUTS * P];
-    memset(sums, 0, outputs * inputs * P * sizeof(Floats));
     long blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
     auto scales = x + (blocks + (tail > 0)) * step;
     auto segment = [&](auto full, long c, long count) __attribute__((always_inline)) {
@@ -120,7 +120,7 @@ __attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long ou
                 Format{},
                 Weights{w.at + o * w.row + c * Format::block_bytes, w.row,
                         w.scales + o * w.scale_row + c * Format::weight_scale_bytes, w.scale_row},
-                count, tail, next, x + c * step, scales + c * scale_step, x_step, inputs, sums + o * inputs * P);
+                count, tail, next, x + c * step, scales + c * scale_step, x_step, inputs, sums + o * inputs * P, !c);
             next += R * count * Format::block_bytes;
         }
     };

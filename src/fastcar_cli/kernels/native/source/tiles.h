@@ -44,7 +44,7 @@ INLINE void store_lane_sums(const Float4* all, float* y) {
 
 // y[i y_step + j] = row j of w times input i, for R rows of n weights, `row` bytes apart, and N inputs. The order of
 // additions does not depend on R and N. x is zero up to a multiple of the weights in a cache line.
-template <class Format, int R, int N>
+template <class Format, int R, int N, bool prefetches = true>
 INLINE void dot(const char* w, long row, long n, PrefetchDistance ahead, const float* x, long x_step, float* y,
                 long y_step) {
     constexpr int line_weights = CACHE_LINE / Format::size, vectors = line_weights / LANES, P = Format::sums;
@@ -62,11 +62,11 @@ INLINE void dot(const char* w, long row, long n, PrefetchDistance ahead, const f
     };
     long lines = n / line_weights, split = ahead.split < lines ? ahead.split : lines;
     for (long c = 0; c < split; c++) {
-        for (int j = 0; j < R; j++) prefetch(w + j * row + c * CACHE_LINE + ahead.near);
+        for (int j = 0; j < R && prefetches; j++) prefetch(w + j * row + c * CACHE_LINE + ahead.near);
         multiply_line(w + c * CACHE_LINE, row, x + c * line_weights);
     }
     for (long c = split; c < lines; c++) {
-        for (int j = 0; j < R; j++) prefetch(w + j * row + c * CACHE_LINE + ahead.far);
+        for (int j = 0; j < R && prefetches; j++) prefetch(w + j * row + c * CACHE_LINE + ahead.far);
         multiply_line(w + c * CACHE_LINE, row, x + c * line_weights);
     }
     if (long tail = n % line_weights) {

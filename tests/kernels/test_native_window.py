@@ -1,0 +1,88 @@
+"""Passes of several tokens of a row: each token is computed as in a pass of its own, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.native_toys import FORMATS, Toy, random
+from torch import Tensor
+
+from fastcar_cli.kernels import native
+from fastcar_cli.kernels.native import DecoderPass
+
+pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+
+FRAME, FIRST = 20, 45
+
+
+def tables(tokens: int, ring: int) -> tuple[Tensor, int]:
+    """Where tokens lie, see `DecoderPass`, and how many slots there are: a ring of slots, or all in their order (0)."""
+    i, none = torch.arange(FIRST, FIRST + tokens), torch.zeros(tokens, dtype=torch.int64)
+    if ring:
+        columns = [i % ring, none + ring, (i - FRAME) % ring, i % ring, none, none - 1]
+    else:
+        columns = [i, i + 1, i - FRAME, i, none, none - 1]
+    return torch.stack(columns, 1), ring or FIRST + tokens
+
+
+def run(toy: Toy, table: Tensor, x: Tensor, window: int, threads: int) -> dict[str, Tensor]:
+    """All tokens of x [rows, tokens, width], `window` a pass; everything that passes write."""
+    toy.reset()
+    rows, tokens = toy.rows, len(table)
+    angle = random(tokens, rows, toy.d // 2, seed=5).repeat(1, 1, 2)
+    options: dict[str, Any] = {"heads": toy.heads, "kv_heads": toy.kv_heads, "most": window, "threads": threads}
+    options |= {"keys": toy.keys, "values": toy.values, "aligned": toy.keys, "outputs": toy.outputs}
+    options |= {"table": table, "start": toy.start, "cos": angle.cos(), "sin": angle.sin()}
+    decoder = DecoderPass(toy.blocks, toy.norm, 1e-6, **options)
+    found: dict[str, list[Tensor]] = {"x": [], "scores": [], "replayed": []}
+    for first in range(0, tokens, window):
+        part = x[:, first : first + window].clone(memory_format=torch.contiguous_format)
+        count = part.shape[1]
+        shape = (toy.layers, rows * count)
+        scores, replayed = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+        decoder(part, [first] * rows, thresholds=torch.full(shape, 0.1), scores=scores, replayed=replayed)
+        found["x"].append(part)
+        found["scores"].append(scores.view(toy.layers, rows, count))
+        found["replayed"].append(replayed.view(toy.layers, rows, count))
+    together = {name: torch.cat(parts, -2 if name == "x" else -1) for name, parts in found.items()}
+    return together | {"keys": toy.keys, "values": toy.values, "outputs": toy.outputs}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(max_examples=25, deadline=None)
+@given(
+    instructions=st.sampled_from(native.instruction_sets() or ["none"]),
+    rows=st.integers(1, 3),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 1)]),
+    d=st.sampled_from([2, 16, 34, 64]),
+    window=st.integers(2, 18),
+    ring=st.sampled_from([0, 0, 40, 70]),
+    half=st.booleans(),
+    threads=st.sampled_from([1, 2]),
+)
+def test_tokens_of_one_pass_equal_passes_of_one_token(
+    kind: str,
+    instructions: str,
+    rows: int,
+    heads: tuple[int, int],
+    d: int,
+    window: int,
+    ring: int,
+    half: bool,
+    threads: int,
+) -> None:
+    table, slots = tables(2 * window, ring)
+    cache = torch.bfloat16 if half else torch.float32
+    toy = Toy(kind, rows, d=d, heads=heads[0], kv_heads=heads[1], slots=slots, positions=FRAME, cache=cache)
+    x = random(rows, 2 * window, toy.width, seed=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FASTCAR_KERNELS_ISA", instructions)
+        alone = {name: part.clone() for name, part in run(toy, table, x, 1, 1).items()}
+        together = run(toy, table, x, window, threads)
+    assert alone["replayed"].any()
+    for name, part in together.items():
+        assert torch.equal(part, alone[name]), name
