@@ -17,7 +17,7 @@ from support.tiny import tiny_model, tiny_spec
 
 from fastcar_cli.cli.app import main
 from fastcar_cli.cli.render import columns
-from fastcar_lab.bench import neighbour
+from fastcar_lab.bench import neighbour, window
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 from fastcar_lab.bench.contestants import engine, pattern
 from fastcar_lab.bench.measure import contestants, models, pass_bytes
@@ -154,6 +154,9 @@ def test_busy_processes_are_there_while_passes_are_timed_and_gone_after(monkeypa
         (("--device", "tpu"), "--device tpu"),
         (("--busy", "1", "--generate", "2"), "--generate has no effect with --busy"),
         (("--busy", "-1"), "--busy"),
+        (("--window", "0"), "--window"),
+        (("--window", "65"), "allowed: 1 to 64"),
+        (("--window", "4", "--compiled"), "--compiled has no effect with --window"),
     ],
 )
 def test_what_can_not_be_timed_is_refused(
@@ -166,3 +169,25 @@ def test_what_can_not_be_timed_is_refused(
     torch.set_num_threads(threads)
     told = capsys.readouterr()
     assert stop.value.code == 2 and said in told.err and told.out == ""
+
+
+def test_passes_of_several_tokens_are_held_against_memory_and_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastcar_lab.bench.window.multiply_adds_per_s", lambda instructions: 1e6)
+    plan = Benchmark("mini", layers=1, context=100, rows=1, passes=1, turns=1, compiled=False)
+    result = window.measure(plan, [1, 3])
+    model, threads = models(plan)["float32"], torch.get_num_threads()
+    assert result["lines"].keys() == {"float32", "int8"}
+    for form, times in (("float32", 1), ("int8", 2)):
+        line = result["lines"][form][3]
+        # So few multiply-adds a second bind every pass.
+        least = window.multiply_adds(model, 3, 100) / times / (threads * 1e6)
+        assert line["bound"] == "arithmetic" and line["floor_ms"] == pytest.approx(least * 1e3)
+        assert line["of_floor"] == pytest.approx(line["floor_ms"] / line["ms"])
+        assert result["lines"][form][1]["times"] == 1
+
+
+def test_multiply_adds_of_a_pass() -> None:
+    spec = tiny_model().spec.decoder
+    weights = sum(p.numel() for name, p in tiny_model().llm.layers.named_parameters() if name.endswith("proj.weight"))
+    attended = 2 * spec.layers * spec.heads * spec.head_dim * 10
+    assert window.multiply_adds(tiny_model(), 3, 10) == 3 * (weights + attended)

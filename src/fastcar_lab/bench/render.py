@@ -46,6 +46,25 @@ def neighbour_table(out: Console, result: dict[str, Any]) -> None:
     print_whole(out, table)
 
 
+def window_table(out: Console, result: dict[str, Any]) -> None:
+    """Print what passes of several tokens took, see `bench.window.measure`."""
+    out.print(
+        f"{result['cpu']}, {result['threads']} threads, {result['instruction_set']}, torch {result['torch']}; memory "
+        f"gives {result['bandwidth_gb_s']:.1f} GB/s, the cores {result['multiply_adds_g_s']:.0f} G multiply-adds/s in "
+        "float32"
+    )
+    table = columns(
+        f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows: "
+        f"least of {result['turns']} turns of {result['passes']} passes",
+        *("", "tokens a pass", "ms a pass", "times the first", "floor, ms", "bound by", "of it", "draw, ms"),
+    )
+    for form, by_window in result["lines"].items():
+        for window, line in by_window.items():
+            cells = [form, str(window), f"{line['ms']:.3f}", f"{line['times']:.2f}", f"{line['floor_ms']:.3f}"]
+            table.add_row(*cells, line["bound"], f"{line['of_floor']:.0%}", f"{line['draw_ms']:.3f}")
+    print_whole(out, table)
+
+
 def print_whole(target: Console, table: Table) -> None:
     """Print a table; in a file, where no line is too long, with nothing cut."""
     if not target.is_terminal:

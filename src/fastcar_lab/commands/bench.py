@@ -5,7 +5,7 @@ torch's and with native kernels, with int8 and int4 weights; transformers' Llama
 a loop that computes every MLP and then selects. `--generate N` also times N whole `fastcar generate`.
 `--video MODEL` decodes a whole video instead, dense and with replay; `--clip small` predicts a clip with a model of
 iVideoGPT's shape, against transformers' generate; `--busy N` times dense passes on one thread and on several beside
-N processes that keep a core busy.
+N processes that keep a core busy; `--window 1,4,16` times passes of so many tokens.
 """
 
 from __future__ import annotations
@@ -165,6 +165,20 @@ def _beside(plans: list[Benchmark], busy: int, threads: int, as_json: bool) -> N
         typer.echo(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
 
 
+def _windows(plans: list[Benchmark], windows: list[int], as_json: bool) -> None:
+    """Time passes of several tokens, one context after the other, and print what they took."""
+    from fastcar_cli.cli.render import console
+    from fastcar_lab.bench.render import window_table
+    from fastcar_lab.bench.window import measure
+
+    results = [_watched("turns", f"context {plan.context:,}", partial(measure, plan, windows)) for plan in plans]
+    if as_json:
+        typer.echo(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
+        return
+    for result in results:
+        window_table(console(stderr=False), result)
+
+
 def _watched(things: str, name: str, work: Callable[[Callable[[int, int], None]], dict[str, Any]]) -> dict[str, Any]:
     """What `work(on_progress)` gives, with a bar of the things done."""
     from fastcar_cli.cli.render import console, progress
@@ -218,6 +232,10 @@ def bench(
         int,
         typer.Option(help="Instead, dense passes on one thread and on --threads beside so many busy processes.", min=0),
     ] = 0,
+    window: Annotated[
+        str | None,
+        typer.Option(help="Instead, passes of so many tokens of a row (1,4,16), beside what the machine allows."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -272,6 +290,10 @@ def bench(
     if busy:
         refuse(ctx, ("device", "llama_cpp", "compiled", "generate"), "with --busy", "leave it out")
         _beside(plans, busy, torch.get_num_threads(), as_json)
+        return
+    if window is not None:
+        refuse(ctx, ("device", "llama_cpp", "compiled", "generate"), "with --window", "leave it out")
+        _windows(plans, parse_lengths(window, "window"), as_json)
         return
     results = []
     for plan in plans:
