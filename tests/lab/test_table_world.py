@@ -56,7 +56,7 @@ def test_momentum_is_handed_on_at_the_contact_and_not_before() -> None:
     paths, contacts = HIT.paths()
     (contact,) = contacts
     gap = [abs(p.x - q.x) for p, q in zip(*paths, strict=True)]
-    assert gap[contact.frame] <= contact_distance(RED, BLUE, False) < gap[contact.frame - 1]
+    assert gap[contact.frame] <= contact_distance(RED.reach + BLUE.reach, False) < gap[contact.frame - 1]
     speeds = [np.diff([p.x for p in path]) for path in paths]
     assert set(speeds[0][: contact.frame]) == {6} and set(speeds[1][: contact.frame]) == {0}
     assert set(speeds[0][contact.frame :]) == {0} and set(speeds[1][contact.frame :]) == {6}

@@ -74,14 +74,6 @@ class DepthBlock(nn.Module):
         return x + self.mlp(self.ln2(x)), kv
 
 
-class HeadTransformer(nn.Module):
-    """The blocks, under the name that released checkpoints use."""
-
-    def __init__(self, spec: DepthSpec) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(DepthBlock(spec) for _ in range(spec.blocks))
-
-
 class Classifier(nn.Module):
     """LayerNorm and linear map to the logits of one depth."""
 
@@ -104,13 +96,14 @@ class DepthTransformer(nn.Module):
         self.in_mlp_1 = nn.Linear(spec.code_width, spec.width)
         self.in_mlp_2 = nn.Linear(spec.hidden, spec.width)
         self.pos_emb_d = nn.Parameter(torch.zeros(1, spec.depth, spec.width))
-        self.head_transformer = HeadTransformer(spec)
+        # Under the name that released checkpoints use.
+        self.head_transformer = nn.ModuleDict({"blocks": nn.ModuleList(DepthBlock(spec) for _ in range(spec.blocks))})
         self.classifier_mlp = Classifier(spec)
 
     @property
     def blocks(self) -> list[DepthBlock]:
         """The blocks, first to last."""
-        return [cast(DepthBlock, b) for b in self.head_transformer.blocks]
+        return [cast(DepthBlock, b) for b in cast(nn.ModuleList, self.head_transformer["blocks"])]
 
     def forward(self, hidden: Tensor, partial: Tensor) -> Tensor:
         """Logits of every depth with the codes known (teacher forcing).
@@ -119,7 +112,7 @@ class DepthTransformer(nn.Module):
         depths 0 .. depth - 2. Returns [B, depth, codes].
         """
         x = torch.cat([self.in_mlp_2(hidden)[:, None], self.in_mlp_1(partial)], dim=1) + self.pos_emb_d
-        for block in self.head_transformer.blocks:
+        for block in self.blocks:
             x, _ = block(x)
         return self.classifier_mlp(x)
 
@@ -133,7 +126,7 @@ class DepthTransformer(nn.Module):
         """
         h = (self.in_mlp_2(x) if d == 0 else self.in_mlp_1(x))[:, None] + self.pos_emb_d[:, d : d + 1]
         kept = []
-        for i, block in enumerate(self.head_transformer.blocks):
+        for i, block in enumerate(self.blocks):
             h, kv = block(h, None if past is None else past[i])
             kept.append(kv)
         return self.classifier_mlp(h[:, 0]), kept

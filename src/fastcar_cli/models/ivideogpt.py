@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import Decoder
-from fastcar_cli.models.ivideogpt_blocks import Memory
-from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer, TokenizerSpec
+from fastcar_cli.models.ivideogpt_blocks import Memory, TokenizerSpec
+from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer
 from fastcar_cli.models.network import FrameSpec, Layout, Network, Projector, SamplingWeights, Spec
 from fastcar_cli.plain_data import WHOLE, Count
 

@@ -11,9 +11,17 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.models.rqvae import Upsample, norm
+from fastcar_cli.models.rqvae import ResnetBlock, Upsample, norm
+from fastcar_cli.plain_data import WHOLE, Flag, Size
+
+SIDE = 16
+"""Side of a frame's latents."""
+
+CONTEXT_CODES = SIDE * SIDE
+
 
 HEADS = 4
 """Heads of the cross attention."""
@@ -22,24 +30,87 @@ Memory = tuple[Tensor, Tensor]
 """Keys and values of the context frames for one cross attention, each [B, HEADS, t R R, channels / HEADS]."""
 
 
+@dataclass(frozen=True, config=WHOLE)
+class TokenizerSpec:
+    """Sizes of the tokenizer.
+
+    `context` is the number of context frames, `codes` and `dynamics` the entries of the two codebooks, `patch` the side
+    of the piece of latents that a dynamics code stands for. Cross attention follows maps of at most `attended` a side.
+    """
+
+    channels: tuple[Size, ...]
+    blocks: Size
+    latent: Size
+    code_width: Size
+    groups: Size
+    context: Size
+    codes: Size
+    dynamics: Size
+    patch: Size = 4
+    attended: Size = 32
+    mid_attention: Flag = True
+
+    @property
+    def resolution(self) -> int:
+        """Side of a frame in pixels."""
+        return SIDE * 2 ** (len(self.channels) - 1)
+
+    @property
+    def seen(self) -> dict[int, int]:
+        """Levels of the encoder that cross attention follows, and the size of the maps there."""
+        last = len(self.channels) - 1
+        sizes = {level: self.resolution >> min(level + 1, last) for level in range(last + 1)}
+        return {level: size for level, size in sizes.items() if size <= self.attended}
+
+    @property
+    def drawn(self) -> dict[int, int]:
+        """The same of the decoder; -1 is its middle, which always has one."""
+        last = len(self.channels) - 1
+        sizes = {level: SIDE << min(level + 1, last) for level in range(last + 1)}
+        return {-1: SIDE} | {level: size for level, size in sizes.items() if size <= self.attended}
+
+    @property
+    def attended_widths(self) -> list[int]:
+        """Channels of the maps that cross attention follows."""
+        return [self.channels[level] for level in self.seen] + [self.channels[-1 - max(i, 0)] for i in self.drawn]
+
+    @property
+    def grid(self) -> int:
+        """Side of the grid of a later frame's codes."""
+        return SIDE // self.patch
+
+    @property
+    def stride(self) -> int:
+        """Tokens of a later frame: its delimiter and its codes."""
+        return 1 + self.grid**2
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids: both codebooks and two delimiters."""
+        return self.codes + self.dynamics + 2
+
+    @property
+    def context_delimiter(self) -> int:
+        """The id before a context frame, scf."""
+        return self.codes + self.dynamics
+
+    @property
+    def delimiter(self) -> int:
+        """The id before a later frame, sdf."""
+        return self.codes + self.dynamics + 1
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Ids before the first delimiter of a later frame; that of the first context frame is left out."""
+        return (1 + CONTEXT_CODES) * self.context - 1
+
+
 def _conv(width_in: int, width_out: int) -> nn.Conv2d:
     return nn.Conv2d(width_in, width_out, 3, padding=1)
 
 
-class Resnet(nn.Module):
-    """norm, SiLU, conv 3x3, twice, plus the input (through 1x1 where widths differ)."""
-
-    def __init__(self, width_in: int, width_out: int, groups: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = norm(width_in, groups), _conv(width_in, width_out)
-        self.norm2, self.conv2 = norm(width_out, groups), _conv(width_out, width_out)
-        self.conv_shortcut = nn.Conv2d(width_in, width_out, 1) if width_in != width_out else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, width_in, R, R] -> [B, width_out, R, R]."""
-        h = self.conv1(F.silu(self.norm1(x)))
-        h = self.conv2(F.silu(self.norm2(h)))
-        return (x if self.conv_shortcut is None else self.conv_shortcut(x)) + h
+def _resnets(widths: Sequence[int], groups: int) -> nn.ModuleList:
+    return nn.ModuleList(ResnetBlock(a, b, groups, "conv_shortcut") for a, b in itertools.pairwise(widths))
 
 
 class Downsample(nn.Module):
@@ -55,44 +126,22 @@ class Downsample(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks of one resolution; a subclass changes the resolution behind them."""
+    """Residual blocks of one resolution; behind them R' is R / 2 of `down`, 2 R of `up`, else R."""
 
-    def __init__(self, width_in: int, width_out: int, blocks: int, groups: int) -> None:
+    def __init__(
+        self, width_in: int, width_out: int, blocks: int, groups: int, *, down: bool = False, up: bool = False
+    ) -> None:
         super().__init__()
         widths = [width_in] + [width_out] * blocks
-        self.resnets = nn.ModuleList(Resnet(a, b, groups) for a, b in itertools.pairwise(widths))
+        self.resnets = _resnets(widths, groups)
+        self.downsamplers = nn.ModuleList([Downsample(width_out)] if down else [])
+        self.upsamplers = nn.ModuleList([Upsample(width_out)] if up else [])
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, width_in, R, R] -> [B, width_out, R', R']."""
-        for block in self.resnets:
-            x = block(x)
+        for part in (*self.resnets, *self.downsamplers, *self.upsamplers):
+            x = part(x)
         return x
-
-
-class DownLevel(Level):
-    """A level of an encoder; R' is R / 2, or R without downsampling."""
-
-    def __init__(self, width_in: int, width_out: int, blocks: int, groups: int, downsample: bool) -> None:
-        super().__init__(width_in, width_out, blocks, groups)
-        self.downsamplers = nn.ModuleList([Downsample(width_out)] if downsample else [])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, width_in, R, R] -> [B, width_out, R', R']."""
-        x = super().forward(x)
-        return self.downsamplers[0](x) if len(self.downsamplers) else x
-
-
-class UpLevel(Level):
-    """A level of a decoder; R' is 2 R, or R without upsampling."""
-
-    def __init__(self, width_in: int, width_out: int, blocks: int, groups: int, upsample: bool) -> None:
-        super().__init__(width_in, width_out, blocks, groups)
-        self.upsamplers = nn.ModuleList([Upsample(width_out)] if upsample else [])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, width_in, R, R] -> [B, width_out, R', R']."""
-        x = super().forward(x)
-        return self.upsamplers[0](x) if len(self.upsamplers) else x
 
 
 class MapAttention(nn.Module):
@@ -116,7 +165,7 @@ class Middle(nn.Module):
 
     def __init__(self, channels: int, groups: int, attention: bool) -> None:
         super().__init__()
-        self.resnets = nn.ModuleList(Resnet(channels, channels, groups) for _ in range(2))
+        self.resnets = _resnets([channels] * 3, groups)
         self.attentions = nn.ModuleList([MapAttention(channels, groups)] if attention else [])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -173,34 +222,23 @@ class CrossAttention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Pixels in 0..1 [B, 3, H, W] to latents [B, D, 16, 16].
+    """Pixels in 0..1 [B, 3, H, W] to latents [B, D, 16, 16]; if it attends, cross attention follows `spec.seen`."""
 
-    `attended` maps levels to the size of their maps where cross attention follows them.
-    """
-
-    def __init__(
-        self,
-        channels: Sequence[int],
-        blocks: int,
-        latent: int,
-        groups: int,
-        mid_attention: bool,
-        attended: Mapping[int, int] | None = None,
-        context: int = 0,
-    ) -> None:
+    def __init__(self, spec: TokenizerSpec, *, attends: bool = False) -> None:
         super().__init__()
+        channels, groups, last = spec.channels, spec.groups, len(spec.channels) - 1
+        attended = spec.seen if attends else {}
         self.conv_in = _conv(3, channels[0])
-        last = len(channels) - 1
         self.down_blocks = nn.ModuleList(
-            DownLevel(channels[max(i - 1, 0)], width, blocks, groups, i < last) for i, width in enumerate(channels)
+            Level(channels[max(i - 1, 0)], width, spec.blocks, groups, down=i < last)
+            for i, width in enumerate(channels)
         )
-        self.mid_block = Middle(channels[-1], groups, mid_attention)
-        self.conv_norm_out, self.conv_out = norm(channels[-1], groups), _conv(channels[-1], latent)
-        self.at = {level: j for j, level in enumerate(attended or {})}
-        if attended is not None:
-            self.cross_att_blocks = nn.ModuleList(
-                CrossAttention(channels[level], size, context) for level, size in attended.items()
-            )
+        self.mid_block = Middle(channels[-1], groups, spec.mid_attention or attends)
+        self.conv_norm_out, self.conv_out = norm(channels[-1], groups), _conv(channels[-1], spec.latent)
+        self.at = {level: j for j, level in enumerate(attended)}
+        self.cross_att_blocks = nn.ModuleList(
+            CrossAttention(channels[level], size, spec.context) for level, size in attended.items()
+        )
 
     def memories(self, maps: Sequence[Tensor]) -> list[Memory]:
         """Of the maps [B, t, C, R, R] that the encoder of context frames left behind its levels."""
@@ -220,33 +258,23 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Latents [B, D, 16, 16] to pixels in about 0..1, [B, 3, H, W].
 
-    `attended` maps levels to the size of their maps where cross attention follows them; -1 is the middle.
+    If it attends, cross attention follows `spec.drawn`; level -1 is the middle.
     """
 
-    def __init__(
-        self,
-        channels: Sequence[int],
-        blocks: int,
-        latent: int,
-        groups: int,
-        mid_attention: bool,
-        attended: Mapping[int, int] | None = None,
-        context: int = 0,
-    ) -> None:
+    def __init__(self, spec: TokenizerSpec, *, attends: bool = False) -> None:
         super().__init__()
-        widths = list(channels)[::-1]
-        self.conv_in = _conv(latent, widths[0])
-        self.mid_block = Middle(widths[0], groups, mid_attention)
-        last = len(widths) - 1
+        widths, groups, last = spec.channels[::-1], spec.groups, len(spec.channels) - 1
+        attended = spec.drawn if attends else {}
+        self.conv_in = _conv(spec.latent, widths[0])
+        self.mid_block = Middle(widths[0], groups, spec.mid_attention or attends)
         self.up_blocks = nn.ModuleList(
-            UpLevel(widths[max(i - 1, 0)], width, blocks + 1, groups, i < last) for i, width in enumerate(widths)
+            Level(widths[max(i - 1, 0)], width, spec.blocks + 1, groups, up=i < last) for i, width in enumerate(widths)
         )
         self.conv_norm_out, self.conv_out = norm(widths[-1], groups), _conv(widths[-1], 3)
-        self.at = {level: j for j, level in enumerate(attended or {})}
-        if attended is not None:
-            self.cross_att_blocks = nn.ModuleList(
-                CrossAttention(widths[max(level, 0)], size, context) for level, size in attended.items()
-            )
+        self.at = {level: j for j, level in enumerate(attended)}
+        self.cross_att_blocks = nn.ModuleList(
+            CrossAttention(widths[max(level, 0)], size, spec.context) for level, size in attended.items()
+        )
 
     def memories(self, maps: Mapping[int, Tensor]) -> list[Memory]:
         """Of the maps [B, t, C, R, R] that the decoder of context frames left, by level."""

@@ -8,92 +8,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import table
-from fastcar_cli.models.ivideogpt_blocks import Decoder, Encoder, Memory
-from fastcar_cli.plain_data import WHOLE, Flag, Size
-
-SIDE = 16
-"""Side of a frame's latents."""
-
-CONTEXT_CODES = SIDE * SIDE
-
-
-@dataclass(frozen=True, config=WHOLE)
-class TokenizerSpec:
-    """Sizes of the tokenizer.
-
-    `context` is the number of context frames, `codes` and `dynamics` the entries of the two codebooks, `patch` the side
-    of the piece of latents that a dynamics code stands for. Cross attention follows maps of at most `attended` a side.
-    """
-
-    channels: tuple[Size, ...]
-    blocks: Size
-    latent: Size
-    code_width: Size
-    groups: Size
-    context: Size
-    codes: Size
-    dynamics: Size
-    patch: Size = 4
-    attended: Size = 32
-    mid_attention: Flag = True
-
-    @property
-    def resolution(self) -> int:
-        """Side of a frame in pixels."""
-        return SIDE * 2 ** (len(self.channels) - 1)
-
-    @property
-    def seen(self) -> dict[int, int]:
-        """Levels of the encoder that cross attention follows, and the size of the maps there."""
-        last = len(self.channels) - 1
-        sizes = {level: self.resolution >> min(level + 1, last) for level in range(last + 1)}
-        return {level: size for level, size in sizes.items() if size <= self.attended}
-
-    @property
-    def drawn(self) -> dict[int, int]:
-        """The same of the decoder; -1 is its middle, which always has one."""
-        last = len(self.channels) - 1
-        sizes = {level: SIDE << min(level + 1, last) for level in range(last + 1)}
-        return {-1: SIDE} | {level: size for level, size in sizes.items() if size <= self.attended}
-
-    @property
-    def attended_widths(self) -> list[int]:
-        """Channels of the maps that cross attention follows."""
-        return [self.channels[level] for level in self.seen] + [self.channels[-1 - max(i, 0)] for i in self.drawn]
-
-    @property
-    def grid(self) -> int:
-        """Side of the grid of a later frame's codes."""
-        return SIDE // self.patch
-
-    @property
-    def stride(self) -> int:
-        """Tokens of a later frame: its delimiter and its codes."""
-        return 1 + self.grid**2
-
-    @property
-    def vocabulary(self) -> int:
-        """Ids: both codebooks and two delimiters."""
-        return self.codes + self.dynamics + 2
-
-    @property
-    def context_delimiter(self) -> int:
-        """The id before a context frame, scf."""
-        return self.codes + self.dynamics
-
-    @property
-    def delimiter(self) -> int:
-        """The id before a later frame, sdf."""
-        return self.codes + self.dynamics + 1
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Ids before the first delimiter of a later frame; that of the first context frame is left out."""
-        return (1 + CONTEXT_CODES) * self.context - 1
+from fastcar_cli.models.ivideogpt_blocks import CONTEXT_CODES, SIDE, Decoder, Encoder, Memory, TokenizerSpec
 
 
 class Codebook(nn.Module):
@@ -119,11 +37,8 @@ class Tokenizer(nn.Module):
     def __init__(self, spec: TokenizerSpec) -> None:
         super().__init__()
         self.spec = spec
-        shape = (spec.channels, spec.blocks, spec.latent, spec.groups)
-        self.encoder = Encoder(*shape, spec.mid_attention)
-        self.decoder = Decoder(*shape, spec.mid_attention)
-        self.cond_encoder = Encoder(*shape, True, spec.seen, spec.context)
-        self.cond_decoder = Decoder(*shape, True, spec.drawn, spec.context)
+        self.encoder, self.decoder = Encoder(spec), Decoder(spec)
+        self.cond_encoder, self.cond_decoder = Encoder(spec, attends=True), Decoder(spec, attends=True)
         width, piece = spec.code_width, spec.latent * spec.patch**2
         self.quant_conv, self.post_quant_conv = nn.Conv2d(spec.latent, width, 1), nn.Conv2d(width, spec.latent, 1)
         self.quant_linear, self.post_quant_linear = nn.Linear(piece, width), nn.Linear(width, piece)

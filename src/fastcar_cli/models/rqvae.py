@@ -76,21 +76,25 @@ def norm(channels: int, groups: int) -> nn.GroupNorm:
 
 
 class ResnetBlock(nn.Module):
-    """norm, SiLU, conv 3x3, twice, plus the input (through 1x1 where widths differ)."""
+    """norm, SiLU, conv 3x3, twice, plus the input, which goes through 1x1 where widths differ.
 
-    def __init__(self, width_in: int, width_out: int, groups: int) -> None:
+    `shortcut` is the name of that map in checkpoints.
+    """
+
+    def __init__(self, width_in: int, width_out: int, groups: int, shortcut: str = "nin_shortcut") -> None:
         super().__init__()
         self.norm1 = norm(width_in, groups)
         self.conv1 = nn.Conv2d(width_in, width_out, 3, padding=1)
         self.norm2 = norm(width_out, groups)
         self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1)
-        self.nin_shortcut = nn.Conv2d(width_in, width_out, 1) if width_in != width_out else None
+        self._shortcut = shortcut
+        self.add_module(shortcut, nn.Conv2d(width_in, width_out, 1) if width_in != width_out else nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, width_in, H, W] -> [B, width_out, H, W]."""
         h = self.conv1(F.silu(self.norm1(x)))
         h = self.conv2(F.silu(self.norm2(h)))
-        return (x if self.nin_shortcut is None else self.nin_shortcut(x)) + h
+        return self.get_submodule(self._shortcut)(x) + h
 
 
 class AttnBlock(nn.Module):

@@ -6,6 +6,7 @@ import difflib
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fastcar_cli.errors import RequestError
@@ -17,6 +18,7 @@ _OBJECT_GROUPS = 3
 """The first groups of attributes are the object's: size, color and shape; motion and background follow."""
 
 
+@dataclass(eq=False)
 class PhraseTokenizer:
     """Closed vocabulary: each known phrase is one token, fillers are skipped, the rest is unknown.
 
@@ -24,35 +26,24 @@ class PhraseTokenizer:
     prompt has the same length, so rows of a batch need no mask.
     """
 
-    def __init__(
-        self,
-        vocabulary: Sequence[str],
-        phrases: Mapping[str, Sequence[str]],
-        fillers: Sequence[str],
-        length: int,
-        groups: Mapping[str, Sequence[str]],
-    ) -> None:
-        self.vocabulary = tuple(vocabulary)
-        self.phrases = {token: tuple(words) for token, words in phrases.items()}
-        self.length = length
-        self.groups = {name: tuple(tokens) for name, tokens in groups.items()}
+    vocabulary: Sequence[str]
+    phrases: Mapping[str, Sequence[str]]
+    fillers: Sequence[str]
+    length: int
+    groups: Mapping[str, Sequence[str]]
+
+    def __post_init__(self) -> None:
         ids = {token: i for i, token in enumerate(self.vocabulary)}
         self._pad, self._bos, self._start = ids["<pad>"], ids["<bos>"], ids["<vi_start>"]
-        self._phrases = {tuple(_words(p)): ids[token] for token, ps in phrases.items() for p in ps}
+        self._phrases = {tuple(_words(p)): ids[token] for token, ps in self.phrases.items() for p in ps}
         self._longest = max(map(len, self._phrases))
-        self._fillers = frozenset(fillers)
-        self._single = sorted({w for p in self._phrases for w in p} - self._fillers)
-        self._drawable = [t for t in self.vocabulary if t in phrases]
+        self._single = sorted({w for p in self._phrases for w in p}.difference(self.fillers))
+        self._drawable = [t for t in self.vocabulary if t in self.phrases]
+        self._attributes = {token for tokens in self.groups.values() for token in tokens}
 
     def to_dict(self) -> dict[str, Any]:
         """What it is made of, as plain data: its own arguments."""
-        return {
-            "vocabulary": list(self.vocabulary),
-            "phrases": {token: list(words) for token, words in self.phrases.items()},
-            "fillers": sorted(self._fillers),
-            "length": self.length,
-            "groups": {name: list(tokens) for name, tokens in self.groups.items()},
-        }
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def read(self, prompt: Prompt) -> Reading:
         """Token ids of a prompt; unknown words are listed, not guessed. Raises RequestError if too long."""
@@ -68,7 +59,7 @@ class PhraseTokenizer:
                     i += n
                     break
             else:
-                if words[i] not in self._fillers and words[i] not in unknown:
+                if words[i] not in self.fillers and words[i] not in unknown:
                     unknown.append(words[i])
                 i += 1
         room = self.length - 2
@@ -91,9 +82,8 @@ class PhraseTokenizer:
         """
         if words[end - 1] != "in" or end == len(words) or words[end] in _BEHIND_IN:
             return True
-        around = {token for tokens in self.groups.values() for token in tokens}
         nexts = (self._phrases.get(tuple(words[end : end + n])) for n in range(1, self._longest + 1))
-        return any(token is not None and self.vocabulary[token] not in around for token in nexts)
+        return any(token is not None and self.vocabulary[token] not in self._attributes for token in nexts)
 
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with a value drawn from the seed for each attribute that the prompt leaves open.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 STEP = 2
 """Grid of positions in pixels."""
@@ -19,7 +18,8 @@ GRAVITY = 4
 """Pixels a frame squared, as seen."""
 
 
-class Body(Protocol):
+@dataclass
+class Body:
     """What decides a thing's path.
 
     `x`, `y` in px at frame 0, of the ground under its middle, right and towards the viewer; `vx`, `vy` px a frame;
@@ -27,24 +27,15 @@ class Body(Protocol):
     ground; `reach` px from its middle to what touches it; `mass` its weight.
     """
 
-    @property
-    def x(self) -> int: ...  # noqa: D102
-    @property
-    def y(self) -> int: ...  # noqa: D102
-    @property
-    def vx(self) -> int: ...  # noqa: D102
-    @property
-    def vy(self) -> int: ...  # noqa: D102
-    @property
-    def turn(self) -> int: ...  # noqa: D102
-    @property
-    def spin(self) -> int: ...  # noqa: D102
-    @property
-    def hop(self) -> int: ...  # noqa: D102
-    @property
-    def reach(self) -> int: ...  # noqa: D102
-    @property
-    def mass(self) -> int: ...  # noqa: D102
+    reach: int
+    mass: int
+    x: int = 0
+    y: int = 0
+    vx: int = 0
+    vy: int = 0
+    turn: int = 0
+    spin: int = 0
+    hop: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,9 +57,8 @@ class Contact:
     second: int
 
 
-def contact_distance(a: Body, b: Body, along_y: bool) -> int:
-    """Distance in px between the middles of two objects that touch side by side, or one behind the other."""
-    reach = a.reach + b.reach
+def contact_distance(reach: int, along_y: bool) -> int:
+    """Distance in px between two objects that touch side by side, or one behind the other; `reach` of both together."""
     return STEP * round(reach * SLANT / STEP) if along_y else reach
 
 
@@ -115,7 +105,7 @@ def simulate(things: Sequence[Body], pan: int, frames: int) -> tuple[list[list[P
                 dx, dy = x[j] - x[i], y[j] - y[i]
                 for axis, (gap, off) in enumerate(((dx, dy), (dy, dx))):
                     closing = (v[i][axis] - v[j][axis]) * (1 if gap > 0 else -1)
-                    if off == 0 and closing > 0 and abs(gap) <= contact_distance(a, b, axis == 1):
+                    if off == 0 and closing > 0 and abs(gap) <= contact_distance(a.reach + b.reach, axis == 1):
                         v[i][axis], v[j][axis] = _collide(a, b, v[i][axis], v[j][axis])
                         contacts.append(Contact(t, i, j))
         for i in range(len(things)):

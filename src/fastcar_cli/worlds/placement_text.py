@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastcar_cli.prompt import Prompt, Reading, text_of
@@ -15,6 +16,7 @@ Placements = Mapping[str, Sequence[Sequence[Sequence[int]]]]
 """Placements by signature: of each the ids of the tokens behind every thing, and last of those behind all."""
 
 
+@dataclass(eq=False)
 class PlacementTokenizer(PhraseTokenizer):
     """Closed vocabulary of things, each of which has looks, and places that no word stands for.
 
@@ -22,39 +24,31 @@ class PlacementTokenizer(PhraseTokenizer):
     whole, of which `usual` values go without saying. `placements` are kept for each signature, see `signature`.
     """
 
-    def __init__(
-        self,
-        vocabulary: Sequence[str],
-        phrases: Mapping[str, Sequence[str]],
-        fillers: Sequence[str],
-        length: int,
-        groups: Mapping[str, Sequence[str]],
-        things: Sequence[str],
-        looks: Mapping[str, Sequence[str]],
-        usual: Mapping[str, str],
-        placements: Placements,
-    ) -> None:
-        super().__init__(vocabulary, phrases, fillers, length, groups)
-        self.things, self.placements, self.usual = tuple(things), placements, dict(usual)
-        self.looks = {name: tuple(values) for name, values in looks.items()}
+    things: Sequence[str]
+    looks: Mapping[str, Sequence[str]]
+    usual: dict[str, str]
+    placements: Placements
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.usual = dict(self.usual)
+        looks = [token for tokens in self.looks.values() for token in tokens]
         thing, look = (
             "|".join(sorted((p for token in tokens for p in self.phrases[token]), key=len, reverse=True))
-            for tokens in (self.things, [t for values in self.looks.values() for t in values])
+            for tokens in (self.things, looks)
         )
         behind = rf"\b({thing}) (?:(?:that|which) )?(?:is|are) ((?:{look})(?: (?:and )?(?:{look}))*)\b"
         self._said_behind = re.compile(behind)
-        silent = {*self.things, *(v for values in (*self.looks.values(), *self.groups.values()) for v in values)}
-        self._deeds = frozenset(self._drawable) - silent
+        self._deeds = set(self._drawable).difference(self.things, looks, self._attributes)
 
     def _arranged(self, words: list[str]) -> list[str]:
         """Looks said behind a thing before it: "a ball that is red and small" as "a red and small ball"."""
         return self._said_behind.sub(r"\2 \1", " ".join(words)).split()
 
     def to_dict(self) -> dict[str, Any]:
-        """What it is made of, as plain data: its own arguments."""
-        looks = {name: list(values) for name, values in self.looks.items()}
-        own = {"things": list(self.things), "looks": looks, "usual": self.usual, "layouts": dict(self.placements)}
-        return super().to_dict() | own
+        """What it is made of, as plain data: its own arguments, of which files call placements layouts."""
+        data = super().to_dict()
+        return data | {"layouts": data.pop("placements")}
 
     def signature(self, tokens: Sequence[str]) -> str:
         """What a prompt says but for looks: deeds and relations, `thing` for each thing, the first in front."""

@@ -9,7 +9,7 @@ from typing import Final
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from fastcar_cli.plain_data import WHOLE, Number, Size
-from fastcar_cli.worlds.physics import STEP
+from fastcar_cli.worlds.physics import STEP, Body
 
 _LOOKS: Final = ("shape", "color", "material", "size")
 
@@ -46,23 +46,13 @@ class MapSpec:
 
 
 @dataclass
-class _Thing:
-    """What placements say of an object, see `physics.Body` and `MapSpec`."""
+class _Thing(Body):
+    """What placements say of an object, see `MapSpec`."""
 
-    shape: int
-    color: int
-    material: int
-    size: int
-    reach: int
-    mass: int
-    x: int = 0
-    y: int = 0
-    vx: int = 0
-    vy: int = 0
-    turn: int = 0
-    spin: int = 0
-    hop: int = 0
-    placed: bool = False
+    shape: int = 0
+    color: int = 0
+    material: int = 0
+    size: int = 0
 
 
 @dataclass
@@ -78,7 +68,7 @@ class Scenery:
 
 def read_scenery(ids: Sequence[int], spec: MapSpec) -> Scenery:
     """What the ids of a prompt say: looks come before their thing, places after it."""
-    scenery = Scenery()
+    scenery, placed = Scenery(), set()
     looks = dict.fromkeys(_LOOKS, 0)
     moves = {"across": "vx", "along": "vy", "hop": "hop", "spin": "spin", "turned": "turn"}
     for meaning in (spec.meanings[i] for i in ids):
@@ -91,15 +81,14 @@ def read_scenery(ids: Sequence[int], spec: MapSpec) -> Scenery:
             if kind == "shape":
                 sizes = len(spec.mass)
                 reach, mass = spec.reach[value * sizes + looks["size"]], spec.mass[looks["size"]]
-                scenery.things.append(
-                    _Thing(looks["shape"], looks["color"], looks["material"], looks["size"], reach, mass)
-                )
+                scenery.things.append(_Thing(reach, mass, **looks))
         elif kind in ("floor", "light", "pan", "shift"):
             setattr(scenery, kind, value)
         elif scenery.things:
             thing = scenery.things[-1]
             if kind == "column":
-                thing.x, thing.placed = thing.x + value * spec.cell, True
+                thing.x += value * spec.cell
+                placed.add(len(scenery.things))
             elif kind == "row":
                 thing.y += value * spec.cell
             elif kind == "right":
@@ -108,6 +97,6 @@ def read_scenery(ids: Sequence[int], spec: MapSpec) -> Scenery:
                 thing.y += value * STEP
             else:
                 setattr(thing, moves[kind], value)
-    if not all(thing.placed for thing in scenery.things):
+    if len(placed) < len(scenery.things):
         scenery.things = []
     return scenery

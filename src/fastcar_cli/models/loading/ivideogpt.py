@@ -15,7 +15,7 @@ from pydantic import Field
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
-from fastcar_cli.models.ivideogpt_tokenizer import SIDE, TokenizerSpec
+from fastcar_cli.models.ivideogpt_blocks import SIDE, TokenizerSpec
 from fastcar_cli.models.loading import checkpoint
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults
 from fastcar_cli.models.loading.llama_config import read_decoder

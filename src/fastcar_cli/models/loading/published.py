@@ -11,7 +11,7 @@ import yaml
 
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.ivideogpt import IVideoGPTSpec
-from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
+from fastcar_cli.models.ivideogpt_blocks import TokenizerSpec
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.video_model import ModelSpec
 

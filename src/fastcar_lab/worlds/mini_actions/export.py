@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
-from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
+from fastcar_cli.models.ivideogpt_blocks import TokenizerSpec
 from fastcar_cli.models.loading.ivideogpt import WEIGHTS, names_of
 from fastcar_lab.worlds.mini_actions.train_tokenizer import ActionsTokenizer
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
-from fastcar_cli.models.ivideogpt_tokenizer import TokenizerSpec
+from fastcar_cli.models.ivideogpt_blocks import TokenizerSpec
 from fastcar_lab.worlds.mini_actions.codes import CELLS, GRID, dictionary
 from fastcar_lab.worlds.mini_actions.scene import FRAMES
 

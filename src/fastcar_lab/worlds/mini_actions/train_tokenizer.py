@@ -22,8 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fastcar_cli.analysis.metrics import psnr_of
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.ivideogpt import IVideoGPT
-from fastcar_cli.models.ivideogpt_blocks import CrossAttention
-from fastcar_cli.models.ivideogpt_tokenizer import Codebook, Tokenizer, TokenizerSpec
+from fastcar_cli.models.ivideogpt_blocks import CrossAttention, TokenizerSpec
+from fastcar_cli.models.ivideogpt_tokenizer import Codebook, Tokenizer
 from fastcar_cli.models.loading.registry import load
 from fastcar_lab.training.loop import descend, rng_of
 from fastcar_lab.training.muon import Muon

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastcar_cli.worlds.physics import Contact, Pose, simulate
+from fastcar_cli.worlds.physics import Body, Contact, Pose, simulate
 
 SIDE = 128
 """Height and width of a frame in pixels."""
@@ -73,6 +73,11 @@ class Thing:
         return MASS[self.size]
 
     @property
+    def body(self) -> Body:
+        """What decides its path."""
+        return Body(self.reach, self.mass, self.x, self.y, self.vx, self.vy, self.turn, self.spin, self.hop)
+
+    @property
     def moves(self) -> bool:
         """Whether it changes its place."""
         return bool(self.vx or self.vy)
@@ -95,4 +100,4 @@ class Scene:
 
     def paths(self, frames: int = FRAMES) -> tuple[list[list[Pose]], list[Contact]]:
         """Poses [objects][frames] in px of the frame, and the contacts in order of time."""
-        return simulate(self.things, self.pan, frames)
+        return simulate([thing.body for thing in self.things], self.pan, frames)

@@ -88,7 +88,7 @@ def _hit(rng: random.Random) -> tuple[Thing, ...]:
     speed = rng.choice((2, 4, 6)) if a.mass == b.mass else 6
     speed = min(speed, 4) if along_y and a.mass == b.mass else speed
     way = rng.choice((-1, 1))
-    gap = contact_distance(a, b, along_y) + speed * rng.randrange(3, 10)
+    gap = contact_distance(a.reach + b.reach, along_y) + speed * rng.randrange(3, 10)
     # Standing things that are hit show one of their sides, as their reach is meant.
     a, b = replace(a, turn=0), replace(b, turn=0)
     if along_y:
@@ -99,7 +99,7 @@ def _hit(rng: random.Random) -> tuple[Thing, ...]:
 def _pass(rng: random.Random, way: int) -> tuple[Thing, ...]:
     """The first passes the second along a row, in front of it (way 1) or behind it (-1)."""
     a, b = standing(rng), standing(rng)
-    y = b.y + way * (contact_distance(a, b, True) + _even(rng, 2, 8))
+    y = b.y + way * (contact_distance(a.reach + b.reach, True) + _even(rng, 2, 8))
     side, speed = rng.choice((-1, 1)), rng.choice((4, 4, 6))
     start = b.x - side * (a.reach + b.reach + _even(rng, 2, 16))
     return replace(a, x=start, y=y, vx=side * speed), b
@@ -123,8 +123,8 @@ def _chain(rng: random.Random) -> tuple[Thing, ...]:
     way = rng.choice((-1, 1))
     b, c = replace(b, size=a.size), replace(c, size=a.size)
     speed = rng.choice((4, 6))
-    x_b = a.x + way * (contact_distance(a, b, False) + speed * rng.randrange(2, 6))
-    x_c = x_b + way * (contact_distance(b, c, False) + speed * rng.randrange(1, 5))
+    x_b = a.x + way * (contact_distance(a.reach + b.reach, False) + speed * rng.randrange(2, 6))
+    x_c = x_b + way * (contact_distance(b.reach + c.reach, False) + speed * rng.randrange(1, 5))
     return replace(a, vx=way * speed), replace(b, x=x_b, y=a.y), replace(c, x=x_c, y=a.y)
 
 
