@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, get_args
@@ -212,10 +212,8 @@ class RunConfig(_Section):
 
     def changed(self, keys: Mapping[str, Any]) -> RunConfig:
         """The same with other values of some dotted keys. Raises as `from_dict` does."""
-        data = self.to_dict()
-        for key, value in keys.items():
-            _put(data, key, value, "configuration")
-        return RunConfig.from_dict(data)
+        known = {_known(key, "configuration"): value for key, value in keys.items()}
+        return RunConfig.from_dict(nested(flat(self.to_dict()) | known))
 
     def to_yaml(self) -> str:
         """YAML that `load_config` reads."""
@@ -330,28 +328,32 @@ def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _put(data: dict[str, Any], key: str, value: Any, where: Text) -> None:
-    *sections, last = key.split(".")
-    for section in sections:
-        data = data.setdefault(section, {})
-        if not isinstance(data, dict):
-            raise RequestError(f"{section!r} is no section", where=where)
-    data[last] = value
+def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flat`."""
+    data: dict[str, Any] = {}
+    for key, value in keys.items():
+        section, _, last = key.rpartition(".")
+        (data.setdefault(section, {}) if section else data)[last] = value
+    return data
 
 
-def later_wins(data: dict[str, Any], keys: Iterable[str]) -> None:
-    """Drop from `data` (nested or dotted) what a later layer with these dotted keys replaces.
+def _known(key: str, where: Text) -> str:
+    """A dotted key by its name of today. Raises RequestError for one that there is not."""
+    key = RENAMED.get(key, key)
+    if key not in settings():
+        raise _unknown(where, key, [*settings()])
+    return key
+
+
+def later_wins(data: dict[str, Any], given: Collection[str]) -> None:
+    """Drop from `data`, of dotted keys, what a later layer with the keys `given` replaces.
 
     `replay.tau` and `replay.ratio` exclude each other: a layer that gives one takes away the other of
     the layers before.
     """
-    given = set(keys)
-    for key, other in (("replay.tau", "ratio"), ("replay.ratio", "tau")):
-        if key in given and f"replay.{other}" not in given:
-            data.pop(f"replay.{other}", None)
-            section = data.get("replay")
-            if isinstance(section, dict):
-                section.pop(other, None)
+    for key, other in (("replay.tau", "replay.ratio"), ("replay.ratio", "replay.tau")):
+        if key in given and other not in given:
+            data.pop(other, None)
 
 
 def current(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -370,28 +372,23 @@ def load_config(
     """Merge a preset or YAML file, `key=value` overrides and flags (dotted keys) over the defaults."""
     data: dict[str, Any] = {}
     if name is not None:
-        data, path = read_preset("configuration", name, presets(), preset_folder())
-        RunConfig.from_dict(data, str(path))
-        data = current(data)
+        read, path = read_preset("configuration", name, presets(), preset_folder())
+        RunConfig.from_dict(read, str(path))
+        data = flat(current(read))
     later_wins(data, [o.partition("=")[0].strip() for o in overrides])
     for override in overrides:
         key, equals, text = override.partition("=")
         where = (Key("overrides"), f" {shown(override)}")
         if not equals:
             raise RequestError("needs the form key=value, such as replay.tau=-2", where=where)
-        key = RENAMED.get(key.strip(), key.strip())
-        if key not in settings():
-            raise _unknown(where, key, [*settings()])
+        key = _known(key.strip(), where)
         try:
-            value = parse_yaml(text)
+            data[key] = parse_yaml(text)
         except ValueError:
             raise RequestError(f"{shown(text)} is not valid YAML", where=where) from None
-        _put(data, key, value, where)
-        RunConfig.from_dict(data, where)
+        RunConfig.from_dict(nested(data), where)
     later_wins(data, flags or {})
     for key, value in (flags or {}).items():
-        before = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
-        _put(before, key, value, Key(key))
-        RunConfig.from_dict(before, None)
-        data = before
-    return RunConfig.from_dict(data)
+        data[key] = value
+        RunConfig.from_dict(nested(data), None)
+    return RunConfig.from_dict(nested(data))

@@ -76,5 +76,3 @@ class RequestError(FastcarError):
 
 class RunError(FastcarError):
     """The run itself failed: full disk, out of memory, broken encoder."""
-
-    exit_code = 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastcar_cli._version import __version__
 from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
-from fastcar_cli.config import RunConfig, current, flat, later_wins
+from fastcar_cli.config import RunConfig, current, flat, later_wins, nested
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.registry import identity, public_name
 from fastcar_cli.prompt import Prompt, TokenisedClip
@@ -37,7 +37,7 @@ def recipe_of(pipe: VideoPipeline, prompt: Prompt, seed: int, ids: Sequence[int]
     settings["runtime.dtype"] = pipe.model.network.weight_format
     if not public_name(model):
         del settings["model"]
-    recipe: dict[str, Any] = {"prompt": str(prompt), "seed": seed, "settings": _nested(settings)}
+    recipe: dict[str, Any] = {"prompt": str(prompt), "seed": seed, "settings": nested(settings)}
     if not isinstance(prompt, str):
         actions = None if prompt.actions is None else prompt.actions.tolist()
         recipe["input"] = {"ids": list(ids), "actions": actions}
@@ -89,7 +89,7 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
                 f"{source} was made with an accelerator of its owner, {_last(recipe.get('accelerator', preset))!r}",
                 hint=("give its file: ", Key("backend.preset")),
             )
-    base = flat(RunConfig.from_dict(_nested(taken), source).to_dict())
+    base = flat(RunConfig.from_dict(nested(taken), source).to_dict())
     taken = {k: base[k] for k in taken}
     later_wins(taken, given)
     if "generation.seed" not in given:
@@ -123,11 +123,3 @@ def _name(recipe: dict[str, Any], model: Any) -> Any:
 
 def _last(path: Any) -> Any:
     return path.replace("\\", "/").rstrip("/").split("/")[-1] if isinstance(path, str) else path
-
-
-def _nested(keys: dict[str, Any]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for key, value in keys.items():
-        section, _, last = key.rpartition(".")
-        (data.setdefault(section, {}) if section else data)[last] = value
-    return data

@@ -63,7 +63,7 @@ class Array:
                     for _ in range(self.shape[0]):
                         yield self._of(stream, row).reshape(self.shape[1:])
             except Exception as e:  # every compression has errors of its own
-                raise RequestError(f"is damaged ({_reason(e)})", where=what) from None
+                raise RequestError(f"is damaged ({reason(e)})", where=what) from None
 
     def _of(self, stream: IO[bytes], count: int) -> NDArray[Any]:
         data = stream.read(count * self.dtype.itemsize)
@@ -83,7 +83,7 @@ def arrays_of(file: Path, option: str) -> list[Array]:
             return [Array(file, key, *_header(_open(stack, file, key))) for key in keys]
         except Exception as e:  # whatever a stranger's file makes zipfile and numpy raise
             kind = file.suffix.lower().removeprefix(".")
-            raise RequestError(f"is no {kind} file, or a damaged one ({_reason(e)})", key=option, value=file) from None
+            raise RequestError(f"is no {kind} file, or a damaged one ({reason(e)})", key=option, value=file) from None
 
 
 def _open(stack: ExitStack, file: Path, key: str) -> IO[bytes]:
@@ -103,7 +103,8 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
     return shape, dtype, fortran
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Why a file can't be read, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).strip() or type(error).__name__).splitlines()[0][:120]

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.plain_data import parse_json
-from fastcar_cli.video.arrays import SUFFIXES, Array, arrays_of
+from fastcar_cli.video.arrays import SUFFIXES, Array, arrays_of, reason
 
 Image8 = NDArray[np.uint8]
 Image8OrFloat = Image8 | NDArray[np.float32]
@@ -72,7 +72,7 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
     if path.is_dir():
         images: Iterator[Image8OrFloat] = _folder(path)
     elif not path.is_file():
-        raise RequestError("there is no such file or folder", key="input", value=path)
+        raise _refused(path, "there is no such file or folder")
     elif path.suffix.lower() in SUFFIXES:
         images = _array(path, key)
     else:
@@ -82,16 +82,10 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
     size: tuple[int, ...] = ()
     for index, image in enumerate(images):
         if max(image.shape[:2]) > _SIDE:
-            raise RequestError(
-                f"frame {index} has {_size(image.shape)} pixels", key="input", value=path, hint="resize it first"
-            )
+            raise _refused(path, f"frame {index} has {_size(image.shape)} pixels", "resize it first")
         if size and image.shape != size:
-            raise RequestError(
-                f"frame {index} has {_size(image.shape)} pixels, the first one {_size(size)}",
-                key="input",
-                value=path,
-                hint="all frames need one size",
-            )
+            message = f"frame {index} has {_size(image.shape)} pixels, the first one {_size(size)}"
+            raise _refused(path, message, "all frames need one size")
         size = image.shape
         yield image
 
@@ -112,7 +106,7 @@ def _folder(folder: Path) -> Iterator[Image8]:
         except RequestError:
             raise
         except Exception as e:  # each format of pictures has errors of its own
-            raise _damaged(file, "picture", e) from None
+            raise _refused(file, f"is a damaged picture ({reason(e)})") from None
 
 
 def _parts(name: str) -> list[str]:
@@ -130,7 +124,7 @@ def _file(path: Path) -> Iterator[Image8]:
         yield from _video(path)
         return
     except Exception as e:
-        raise _damaged(path, "picture", e) from None
+        raise _refused(path, f"is a damaged picture ({reason(e)})") from None
     with image:
         try:
             if image.format == "GIF":
@@ -143,27 +137,20 @@ def _file(path: Path) -> Iterator[Image8]:
         except RequestError:
             raise
         except Exception as e:
-            raise _damaged(path, "picture", e) from None
+            raise _refused(path, f"is a damaged picture ({reason(e)})") from None
 
 
 def _rgb(image: Image.Image, file: Path) -> Image8:
     """Pixels as they are meant to be seen: turned as a camera says, colours in RGB."""
     if image.mode.startswith(("I", "F")):
-        raise RequestError(
-            "has more than 8 bits a colour", key="input", value=file, hint="save it with 8 bits a colour"
-        )
+        raise _refused(file, "has more than 8 bits a colour", "save it with 8 bits a colour")
     if max(image.size) > _SIDE:
-        raise RequestError(
-            f"has {image.width} x {image.height} pixels", key="input", value=file, hint="resize it first"
-        )
+        raise _refused(file, f"has {image.width} x {image.height} pixels", "resize it first")
     return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
 
-def _damaged(path: Path, kind: str, error: Exception) -> RequestError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
-    return RequestError(
-        f"is a damaged {kind} ({(reason or type(error).__name__).splitlines()[0]})", key="input", value=path
-    )
+def _refused(path: Path, message: str, hint: Text | None = None) -> RequestError:
+    return RequestError(message, key="input", value=path, hint=hint)
 
 
 @contextmanager
@@ -187,12 +174,8 @@ def _video(path: Path) -> Iterator[Image8]:
                 yield image
     except FFmpegError as e:
         where = "at its first frame" if index < 0 else f"after frame {index}"
-        raise RequestError(
-            f"is a damaged video ({where}: {e.strerror})",
-            key="input",
-            value=path,
-            hint=None if index < 0 else ("fewer ", Key("frames"), " may do without the rest"),
-        ) from None
+        hint = None if index < 0 else ("fewer ", Key("frames"), " may do without the rest")
+        raise _refused(path, f"is a damaged video ({where}: {e.strerror})", hint) from None
     except OSError:
         raise RequestError(
             "is neither a video nor a picture that can be read",
@@ -246,12 +229,8 @@ def _chosen(path: Path, arrays: list[Array], key: str | None) -> Array:
     named = [a for a in like if a.key == _KEY]
     if len(like) == 1 or named:
         return (named or like)[0]
-    raise RequestError(
-        f"holds no array {_KEY!r}, and not just one with the shape of frames",
-        key="input",
-        value=path,
-        hint=(Key("key"), f" names one; its arrays: {_listed(arrays)}"),
-    )
+    message = f"holds no array {_KEY!r}, and not just one with the shape of frames"
+    raise _refused(path, message, (Key("key"), f" names one; its arrays: {_listed(arrays)}"))
 
 
 def _listed(arrays: list[Array]) -> str:

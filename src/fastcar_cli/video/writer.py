@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageChops
 from PIL.GifImagePlugin import getdata, getheader
 
 from fastcar_cli.errors import RequestError, RunError
@@ -217,21 +217,15 @@ class _GifWriter(Writer):
             file.writelines(header)
             before = None
             for i, image in enumerate(frames):
-                box = (0, 0, *size) if before is None else _changed(before, image)
+                # Of a frame that is equal to the one before, the first pixel.
+                changed = None if before is None else ImageChops.difference(before, image).getbbox() or (0, 0, 1, 1)
+                box = changed or (0, 0, *size)
                 # In hundredths of a second, so that the video ends when it should.
                 delay = round(100 * (i + 1) / self.fps) - round(100 * i / self.fps)
                 file.writelines(getdata(image.crop(box), box[:2], duration=10 * delay))
                 before = image
             file.write(b";")
         super()._finish()
-
-
-def _changed(before: Image.Image, image: Image.Image) -> tuple[int, int, int, int]:
-    """The box that holds all pixels in which two images differ; of equal ones the first pixel."""
-    rows, columns = np.nonzero(np.asarray(before) != np.asarray(image))
-    if not len(rows):
-        return 0, 0, 1, 1
-    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
 
 
 class _PngWriter(Writer):
