@@ -186,6 +186,14 @@ def test_passes_of_several_tokens_are_held_against_memory_and_arithmetic(monkeyp
         assert result["lines"][form][1]["times"] == 1
 
 
+def test_passes_of_several_tokens_of_the_large_shape_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastcar_lab.bench.measure.full_spec", lambda: tiny_spec(times=4))
+    network = models(Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 1, 1, False))["int4"]
+    for run, draw in window.works_of(network, 2, PROMPT_TOKENS + 6, [1, 3]).values():
+        assert torch.isfinite(run()).all()
+        assert draw().codes.shape[1] == run().shape[1]
+
+
 def test_multiply_adds_of_a_pass() -> None:
     spec = tiny_model().spec.decoder
     weights = sum(p.numel() for name, p in tiny_model().llm.layers.named_parameters() if name.endswith("proj.weight"))

@@ -49,7 +49,8 @@ def works_of(model: Network, rows: int, context: int, windows: Sequence[int]) ->
         decode.fast_forward()
 
     def of(window: int) -> Works:
-        width = getattr(model.projector.layers, "in_features", 0) or model.spec.code_width
+        identity = isinstance(model.projector.layers, torch.nn.Identity)
+        width = model.spec.decoder.width if identity else model.spec.code_width
         inputs, latent = Inputs((first,) * videos, window), torch.zeros(videos, window, width, dtype=model.dtype)
         hidden = torch.randn(rows, window, model.spec.decoder.width).to(model.dtype)
         return lambda: runner.run(inputs, latent), lambda: runner.draw(hidden, inputs)
