@@ -11,3 +11,4 @@ SHARED = ROOT.parent / "shared"
 """Recorded data that is no part of the repository."""
 GOLDEN = Path(os.environ.get("FASTCAR_GOLDEN", SHARED / "golden"))
 GOLDEN_FRAMES = Path(os.environ.get("FASTCAR_GOLDEN_FRAMES", SHARED / "golden-ivideogpt"))
+GOLDEN_LATENTS = Path(os.environ.get("FASTCAR_GOLDEN_LATENTS", SHARED / "golden-cosmos"))

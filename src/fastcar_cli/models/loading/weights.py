@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import GROUP, widen_stored
+from fastcar_cli.models.loading.torchscript import TorchScriptFile
 from fastcar_cli.plain_data import parse_json
 
 PIECE = 64 * 2**20
@@ -99,12 +100,14 @@ class _Bin:
         return tensor[begin:end] if tensor.dim() else tensor
 
 
-_File = _Safetensors | _Bin
+_File = _Safetensors | _Bin | TorchScriptFile
 
 
 def _open(path: Path) -> _File:
     if not path.is_file():
         raise RequestError(f"weights file {path} is missing", hint="fetch it again")
+    if path.suffix == ".jit":
+        return TorchScriptFile(path)
     return (_Bin if path.suffix == ".bin" else _Safetensors)(path)
 
 

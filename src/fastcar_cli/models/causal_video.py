@@ -1,0 +1,209 @@
+"""Causal video tokenizer: frames to ids and ids to frames (Cosmos-Tokenize1-DV8x16x16).
+
+The first latent stands for one frame, every later one for `CausalVideoSpec.time` frames. Nothing looks ahead, so a
+video is encoded and decoded a latent at a time, and the first frames have the ids that they have in a longer video.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from fastcar_cli.models.causal_video_blocks import (
+    Level,
+    LevelSpec,
+    Middle,
+    Norm,
+    Pair,
+    Past,
+    Pointwise,
+    patched,
+    unpatched,
+)
+from fastcar_cli.models.fsq import codes_of, ids_of
+from fastcar_cli.plain_data import WHOLE, Flag, Size
+
+COLOURS = 3
+
+Progress = Callable[[int, int], None]
+"""Receives multiply-adds done and to be done."""
+
+
+@dataclass(frozen=True, config=WHOLE)
+class CausalVideoSpec:
+    """Sizes of the tokenizer.
+
+    `patch` is the side of the cube of pixels that wavelets make one place of, `levels` of the quantiser, a number a
+    dimension of a code, `latent` the width before it. `down` are the levels of the encoder, of which the first has
+    maps of `width` channels to begin with; `up` those of the decoder, the last one first used. Raises ValueError for a
+    patch that is no power of two.
+    """
+
+    patch: Size
+    levels: tuple[Size, ...]
+    latent: Size
+    width: Size
+    down: tuple[LevelSpec, ...]
+    up: tuple[LevelSpec, ...]
+    encoder_attention: Flag = True
+    decoder_attention: Flag = True
+
+    def __post_init__(self) -> None:
+        if 2**self.steps != self.patch:
+            raise ValueError(f"patch {self.patch} is no power of two")
+        if not (self.levels and self.down and self.up and all(level.widths for level in (*self.down, *self.up))):
+            raise ValueError("a level without blocks, or no level")
+        if min(self.levels) < 2:
+            raise ValueError(f"levels {list(self.levels)}: a dimension of one value")
+
+    @property
+    def steps(self) -> int:
+        """Steps of the wavelets."""
+        return self.patch.bit_length() - 1
+
+    @property
+    def codes(self) -> int:
+        """How many ids there are."""
+        return math.prod(self.levels)
+
+    @property
+    def time(self) -> int:
+        """Frames that a latent but the first stands for."""
+        return self.patch << sum(level.time for level in self.down)
+
+    @property
+    def space(self) -> int:
+        """Side in pixels of what a place of a latent stands for."""
+        return self.patch << sum(level.space for level in self.down)
+
+    @property
+    def channels(self) -> int:
+        """Of a map at the decoder's most places, and of what wavelets make of pixels."""
+        return max(*self.up[0].widths, COLOURS * self.patch**3)
+
+    def frames(self, latents: int) -> int:
+        """Frames of so many latents."""
+        return 1 + self.time * (latents - 1)
+
+
+class Encoder(nn.Module):
+    """Patches of pixels to latents."""
+
+    def __init__(self, spec: CausalVideoSpec) -> None:
+        super().__init__()
+        *inputs, last = [spec.width, *(level.widths[-1] for level in spec.down)]
+        self.conv_in = Pair(COLOURS * spec.patch**3, spec.width)
+        self.down = nn.ModuleList(Level(width, level, up=False) for width, level in zip(inputs, spec.down, strict=True))
+        self.mid = Middle(last, attention=spec.encoder_attention)
+        self.norm_out, self.conv_out = Norm(last), Pair(last, spec.latent)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """[P, T, H, W, 3 patch^3] -> [P, t, h, w, latent]."""
+        x = self.conv_in(x, past)
+        for level in self.down:
+            x = level(x, past)
+        return self.conv_out(F.silu(self.norm_out(self.mid(x, past)), inplace=True), past)
+
+
+class Decoder(nn.Module):
+    """Latents to patches of pixels."""
+
+    def __init__(self, spec: CausalVideoSpec) -> None:
+        super().__init__()
+        inputs = [*(level.widths[-1] for level in spec.up[1:]), spec.up[-1].widths[0]]
+        self.conv_in = Pair(spec.latent, inputs[-1])
+        self.mid = Middle(inputs[-1], attention=spec.decoder_attention)
+        self.up = nn.ModuleList(Level(width, level, up=True) for width, level in zip(inputs, spec.up, strict=True))
+        last = spec.up[0].widths[-1]
+        self.norm_out, self.conv_out = Norm(last), Pair(last, COLOURS * spec.patch**3)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """[P, t, h, w, latent] -> [P, T, H, W, 3 patch^3]."""
+        x = self.mid(self.conv_in(x, past), past)
+        for level in reversed(self.up):
+            x = level(x, past)
+        return self.conv_out(F.silu(self.norm_out(x), inplace=True), past)
+
+
+class CausalVideoTokenizer(nn.Module):
+    """Both networks and the quantiser between them; each computes in the dtype of its weights."""
+
+    def __init__(self, spec: CausalVideoSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        width = len(spec.levels)
+        self.encoder, self.quant_conv = Encoder(spec), Pointwise(spec.latent, width)
+        self.post_quant_conv, self.decoder = Pointwise(width, spec.latent), Decoder(spec)
+
+    def latents(self, frames: Tensor, past: Past) -> Tensor:
+        """What ids are made of, float32 [P, t, h, w, D], of the next frames uint8 [P, T, H, W, 3] of a video."""
+        pixels = frames.to(torch.float32).div_(255).mul_(2).sub_(1)
+        if past.first(self.encoder.conv_in[1]):
+            pixels = torch.cat([pixels[:, :1].expand(-1, self.spec.patch - 1, -1, -1, -1), pixels], 1)
+        x = patched(pixels, self.spec.steps).to(self.quant_conv.conv3d.weight.dtype)
+        return self.quant_conv(self.encoder(x, past), past).float()
+
+    def pixels(self, ids: Tensor, past: Past) -> Tensor:
+        """The next frames [P, T, H, W, 3] of a video, about -1 .. 1, of the next ids [P, t, h, w]."""
+        first = past.first(self.decoder.conv_in[1])
+        codes = codes_of(ids, self.spec.levels).to(self.post_quant_conv.conv3d.weight.dtype)
+        patches = self.decoder(self.post_quant_conv(codes, past), past)
+        return unpatched(patches.float(), self.spec.steps)[:, (self.spec.patch - 1) * first :]
+
+    @torch.inference_mode()
+    def encode(self, frames: Tensor, progress: Progress | None = None) -> Tensor:
+        """Ids int64 [P, t, h, w] of frames uint8 [P, T, H, W, 3], T = 1 + time (t - 1), sides multiples of `space`."""
+        spec, past = self.spec, Past()
+        if progress is not None:
+            first, later = work(spec, frames.shape[2] // spec.space, frames.shape[3] // spec.space, encode=True)
+            past = Past(_counting(progress, frames.shape[0] * (first + later * (frames.shape[1] // spec.time))))
+        pieces = [frames[:, :1], *(frames[:, i : i + spec.time] for i in range(1, frames.shape[1], spec.time))]
+        return torch.cat([ids_of(self.latents(piece, past), spec.levels) for piece in pieces], 1)
+
+    def stream(self, progress: Progress | None = None) -> LatentDecoder:
+        """What decodes the latents of some videos one after another; `progress` receives the work of each."""
+        return LatentDecoder(self, progress)
+
+
+class LatentDecoder:
+    """Decodes latents in their order."""
+
+    def __init__(self, tokenizer: CausalVideoTokenizer, progress: Progress | None = None) -> None:
+        self._tokenizer, self._progress, self._past = tokenizer, progress, Past()
+        self._latents = 0
+
+    @torch.inference_mode()
+    def next(self, ids: Tensor) -> Tensor:
+        """Frames float32 [P, 1 or time, H, W, 3] in 0 .. 255, not rounded, of the next ids int64 [P, h, w]."""
+        past = self._past
+        if self._progress is not None:
+            total = len(ids) * work(self._tokenizer.spec, ids.shape[1], ids.shape[2], encode=False)[self._latents > 0]
+            past.on_work, past.work = _counting(self._progress, total), 0
+        self._latents += 1
+        return self._tokenizer.pixels(ids[:, None], past).div_(2).add_(0.5).clamp_(0, 1).mul_(255)
+
+
+def _counting(progress: Progress, total: int) -> Callable[[int], None]:
+    return lambda done: progress(done, total)
+
+
+@cache
+def work(spec: CausalVideoSpec, rows: int, columns: int, *, encode: bool) -> tuple[int, int]:
+    """Multiply-adds of convolutions for the first latent of rows x columns places, and for a later one, of a video."""
+    past, done = Past(), []
+    with torch.device("meta"):
+        tokenizer = CausalVideoTokenizer(spec)
+        for frames in (1, spec.time):
+            if encode:
+                size = (1, frames, rows * spec.space, columns * spec.space, COLOURS)
+                tokenizer.latents(torch.empty(size, dtype=torch.uint8), past)
+            else:
+                tokenizer.pixels(torch.zeros(1, 1, rows, columns, dtype=torch.int64), past)
+            done.append(past.work)
+    return done[0], done[1] - done[0]
