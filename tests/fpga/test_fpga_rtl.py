@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fpga_presets import constant, preset
 from support.processes import Run
+from support.tiny import tiny_spec
 
 from fastcar_cli.backends.fpga.decisions import Decisions, draw, save
 from fastcar_cli.backends.fpga.drs import Drs
@@ -28,6 +29,7 @@ from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
 from fastcar_cli.backends.fpga.rtl import bundle, synth, tools
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.backends.fpga.timing import Rates
+from fastcar_cli.backends.fpga.windows import Windows
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.registry import folder_of, shapes_of, spec_of
 
@@ -229,6 +231,24 @@ def test_a_trace_of_the_bundled_model_runs_in_the_cycles_that_the_emulator_says(
     assert document["check"]["same"] and all(line.endswith("no difference") for line in lines)
     # The preset's machine, the two others, the parts of the arithmetic, a core.
     assert [line.split(":")[0] for line in lines] == ["2 cores", "3 cores", "5 cores", "arithmetic", "core"]
+
+
+@needs_verilator
+@pytest.mark.slow
+def test_passes_with_drafts_run_in_the_cycles_that_the_emulator_says(tmp_path: Path) -> None:
+    # Up to the full register: 16 input tokens of two rows.
+    taken, accepted = np.array([1, 16, 3, 8]), np.array([[1], [9], [3], [2]])
+    bits = np.random.default_rng(0).random((3, 2, taken.sum())) < 0.6
+    windows = Windows(taken, accepted, bits)
+    bundle.write(tmp_path, preset(), Decisions(windows.final(15), tiny_spec().to_dict(), 3, 4, None, 4, {}, windows))
+    lines = (tmp_path / "layers.csv").read_text().splitlines()
+    assert [int(line.split(",")[4]) for line in lines[1 + bundle.RANDOM_LAYERS :]] == (2 * taken).repeat(3).tolist()
+    layers = bundle.RANDOM_LAYERS + 3 * len(taken)
+    same, line = tools.simulate(tmp_path, layers=layers)
+    assert same and f"{layers} layers" in line, line
+    *cells, cycles = lines[-1].split(",")
+    (tmp_path / "layers.csv").write_text("\n".join([*lines[:-1], ",".join([*cells, str(int(cycles) + 1)])]) + "\n")
+    assert tools.call(["build/simulate"], tmp_path)[0] == 1
 
 
 @needs_verilator

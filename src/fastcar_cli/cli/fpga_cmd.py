@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import check_made, one_of, refuse, refuse_all_but
+from fastcar_cli.cli.flags import check_made, given, one_of, refuse, refuse_all_but
 from fastcar_cli.cli.options import Debug, Flags, Json, options
 from fastcar_cli.config import MODELS, load_config
 from fastcar_cli.errors import RequestError
@@ -46,6 +46,9 @@ def fpga(
     table: Annotated[
         bool, typer.Option("--table", help="Emulate the published latencies, or the decode speed of the preset's work.")
     ] = False,
+    drafts: Annotated[
+        bool, typer.Option("--drafts", help="Print what drafts do, by window and acceptance; rows: 2 if not given.")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print the terms of one layer's cycles and joules.")
     ] = False,
@@ -64,6 +67,10 @@ def fpga(
 
     if table:
         refuse_all_but(ctx, ("table", "preset", "as_json"), "with --table, which emulates the published runs")
+    if drafts:
+        refuse_all_but(
+            ctx, ("drafts", "preset", "rows", "as_json"), "with --drafts, at the shape of the published runs"
+        )
     if trace is not None:
         refuse_all_but(
             ctx,
@@ -81,6 +88,9 @@ def fpga(
     accelerator = load_preset(preset)
     if table:
         _table(accelerator, as_json)
+        return
+    if drafts:
+        _drafts(accelerator, rows if "rows" in given(ctx) else 2, as_json)
         return
     if trace is not None:
         saved = read(trace)
@@ -165,6 +175,33 @@ def _table(preset: Preset, as_json: bool) -> None:
     for r in rows:
         seconds = (f"{r['published_s']:.1f}", f"{r['emulated_s']:.1f}", f"{r['error']:+.1%}")
         shown.add_row(r["method"], *seconds, *(f"{r[key]:.2f}" for key in keys))
+    console().print(shown)
+
+
+def _drafts(preset: Preset, rows: int, as_json: bool) -> None:
+    from fastcar_cli.backends.fpga.drafted import REPLAY, emulate_drafts
+
+    lines = emulate_drafts(preset, rows)
+    if as_json:
+        typer.echo(json.dumps({"preset": preset.name, "rows": rows, "replay": REPLAY, "lines": lines}))
+        return
+    from fastcar_cli.cli.render import columns, console
+
+    windows = sorted({line["window"] for line in lines})
+    dense, replay = lines[0]["dense_s"], lines[0]["replay_s"]
+    shown = columns(
+        f"{preset.name}: VILA-U 7B, {rows} rows on {preset.cores} cores; a token {dense * 1e3:.1f} ms, "
+        f"with {REPLAY:.0%} replayed {replay * 1e3:.1f} ms ({dense / replay:.2f} x)",
+        *("acceptance", *(f"window {window}" for window in windows)),
+        left=0,
+        caption="Times as fast as dense: with drafts, and with drafts and replay.",
+    )
+    cells: dict[str, list[str]] = {}
+    for line in lines:
+        faster = (f"{line['dense_s'] / line[f'{kind}_s']:.2f}" for kind in ("drafts", "both"))
+        cells.setdefault(line["acceptance"], []).append("  ".join(faster))
+    for acceptance, row in cells.items():
+        shown.add_row(acceptance, *row)
     console().print(shown)
 
 
