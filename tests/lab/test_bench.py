@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.tiny import tiny_model, tiny_spec
 
+from fastcar_cli.analysis.profiler import tokens_of
 from fastcar_cli.cli.app import main
 from fastcar_cli.cli.render import columns
-from fastcar_lab.bench import neighbour, window
+from fastcar_lab.bench import drafted, neighbour, window
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 from fastcar_lab.bench.contestants import engine, pattern
 from fastcar_lab.bench.measure import contestants, models, pass_bytes
@@ -55,6 +56,22 @@ def test_weights_of_forced_mlps_are_not_touched_and_others_are(executor: str, mo
         assert bool(torch.stack(hidden).isnan().any()) is broken
         for weight, kept in zip(weights, whole, strict=True):
             weight.copy_(kept)
+
+
+def test_drafts_are_worth_what_their_passes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastcar_lab.bench.measure.full_spec", lambda: tiny_spec(times=4))
+    plan = Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 2, 1, False)
+    result = drafted.measure(plan, [3], 0.5)
+    assert set(result["lines"]) == {"bfloat16", "int8", "int4"} and result["accept"] == 0.5
+    for lines in result["lines"].values():
+        one, three = (lines[w]["ms"] + lines[w]["draw_ms"] for w in (1, 3))
+        assert lines[1]["speedup"] == 1.0 and lines[3]["tokens_per_pass"] == 1.75
+        assert lines[3]["speedup"] == pytest.approx(1.75 * one / three)
+
+
+def test_tokens_of_a_pass_are_those_of_independent_drafts() -> None:
+    assert tokens_of(4, 0.8) == pytest.approx((1 - 0.8**4) / (1 - 0.8))
+    assert tokens_of(8, 1.0) == 8 and tokens_of(8, 0.0) == 1
 
 
 def test_a_table_in_a_file_is_not_cut() -> None:

@@ -74,11 +74,34 @@ def test_a_stopped_video_goes_on_behind_its_last_frame(tmp_path: Path) -> None:
         whole_video(model, PLAN, file)
 
 
+def test_drafts_that_are_always_right_fill_their_windows() -> None:
+    model = load("mini")
+    right, wrong = (whole_video(model, WholeVideo("mini", frames=3, ratio=0.5, draft=8, accept=a)) for a in (1.0, 0.0))
+    # 192 positions; the first has a pass of its own.
+    assert right["variants"]["drafts"]["tokens_per_pass"] == pytest.approx(192 / 25)
+    assert wrong["variants"]["drafts"]["tokens_per_pass"] == 1.0
+    dense, drafts, both = (right["variants"][v]["bytes"] for v in ("dense", "drafts", "both"))
+    # The weights of an MLP are spared where all tokens of a pass replay: 0.75^8 of later frames.
+    assert dense / 9 < drafts < dense / 7 and 0.9 * drafts < both < drafts
+
+
+def test_a_stretch_with_drafts_is_as_long_as_its_passes_make_it() -> None:
+    result = whole_video(load("mini"), WholeVideo("mini", frames=3, ratio=0.5, tokens=20, draft=8, accept=1.0))
+    assert result["variants"]["drafts"]["tokens_per_pass"] == 8.0
+    assert result["variants"]["dense"]["tokens_per_pass"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--video", "mini", "--replay-ratio", "0.9"), "allowed: at most 0.875"),
         (("--video", "mini", "--turns", "2"), "--turns has no effect"),
+        (("--video", "mini", "--draft", "4,8"), "a whole video has one window"),
+        (("--video", "mini", "--draft", "65"), "a frame has 64 tokens"),
+        (("--accept", "0.5"), "it needs --draft W"),
+        (("--draft", "4", "--generate", "2"), "--generate has no effect"),
+        (("--draft", "4096"), "a pass takes tokens of one frame"),
+        (("--draft", "4", "--window", "4"), "exclude each other"),
         (("--video", "nowhere"), "unknown model"),
         (("--tokens", "5"), "--tokens has no effect"),
     ],

@@ -165,6 +165,11 @@ class Measured:
     spread: float
 
 
+def tokens_of(window: int, accept: float) -> float:
+    """Tokens that a pass of W inputs makes final in the mean where each draft is right with this probability."""
+    return sum(accept**i for i in range(window))
+
+
 def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings: Any) -> Decode:
     """A decode for measuring: prompts of so many tokens that mean nothing, in pairs where the model is guided.
 

@@ -30,11 +30,14 @@ class DraftSettings:
     Attributes:
         kind: `off`, `frame`, `jacobi`, or `auto`, which chooses by what passes cost and what is accepted.
         window: W, most input tokens of a video that one pass takes.
+        accept: for measuring, the probability that a draft counts as right, whatever is drawn; what is decoded then
+            means nothing. None: drafts are compared.
 
     """
 
     kind: str = "off"
     window: int = 1
+    accept: float | None = None
 
     @property
     def fixed(self) -> int:
@@ -76,6 +79,7 @@ class Drafter:
         # Below these positions the codes of a video hold what the last pass drew.
         self._drawn = [0] * draws.videos
         self._drafts: Tensor | None = None
+        self._accept, self._chance = settings.accept, torch.Generator().manual_seed(0)
         self.passes: list[Pass] = []
         self.drafted = torch.zeros(draws.videos, draws.tokens, dtype=torch.bool)
 
@@ -126,6 +130,8 @@ class Drafter:
         draws, counts = self._draws, [1] * len(inputs.first)
         if self._drafts is not None:
             right = (drawn[:, :-1] == self._drafts).all(-1)
+            if self._accept is not None:
+                right = torch.rand(right.shape, generator=self._chance) < self._accept
             counts = (1 + right.long().cumprod(1).sum(1)).tolist()
             if self._lockstep:
                 counts = [min(counts)] * len(counts)

@@ -57,11 +57,15 @@ def window_table(out: Console, result: dict[str, Any]) -> None:
         f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows: "
         f"least of {result['turns']} turns of {result['passes']} passes",
         *("", "tokens a pass", "ms a pass", "times the first", "floor, ms", "bound by", "of it", "draw, ms"),
+        *(("final", "speed-up") if "accept" in result else ()),
+        caption=f"drafts right with probability {result['accept']:g}" if "accept" in result else None,
     )
     for form, by_window in result["lines"].items():
         for window, line in by_window.items():
             cells = [form, str(window), f"{line['ms']:.3f}", f"{line['times']:.2f}", f"{line['floor_ms']:.3f}"]
-            table.add_row(*cells, line["bound"], f"{line['of_floor']:.0%}", f"{line['draw_ms']:.3f}")
+            cells += [line["bound"], f"{line['of_floor']:.0%}", f"{line['draw_ms']:.3f}"]
+            cells += [f"{line[k]:.2f}" for k in ("tokens_per_pass", "speedup") if k in line]
+            table.add_row(*cells)
     print_whole(out, table)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fastcar_cli.analysis.machine import Stream, processor
+from fastcar_cli.decoding.drafts import DraftSettings, Pass
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
@@ -29,7 +30,6 @@ PROMPT = "a red ball rolling to the right on the grass"
 PUBLISHED = {"dense": 689.7, "replay": 354.5}
 """Seconds of VILA-U 7B on the paper's U280: dense, and with 87 % replay and a window of 256 (FastCar, table 2)."""
 
-VARIANTS = ("dense", "replay")
 _PARTS = ("decode_s", "mlp_s", "draw_s", "vision_s", "bytes")
 
 
@@ -38,7 +38,8 @@ class WholeVideo:
     """What to decode: frames of one video; `ratio` of all MLPs are replayed, jointly, in the second variant.
 
     With `tokens` only so many are decoded, from the middle of the video, and the rest is extrapolated from them.
-    `kv_dtype` is that of keys and values: auto (as the model) or int8.
+    `kv_dtype` is that of keys and values: auto (as the model) or int8. With a window `draft` above 1 a third variant
+    takes so many tokens a pass, a fourth replays too; a draft counts as right with probability `accept`.
     """
 
     model: str
@@ -46,20 +47,30 @@ class WholeVideo:
     ratio: float
     tokens: int | None = None
     kv_dtype: str = "auto"
+    draft: int = 1
+    accept: float = 0.0
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """What is decoded, in order."""
+        return ("dense", "replay") if self.draft == 1 else ("dense", "replay", "drafts", "both")
 
 
-def _read_by(decode: Decode, first: int, last: int) -> int:
-    """Bytes that positions first to last - 1 must read: weights once a use, keys and values of every row."""
+def _read_by(decode: Decode, passes: Sequence[Pass]) -> int:
+    """Bytes that passes must read: weights once a pass, keys and values of every row up to the last input."""
     network, spec = decode.model, decode.model.spec
     mlp = network.weights_bytes("llm.layers.", ".mlp.") // spec.decoder.layers
     fixed = network.weights_bytes("llm.layers.") - mlp * spec.decoder.layers
     fixed += network.weights_bytes("projector.") + spec.code_depth * network.weights_bytes("depth.")
     total = 0
-    for index in range(max(first, 1), last):
+    for first, taken, _ in passes:
+        # Position 0 is drawn from what the prompt left.
+        if (t := first[0]) < 0:
+            continue
         computed = spec.decoder.layers
         if decode.replay is not None:
-            computed = int((~decode.replay.replayed[:, :, index - 1]).any(1).sum())
-        total += fixed + mlp * computed + decode.cache.bytes_read(index - 1)
+            computed = int((~decode.replay.replayed[:, :, t : t + taken]).flatten(1).any(1).sum())
+        total += fixed + mlp * computed + decode.cache.bytes_read(t + taken - 1)
     return total
 
 
@@ -69,7 +80,8 @@ def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
     settings = DecodeSettings(
         frames=plan.frames,
         sampling=model.defaults.sampling,
-        rule=ReplayRule(OFF if variant == "dense" else Tau((float("-inf"),))),
+        rule=ReplayRule(Tau((float("-inf"),)) if variant in ("replay", "both") else OFF),
+        draft=DraftSettings("frame", plan.draft, plan.accept) if variant in ("drafts", "both") else DraftSettings(),
         kv_dtype=plan.kv_dtype,
     )
     decode, _ = begin(model, [PROMPT], [0], settings)
@@ -100,27 +112,36 @@ def _pieces(plan: WholeVideo, total: int, n: int) -> list[tuple[int, int]]:
 
 def _timed(decode: Decode, pieces: list[tuple[int, int]]) -> Iterator[dict[str, float]]:
     """Decode the pieces in turn, and a frame's pixels behind each; seconds and bytes of each."""
-    clock, n = decode.clock, decode.frame
-    ends = {last: first for first, last in pieces}
-    before = (0.0, 0.0, 0.0)
-    for step in decode.steps(first=pieces[0][0]):
-        done = step.index + 1
-        if done not in ends:
+    clock, n, left = decode.clock, decode.frame, list(pieces)
+    before, begin, seen = (0.0, 0.0, 0.0), pieces[0][0], 0
+    for _ in decode.steps(first=begin):
+        # With drafts a pass may end behind the piece.
+        if (done := decode.done) < left[0][1]:
             continue
         now = (clock.decode, clock.mlp, clock.draw)
         began = time.perf_counter()
         decode.decode_frame((done - 1) // n)
+        vision = time.perf_counter() - began
         seconds = [b - a for a, b in zip(before, now, strict=True)]
-        measured = [*seconds, time.perf_counter() - began, _read_by(decode, ends[done], done)]
-        yield {"first": ends[done], "tokens": done - ends[done], **dict(zip(_PARTS, measured, strict=True))}
-        before = now
-        if done == pieces[-1][1]:
+        assert decode.drafter is not None
+        measured = [*seconds, vision, _read_by(decode, decode.drafter.passes[seen:])]
+        yield {
+            "first": begin,
+            "tokens": done - begin,
+            "passes": len(decode.drafter.passes) - seen,
+            **dict(zip(_PARTS, measured, strict=True)),
+        }
+        before, begin, seen = now, done, len(decode.drafter.passes)
+        left.pop(0)
+        if not left:
             return
 
 
 def _empty(plan: WholeVideo) -> dict[str, Any]:
+    # Records of runs without drafts do not have their keys.
+    unlike = {"model"} if plan.draft > 1 else {"model", "draft", "accept"}
     return {
-        "plan": {key: value for key, value in asdict(plan).items() if key != "model"},
+        "plan": {key: value for key, value in asdict(plan).items() if key not in unlike},
         "weights": identity(plan.model).weights,
         "threads": torch.get_num_threads(),
         "variants": {},
@@ -161,10 +182,12 @@ def whole_video(
     """
     spec = model.network.spec
     n, total = spec.tokens_per_frame, plan.frames * spec.tokens_per_frame
+    if plan.draft > n:
+        raise RequestError(f"a frame has {n} tokens", key="draft", value=plan.draft, allowed=f"1 to {n}")
     pieces = _pieces(plan, total, n)
     record = _empty(plan) if save is None else _kept(save, plan)
     each = sum(last - first for first, last in pieces)
-    for number, variant in enumerate(VARIANTS):
+    for number, variant in enumerate(plan.variants):
         line = record["variants"].setdefault(variant, {"pieces": [], "prefill_s": 0.0, "peak_bytes": 0})
         left = pieces[len(line["pieces"]) :]
         if not left:
@@ -177,7 +200,7 @@ def whole_video(
             if save is not None:
                 write_whole(save, json.dumps(record, indent=1) + "\n")
             if on_progress is not None:
-                on_progress(number * each + int(sum(p["tokens"] for p in line["pieces"])), len(VARIANTS) * each)
+                on_progress(number * each + int(sum(p["tokens"] for p in line["pieces"])), len(plan.variants) * each)
         decode.release()
     # Not before, as it takes memory of its own.
     bandwidth = Stream(torch.device("cpu")).rate() / 1e9
@@ -205,6 +228,8 @@ def _summary(record: dict[str, Any], plan: WholeVideo, bandwidth: float, model: 
             "peak_bytes": line["peak_bytes"],
             "kernels": line["kernels"],
             "published_s": published.get(variant),
+            "tokens_per_pass": sum(p["tokens"] for p in pieces) / sum(p.get("passes", p["tokens"]) for p in pieces),
+            "speedup": lines["dense"]["seconds"] / seconds if lines else 1.0,
         }
     return {
         "model": model.name,
@@ -216,6 +241,8 @@ def _summary(record: dict[str, Any], plan: WholeVideo, bandwidth: float, model: 
         "tokens": total,
         "decoded": plan.tokens or total,
         "ratio": plan.ratio,
+        "draft": plan.draft,
+        "accept": plan.accept,
         "bandwidth_gb_s": bandwidth,
         "variants": lines,
         "speedup": lines["dense"]["seconds"] / lines["replay"]["seconds"],

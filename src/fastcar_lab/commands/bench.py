@@ -5,7 +5,8 @@ torch's and with native kernels, with int8 and int4 weights; transformers' Llama
 a loop that computes every MLP and then selects. `--generate N` also times N whole `fastcar generate`.
 `--video MODEL` decodes a whole video instead, dense and with replay; `--clip small` predicts a clip with a model of
 iVideoGPT's shape, against transformers' generate; `--busy N` times dense passes on one thread and on several beside
-N processes that keep a core busy; `--window 1,4,16` times passes of so many tokens.
+N processes that keep a core busy; `--window 1,4,16` times passes of so many tokens. `--draft 4,8 --accept 0.9` says
+what drafts bring of which each counts as right with that probability, in passes or in a whole video.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
         "of what memory gave": ("of_bandwidth", "{:.0%}"),
         "most memory, bytes": ("peak_bytes", "{:,}"),
         "published, U280": ("published_s", "{:.1f}"),
+        "tokens a pass": ("tokens_per_pass", "{:.2f}"),
+        "times as fast as dense": ("speedup", "{:.2f}"),
     }
     for name, (key, form) in rows.items():
         if all(line[key] is not None for line in lines.values()):
@@ -133,6 +136,8 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
     if result["decoded"] < result["tokens"]:
         out.print(f"decoded {result['decoded']} of {result['tokens']:,} tokens, from the middle; the rest is estimated")
     out.print(f"replay of {result['ratio']:.0%} of all MLPs: {result['speedup']:.2f} x")
+    if result["draft"] > 1:
+        out.print(f"drafts with window {result['draft']}, each right with probability {result['accept']:g}")
 
 
 def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> None:
@@ -165,13 +170,18 @@ def _beside(plans: list[Benchmark], busy: int, threads: int, as_json: bool) -> N
         typer.echo(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
 
 
-def _windows(plans: list[Benchmark], windows: list[int], as_json: bool) -> None:
+def _windows(plans: list[Benchmark], windows: list[int], accept: float | None, as_json: bool) -> None:
     """Time passes of several tokens, one context after the other, and print what they took."""
     from fastcar_cli.cli.render import console
+    from fastcar_lab.bench import drafted, window
     from fastcar_lab.bench.render import window_table
-    from fastcar_lab.bench.window import measure
 
-    results = [_watched("turns", f"context {plan.context:,}", partial(measure, plan, windows)) for plan in plans]
+    results = []
+    for plan in plans:
+        work = partial(window.measure, plan, windows)
+        if accept is not None:
+            work = partial(drafted.measure, plan, windows, accept)
+        results.append(_watched("turns", f"context {plan.context:,}", work))
     if as_json:
         typer.echo(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
         return
@@ -227,6 +237,13 @@ def bench(
         Path | None, typer.Option(help="File for the frames of --video; the same command resumes after the last one.")
     ] = None,
     kv_dtype: Annotated[str, typer.Option(help="Keys and values of --video: auto (as the model) or int8.")] = "auto",
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Instead, passes with drafts: windows with commas between them; one window with --video."),
+    ] = None,
+    accept: Annotated[
+        float, typer.Option(help="Probability that a draft counts as right, with --draft.", min=0, max=1)
+    ] = 0.9,
     generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
     busy: Annotated[
         int,
@@ -244,6 +261,7 @@ def bench(
 
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.cli.flags import given, one_of, refuse
+    from fastcar_cli.errors import RequestError
     from fastcar_cli.resolve import resolve_device
     from fastcar_lab.bench.cases import Benchmark, check
     from fastcar_lab.bench.measure import measure
@@ -251,12 +269,22 @@ def bench(
     one_of("--shape", shape, ("mini", "vila-u-7b"))
     one_of("--clip", clip, ("small", "medium"))
     one_of("--kv-dtype", kv_dtype, choices.values(choices.KVDtype))
+    drafts = parse_lengths(draft, "draft") if draft is not None else []
+    if not drafts:
+        refuse(ctx, ("accept",), "without --draft", "it needs --draft W")
+    elif window is not None:
+        raise RequestError("--draft and --window exclude each other", hint="--draft times passes of one token too")
     if video is not None:
         from fastcar_lab.bench.video import WholeVideo
 
         of_video = {"video", "frames", "replay_ratio", "tokens", "save", "kv_dtype", "threads", "as_json"}
+        of_video |= {"draft", "accept"}
         refuse(ctx, given(ctx).keys() - of_video, "with --video", "leave it out")
-        whole = WholeVideo(video, frames=frames or 8, ratio=replay_ratio, tokens=tokens, kv_dtype=kv_dtype)
+        if len(drafts) > 1:
+            raise RequestError("a whole video has one window", key="draft", value=draft, allowed="one number")
+        whole = WholeVideo(
+            video, frames or 8, replay_ratio, tokens, kv_dtype, drafts[0] if drafts else 1, accept if drafts else 0.0
+        )
         _whole_video(whole, threads, save, as_json)
         return
     if clip is not None:
@@ -291,9 +319,10 @@ def bench(
         refuse(ctx, ("device", "llama_cpp", "compiled", "generate"), "with --busy", "leave it out")
         _beside(plans, busy, torch.get_num_threads(), as_json)
         return
-    if window is not None:
-        refuse(ctx, ("device", "llama_cpp", "compiled", "generate"), "with --window", "leave it out")
-        _windows(plans, parse_lengths(window, "window"), as_json)
+    if window is not None or drafts:
+        refuse(ctx, ("device", "llama_cpp", "compiled", "generate"), "with --window or --draft", "leave it out")
+        windows = drafts if window is None else parse_lengths(window, "window")
+        _windows(plans, windows, accept if drafts else None, as_json)
         return
     results = []
     for plan in plans:

@@ -1,0 +1,27 @@
+"""Passes with drafts at a given acceptance: their cost, measured, and what they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastcar_cli.analysis.profiler import tokens_of
+from fastcar_lab.bench import window
+from fastcar_lab.bench.cases import Benchmark
+
+
+def measure(
+    plan: Benchmark, windows: Sequence[int], accept: float, on_progress: Callable[[int, int], None] = lambda *_: None
+) -> dict[str, Any]:
+    """What `window.measure` says of one token and of these windows, and what drafts bring.
+
+    Each line has besides: `cost`, the pass and its draws in those of one token; `tokens_per_pass`, where each draft is
+    right with probability `accept`; and `speedup`.
+    """
+    result = window.measure(plan, list(dict.fromkeys((1, *windows))), on_progress)
+    for by_window in result["lines"].values():
+        one = by_window[1]["ms"] + by_window[1]["draw_ms"]
+        for size, line in by_window.items():
+            cost, tokens = (line["ms"] + line["draw_ms"]) / one, tokens_of(size, accept)
+            line |= {"cost": cost, "tokens_per_pass": tokens, "speedup": tokens / cost}
+    return result | {"accept": accept}
