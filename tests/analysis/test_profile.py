@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.processes import Run
 from support.tiny import tiny_model
 
+from fastcar_cli.analysis.draft_profile import draft_table, needed
 from fastcar_cli.analysis.machine import Machine
 from fastcar_cli.analysis.profiler import (
     Shape,
@@ -21,6 +22,7 @@ from fastcar_cli.analysis.profiler import (
     profile_length,
     random_shape,
     replay_table,
+    tokens_of,
     traffic,
 )
 from fastcar_cli.decoding.engine import Decode
@@ -98,6 +100,29 @@ def test_replay_expectations() -> None:
     assert row["in_pairs"] == pytest.approx(10 / (10.5 - 5 * 0.5**2))
     assert row["together"] == pytest.approx(10 / (10.5 - 2.5))
     assert table["measured_all_replayed"] == pytest.approx(10 / 6)
+
+
+@given(st.integers(2, 16), st.floats(1.0, 16.0))
+def test_the_acceptance_needed_gives_the_tokens_wanted(window: int, gain: float) -> None:
+    accept = needed(window, gain)
+    if gain > window:
+        assert accept is None
+    else:
+        assert accept is not None and tokens_of(window, accept) == pytest.approx(gain, rel=1e-3)
+
+
+def test_drafts_are_held_against_one_token_and_against_replay() -> None:
+    table = draft_table(tiny_shape(), 2, 20, repeats=2, ratio=0.5)
+    assert table is not None and [x["window"] for x in table["windows"]] == [1, 2, 4]
+    one = table["windows"][0]
+    assert one["cost"] == 1.0 and one["pays_from"] is None
+    replayed = table["replayed_ms"]
+    wanted = one["ms"] / (one["ms"] - 0.5 * max(0.0, one["ms"] - replayed))
+    assert table["replay_speedup"] == pytest.approx(wanted)
+    for line in table["windows"][1:]:
+        assert line["cost"] == pytest.approx(line["ms"] / one["ms"])
+        assert line["pays_from"] == needed(line["window"], line["cost"])
+        assert line["beats_replay_from"] == needed(line["window"], line["cost"] * table["replay_speedup"])
 
 
 def test_random_layers_are_as_many_as_fit_or_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fastcar_cli.analysis.draft_profile import draft_table
 from fastcar_cli.analysis.machine import measure_machine
 from fastcar_cli.analysis.profiler import Shape, profile_length, random_shape, replay_table, vision_seconds
 from fastcar_cli.errors import RequestError
@@ -24,7 +25,8 @@ class ProfileSettings:
     """What is measured: steps of `model` at these context lengths.
 
     rows: of the batch; None: those of one video. dtype: auto is the model's own, or the device's usual one.
-    threads: of a CPU; None: all. repeats: timed steps a length and kind.
+    threads: of a CPU; None: all. repeats: timed steps a length and kind. ratio: of the replay that drafts are held
+    against.
     """
 
     model: str
@@ -34,6 +36,7 @@ class ProfileSettings:
     device: str
     threads: int | None
     repeats: int
+    ratio: float
 
 
 class StepProfile:
@@ -49,6 +52,7 @@ class StepProfile:
         dtype = _own_dtype(settings.model, default_dtype(device)) if settings.dtype == "auto" else settings.dtype
         self._machine = measure_machine(torch.device(device), DTYPES[dtype])
         self._measured: list[dict[str, Any]] = []
+        self._drafts: list[dict[str, Any]] = []
         self._shape: Shape | None = None
         if not settings.lengths:
             return
@@ -74,6 +78,8 @@ class StepProfile:
                     self._shape, self._machine, self._rows, length, repeats=self._settings.repeats, vision=vision
                 )
             )
+            drafts = draft_table(self._shape, self._rows, length, self._settings.repeats, self._settings.ratio)
+            self._drafts += [drafts] if drafts is not None else []
             yield self._measured[-1]
 
     def write_timeline(self, file: Path) -> None:
@@ -95,6 +101,7 @@ class StepProfile:
         if self._shape is None:
             return document
         document["replay"] = {"rows": self._rows, "lengths": [replay_table(x, self._rows) for x in self._measured]}
+        document["drafts"] = self._drafts
         document["layers"] = {
             "measured": self._shape.layers,
             "scaled_to": self._shape.spec.decoder.layers,

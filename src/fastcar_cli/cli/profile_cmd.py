@@ -37,6 +37,7 @@ def profile(
     *,
     flags: Flags,
     repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1, max=10**6)] = 5,
+    replay_ratio: Annotated[float, typer.Option(help="Replay that drafts are held against.", min=0, max=1)] = 0.8,
     backend: Annotated[str, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")] = "torch",
     fpga: Annotated[str, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = "paper-u280",
     decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
@@ -60,15 +61,13 @@ def profile(
     if decode is None:
         refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
     elif seq is None:
-        measured = ("rows", "repeats", "timeline", "compare")
+        measured = ("rows", "repeats", "replay_ratio", "timeline", "compare")
         refuse(ctx, measured, "with --decode alone", "it needs --seq, which measures steps beside the run")
     if backend == "torch":
         refuse(ctx, ("fpga",), "with the backend torch", "it needs --backend fpga-sim")
     else:
-        refuse(
-            ctx, ("dtype", "device", "threads", "repeats", "timeline", "decode"), "with an emulated accelerator",
-            "leave it out, or leave out --backend fpga-sim",
-        )  # fmt: skip
+        of_torch = ("dtype", "device", "threads", "repeats", "replay_ratio", "timeline", "decode")
+        refuse(ctx, of_torch, "with an emulated accelerator", "leave it out, or leave out --backend fpga-sim")
     lengths = [] if decode is not None and seq is None else parse_lengths(seq or _lengths(model))
     if plots is not None:
         pyplot("--plots")
@@ -83,7 +82,7 @@ def profile(
     if backend == "fpga-sim":
         document = _emulated(model, lengths, rows, fpga)
     else:
-        plan = ProfileSettings(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats)
+        plan = ProfileSettings(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats, replay_ratio)
         document = _measured(plan, timeline)
     profiled = None
     if decode is not None:

@@ -45,6 +45,8 @@ def show(document: dict[str, Any]) -> None:
             )
     for replay in document["replay"].get("lengths", []):
         out.print(_replay(replay, document["replay"]["rows"]))
+    for drafts in document.get("drafts", []):
+        out.print(_drafts(drafts))
     if "decode" in document:
         _decode(document["decode"])
     if "compared" in document:
@@ -89,6 +91,19 @@ def _replay(replay: dict[str, Any], rows: int) -> Table:
     )
     for row in replay["expected"]:
         table.add_row(f"{row['ratio']:.1%}", *(f"{row[k]:.2f}x" for k in ("rows_alone", "in_pairs", "together")))
+    return table
+
+
+def _drafts(drafts: dict[str, Any]) -> Table:
+    table = columns(
+        f"drafts at {drafts['seq']:,}: passes of W tokens of a video, {drafts['kernels']}",
+        *("W", "ms", "times one", "pay from", "beat replay from"),
+        caption=f"share of right drafts; replay of {drafts['replay_ratio']:.0%}: {drafts['replay_speedup']:.2f}x",
+    )
+    for line in drafts["windows"]:
+        shares = ["" if line["window"] == 1 else "never" if (a := line[k]) is None else f"{a:.0%}"
+                  for k in ("pays_from", "beats_replay_from")]  # fmt: skip
+        table.add_row(str(line["window"]), f"{line['ms']:.3f}", f"{line['cost']:.2f}", *shares)
     return table
 
 

@@ -62,6 +62,7 @@ class Drafter:
     """Drafts the next tokens of every video of a batch, and says how many are right.
 
     Attributes:
+        window: most input tokens of a video in a pass.
         passes: what was run, in order.
         drafted: whether a final position was an accepted draft, bool [P, T*N].
 
@@ -74,7 +75,7 @@ class Drafter:
         """
         self._draws, self._frame, self._columns, self._lockstep = draws, frame, columns, lockstep
         self._carry = settings.kind != "frame"
-        self._window = settings.window
+        self.window = settings.window
         self._choice = DraftWindow(settings.window) if settings.kind == "auto" else None
         # Below these positions the codes of a video hold what the last pass drew.
         self._drawn = [0] * draws.videos
@@ -90,7 +91,7 @@ class Drafter:
         """
         draws, self._drafts = self._draws, None
         least, first = min(draws.done), tuple(done - 1 for done in draws.done)
-        window = self._window if self._choice is None else self._choice.choose(self._promising(least))
+        window = self.window if self._choice is None else self._choice.choose(self._promising(least))
         count = min(window, most, draws.tokens - least)
         if count < 2 or not least:
             return Inputs(first)
@@ -148,7 +149,7 @@ class Drafter:
         done = sum(p.accepted[video] for p in own)
         drafted = self.drafted[video, : done - done % self._frame].view(-1, self._frame)
         return {
-            "kind": "off" if self._window == 1 else "jacobi" if self._carry else "frame",
+            "kind": "off" if self.window == 1 else "jacobi" if self._carry else "frame",
             "window": max((p.taken for p in own), default=1),
             "passes": len(own),
             "tokens_per_pass": done / len(own) if own else None,
