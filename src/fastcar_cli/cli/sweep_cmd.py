@@ -50,7 +50,17 @@ def sweep(
     ] = None,
     score: Annotated[str | None, typer.Option(help=f"Scores with commas between them: {', '.join(SCORES)}.")] = None,
     axis: Annotated[
-        str | None, typer.Option(help="An axis with all its values: score (at ratios 0.2,0.5,0.8), or gate.")
+        str | None,
+        typer.Option(
+            help="An axis with all its values: score (at ratios 0.2,0.5,0.8), gate, or draft (windows 4,8,16)."
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Drafts with commas between them: off, frame, jacobi, auto. [default: off]"),
+    ] = None,
+    draft_window: Annotated[
+        str | None, typer.Option(help="Windows of --draft with commas between them. [default: 16]")
     ] = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Keep what every token was scored and really changed: tokens.html.")
@@ -120,9 +130,14 @@ def sweep(
         parse.parse_shard(shard)
     if axis is not None:
         parse.parse_names("axis", axis, tuple(parse.AXES))
-        if (score if axis == "score" else gate) is not None:
+        if {"score": score, "gate": gate, "draft": draft}[axis] is not None:
             raise RequestError(f"--axis {axis} and --{axis} exclude each other", hint="leave one of them out")
-    names_of = {"score": score, "gate": gate} | ({} if axis is None else {axis: ",".join(parse.AXES[axis])})
+    names_of = {"score": score, "gate": gate, "draft": draft}
+    names_of |= {} if axis is None else {axis: ",".join(parse.AXES[axis])}
+    if axis == "draft" and draft_window is None:
+        draft_window = ",".join(map(str, parse.DRAFT_WINDOWS))
+    if names_of["draft"] is None:
+        refuse(ctx, ("draft_window",), "without --draft", "it needs --draft or --axis draft")
     ratios = None if replay_ratio is None else parse.parse_ratios(replay_ratio)
     if axis == "score" and tau is None and ratios is None:
         ratios = parse.RATIOS
@@ -147,6 +162,7 @@ def sweep(
         searches=find is not None,
         scores=None if names_of["score"] is None else parse.parse_names("score", names_of["score"], SCORES),
         ratios=ratios,
+        drafts=None if names_of["draft"] is None else parse.parse_drafts(names_of["draft"], draft_window),
         tokens="all" if tokens else None,
         inputs=clips,
     )

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastcar_cli.analysis.sweep.grid import OFF
 from fastcar_cli.analysis.sweep.results import SETTING, dense_line
 from fastcar_cli.cli.render import console, facts, note
 from fastcar_cli.decoding.tau import Tau
@@ -38,19 +39,21 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, written: list
     summary = results["summary"]
     accelerated = any(x["cycles"] is not None for x in summary)
     judged = any(x["all_right"] is not None for x in summary)
+    drafted = any(x["draft"] != OFF for x in summary)
     rows: list[dict[str, str]] = []
     for x in summary:
         dense, knee = dense_line(x), tuple(x[key] for key in SETTING) in knees
-        row = {"tau": level(x) + (" *" if knee else ""), "score": "-" if dense else x["score"]}
+        row = {"tau": level(x) + (" *" if knee else ""), "draft": x["draft"], "score": "-" if dense else x["score"]}
         row |= {"window": _value(x["window"], "d", "off"), "gate": "-" if dense else x["gate"], "backend": x["backend"]}
         row |= {"videos": str(x["videos"]), "replayed": f"{x['replay_ratio']:.1%}", "time s": f"{x['decode_s']:.2f}"}
+        row |= {"tokens/pass": _value(x["tokens_per_pass"], ".1f")} if drafted else {}
         row |= {"speed": _value(x["speedup"], ".2f")}
         row |= {_COLUMNS[k][0]: "" if dense else _value(x[k], _COLUMNS[k][1], "same") for k in results["metrics"]}
         row |= {"right": _value(x["all_right"], ".0%")} if judged else {}
         row |= {"cycles": _value(x["cycles"], ",.0f"), "J": _value(x["energy_j"], ".3g")} if accelerated else {}
         rows.append(row)
     # An axis with one value says nothing in a table.
-    axes = ("score", "window", "gate", "backend", "videos")
+    axes = ("draft", "score", "window", "gate", "backend", "videos")
     single = [k for k in axes if len({row[k] for row in rows} - {"-"}) <= 1]
     table = Table(box=SIMPLE, pad_edge=False)
     names = [name for name in next(iter(rows), {}) if name not in single]
@@ -61,6 +64,9 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, written: list
     terminal.print(table)
     for knee in results["knee"]:
         terminal.print(f"* knee at {'tau ' if knee['ratio'] is None else ''}{level(knee)}: {knee['why']}")
+    same = [c["same_video"] for c in results["cells"] if c["same_video"] is not None]
+    if same:
+        terminal.print(f"drafts: {sum(same)} of {len(same)} videos are the same without")
     for line in results["inert"]:
         note(terminal, line["why"], "inert")
     if "find" in results:
@@ -108,6 +114,7 @@ def show_plan(terminal: Console, document: dict[str, Any]) -> None:
     table.add_row("window", ", ".join("off" if w is None else str(w) for w in plan["window"]))
     table.add_row("gate", ", ".join(plan["gate"]))
     table.add_row("backend", ", ".join(plan["backend"]))
+    table.add_row("draft", ", ".join(plan["draft"]))
     table.add_row("cells", f"{document['cells']}" + (f" (shard {document['shard']})" if document["shard"] else ""))
     table.add_row("decodes", f"{document['decodes']} at {plan['repeats']} a cell, {document['left']} of them left")
     seconds = document["expected_s"]

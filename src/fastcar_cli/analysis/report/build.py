@@ -76,7 +76,7 @@ def _by_interest(results: dict[str, Any]) -> list[dict[str, Any]]:
     knees = {_setting(k) for k in results.get("knee") or []}
 
     def key(cell: dict[str, Any]) -> tuple[int, int, int]:
-        dense = cell.get("tau") is None and cell.get("ratio") is None
+        dense = cell.get("tau") is None and cell.get("ratio") is None and cell.get("draft", "off") == "off"
         rank = 0 if dense else 1 if _setting(cell) in knees else 2
         return seeds.get(cell["seed"], len(seeds)), prompts.get(cell["prompt"], len(prompts)), rank
 
@@ -84,7 +84,7 @@ def _by_interest(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _setting(of: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(of.get(key) for key in ("tau", "ratio", "score", "window", "gate", "backend"))
+    return tuple(of.get(key) for key in ("tau", "ratio", "score", "window", "gate", "backend", "draft"))
 
 
 def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str, bytes], list[str]]:

@@ -33,14 +33,17 @@ const megabytes = (n) => (n < 1e6 ? `${Math.max(1, Math.round(n / 1e3))} kB` : `
 
 /** A threshold as people write it. */
 const KEPT = "ratio ";
-const tauText = (tau) => (!has(tau) ? "off" : String(tau).startsWith(KEPT) ? percent(Number(tau.slice(KEPT.length))) : tau === "-inf" ? "−∞" : tau === "inf" ? "∞" : String(tau).replace("-", "−"));
-const tauNumber = (tau) => (!has(tau) || tau === "inf" ? Infinity : String(tau).startsWith(KEPT) ? -Number(tau.slice(KEPT.length)) : tau === "-inf" ? -Infinity : Number(tau));
+const tauText = (tau) => (!has(tau) || tau === PLAIN ? "off" : String(tau).startsWith(KEPT) ? percent(Number(tau.slice(KEPT.length))) : tau === "-inf" ? "−∞" : tau === "inf" ? "∞" : String(tau).replace("-", "−"));
+const tauNumber = (tau) => (!has(tau) || tau === PLAIN || tau === "inf" ? Infinity : String(tau).startsWith(KEPT) ? -Number(tau.slice(KEPT.length)) : tau === "-inf" ? -Infinity : Number(tau));
 const levelText = (tau) => (has(tau) && String(tau).startsWith(KEPT) ? `ratio ${tauText(tau)}` : `tau ${tauText(tau)}`);
 const windowText = (w) => (has(w) ? String(w) : "off");
-const settingKey = (c) => JSON.stringify([c.tau ?? null, c.window ?? null, c.gate ?? null, c.backend ?? null, c.score ?? null]);
-const seriesKey = (c) => JSON.stringify([c.window ?? null, c.gate ?? null, c.backend ?? null, c.score ?? null]);
+const settingKey = (c) => JSON.stringify([c.tau ?? null, c.window ?? null, c.gate ?? null, c.backend ?? null, c.score ?? null, c.draft ?? null]);
+const seriesKey = (c) => JSON.stringify([c.window ?? null, c.gate ?? null, c.backend ?? null, c.score ?? null, c.draft ?? null]);
 // A ratio that was kept is shown instead of a threshold, as "ratio 0.8".
 for (const x of [...DATA.cells, ...DATA.summary, ...(DATA.knee || [])]) if (has(x.ratio)) x.tau = KEPT + x.ratio;
+// Drafts without replay are no reference, though their level is off.
+const PLAIN = "off", drafted = (x) => has(x.draft) && x.draft !== "off";
+for (const x of [...DATA.cells, ...DATA.summary]) if (!has(x.tau) && drafted(x)) x.tau = PLAIN;
 
 /** What an axis or a column can show. `ideal` is the dense video's own value. */
 const METRICS = [
@@ -56,6 +59,7 @@ const COSTS = [
   { key: "decode_s", label: "Decode time (s)", brief: "Decode (s)", higher: false, show: fixed(3), of: (c) => c.speed?.decode_s?.median },
   { key: "replay_ratio", label: "Replayed, of all MLPs", brief: "Replayed", higher: true, show: percent, of: (c) => c.replay?.ratio },
   { key: "eligible_ratio", label: "Replayed, of eligible MLPs", brief: "Of eligible", higher: true, show: percent, of: (c) => c.replay?.eligible_ratio },
+  { key: "tokens_per_pass", label: "Tokens a pass", higher: true, show: fixed(2), of: (c) => c.drafts?.tokens_per_pass },
   { key: "cycles", label: "Emulated cycles", brief: "Cycles", higher: false, show: whole, of: (c) => c.fpga?.cycles },
   { key: "energy_j", label: "Emulated energy (J)", brief: "Energy (J)", higher: false, show: short, of: (c) => c.fpga?.energy_j },
 ];
@@ -70,7 +74,7 @@ const BY_ID = new Map(CELLS.map((c) => [c.id, c]));
 const KNEES = new Map((DATA.knee || []).map((k) => [settingKey(k), k]));
 // A dense run has no gate of its own: it begins the curves of all gates.
 const CURVED = SUMMARY.some((r) => has(r.tau)) ? SUMMARY.filter((r) => has(r.tau)) : SUMMARY;
-const SERIES = [...new Map(CURVED.map((r) => [seriesKey(r), { window: r.window ?? null, gate: r.gate, backend: r.backend, score: r.score ?? null }])).entries()].map(
+const SERIES = [...new Map(CURVED.map((r) => [seriesKey(r), { window: r.window ?? null, gate: r.gate, backend: r.backend, score: r.score ?? null, draft: r.draft ?? null }])).entries()].map(
   ([key, value], i) => ({ key, ...value, color: `var(--s${i % 6})`, shape: ["circle", "square", "diamond", "triangle"][(i >= 6 ? i + 1 : i) % 4] }),
 );
 const varies = (name) => new Set(CURVED.map((r) => r[name] ?? null)).size > 1;
@@ -86,6 +90,7 @@ function seriesText(x, dense = false) {
   if (varies("score") && !dense) words.push(`score ${x.score}`);
   if (varies("gate") && !dense) words.push(`gate ${x.gate}`);
   if (varies("backend")) words.push(x.backend);
+  if (varies("draft") && !dense) words.push(drafted(x) ? `drafts ${x.draft}` : "no drafts");
   return words.join(", ") || ALL;
 }
 function settingText(x) {

@@ -10,6 +10,7 @@ const WORDS = [
   ["Ratio", "A share of MLPs that was to be replayed: a controller moves the threshold of every layer to keep it."],
   ["Score", "What the threshold is compared with: the temporal attention score (tas), or one of those it is compared with."],
   ["Gate", "Who decides on a replay: each row of the batch (row), or a guided pair together (pair)."],
+  ["Drafts", "Tokens that one pass verifies: frame-8 drafts aligned tokens, jacobi-8 also keeps what the last pass drew, up to 8 tokens a pass. The video stays the same."],
   ["Window", "How many last tokens are attended to; off means all."],
 ];
 

@@ -25,8 +25,8 @@ function chooseCell(cell) {
 
 function drawPick() {
   const prompts = [...new Set(CELLS.map((c) => c.prompt))], seeds = seedsOf(STATE.prompt);
-  const cells = cellsOf(STATE.prompt, STATE.seed), [tau, window_, gate, backend, score] = JSON.parse(STATE.setting);
-  const series = seriesOf({ tau, window: window_, gate, backend, score });
+  const cells = cellsOf(STATE.prompt, STATE.seed), [tau, window_, gate, backend, score, draft] = JSON.parse(STATE.setting);
+  const series = seriesOf({ tau, window: window_, gate, backend, score, draft });
   const fields = [picker("Prompt", prompts.map((p, i) => [String(i), p]), String(prompts.indexOf(STATE.prompt)), (v) => {
     const prompt = prompts[Number(v)];
     select({ prompt, seed: seedsOf(prompt).includes(STATE.seed) ? STATE.seed : seedsOf(prompt)[0] });
@@ -73,7 +73,7 @@ function buildPlayer() {
     [["1", "1×"], ["0.5", "½×"], ["0.25", "¼×"]].map(([v, t]) => h("option", { value: v }, t)));
   const opacity = h("label", { class: "opacity" }, "strength", h("input", { type: "range", min: 10, max: 100, value: 80, oninput: (e) => { PLAYER.opacity = e.target.value / 100; drawHeat(); } }));
   const looks = h("div", { class: "looks" },
-    h("label", { class: "check" }, h("input", { type: "checkbox", id: "show-heat", checked: true, onchange: (e) => { PLAYER.heat = e.target.checked; opacity.style.visibility = PLAYER.heat ? "" : "hidden"; drawHeat(); } }), "Replay map over the video"), opacity,
+    h("label", { class: "check" }, h("input", { type: "checkbox", id: "show-heat", checked: true, onchange: (e) => { PLAYER.heat = e.target.checked; opacity.style.visibility = PLAYER.heat ? "" : "hidden"; drawHeat(); } }), "Map over the video: replay, or accepted drafts where nothing replays"), opacity,
     h("label", { class: "check" }, h("input", { type: "checkbox", id: "show-difference", onchange: (e) => { PLAYER.difference = e.target.checked; VIEW.third.hidden = !PLAYER.difference; VIEW.screens.classList.toggle("three", PLAYER.difference); drawDifference(); } }), "Difference"));
   VIEW.strip = h("div", { class: "strip" });
   VIEW.about = h("p", { class: "about" });
@@ -173,7 +173,7 @@ function drawPlayer() {
   if (PLAYER.playing) pause();
   PLAYER.wanted = wanted;
   VIEW.scrub.max = framesOf(PLAYER.cell);
-  VIEW.b.caption.textContent = has(PLAYER.cell.tau) ? `Replayed, ${levelText(PLAYER.cell.tau)}` : "Dense, the reference itself";
+  VIEW.b.caption.textContent = drafted(PLAYER.cell) && !PLAYER.cell.replay?.ratio ? `Drafts, ${PLAYER.cell.draft}` : has(PLAYER.cell.tau) ? `Replayed, ${levelText(PLAYER.cell.tau)}` : "Dense, the reference itself";
   load(VIEW.a, PLAYER.dense);
   load(VIEW.b, PLAYER.cell);
   PLAYER.frame = Math.min(PLAYER.frame, framesOf(PLAYER.cell) - 1);
@@ -186,6 +186,7 @@ function drawPlayer() {
 function drawSide() {
   const c = PLAYER.cell, rows = [["Setting", settingText(c)], ["Seed", String(c.seed)]];
   if (c.replay) rows.push(["Replayed", `${percent(c.replay.ratio)} of all MLPs`], ["of eligible ones", percent(c.replay.eligible_ratio)]);
+  if (drafted(c)) rows.push(["Drafts", `${c.draft}, ${fixed(1)(c.drafts?.tokens_per_pass)} tokens a pass`]);
   const d = c.speed?.decode_s;
   if (has(c.speed?.speedup)) rows.push(["Speed-up", times(c.speed.speedup)]);
   if (d) rows.push(["Decode time", `${fixed(2)(d.median)} s` + (d.runs?.length > 1 ? ` (${fixed(2)(d.min)}–${fixed(2)(d.max)})` : "")]);
@@ -219,6 +220,11 @@ function drawStrip() {
   const ssim = c.frames?.ssim;
   bars(c.replay?.by_frame, "replayed", top, 44, 0, 1, "var(--replay)", percent);
   top += 52;
+  if (drafted(c)) {
+    const by = c.drafts?.tokens_by_frame;
+    bars(by, "tokens/pass", top, 44, 0, Math.max(...(by || []).filter(has), 1), "var(--dense)", fixed(2));
+    top += 52;
+  }
   if (ssim?.some(has)) {
     const low = Math.min(0.9, ...ssim.filter(has));
     bars(ssim.map((v) => (has(v) ? 1 - v : v)), "1 − SSIM", top, 30, 0, Math.max(0.02, 1 - low), "var(--dense)", fixed(4));
@@ -235,19 +241,21 @@ function drawFrame() {
   VIEW.scrub.value = PLAYER.frame + 1;
   const c = PLAYER.cell, replayed = c.replay?.by_frame?.[PLAYER.frame], like = c.frames?.ssim?.[PLAYER.frame];
   VIEW.number.textContent = `frame ${PLAYER.frame + 1} of ${framesOf(c)}`;
-  VIEW.about.textContent = [has(replayed) ? `${percent(replayed)} replayed` : null, has(like) ? `SSIM ${fixed(4)(like)}` : null].filter(Boolean).join(", ");
+  const tokens = drafted(c) ? c.drafts?.tokens_by_frame?.[PLAYER.frame] : null;
+  VIEW.about.textContent = [has(tokens) ? `${fixed(1)(tokens)} tokens a pass` : null, has(replayed) ? `${percent(replayed)} replayed` : null, has(like) ? `SSIM ${fixed(4)(like)}` : null].filter(Boolean).join(", ");
   if (VIEW.now) VIEW.now.setAttribute("x", VIEW.slot.left + PLAYER.frame * VIEW.slot.slot);
   drawHeat();
 }
-/** The replay map of the frame shown: one canvas pixel a position, scaled without smoothing. */
+/** The map of the frame shown, of replay or of accepted drafts: one canvas pixel a position, scaled without smoothing. */
 function drawHeat() {
-  const map = PLAYER.cell?.replay?.map?.[PLAYER.frame], canvas = VIEW.heat;
+  const cell = PLAYER.cell, drafts = cell && drafted(cell) && !cell.replay?.ratio;
+  const map = (drafts ? cell.drafts : cell?.replay)?.map?.[PLAYER.frame], canvas = VIEW.heat;
   canvas.hidden = !PLAYER.heat || !map || !VIEW.b.id;
   canvas.style.display = canvas.hidden ? "none" : "";
   if (canvas.hidden) return;
   canvas.width = map[0].length;
   canvas.height = map.length;
-  const context = canvas.getContext("2d"), [r, g, b] = rgb("--replay");
+  const context = canvas.getContext("2d"), [r, g, b] = rgb(drafts ? "--dense" : "--replay");
   map.forEach((line, y) => line.forEach((share, x) => {
     context.fillStyle = `rgb(${r} ${g} ${b} / ${PLAYER.opacity * Math.max(0, Math.min(1, share || 0))})`;
     context.fillRect(x, y, 1, 1);

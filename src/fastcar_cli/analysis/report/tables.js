@@ -43,6 +43,7 @@ const settingColumns = () => [
   varies("score") && { key: "score", label: "Score", text: true, of: (r) => (has(r.tau) ? r.score : null), show: (v) => v ?? "–" },
   varies("window") && { key: "window", label: "Window", of: (r) => (has(r.window) ? r.window : Infinity), show: (v, r) => windowText(r.window) },
   varies("gate") && { key: "gate", label: "Gate", text: true, of: (r) => (has(r.tau) ? r.gate : null), show: (v) => v ?? "–" },
+  varies("draft") && { key: "draft", label: "Drafts", text: true, of: (r) => r.draft, show: (v) => v ?? "–" },
   varies("backend") && { key: "backend", label: "Backend", text: true, of: (r) => r.backend, show: String },
 ];
 

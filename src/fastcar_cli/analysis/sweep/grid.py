@@ -21,10 +21,17 @@ from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import read_text
 from fastcar_cli.plain_data import parse_json
 
-AXES = {"score": choices.values(choices.Score), "gate": choices.values(choices.Gate)}
+AXES = {
+    "score": choices.values(choices.Score),
+    "gate": choices.values(choices.Gate),
+    "draft": tuple(kind for kind in choices.values(choices.Draft) if kind != "auto"),
+}
 """Axes that can be named as a whole, with all their values."""
 RATIOS = (0.2, 0.5, 0.8)
 """Replay ratios at which scores are compared where none are named."""
+DRAFT_WINDOWS = (4, 8, 16)
+"""Windows in which drafts are compared where none are named."""
+OFF = "off"
 MAX_CELLS = 1_000_000
 
 T = TypeVar("T")
@@ -34,7 +41,8 @@ T = TypeVar("T")
 class Cell:
     """One video of a sweep. tau and ratio None: dense; window None attends to everything.
 
-    A `ratio` is kept by a controller that moves tau; `score` is what either applies to.
+    A `ratio` is kept by a controller that moves tau; `score` is what either applies to. `draft` is "off" or kind and
+    window of drafts, such as "jacobi-16"; they change the time and nothing else.
     """
 
     prompt: str
@@ -45,6 +53,7 @@ class Cell:
     backend: str
     score: str = DEFAULT
     ratio: float | None = None
+    draft: str = OFF
 
     @property
     def reference(self) -> Cell:
@@ -52,12 +61,12 @@ class Cell:
 
         Gate and score decide nothing in a dense run, so all share one dense cell; its gate is called `row`.
         """
-        return replace(self, tau=None, ratio=None, gate="row", score=DEFAULT)
+        return replace(self, tau=None, ratio=None, gate="row", score=DEFAULT, draft=OFF)
 
     @property
     def dense(self) -> bool:
         """Whether this is a reference."""
-        return self.tau is None and self.ratio is None
+        return self.tau is None and self.ratio is None and self.draft == OFF
 
     @property
     def id(self) -> str:
@@ -66,12 +75,14 @@ class Cell:
         named = {"tau": self.tau, "ratio": self.ratio}
         level = next((f"{k}{v:g}".replace(".", "p") for k, v in named.items() if v is not None), "dense")
         window = "" if self.window is None else f"-w{self.window}"
-        gate = "" if self.dense else f"-{self.gate}"
+        gate = "" if level == "dense" else f"-{self.gate}"
+        draft = "" if self.draft == OFF else f"-{self.draft}"
         score = "" if self.score == DEFAULT else f"-{self.score}"
         # What a cell of an earlier version did not have is left out where it is as it was then.
-        unlike = {k: v for k, v in self.to_dict().items() if (k, v) not in (("score", DEFAULT), ("ratio", None))}
+        later = {"score": DEFAULT, "ratio": None, "draft": OFF}
+        unlike = {k: v for k, v in self.to_dict().items() if k not in later or v != later[k]}
         digest = hashlib.sha256(json.dumps(unlike, sort_keys=True).encode()).hexdigest()[:10]
-        return f"{slug}-s{self.seed}-{level}{window}{gate}{score}-{self.backend}-{digest}"
+        return f"{slug}-s{self.seed}-{level}{window}{gate}{score}{draft}-{self.backend}-{digest}"
 
     def to_dict(self) -> dict[str, Any]:
         """Its parameters for JSON; tau -inf is the string "-inf"."""
@@ -112,6 +123,7 @@ class Grid:
     repeats: int = 1
     scores: tuple[str, ...] = (DEFAULT,)
     ratios: tuple[float, ...] = ()
+    drafts: tuple[str, ...] = (OFF,)
 
     @property
     def levels(self) -> list[tuple[float | None, float | None]]:
@@ -126,8 +138,10 @@ class Grid:
                 for window in self.windows:
                     for backend in self.backends:
                         dense = Cell(prompt, seed, None, window, "row", backend)
-                        cells = tuple(
-                            replace(dense, gate=gate, score=score, tau=tau, ratio=ratio)
+                        drafted = tuple(replace(dense, draft=draft) for draft in self.drafts if draft != OFF)
+                        cells = drafted + tuple(
+                            replace(dense, gate=gate, score=score, tau=tau, ratio=ratio, draft=draft)
+                            for draft in self.drafts
                             for score in self.scores
                             for gate in self.gates
                             for tau, ratio in self.levels
@@ -143,7 +157,8 @@ class Grid:
     def __len__(self) -> int:
         """Number of cells."""
         groups = len(self.prompts) * len(self.seeds) * len(self.windows) * len(self.backends)
-        return groups * (1 + len(self.gates) * len(self.scores) * len(self.levels))
+        replaying = len(self.gates) * len(self.scores) * len(self.levels) * len(self.drafts)
+        return groups * (1 + len(set(self.drafts) - {OFF}) + replaying)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, as results.json has it; the dense runs make "off" (null) part of every grid."""
@@ -156,6 +171,7 @@ class Grid:
             "backend": list(self.backends),
             "score": list(self.scores),
             "ratio": list(self.ratios),
+            "draft": list(self.drafts),
             "repeats": self.repeats,
         }
 
@@ -249,6 +265,23 @@ def parse_windows(text: str) -> tuple[int | None, ...]:
         return int(part)
 
     return _each("window", text, read, "no window", "'off' and numbers of tokens")
+
+
+def parse_drafts(kinds: str, windows: str | None) -> tuple[str, ...]:
+    """Drafts of kinds "off,jacobi" in each of some windows "8,16". Raises RequestError."""
+
+    def read(part: str) -> int:
+        if not re.fullmatch("[0-9]{1,4}", part) or not 1 <= int(part) <= 1024:
+            raise ValueError(part)
+        return int(part)
+
+    sizes: tuple[int, ...] = DRAFT_WINDOWS[-1:]
+    if windows is not None:
+        sizes = _each("draft_window", windows, read, "no window", "numbers of tokens, 1 to 1024")
+    drafts: list[str] = []
+    for kind in parse_names("draft", kinds, choices.values(choices.Draft)):
+        drafts += [OFF] if kind == OFF else [f"{kind}-{size}" for size in sizes]
+    return tuple(drafts)
 
 
 def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:

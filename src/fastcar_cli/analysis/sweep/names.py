@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from fastcar_cli.analysis.sweep.grid import Grid
+from fastcar_cli.analysis.sweep.grid import OFF, Grid
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import Tau
@@ -50,9 +50,11 @@ def link_names(store: Store, grid: Grid) -> Path:
         if cell.id not in store.cells:
             continue
         level = f"tau{Tau.read(cell.tau)}" if cell.ratio is None else f"ratio{cell.ratio:g}"
-        parts = ["dense" if cell.dense else level]
+        dense = cell.tau is None and cell.ratio is None
+        parts = ["dense" if dense else level]
         parts += [] if cell.window is None else [f"window{cell.window}"]
-        parts += [] if cell.dense else [cell.gate, *([] if cell.score == DEFAULT else [cell.score])]
+        parts += [] if dense else [cell.gate, *([] if cell.score == DEFAULT else [cell.score])]
+        parts += [] if cell.draft == OFF else [cell.draft]
         folder = top / "_".join([*parts, cell.backend])
         target = folder / f"{cell.prompt}-{grid.seeds.index(cell.seed)}.mp4"
         source = store.cells_folder / f"{cell.id}.mp4"

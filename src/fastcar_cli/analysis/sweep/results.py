@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastcar_cli._version import __version__
 from fastcar_cli.analysis.machine import names_of
 from fastcar_cli.analysis.metrics import error_of, psnr_of
-from fastcar_cli.analysis.sweep.grid import Cell
+from fastcar_cli.analysis.sweep.grid import OFF, Cell
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.decoding.scores import SCORES
 from fastcar_cli.decoding.tau import Tau
@@ -21,7 +22,7 @@ from fastcar_cli.pipeline import VideoPipeline
 
 QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
 """The knee is that of the first of these that was measured."""
-SETTING = ("tau", "ratio", "score", "window", "gate", "backend")
+SETTING = ("tau", "ratio", "score", "window", "gate", "backend", "draft")
 """What makes a line of the summary."""
 CURVE = ("window", "gate", "backend", "score")
 _WORSE_IS_MORE = ("lpips", "temporal")
@@ -34,10 +35,14 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
 
     def order(document: dict[str, Any]) -> tuple[int, ...]:
         keys = (("prompts", "prompt"), ("seeds", "seed"), ("window", "window"), ("backend", "backend"))
-        rest = (("score", "score"), ("gate", "gate"), ("tau", "tau"), ("ratio", "ratio"))
+        rest = (("draft", "draft"), ("score", "score"), ("gate", "gate"), ("tau", "tau"), ("ratio", "ratio"))
         dense = Cell.from_dict(document).dense
         first = [ranks[axis].get(_hashable(document[key]), -1) for axis, key in keys]
-        return (*first, 0 if dense else 1, *(ranks[axis].get(_hashable(document.get(key)), -1) for axis, key in rest))
+        return (
+            *first,
+            0 if dense else 1,
+            *(ranks.get(axis, {}).get(_hashable(document.get(key)), -1) for axis, key in rest),
+        )
 
     cells = cells_of(sorted(store.cells.values(), key=order))
     summary = summarise(cells, metrics)
@@ -76,11 +81,15 @@ def cells_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Cells of results from the documents of a store, with speed against the dense ones among them."""
     # Times of two executors say nothing of replay.
     dense_s = {(d["id"], d.get("kernels")): _median(d) for d in documents if Cell.from_dict(d).dense}
-    return [_cell(d, dense_s) for d in documents]
+    digests = {d["id"]: d["digest"] for d in documents}
+    return [_cell(d, dense_s, digests) for d in documents]
 
 
-def _cell(document: dict[str, Any], dense_s: dict[tuple[str, str | None], float]) -> dict[str, Any]:
+def _cell(
+    document: dict[str, Any], dense_s: dict[tuple[str, str | None], float], digests: dict[str, str]
+) -> dict[str, Any]:
     cell = Cell.from_dict(document)
+    undrafted = digests.get(replace(cell, draft=OFF).id)
     seconds = [r["decode_s"] for r in document["runs"]]
     median = _median(document)
     reference = cell.reference.id
@@ -100,6 +109,9 @@ def _cell(document: dict[str, Any], dense_s: dict[tuple[str, str | None], float]
             "kernels": document.get("kernels"),
         },
         "replay": document["replay"],
+        "drafts": document.get("drafts"),
+        # Whether drafts left the video as it is without them; None where that one is not in the folder.
+        "same_video": None if cell.draft == OFF or undrafted is None else undrafted == document["digest"],
         "fpga": document["fpga"],
         "digest": document["digest"],
     }
@@ -134,6 +146,7 @@ def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[d
             "videos": len(videos),
             "replay_ratio": _mean([c["replay"]["ratio"] for c in videos]),
             "eligible_ratio": _mean([c["replay"]["eligible_ratio"] for c in videos]),
+            "tokens_per_pass": _mean([None if c["drafts"] is None else c["drafts"]["tokens_per_pass"] for c in videos]),
             "decode_s": _mean(seconds),
             "speedup": sum(dense_seconds) / sum(seconds) if beside and sum(seconds) else None,
         }
@@ -156,6 +169,7 @@ def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[d
             key_of[str(x["window"]), x["backend"]],
             not dense_line(x),
             list(SCORES).index(x["score"]),
+            _draft_order(x["draft"]),
             x["gate"],
             0.0 if x["tau"] is None else -float(x["tau"]),
             x["ratio"] or 0.0,
@@ -163,9 +177,14 @@ def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[d
     )
 
 
+def _draft_order(draft: str) -> tuple[bool, str, int]:
+    kind, _, window = draft.partition("-")
+    return draft != OFF, kind, int(window or 1)
+
+
 def dense_line(line: dict[str, Any]) -> bool:
     """Whether a line or cell of results is of dense videos."""
-    return line["tau"] is None and line["ratio"] is None
+    return line["tau"] is None and line["ratio"] is None and line.get("draft", OFF) == OFF
 
 
 def _goodness(line: dict[str, Any], key: str, worst_error: float) -> float:
@@ -190,6 +209,8 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
     if quality is None:
         return []
     bends = []
+    # Drafts change no quality.
+    summary = [x for x in summary if x["draft"] == OFF]
     curves = dict.fromkeys(tuple(x[k] for k in CURVE) for x in summary if not dense_line(x))
     for curve_of in curves:
         replaying = [x for x in summary if not dense_line(x) and tuple(x[k] for k in CURVE) == curve_of]

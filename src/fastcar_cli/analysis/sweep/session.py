@@ -13,7 +13,7 @@ from typing import Any
 from fastcar_cli.analysis.report import write_report, write_tokens_page
 from fastcar_cli.analysis.sweep.clips import named_clips
 from fastcar_cli.analysis.sweep.fingerprint import fingerprint
-from fastcar_cli.analysis.sweep.grid import MAX_CELLS, Cell, Grid, Group, parse_shard, shard_of
+from fastcar_cli.analysis.sweep.grid import MAX_CELLS, OFF, Cell, Grid, Group, parse_shard, shard_of
 from fastcar_cli.analysis.sweep.lock import lock_folder, master
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.names import VBENCH_FPS, check_names, link_names
@@ -56,6 +56,7 @@ class Request:
     searches: bool = False
     scores: tuple[str, ...] | None = None
     ratios: tuple[float, ...] | None = None
+    drafts: tuple[str, ...] | None = None
     tokens: str | None = None
     inputs: Inputs = field(default_factory=Inputs)
 
@@ -88,7 +89,8 @@ class Session:
         taus = request.taus
         if taus is None:
             tau = request.config.replay.tau
-            if (tau.off and not request.searches and not request.kept_ratios) or len(tau.values) > 1:
+            nothing = tau.off and not (request.searches or request.kept_ratios or request.drafts)
+            if nothing or len(tau.values) > 1:
                 raise RequestError(
                     "no thresholds given", hint=(Key("tau"), " off,0,-1,-2,-4 or ", Key("find"), " replay=0.8")
                 )
@@ -120,6 +122,9 @@ class Session:
             # Refuses what these frames can't reach.
             pipe.with_config(config.changed({"replay.ratio": ratio}))
         worker = Worker(config, scorer, "fidelity" in request.metrics, pipe, request.tokens, clips)
+        for draft in grid.drafts:
+            # Refuses a window above a frame.
+            worker.pipe(replace(next(grid.cells()), draft=draft))
         groups = shard_of(grid.groups(), request.shard)
         if not groups:
             notices.append(
@@ -233,6 +238,7 @@ def _grid_of(
         repeats=request.repeats,
         scores=request.scores or (config.replay.score,),
         ratios=request.kept_ratios,
+        drafts=request.drafts or (OFF,),
     )
     if len(grid.scores) > 1 and any(t is not None for t in grid.taus):
         raise RequestError(
@@ -241,10 +247,10 @@ def _grid_of(
             value=",".join(grid.scores),
             hint=(Key("replay_ratio"), " 0.2,0.5,0.8 instead of ", Key("tau")),
         )
-    if request.searches and (grid.ratios or len(grid.scores) > 1):
+    if request.searches and (grid.ratios or len(grid.scores) > 1 or request.drafts):
         raise RequestError(
-            (Key("find"), " searches the threshold of one score"),
-            hint=("leave ", Key("replay_ratio"), " out, name one ", Key("score")),
+            (Key("find"), " searches the threshold of one score, without drafts"),
+            hint=("leave ", Key("replay_ratio"), " and ", Key("draft"), " out, name one ", Key("score")),
         )
     return grid
 
@@ -260,7 +266,8 @@ def _plain(request: Request) -> RunConfig:
     if request.vbench and config.video.fps is None:
         keys["video.fps"] = VBENCH_FPS
     # What replay brings is measured alone unless drafts are wanted.
-    return config.changed({**keys, "replay.score": DEFAULT, "draft.kind": config.draft.kind or "off"})
+    kind = OFF if request.drafts else config.draft.kind or OFF
+    return config.changed({**keys, "replay.score": DEFAULT, "draft.kind": kind})
 
 
 def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.analysis.sweep.fingerprint import difference
-from fastcar_cli.analysis.sweep.grid import Cell, Grid
+from fastcar_cli.analysis.sweep.grid import OFF, Cell, Grid
 from fastcar_cli.analysis.sweep.lock import master
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import make_folder, sha256_of, write_arrays, write_whole
@@ -206,9 +206,9 @@ class Store:
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Axes of both grids: what is new goes behind, seeds in order, thresholds from off downwards."""
     both: dict[str, Any] = {"repeats": max(old["repeats"], new["repeats"])}
-    # Folders of earlier versions have no axes of scores and ratios.
-    old = {"score": ["tas"], "ratio": [], **old}
-    for key in ("prompts", "seeds", "tau", "window", "gate", "backend", "score", "ratio"):
+    # Folders of earlier versions have no axes of scores, ratios and drafts.
+    old = {"score": ["tas"], "ratio": [], "draft": [OFF], **old}
+    for key in ("prompts", "seeds", "tau", "window", "gate", "backend", "score", "ratio", "draft"):
         both[key] = [*old[key], *(v for v in new[key] if v not in old[key])]
     both["ratio"] = sorted(both["ratio"])
     both["seeds"] = sorted(both["seeds"])

@@ -24,8 +24,9 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {k: c[k] for k in ("id", "prompt", "seed")}
         row |= {"dense": c["reference"] is None, "tau": None if c["tau"] is None else float(c["tau"])}
         row |= {"kept_ratio": c["ratio"], "score": c["score"]}
-        row |= {k: c[k] for k in ("window", "gate", "backend", "reference", "video")}
+        row |= {k: c[k] for k in ("window", "gate", "backend", "draft", "reference", "video")}
         row |= {k: c["replay"][k] for k in ("ratio", "eligible_ratio")}
+        row |= {"tokens_per_pass": (c["drafts"] or {}).get("tokens_per_pass"), "same_video": c["same_video"]}
         row |= {f"decode_s_{k}": decode[k] for k in ("median", "min", "max")}
         row |= {
             "kernels": c["speed"]["kernels"],
@@ -43,9 +44,9 @@ def _parquet(table: Sequence[dict[str, Any]]) -> bytes:
     pyarrow, parquet = (need(name, PARQUET) for name in ("pyarrow", "pyarrow.parquet"))
     whole, flags = (
         {"seed", "window", "runs", "fpga_cycles"},
-        {"dense", *(k for k in table[0] if k.startswith("right_"))},
+        {"dense", "same_video", *(k for k in table[0] if k.startswith("right_"))},
     )
-    words = {"id", "prompt", "score", "gate", "backend", "reference", "video", "kernels"}
+    words = {"id", "prompt", "score", "gate", "backend", "draft", "reference", "video", "kernels"}
 
     def kind(name: str) -> Any:
         if name in words:

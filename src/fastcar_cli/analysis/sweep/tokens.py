@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastcar_cli.decoding.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.scores import DEFAULT, SCORES, BlockState, Scorer
 from fastcar_cli.decoding.tau import OFF
@@ -99,8 +100,8 @@ def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[A
     if not observe:
         return arrays
     rule = replace(decode.settings.rule, tau=OFF, target=None, score=DEFAULT)
-    settings = replace(decode.settings, rule=rule, keep_tas=True, executor="torch")
-    again = Decode.of(decode.model, decode.prompts, settings, decode.draws.uniforms)
+    settings = replace(decode.settings, rule=rule, draft=DraftSettings(), keep_tas=True, executor="torch")
+    again = Decode.of(decode.model, decode.prompts, settings, decode.draws.uniforms[:, : decode.draws.tokens])
     assert again.replay is not None
     if decode.replay is not None:
         again.replay.force(decode.replay.replayed)

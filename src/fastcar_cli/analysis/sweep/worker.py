@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcar_cli.analysis.sweep.grid import OFF as NO_DRAFTS
 from fastcar_cli.analysis.sweep.grid import Cell
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.store import CellRecord
@@ -87,6 +88,9 @@ class Worker:
         keys = {"replay.tau": "off" if cell.tau is None else cell.tau, "replay.ratio": cell.ratio}
         keys |= {"replay.gate": cell.gate, "replay.score": cell.score}
         keys |= {"attention.window": cell.window, "backend.name": cell.backend}
+        if cell.draft != NO_DRAFTS:
+            kind, _, window = cell.draft.partition("-")
+            keys |= {"draft.kind": kind, "draft.window": int(window)}
         return self.base.with_config(self.config.changed(keys))
 
     def warm_up(self, cell: Cell) -> None:
@@ -146,6 +150,7 @@ class Worker:
                 **{k: replay[k] for k in ("ratio", "eligible_ratio", "by_layer", "by_frame")},
                 "map": replay_map(pipe),
             },
+            "drafts": draft_data(pipe, report["draft"]),
             "fpga": {k: accelerator[k] for k in ("cycles", "latency_s", "energy_j")}
             if accelerator["name"] == "fpga-sim"
             else None,
@@ -156,6 +161,28 @@ class Worker:
         recipe = recipe_of(pipe, self.begin(cell.prompt), cell.seed, pipe.prompt_ids(0))
         tokens = token_data(pipe, cell.dense or self.tokens == "all") if self.tokens else None
         return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe, tokens)
+
+
+def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
+    """What drafts did: tokens a pass, of the video and of each frame, and which codes were drafted right, [T, h, w].
+
+    A pass belongs to the frame of its first new token. 0, and no tokens a pass, in frames that the prompt holds.
+    """
+    decode, (h, w) = pipe.decode, pipe.grid
+    assert decode is not None and decode.drafter is not None
+    tokens, passes = np.zeros(pipe.frames), np.zeros(pipe.frames)
+    for run in decode.drafter.passes:
+        frame = pipe.context + (run.first[0] + 1) // decode.frame
+        tokens[min(frame, pipe.frames - 1)] += run.accepted[0]
+        passes[min(frame, pipe.frames - 1)] += 1
+    codes = [place for place in range(decode.frame) if place not in decode.model.spec.layout.delimiters]
+    places = np.zeros((pipe.frames, h, w), np.int64)
+    places[pipe.context :] = decode.drafter.drafted[0].view(-1, decode.frame)[:, codes].view(-1, h, w).numpy()
+    return {
+        **{key: report[key] for key in ("passes", "tokens_per_pass", "accepted_by_frame")},
+        "tokens_by_frame": [t / p if p else None for t, p in zip(tokens.tolist(), passes.tolist(), strict=True)],
+        "map": places.tolist(),
+    }
 
 
 def replay_map(pipe: VideoPipeline) -> list[list[list[float]]]:
