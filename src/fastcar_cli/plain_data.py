@@ -61,13 +61,13 @@ def read_json(file: Path, *, hint: str | None = None) -> Any:
         raise RequestError(f"{file} can't be read: {e}") from None
 
 
-def wrong(file: Path, key: str, value: Any, needed: str) -> RequestError:
+def wrong(file: Path | str, key: str, value: Any, needed: str) -> RequestError:
     """The error of a value in a file."""
     return RequestError(f"{file}: key '{key}' is {reprlib.repr(value)}, needed: {needed}")
 
 
-def checked(kind: type[T], data: Any, file: Path, key: str = "") -> T:
-    """The data of a file, or what is under a key of it, as a dataclass or model of pydantic.
+def checked(kind: type[T], data: Any, file: Path | str, key: str = "") -> T:
+    """The data of a file, or what is under a key of it, as a dataclass or model of pydantic; `file` begins an error.
 
     Raises RequestError for the first value that is missing, unknown or wrong.
     """
@@ -81,7 +81,7 @@ def checked(kind: type[T], data: Any, file: Path, key: str = "") -> T:
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         raise RequestError(f"{file}: key '{at}' is unknown")
     if problem["type"] == "value_error":
-        raise RequestError(f"{file}: key '{at}': {problem['ctx']['error']}")
+        raise RequestError(f"{file}: " + (f"key '{at}': " if at else "") + str(problem["ctx"]["error"]))
     mapping = problem["type"] in ("model_type", "dataclass_type")
     raise wrong(
         file, at, problem["input"], "a mapping of keys" if mapping else problem["msg"].removeprefix("Input should be ")

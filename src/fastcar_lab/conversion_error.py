@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastcar_cli.backends.fpga.backend import FpgaBackend
 from fastcar_cli.backends.fpga.preset import Preset, load_preset
-from fastcar_cli.conversion.draws import drawn_codes
+from fastcar_cli.conversion.calibrate import drawn_codes
 from fastcar_cli.decoding import Trace, trace
 from fastcar_cli.decoding.native import obstacle
 from fastcar_cli.models import load

@@ -18,7 +18,7 @@ from fastcar_cli.presets import preset_folder
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(speed=3), "unknown key 'speed'"),
+        (lambda d: d.update(speed=3), "key 'speed' is unknown"),
         (lambda d: d["core"]["mac_array"].update(unit="GOPS"), "core.mac_array.unit is 'GOPS'"),
         (lambda d: d["clock"].pop("source"), "key 'clock.source'"),
         (lambda d: d["hbm"]["efficiency"].update(value=1.5), "hbm.efficiency.value is 1.5"),

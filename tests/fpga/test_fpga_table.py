@@ -40,7 +40,7 @@ def test_published_decode_speeds_are_predicted_from_their_own_figures(run: Run, 
     assert 0.9 < row["predicted_tokens_per_s"] / row["bandwidth_bound_tokens_per_s"] < 1
     assert not [k for k, c in constants(load_preset(name)).items() if c.kind == "fitted"]
     p = load_preset(name)
-    moved = POINTS[name].shape.workload().resident_weights * p.format.stored_bits / 8
+    moved = POINTS[name].model.resident_weights * p.format.stored_bits / 8
     assert row["bandwidth_bound_tokens_per_s"] == pytest.approx(
         p.bytes_per_cycle / p.seconds_per_cycle / moved, rel=0.2
     )

@@ -158,5 +158,5 @@ def test_a_decode_is_told_what_training_is(small: VideoModel) -> None:
 
 def test_a_specification_keeps_its_map_in_json() -> None:
 
-    assert ModelSpec.from_dict(json.loads(json.dumps(TABLE.to_dict()))) == TABLE
-    assert ModelSpec.from_dict({k: v for k, v in TABLE.to_dict().items() if k != "map"}).map is None
+    assert ModelSpec(**json.loads(json.dumps(TABLE.to_dict()))) == TABLE
+    assert ModelSpec(**{k: v for k, v in TABLE.to_dict().items() if k != "map"}).map is None

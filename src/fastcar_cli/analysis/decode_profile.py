@@ -92,9 +92,7 @@ class DecodeProfile:
 
 
 def _run(pipe: VideoPipeline, prompt: str, seed: int, watch: Any = None) -> tuple[Decode, NDArray[np.uint8]]:
-    images = []
-    for frame in pipe.stream([prompt], [seed], watch=watch):
-        images.append(frame.image)
+    images = [frame.image for frame in pipe.stream([prompt], [seed], watch=watch)]
     assert pipe.decode is not None
     return pipe.decode, np.stack(images)
 

@@ -21,13 +21,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fastcar_cli.conversion.draws import drawn_codes
 from fastcar_cli.conversion.rounding import calibrated
+from fastcar_cli.decoding.engine import begin
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import write_whole
 from fastcar_cli.models.decoder import Block, RMSNorm, Rotary, attention, rotate
 from fastcar_cli.models.depth import Classifier, DepthBlock
 from fastcar_cli.models.loading import converted
+from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.network import Projector, Spec
 from fastcar_cli.models.video_model import ModelSpec, PlaceTables, placement_map
 from fastcar_cli.models.weight_format import NetworkFormat, scale_name
@@ -91,6 +93,12 @@ class Calibration:
             codes.append(drawn_codes(model, [prompt], [seed], frames))
         on_progress(len(self.prompts), len(self.prompts))
         return torch.cat(codes)
+
+
+def drawn_codes(model: LoadedModel, prompts: Sequence[str], seeds: Sequence[int], frames: int) -> Tensor:
+    """Codes int64 [P, T*N, depth] that a model draws for prompts with its own guidance and sampling."""
+    decode, _ = begin(model, prompts, seeds, DecodeSettings(frames, model.defaults.sampling))
+    return decode.run().codes
 
 
 def _frames(spec: Spec) -> int:

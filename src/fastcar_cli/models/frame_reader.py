@@ -22,45 +22,30 @@ class FrameReader:
     def _checked(self, prompt: Prompt) -> Clip | TokenisedClip:
         """The prompt. Raises RequestError for a text, another size, too few frames, actions that don't fit."""
         spec = self._network.spec
-        context, actions = spec.layout.context, spec.actions
+        context, size, width, model = spec.layout.context, spec.frame_size, spec.actions, f"the model {spec.name!r}"
         if isinstance(prompt, str):
-            raise RequestError(
-                f"the model {spec.name!r} takes frames, no text",
-                hint=(f"give it at least {context} to continue from, such as ", Key("input"), " clip.mp4"),
-            )
-        if isinstance(prompt, Clip):
-            self._check_frames(prompt)
-        elif len(prompt.ids) != spec.tokenizer.prompt_tokens or not all(0 <= i < spec.codes for i in prompt.ids):
-            raise RequestError(
-                f"{prompt.name}: these ids are not of the model {spec.name!r}",
-                hint=f"it has {spec.tokenizer.prompt_tokens} for {context} frames, from 0 to {spec.codes - 1}",
-            )
-        given = prompt.actions
-        if given is None and actions:
-            raise RequestError(
-                f"{prompt.name}: no actions, the model {spec.name!r} takes {actions} numbers a frame",
-                hint=("give it actions, such as ", Key("actions"), " moves.csv"),
-            )
-        if given is not None and not actions:
-            raise RequestError(f"{prompt.name}: actions are given, the model {spec.name!r} takes none")
-        if given is not None and given.shape[1] != actions:
-            raise RequestError(
-                f"{prompt.name}: actions have {given.shape[1]} numbers a frame, the model {spec.name!r} takes {actions}"
-            )
+            hint = (f"give it at least {context} to continue from, such as ", Key("input"), " clip.mp4")
+            raise RequestError(f"{model} takes frames, no text", hint=hint)
+        if isinstance(prompt, TokenisedClip):
+            if len(prompt.ids) != spec.tokenizer.prompt_tokens or not all(0 <= i < spec.codes for i in prompt.ids):
+                raise RequestError(
+                    f"{prompt.name}: these ids are not of {model}",
+                    hint=f"it has {spec.tokenizer.prompt_tokens} for {context} frames, from 0 to {spec.codes - 1}",
+                )
+        elif prompt.frames.shape[1:3] != size:
+            _, h, w, _ = prompt.frames.shape
+            raise RequestError(f"{prompt.name}: frames are {w}x{h} pixels, {model} takes {size[1]}x{size[0]}")
+        elif len(prompt.frames) < context:
+            raise RequestError(f"{prompt.name}: {len(prompt.frames)} frames, {model} continues from {context}")
+        if prompt.actions is None:
+            if width:
+                hint = ("give it actions, such as ", Key("actions"), " moves.csv")
+                raise RequestError(f"{prompt.name}: no actions, {model} takes {width} numbers a frame", hint=hint)
+        elif not width:
+            raise RequestError(f"{prompt.name}: actions are given, {model} takes none")
+        elif (given := prompt.actions.shape[1]) != width:
+            raise RequestError(f"{prompt.name}: actions have {given} numbers a frame, {model} takes {width}")
         return prompt
-
-    def _check_frames(self, clip: Clip) -> None:
-        spec = self._network.spec
-        context, size = spec.layout.context, spec.tokenizer.resolution
-        if clip.frames.shape[1:3] != (size, size):
-            height, width = clip.frames.shape[1:3]
-            raise RequestError(
-                f"{clip.name}: frames are {width}x{height} pixels, the model {spec.name!r} takes {size}x{size}"
-            )
-        if len(clip.frames) < context:
-            raise RequestError(
-                f"{clip.name}: {len(clip.frames)} frames, the model {spec.name!r} continues from {context}"
-            )
 
     def pixels(self, clip: Clip, frames: int) -> Tensor:
         """The first frames as the tokenizer takes them, float32 [1, frames, 3, H, W] in 0..1."""

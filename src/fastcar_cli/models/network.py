@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -19,9 +19,6 @@ from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.models.quantised import QuantisedLinear
 from fastcar_cli.plain_data import WHOLE, Size
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -171,14 +168,6 @@ class Spec(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for config.json."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """From what `to_dict` gave, after a round trip through JSON. Raises TypeError or ValueError for anything else.
-
-        What a model may lack is not named by folders that were written before it was thought of.
-        """
-        return cls(**data)
 
 
 class Projector(nn.Module):

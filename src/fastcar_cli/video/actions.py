@@ -43,8 +43,9 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
         return actions_in(path, width, wanted, own=False)
     if suffix not in (".csv", ".json"):
         raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)
-    table = _csv(path) if suffix == ".csv" else _json(path)
-    return _fit(table, (Key("actions"), f" {path}"), width, wanted, own=False)
+    what = (Key("actions"), f" {path}")
+    text = read_text(path, what, "utf-8-sig")
+    return _fit(_csv(text, what) if suffix == ".csv" else _json(text, what), what, width, wanted, own=False)
 
 
 def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = True) -> Rows:
@@ -71,24 +72,16 @@ def _chosen(path: Path, option: str) -> Array:
         return named[0]
     tables = [a for a in arrays if len(a.shape) == 2] or arrays
     if len(tables) != 1:
-        raise RequestError(
-            f"holds no array {KEYS[0]!r}",
-            key=option,
-            value=path,
-            hint=f"its arrays: {', '.join(a.key for a in arrays[:12]) or 'none'}",
-        )
+        hint = f"its arrays: {', '.join(a.key for a in arrays[:12]) or 'none'}"
+        raise RequestError(f"holds no array {KEYS[0]!r}", key=option, value=path, hint=hint)
     return tables[0]
 
 
-def _text(path: Path) -> str:
-    return read_text(path, (Key("actions"), f" {path}"), "utf-8-sig")
-
-
-def _csv(path: Path) -> list[list[float]]:
+def _csv(text: str, what: Text) -> list[list[float]]:
     """Rows of numbers between commas; a first line without any number names the columns."""
     rows: list[list[float]] = []
     try:
-        for line, cells in enumerate(csv.reader(_text(path).splitlines(), strict=True), 1):
+        for line, cells in enumerate(csv.reader(text.splitlines(), strict=True), 1):
             if not any(c.strip() for c in cells):
                 continue
             numbers = [_number(c) for c in cells]
@@ -96,14 +89,12 @@ def _csv(path: Path) -> list[list[float]]:
                 continue
             for cell, number in zip(cells, numbers, strict=True):
                 if number is None:
-                    raise RequestError(
-                        f"line {line} has {cell.strip()[:40]!r}, needed: numbers", key="actions", value=path
-                    )
+                    raise RequestError(f"line {line} has {cell.strip()[:40]!r}, needed: numbers", where=what)
             rows.append([n for n in numbers if n is not None])
             if len(rows) > _MOST_ROWS:
                 break
     except csv.Error as e:
-        raise RequestError(f"is no CSV file ({e})", key="actions", value=path) from None
+        raise RequestError(f"is no CSV file ({e})", where=what) from None
     return rows
 
 
@@ -114,20 +105,19 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _json(path: Path) -> list[Any]:
+def _json(text: str, what: Text) -> list[Any]:
     """A list with a list of numbers a frame, bare or under the key `action`."""
     try:
-        data = parse_json(_text(path))
+        data = parse_json(text)
     except ValueError:
-        raise RequestError("is no JSON file", key="actions", value=path) from None
+        raise RequestError("is no JSON file", where=what) from None
     if isinstance(data, dict):
         data = next((data[k] for k in KEYS if k in data), None)
     try:
         return _TABLE.validate_python(data)
     except ValidationError:
-        raise RequestError(
-            "is no list of lists of numbers", key="actions", value=path, hint="such as [[0.1, 0], [0.2, 0]]"
-        ) from None
+        hint = "such as [[0.1, 0], [0.2, 0]]"
+        raise RequestError("is no list of lists of numbers", where=what, hint=hint) from None
 
 
 def _fit(table: Sequence[Any], what: Text, width: int, wanted: Sequence[int], *, own: bool) -> Rows:

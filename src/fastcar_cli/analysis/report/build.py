@@ -11,6 +11,7 @@ import base64
 import html
 import json
 import math
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -155,9 +156,4 @@ def head(title: str, allowed: str = "") -> str:
 
 def filled(page: str, parts: Mapping[str, str]) -> str:
     """A page with `{{ name }}` replaced by the part of this name; what a part holds is not looked at again."""
-    pieces = page.split("{{")
-    text = [pieces[0]]
-    for piece in pieces[1:]:
-        key, rest = piece.split("}}", 1)
-        text += [parts[key.strip()], rest]
-    return "".join(text)
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], page)

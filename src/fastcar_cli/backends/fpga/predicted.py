@@ -20,42 +20,32 @@ CONTEXT = 512
 8 bit are 4 % of its weights in 4 bit."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A decoder that is no video model: MLP width as of a SwiGLU of as many weights."""
+def _token(name: str, layers: int, width: int, mlp_width: int, heads: int, vocabulary: int) -> Workload:
+    """One token of one request after `CONTEXT` - 1 others, of a decoder that is no video model.
 
-    name: str
-    layers: int
-    width: int
-    mlp_width: int
-    heads: int
-    vocabulary: int
-
-    def workload(self) -> Workload:
-        """One token of one request after `CONTEXT` - 1 others; the head counts as the depth transformer."""
-        projections = 4 * self.width * self.width
-        head = self.vocabulary * self.width
-        block = projections + 3 * self.width * self.mlp_width
-        return Workload(
-            name=self.name,
-            layers=self.layers,
-            rows=1,
-            width=self.width,
-            mlp_width=self.mlp_width,
-            kv_width=self.width,
-            heads=self.heads,
-            projection_weights=projections,
-            depth_weights=head,
-            depth_outputs=self.vocabulary,
-            resident_weights=self.layers * block + head,
-            tokens_per_frame=2,
-            frames=1,
-            prompt=CONTEXT - 1,
-        )
+    MLP width is that of a SwiGLU of as many weights; the head counts as the depth transformer.
+    """
+    projections, head = 4 * width * width, vocabulary * width
+    return Workload(
+        name=name,
+        layers=layers,
+        rows=1,
+        width=width,
+        mlp_width=mlp_width,
+        kv_width=width,
+        heads=heads,
+        projection_weights=projections,
+        depth_weights=head,
+        depth_outputs=vocabulary,
+        resident_weights=layers * (projections + 3 * width * mlp_width) + head,
+        tokens_per_frame=2,
+        frames=1,
+        prompt=CONTEXT - 1,
+    )
 
 
-LLAMA2_7B = Shape("LLaMA-2-7B", 32, 4096, 11008, 32, 32_000)
-GPT2_345M = Shape("GPT-2 345M", 24, 1024, 2731, 16, 50_257)
+LLAMA2_7B = _token("LLaMA-2-7B", 32, 4096, 11008, 32, 32_000)
+GPT2_345M = _token("GPT-2 345M", 24, 1024, 2731, 16, 50_257)
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,7 @@ class Point:
     """A published decode speed in tokens a second, and its source."""
 
     work: str
-    shape: Shape
+    model: Workload
     tokens_per_s: float
     source: str
 
@@ -78,14 +68,13 @@ POINTS = {
 
 def predict(preset: Preset, point: Point) -> dict[str, Any]:
     """Predicted and published decode speed, and the bound by the bandwidth the publication says it reaches."""
-    emulator = Emulator(preset, point.shape.workload())
-    result = emulator.run(np.zeros((point.shape.layers, 1, 1), dtype=bool), "static")
+    result = Emulator(preset, point.model).run(np.zeros((point.model.layers, 1, 1), dtype=bool), "static")
     seconds = result.cycles * preset.seconds_per_cycle
     moved = sum(t.weight_bytes + t.kv_bytes for t in result.components.values())
     rate = preset.bytes_per_cycle / preset.seconds_per_cycle
     return {
         "work": point.work,
-        "model": point.shape.name,
+        "model": point.model.name,
         "source": point.source,
         "published_tokens_per_s": point.tokens_per_s,
         "predicted_tokens_per_s": 1 / seconds,

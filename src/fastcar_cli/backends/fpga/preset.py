@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import GROUP
+from fastcar_cli.plain_data import checked
 from fastcar_cli.presets import preset_folder, read_preset
 
 MAX_FITTED = 2
@@ -215,12 +215,4 @@ def fpga_presets() -> list[str]:
 def load_preset(name: str) -> Preset:
     """A shipped preset by name or a YAML file by path. Raises RequestError naming file and key."""
     data, path = read_preset("accelerator preset", name, fpga_presets(), preset_folder() / "fpga")
-    try:
-        return Preset.model_validate(data)
-    except ValidationError as e:
-        problem = e.errors()[0]
-        key = ".".join(str(p) for p in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            raise RequestError(f"accelerator preset {path}: unknown key {key!r}") from None
-        reason = problem["msg"].removeprefix("Value error, ")
-        raise RequestError(f"accelerator preset {path}: {f'key {key!r}: ' if key else ''}{reason}") from None
+    return checked(Preset, data, f"accelerator preset {path}")

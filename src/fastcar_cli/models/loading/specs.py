@@ -15,5 +15,8 @@ def spec_class(data: Any) -> type[ModelSpec] | type[IVideoGPTSpec]:
 
 
 def spec_from_dict(data: dict[str, Any]) -> Spec:
-    """From what `Spec.to_dict` gave, after a round trip through JSON. Raises TypeError or ValueError otherwise."""
-    return spec_class(data).from_dict(data)
+    """From what `Spec.to_dict` gave, after a round trip through JSON. Raises TypeError or ValueError otherwise.
+
+    What a model may lack is not named by folders that were written before it was thought of.
+    """
+    return spec_class(data)(**data)
