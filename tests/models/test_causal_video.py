@@ -61,6 +61,11 @@ def test_ids_of_the_first_frames_are_those_in_a_longer_clip() -> None:
         assert torch.equal(tokenizer.encode(clip(videos=2)[:, : TINY.frames(latents)]), ids[:, :latents])
 
 
+def test_frames_as_floats_have_the_ids_of_their_bytes() -> None:
+    tokenizer = random_tokenizer()
+    assert torch.equal(tokenizer.encode(clip() / 255), tokenizer.encode(clip()))
+
+
 def test_frames_of_latents_one_at_a_time_are_those_of_all_at_once() -> None:
     whole = random_tokenizer().pixels(codes(2), Past()).div(2).add(0.5).clamp(0, 1)
     frames = streamed(codes(2)) / 255

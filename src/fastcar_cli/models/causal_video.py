@@ -142,8 +142,11 @@ class CausalVideoTokenizer(nn.Module):
         self.post_quant_conv, self.decoder = Pointwise(width, spec.latent), Decoder(spec)
 
     def latents(self, frames: Tensor, past: Past) -> Tensor:
-        """What ids are made of, float32 [P, t, h, w, D], of the next frames uint8 [P, T, H, W, 3] of a video."""
-        pixels = frames.to(torch.float32).div_(255).mul_(2).sub_(1)
+        """What ids are made of, float32 [P, t, h, w, D], of the next frames [P, T, H, W, 3] of a video.
+
+        Frames are uint8, or float32 in 0 .. 1.
+        """
+        pixels = (frames if frames.is_floating_point() else frames.to(torch.float32).div_(255)).mul(2).sub_(1)
         if past.first(self.encoder.conv_in[1]):
             pixels = torch.cat([pixels[:, :1].expand(-1, self.spec.patch - 1, -1, -1, -1), pixels], 1)
         x = patched(pixels, self.spec.steps).to(self.quant_conv.conv3d.weight.dtype)
@@ -158,7 +161,10 @@ class CausalVideoTokenizer(nn.Module):
 
     @torch.inference_mode()
     def encode(self, frames: Tensor, progress: Progress | None = None) -> Tensor:
-        """Ids int64 [P, t, h, w] of frames uint8 [P, T, H, W, 3], T = 1 + time (t - 1), sides multiples of `space`."""
+        """Ids int64 [P, t, h, w] of frames [P, T, H, W, 3], uint8 or float32 in 0 .. 1.
+
+        T = 1 + time (t - 1), sides are multiples of `space`.
+        """
         spec, past = self.spec, Past()
         if progress is not None:
             first, later = work(spec, frames.shape[2] // spec.space, frames.shape[3] // spec.space, encode=True)
