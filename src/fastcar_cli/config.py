@@ -29,6 +29,7 @@ from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.presets import parse_yaml, preset_folder, presets, read_preset
 
+SIZES = r"^[1-9]\d{0,5}x[1-9]\d{0,5}$"
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
 MODELS = (
     "bundled model (mini, table, table-dense, mini-actions), name of the hub (vila-u-7b, ivideogpt-...; "
@@ -60,6 +61,10 @@ class Generation(_Section):
     """What to make."""
 
     frames: int | None = _setting(None, "frames of the video, context frames included", by_model=True, ge=1, le=LARGEST)
+    context: int | None = _setting(None, "frames of the input to continue: 1 or 9", by_model=True, ge=1, le=LARGEST)
+    size: str | None = _setting(
+        None, "WIDTHxHEIGHT of the frames, where a model makes several sizes", by_model=True, pattern=SIZES
+    )
     seed: int | None = _setting(None, "seed of the first video; drawn and printed where none is given", ge=0, lt=2**63)
     samples: int = _setting(1, "videos per prompt or input; seeds count up", ge=1, le=1024)
 
@@ -106,6 +111,7 @@ class Replay(_Section):
     max_age: int | None = _setting(
         None, "most consecutive replays of one cached MLP output", flag="--max-replay-age", ge=1, le=LARGEST
     )
+    first_frame: int = _setting(0, "first decoded frame that may replay, from 0", flag=None, ge=0, le=LARGEST)
     eligible: choices.Eligible = _setting(
         "codes", "tokens that may replay: those of frames, or frame delimiters too", flag=None
     )
@@ -214,6 +220,14 @@ class RunConfig(_Section):
         """The same with other values of some dotted keys. Raises as `from_dict` does."""
         known = {_known(key, "configuration"): value for key, value in keys.items()}
         return RunConfig.from_dict(nested(flat(self.to_dict()) | known))
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of the frames in pixels; None: the model's own."""
+        if self.generation.size is None:
+            return None
+        width, height = self.generation.size.split("x")
+        return int(height), int(width)
 
     def to_yaml(self) -> str:
         """YAML that `load_config` reads."""

@@ -23,7 +23,7 @@ from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.batch import Watcher
 from fastcar_cli.decoding.engine import Decode, begin, row_limit
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.memory_plan import (
@@ -36,7 +36,7 @@ from fastcar_cli.models.loading.memory_plan import (
 )
 from fastcar_cli.models.loading.registry import BUNDLED, Shapes, folder_of, load, shapes_of
 from fastcar_cli.prompt import Prompt
-from fastcar_cli.resolve import effective, resolve_device, settings_of
+from fastcar_cli.resolve import effective, resolve_device, settings_of, spec_in
 from fastcar_cli.run_report import Run
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ class VideoPipeline:
         Raises RequestError for what this model can't do.
         """
         self.model, self.config, self._load_seconds = model, config, load_seconds
-        spec = model.network.spec
+        self.spec = spec = spec_in(model, config)
         self.name, self.layers = model.name, spec.decoder.layers
         self.tokens_per_frame, self.grid = spec.tokens_per_frame, spec.grid
-        self.context = spec.layout.context
+        self.context = spec.pictures(spec.layout.context)
         self.settings = settings or settings_of(model, config)
-        self.frames = self.context + self.settings.frames
+        self.frames = spec.pictures(spec.layout.context + self.settings.frames)
         self.fps = spec.fps if config.video.fps is None else config.video.fps
         self.height, self.width = spec.frame_size
         self._preset: Preset | None = None
@@ -131,7 +131,7 @@ class VideoPipeline:
                 def progress(done: int) -> None:
                     loaded(done, total)
 
-        model = load(config.model, dtype, device, progress)
+        model = load(config.model, dtype, device, progress, config.size)
         return cls(model, config, load_seconds=time.perf_counter() - began)
 
     @staticmethod
@@ -140,13 +140,14 @@ class VideoPipeline:
     ) -> dict[str, MemoryPlan]:
         """What a run would need by dtype, from the model's configuration alone; nothing is loaded."""
         device = device or resolve_device(config.runtime.device)
-        shapes = shapes or shapes_of(folder_of(config.model))
-        spec = shapes.spec
-        frames = max(1, (config.generation.frames or spec.frames) - spec.layout.context)
+        shapes = shapes or shapes_of(folder_of(config.model), config.size)
+        spec = shapes.spec.continuing(config.generation.context)
+        pictures = (config.generation.frames or spec.frames) - 1
+        frames = max(1, 1 + pictures // spec.frame_spec.pictures - spec.layout.context)
         guided = shapes.defaults.cfg if config.sampling.cfg is None else config.sampling.cfg
         layers, replay = spec.decoder.layers, config.replay
         replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
-        rows, prompt = videos * (1 if guided == 1.0 else 2), spec.layout.lead or PROMPT_TOKENS
+        rows, prompt = videos * (1 if guided == 1.0 else 2), spec.layout.prompt or PROMPT_TOKENS
         attention = config.attention
         demand = Demand(rows, frames, prompt, attention.window, attention.sinks, attention.kv_dtype)
         every = replay.eligible == "all"
@@ -163,7 +164,7 @@ class VideoPipeline:
             from fastcar_cli.backends.fpga.drs import INDEX_BITS
 
             return max(1, min(videos, INDEX_BITS // (rows * settings.draft.fixed)))
-        prompt = network.spec.layout.lead or PROMPT_TOKENS
+        prompt = self.spec.layout.prompt or PROMPT_TOKENS
         return videos_that_fit(
             network.spec,
             max(1, min(videos, row_limit(network, settings.executor) // rows)),
@@ -247,7 +248,7 @@ class VideoPipeline:
     def _batch(
         self, prompts: Sequence[Prompt], seeds: Sequence[int], on_token: Callable[[int], None], watch: Watcher | None
     ) -> Iterator[Frame]:
-        """The frames of one batch."""
+        """The frames of one batch. Raises RequestError for prompts that hold another number of frames than expected."""
         backend, preset, network = None, self._preset, self.model.network
         if preset is not None:
             from fastcar_cli.backends.fpga.backend import FpgaBackend
@@ -257,6 +258,12 @@ class VideoPipeline:
 
         decode, readings = begin(self.model, prompts, seeds, self.settings, backend)
         decode.observers.watch = watch
+        held = decode.prompts.aligned // decode.frame
+        if (behind := self.spec.layout.behind) and held != behind:
+            raise RequestError(
+                f"the input has {self.spec.pictures(held)} frames, the run continues from {self.context}",
+                hint=(Key("context"), f" {self.spec.pictures(held)}"),
+            )
         texts = [str(p) for p in prompts]
         run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)
@@ -283,7 +290,8 @@ class VideoPipeline:
         for _ in decode.steps():
             on_token(decode.done)
             if decode.done // decode.frame > shown_frames:
-                yield from shown(partial(decode.decode_frame, shown_frames), self.context + shown_frames)
+                first = self.spec.pictures(self.spec.layout.context + shown_frames)
+                yield from shown(partial(decode.decode_frame, shown_frames), first)
                 shown_frames += 1
 
     @property

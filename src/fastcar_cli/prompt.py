@@ -23,6 +23,7 @@ class Clip:
         frames: uint8 [S, H, W, 3], or float32 in 0 .. 1; those behind a model's context frames are not looked at.
         actions: float32 [S, A] or one row less, row t leads from frame t to frame t + 1; None without.
         name: what to call it, such as its file.
+        text: a text as vectors float32 [words, width], all of which are attended to; None of a model without text.
 
     Raises:
         RequestError: arrays of other shapes or numbers.
@@ -32,6 +33,7 @@ class Clip:
     frames: NDArray[np.uint8] | NDArray[np.float32]
     actions: NDArray[np.float32] | None = None
     name: str = "input"
+    text: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         floats = self.frames.dtype == np.float32
@@ -54,6 +56,7 @@ class TokenisedClip:
         ids: of the prompt.
         actions: as those of a `Clip`.
         name: of the clip.
+        text: as that of a `Clip`.
 
     Raises:
         RequestError: actions of other shapes or numbers.
@@ -63,6 +66,7 @@ class TokenisedClip:
     ids: tuple[int, ...]
     actions: NDArray[np.float32] | None = None
     name: str = "input"
+    text: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         _check_actions(self.name, self.actions)

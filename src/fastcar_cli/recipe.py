@@ -22,7 +22,18 @@ from fastcar_cli.prompt import Prompt, TokenisedClip
 if TYPE_CHECKING:
     from fastcar_cli.pipeline import VideoPipeline
 
-_TAKEN = ("model", "generation.frames", "sampling", "replay", "attention", "backend", "runtime.dtype", "video")
+_TAKEN = (
+    "model",
+    "generation.frames",
+    "generation.context",
+    "generation.size",
+    "sampling",
+    "replay",
+    "attention",
+    "backend",
+    "runtime.dtype",
+    "video",
+)
 _DECIDED = ("generation.seed", "generation.samples")
 
 

@@ -16,7 +16,7 @@ from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.registry import BUNDLED
-from fastcar_cli.models.network import Layout
+from fastcar_cli.models.network import Layout, Spec
 
 SMALL_MODEL_THREADS = 2
 """Threads of the native kernels for a bundled model: its products are too short to share among more."""
@@ -33,9 +33,10 @@ def _choose(value: T | None, default: T) -> T:
 
 def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
     """How a model decodes under a configuration. Raises RequestError for what this model can't do."""
-    spec, own, s, replay = model.network.spec, model.defaults, config.sampling, config.replay
-    frames = _choose(config.generation.frames, spec.frames)
-    _check_frames(model, frames)
+    spec, own, s, replay = spec_in(model, config), model.defaults, config.sampling, config.replay
+    pictures = _choose(config.generation.frames, spec.frames)
+    _check_frames(model.name, spec, pictures)
+    frames = 1 + (pictures - 1) // spec.frame_spec.pictures
     sampling = replace(own.sampling, **s.model_dump(exclude_none=True))
     layers = spec.decoder.layers
     try:
@@ -50,8 +51,9 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
         pairs=_choose(replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
         max_age=replay.max_age,
         replay_delimiters=replay.eligible == "all",
-        target=_target(config, frames, spec.layout),
+        target=_target(config, frames - spec.layout.context, spec.layout),
         score=replay.score,
+        first_frame=replay.first_frame,
     )
     if sampling.cfg != 1.0 and not spec.layout.guided:
         raise RequestError(
@@ -73,34 +75,45 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
     )
 
 
-def _check_frames(model: LoadedModel, frames: int) -> None:
-    """Refuse videos that are longer than the model has positions for."""
-    spec = model.network.spec
-    least, longest = spec.layout.context + 1, spec.longest
-    if least <= frames <= longest:
+def spec_in(model: LoadedModel, config: RunConfig) -> Spec:
+    """The model's specification, continuing from what the configuration says."""
+    return model.network.spec.continuing(config.generation.context)
+
+
+def _check_frames(name: str, spec: Spec, frames: int) -> None:
+    """Refuse videos that are longer than the model has positions for, and such that end within a frame of codes."""
+    context, step = spec.pictures(spec.layout.context), spec.frame_spec.pictures
+    least, longest = context + step if context else 1, spec.longest
+    allowed = f"{least} to {longest}" if step == 1 else ", ".join(map(str, range(least, longest + 1, step)))
+    if least <= frames <= longest and (frames - 1) % step == 0:
         return
     if frames > spec.frames == longest:
         why = f"was trained on {spec.frames} frames and has no position for more"
-        said = f"the model {model.name!r} {why}"
+        said = f"the model {name!r} {why}"
     elif frames > longest:
         tokens = (spec.layout.lead or 0) + (frames - spec.layout.context) * spec.tokens_per_frame
-        said = f"{tokens} tokens, the model {model.name!r} has {spec.decoder.max_positions} positions"
+        said = f"{tokens} tokens, the model {name!r} has {spec.decoder.max_positions} positions"
+    elif frames >= least:
+        said = f"the model {name!r} makes {step} at once"
     else:
-        said = f"{spec.layout.context} of them are given to the model {model.name!r}"
-    raise RequestError(said, key="frames", value=frames, allowed=f"{least} to {longest}")
+        said = f"{context} of them are given to the model {name!r}"
+    raise RequestError(said, key="frames", value=frames, allowed=allowed)
 
 
 def _target(config: RunConfig, frames: int, layout: Layout) -> Target | None:
-    """The replay ratio to keep. Raises RequestError for one that this many frames can't reach."""
+    """The replay ratio to keep. Raises RequestError for one that this many decoded frames can't reach."""
     replay = config.replay
     if replay.ratio is None:
         return None
     dense = () if replay.eligible == "all" else layout.delimiters
-    most = max_ratio(frames - layout.context, layout.stride, replay.max_age, dense)
+    # Where prompts hold frames, the first decoded one may replay.
+    first = max(replay.first_frame, not layout.behind)
+    most = max_ratio(frames, layout.stride, replay.max_age, dense, first)
     if replay.ratio > most:
+        why = "a prompt and the first frame are always computed" if first else "a prompt is always computed"
         age = () if replay.max_age is None else (" and ", Key("replay.max_age"), f" {replay.max_age}")
         raise RequestError(
-            (f"{frames} frames", age, f" allow at most {most:.4f}, because the first frame is always computed"),
+            (f"{frames + layout.context} frames", age, f" allow at most {most:.4f}, because {why}"),
             key="replay.ratio",
             value=f"{replay.ratio:g}",
             allowed=f"above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
@@ -138,10 +151,10 @@ def effective(config: RunConfig, settings: DecodeSettings, frames: int, fps: int
     """
     data, rule, target = config.to_dict(), settings.rule, settings.rule.target
     data["generation"]["frames"] = frames
-    data["sampling"] = asdict(settings.sampling)
+    data["sampling"] = {key: value for key, value in asdict(settings.sampling).items() if key in data["sampling"]}
     data["replay"] |= {"tau": tau_to_plain(rule.tau), "score": rule.score, "tas": rule.tas_definition}
     data["replay"] |= {"gate": "pair" if rule.pairs else "row", "max_age": rule.max_age}
-    data["replay"] |= {"eligible": "all" if rule.replay_delimiters else "codes"}
+    data["replay"] |= {"eligible": "all" if rule.replay_delimiters else "codes", "first_frame": rule.first_frame}
     data["replay"] |= {"ratio": None} if target is None else {"ratio": target.ratio, "controller": target.scope}
     data["draft"] = {"kind": settings.draft.kind, "window": settings.draft.window}
     data["attention"] = {"window": settings.window, "sinks": settings.sinks, "kv_dtype": settings.kv_dtype}

@@ -40,13 +40,15 @@ def most_replays(visits: int, max_age: int | None) -> int:
     return visits if max_age is None else visits - visits // (max_age + 1)
 
 
-def max_ratio(frames: int, tokens_per_frame: int, max_age: int | None = None, dense: Sequence[int] = ()) -> float:
-    """The largest replay ratio that T*N - 1 passes allow: the first frame and `dense` places are always computed."""
+def max_ratio(
+    frames: int, tokens_per_frame: int, max_age: int | None = None, dense: Sequence[int] = (), first: int = 1
+) -> float:
+    """The largest replay ratio that T*N - 1 passes allow: the `first` frames and `dense` places are always computed."""
     passes = frames * tokens_per_frame - 1
-    if passes < 1 or frames < 2:
+    if passes < 1 or frames <= first:
         return 0.0
     # The last place's last token is never fed back, so that place is visited once less.
-    often, last = most_replays(frames - 1, max_age), most_replays(frames - 2, max_age)
+    often, last = most_replays(frames - first, max_age), most_replays(frames - first - 1, max_age)
     end = tokens_per_frame - 1
     return (often * (end - sum(place < end for place in dense)) + last * (end not in dense)) / passes
 
@@ -74,11 +76,14 @@ class Target:
 class Controller:
     """Thresholds of one batch of videos, for `Replay`. Nothing is read back from its device while decoding.
 
+    The `first` frames never replay; where that is none, the first scores are those of the frame's own first tokens.
     `max_age` is that of the rule, which bounds what can replay; places `dense` in a frame never do. Raises ValueError
     for a ratio that can't be reached.
     """
 
-    def __init__(self, target: Target, size: Size, max_age: int | None, dense: Sequence[int] = ()) -> None:
+    def __init__(
+        self, target: Target, size: Size, max_age: int | None, dense: Sequence[int] = (), first: int = 1
+    ) -> None:
         layers, rows, videos, device = size.layers, size.rows, size.videos, size.device
         self.target, self.frame, self.passes = target, size.frame, size.tokens - 1
         self._layers, self._videos, self._per_video = layers, videos, rows // videos
@@ -86,7 +91,7 @@ class Controller:
         # MLPs decided in one step by what shares a threshold.
         self._members = layers * self._per_video // groups
         self._max_age = max_age
-        self._most = max_ratio(size.tokens // self.frame, self.frame, max_age, dense)
+        self._most = max_ratio(size.tokens // self.frame, self.frame, max_age, dense, first)
         self._gated = torch.ones(self.frame, dtype=torch.bool, device=device)
         self._gated[list(dense)] = False
         self._some_dense = bool(dense)
@@ -99,11 +104,12 @@ class Controller:
         self._scores = torch.zeros(layers, rows, self.frame, device=device)
         self._tau = torch.full((layers, rows), float("inf"), device=device)
         self._every = max(1, self.frame // SETTINGS_A_FRAME)
-        self._at = self.frame - self._every
+        self._first = first * self.frame
+        self._at = self._first - self._every if first else 0
         self._seen = 0
 
     def thresholds(self, t: int, replayed: Tensor, age: Tensor) -> Tensor:
-        """Tau of every layer and row at input token t >= N, float32 [layers, rows].
+        """Tau of every layer and row at an input token t that may replay, float32 [layers, rows].
 
         replayed bool [layers, rows, T*N - 1] holds the decisions up to t - 1; age [layers, rows, N] how
         often in a row the value at each place was replayed.
@@ -112,7 +118,7 @@ class Controller:
             return self._tau
         self._done += self._by_group(replayed[:, :, self._at : t]).sum(-1)
         self._at = t
-        self._seen = min(t - self.frame, self.frame)
+        self._seen = min(t - self._first, self.frame)
         if not bool(self._gated[: self._seen].any()):
             return self._tau
         missing, young = self._wanted - self._done, None

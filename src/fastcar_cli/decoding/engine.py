@@ -164,7 +164,7 @@ class Decode(Batch):
         return self
 
     def replay_shares(self) -> Tensor:
-        """Share of layers and rows that replayed by code of every decoded frame, delimiters left out, [T, codes].
+        """Share of layers and rows that replayed by code of every decoded picture, delimiters left out, [T, codes].
 
         The last token is never fed back: 0.
         """
@@ -172,7 +172,8 @@ class Decode(Batch):
         if self.replay is not None:
             shares[:-1] = self.replay.replayed.float().mean((0, 1)).cpu()
         codes = [place for place in range(self.frame) if place not in self.model.spec.layout.delimiters]
-        return shares.view(-1, self.frame)[:, codes]
+        by_frame = shares.view(-1, self.frame)[:, codes]
+        return by_frame.repeat_interleave(self.model.spec.frame_spec.pictures, 0)
 
     @cached_property
     def frame_decoder(self) -> FrameDecoder:

@@ -17,6 +17,9 @@ from fastcar_cli.decoding.prompts import Prompts
 from fastcar_cli.decoding.replay import Token
 from fastcar_cli.models.decoder import Branch, attention, rotate
 
+PREFILL_TOKENS = 512
+"""Tokens of a prompt whose MLPs run at once: what lies between their products takes several times the width."""
+
 
 def distinct_tokens(prompts: Prompts) -> tuple[Tensor, Tensor]:
     """Deduplicate prompt tokens by prefix.
@@ -25,6 +28,8 @@ def distinct_tokens(prompts: Prompts) -> tuple[Tensor, Tensor]:
     of [rows, padded] to compute, and for every position the index of its prefix in that list; padding has index 0, its
     hidden states do not matter.
     """
+    if prompts.rows == 1:
+        return (every := torch.arange(prompts.padded)), every
     first: dict[tuple[int, ...], int] = {}
     back = torch.zeros_like(prompts.ids)
     wanted: list[int] = []
@@ -61,7 +66,8 @@ class Executor(ABC):
         x = llm.embed_tokens(prompts.ids)
         if added is not None and prompts.aligned:
             x[:, -prompts.aligned :] += prompts.doubled(added.expand(-1, prompts.videos, -1).transpose(0, 1))
-        cos, sin = (a[:, None] for a in llm.rotary(prompts.positions(), x.dtype))
+        positions = prompts.positions()
+        cos, sin = (a[:, None] for a in llm.rotary(positions, x.dtype))
         mask = prompt_mask(prompts.lengths, prompts.padded, settings.window, settings.sinks)
         for layer, block in enumerate(llm.blocks):
 
@@ -71,14 +77,14 @@ class Executor(ABC):
                 return attention(rotate(q, cos, sin), k, v, mask)
 
             def mlp(x: Tensor, layer: int = layer, branch: Branch = block.mlp_branch) -> Tensor:
-                output = branch(x)
+                output = torch.cat([branch(part) for part in x.split(PREFILL_TOKENS, 1)], 1)
                 if batch.replay is not None:
                     batch.replay.prefill(layer, output)
                 if batch.observers.watch is not None:
                     batch.observers.watch.layer(layer, -1, output[:, -1], (x + output)[:, -1])
                 return output
 
-            x = block(x, attend, mlp)
+            x = block(batch.places.before_block(x, positions), attend, mlp, *batch.places.memories[layer : layer + 1])
         return llm.norm(x[:, -1])
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:

@@ -18,7 +18,7 @@ from fastcar_cli.decoding.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.replay import Token
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
-from fastcar_cli.models.decoder import Block
+from fastcar_cli.models.decoder import Block, Memory
 from fastcar_cli.models.depth import DepthBlock, DepthTransformer
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import QuantisedLinear, multiplied_by
@@ -43,13 +43,23 @@ def _linear(module: nn.Linear | QuantisedLinear) -> native.Linear:
     return native.Linear(module.weight, None, bias)
 
 
-def block_weights(block: Block) -> native.BlockWeights:
-    """A decoder block as the kernels take it; matrices are not copied."""
+def block_weights(block: Block, memory: Memory | None = None) -> native.BlockWeights:
+    """A decoder block as the kernels take it, with what its cross attention reads; matrices are not copied."""
     norms = {"norm1": block.input_layernorm, "norm2": block.post_attention_layernorm}
+    norms |= {f"{part}_norm": norm for part in "qk" if (norm := getattr(block.self_attn, f"{part}_norm")) is not None}
     maps = {part: getattr(block.self_attn, f"{part}_proj") for part in "qkvo"}
     maps |= {part: getattr(block.mlp, f"{part}_proj") for part in ("gate", "up", "down")}
     parts: dict[str, Any] = {part: norm.weight.float() for part, norm in norms.items()}
     parts |= {part: _linear(linear) for part, linear in maps.items()}
+    if block.cross_attn is not None and memory is not None:
+        norm, cross = block.cross_attn.q_norm, block.cross_attn
+        parts["cross"] = native.CrossWeights(
+            block.cross_layernorm.weight.float(),
+            _linear(cross.q_proj),
+            _linear(cross.o_proj),
+            None if norm is None else norm.weight.float(),
+            *(part.contiguous() for part in memory),
+        )
     return native.BlockWeights(**parts)
 
 
@@ -94,6 +104,7 @@ def code_draw(batch: Batch, codebooks: Sequence[Tensor], threads: int, most: int
         guidance=sampling.cfg,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
+        strict=sampling.top_p_strict,
         most=most,
         threads=threads,
     )
@@ -128,7 +139,7 @@ class NativeExecutor(HostExecutor):
             names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
             older = dict(zip(names, cache.older, strict=True))
         self._pass = native.DecoderPass(
-            [block_weights(block) for block in model.llm.blocks],
+            [block_weights(b, *batch.places.memories[i : i + 1]) for i, b in enumerate(model.llm.blocks)],
             model.llm.norm.weight.float(),
             spec.rms_eps,
             heads=spec.heads,
@@ -197,7 +208,7 @@ class NativeExecutor(HostExecutor):
             if replay is not None and replay.eligible(t):
                 rule = {"thresholds": replay.thresholds(t), "scored": replay.scored}
                 rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
-            batch.clock.mlp += self._pass(x, first, mask=self._mask(inputs), **rule)
+            batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
             self._passed.append(Passed(t, self._scores, ()))
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 
@@ -210,7 +221,7 @@ class NativeExecutor(HostExecutor):
         """A pass with several tokens of a row, or with rows at different tokens."""
         batch, replay = self._batch, self._batch.replay
         if replay is None and not batch.cache.overwrites:
-            batch.clock.mlp += self._pass(x, first)
+            batch.clock.mlp += self._pass(x, first, places=self._places(inputs))
             return
         of_rows = [inputs.rows(draft, batch.rows, x.device) for draft in range(inputs.count)]
         restores = [self._overwrites(draft, t) for draft, t in enumerate(of_rows)]
@@ -224,7 +235,7 @@ class NativeExecutor(HostExecutor):
             thresholds = torch.stack([replay.thresholds(t).clone() for t in tokens], 2)
             rule = {"thresholds": thresholds.flatten(1), "scored": replay.scored}
             rule |= {"scores": scores.flatten(1), "replayed": flags.flatten(1)}
-        batch.clock.mlp += self._pass(x, first, mask=self._mask(inputs), **rule)
+        batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
         for draft, t in enumerate(tokens):
             if replay is not None:
                 if isinstance(t, int):
@@ -232,6 +243,14 @@ class NativeExecutor(HostExecutor):
                 else:
                     replay.by_token[t, :, self._rows] = flags[:, :, draft].T
             self._passed.append(Passed(t, scores[:, :, draft], restores[draft]))
+
+    def _places(self, inputs: Inputs) -> Tensor | None:
+        """What the input of every block has added, float32 [inputs, width]; None: nothing."""
+        batch = self._batch
+        if batch.model.llm.absolute is None:
+            return None
+        of_rows = [batch.places.index(inputs.rows(i, batch.rows, torch.device("cpu"))) for i in range(inputs.count)]
+        return batch.model.llm.absolute(torch.stack(of_rows, 1).flatten(), torch.float32)
 
     def _mask(self, inputs: Inputs) -> Tensor | None:
         """The slots that each input attends to, bool [inputs, slots]; None without a window."""

@@ -73,6 +73,7 @@ class PlainExecutor(HostExecutor):
         x = batch.prompts.doubled(x)[:, None]
         self._mark("embedding")
         cos, sin = (places.at(table, rows)[:, None, None] for table in (places.cos, places.sin))
+        index = places.index(rows)[:, None]
         thresholds = replay.thresholds(t) if replay is not None and replay.eligible(t) else None
         mask = None if step.mask is None else step.mask[:, None, None]
         for i, block in enumerate(llm.blocks):
@@ -102,7 +103,8 @@ class PlainExecutor(HostExecutor):
                     batch.observers.watch.layer(i, t, added, x[:, 0] + added)
                 return added[:, None]
 
-            x = block(x, attend, mlp)
+            x = places.before_block(x, index)
+            x = block(x, attend, mlp, *places.memories[i : i + 1])
             self._mark("mlp.rest")
         x = llm.norm(x[:, 0])
         self._mark("heads")

@@ -86,6 +86,7 @@ class Places:
         cos, sin: [T*N + slack, rows or 1, head_dim]; 1 where all prompts are equally long.
         added: [T*N + slack, 1 or P, width] or None; behind the last token what it has.
         prompt_added: the same of the prompts' `aligned` tokens.
+        memories: what the cross attention of each block reads; empty of a model without.
 
     """
 
@@ -94,11 +95,22 @@ class Places:
         lengths = lengths if bool((lengths != lengths[0]).any()) else lengths[:1]
         positions = lengths[None] + torch.arange(tokens + slack, device=lengths.device)[:, None]
         self.cos, self.sin = model.llm.rotary(positions, model.dtype)
+        self._lengths, self._absolute, self._dtype = lengths, model.llm.absolute, model.dtype
+        source = prompts.conditions
+        self.memories = [] if source is None else model.llm.memories(source.to(model.dtype))
         self.added = self.prompt_added = None
         added = model.added(prompts.aligned + tokens, prompts.ids[: prompts.videos], prompts.conditions)
         if added is not None:
             self.prompt_added, self.added = added.split([prompts.aligned, tokens])
             self.added = torch.cat([self.added, self.added[-1:].expand(slack, -1, -1)])
+
+    def before_block(self, x: Tensor, index: Tensor) -> Tensor:
+        """The input of a block from the output [rows, S, width] of the one before; indices of tokens [rows, S]."""
+        return x if self._absolute is None else x + self._absolute(index, self._dtype)
+
+    def index(self, t: Tensor) -> Tensor:
+        """Positions of the visual tokens t int64 [rows]."""
+        return self._lengths + t
 
     @staticmethod
     def at(table: Tensor, t: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ class ReplayRule:
         target: a replay ratio that a controller keeps by moving the thresholds, instead of `tau`.
         score: what is compared with tau, a name of `scores.SCORES`. Everything here says TAS for it, as it is by
             default.
+        first_frame: decoded frame that may be the first to replay, counted from 0.
 
     """
 
@@ -45,6 +46,7 @@ class ReplayRule:
     replay_delimiters: bool = False
     target: Target | None = None
     score: str = "tas"
+    first_frame: int = 0
 
     @property
     def off(self) -> bool:
@@ -120,7 +122,7 @@ class Replay:
     ) -> None:
         layers, rows, frame, device = size.layers, size.rows, size.frame, size.device
         self.rule, self.frame = rule, frame
-        self.first = max(0, frame - aligned)
+        self.first = max(0, frame - aligned, rule.first_frame * frame)
         """The first input token whose aligned token is known."""
         self._aligned = aligned
         self._rows = torch.arange(rows, device=device)
@@ -138,7 +140,8 @@ class Replay:
         self.tas = None if self._tas is None else self._tas[..., : size.tokens - 1]
         self.controller: Controller | None = None
         if rule.target is not None:
-            self.controller = Controller(rule.target, size, rule.max_age, () if rule.replay_delimiters else delimiters)
+            dense = () if rule.replay_delimiters else delimiters
+            self.controller = Controller(rule.target, size, rule.max_age, dense, -(-self.first // frame))
         taus = torch.tensor(rule.tau.by_layer(layers), dtype=torch.float32)
         self.scored = (taus < math.inf) | (keep_tas or rule.target is not None)
         self._taus = taus[:, None].repeat(1, rows).to(device)

@@ -39,11 +39,14 @@ def running_sum(probs: Tensor) -> Tensor:
     return probs.cumsum(-1)
 
 
-def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float | Tensor) -> tuple[Tensor, Tensor]:
+def distribution(
+    logits: Tensor, temperature: float, top_k: int, top_p: float | Tensor, strict: bool = False
+) -> tuple[Tensor, Tensor]:
     """Probabilities after top-k and top-p in falling order, and the codes they belong to, each [P, K].
 
-    Ties with the k-th largest logit are kept. The entry that crosses top-p is kept, so at least one is.
-    A top_p that is a tensor, float32 [P, 1] or [1, 1], is not looked at on the host; the result is the same.
+    Ties with the k-th largest logit are kept. The entry that crosses top-p is kept, so at least one is; `strict`: so is
+    the one behind it where those before hold top-p exactly. A top_p that is a tensor, float32 [P, 1] or [1, 1], is not
+    looked at on the host; the result is the same.
     """
     logits = logits.float() / temperature
     values, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -52,7 +55,7 @@ def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float | 
     probs = values.softmax(-1)
     if isinstance(top_p, Tensor) or top_p < 1.0:
         before = running_sum(probs) - probs
-        kept = probs.masked_fill(before >= top_p, 0.0)
+        kept = probs.masked_fill(before > top_p if strict else before >= top_p, 0.0)
         kept = kept / kept.sum(-1, keepdim=True)
         probs = torch.where(top_p < 1.0, kept, probs) if isinstance(top_p, Tensor) else kept
     return probs, order
@@ -75,7 +78,7 @@ def sample(logits: Tensor, uniform: Tensor, settings: SamplingSettings, top_p: f
         raise not_finite()
     if settings.temperature == 0:
         return logits.argmax(-1)
-    probs, order = distribution(logits, settings.temperature, settings.top_k, top_p)
+    probs, order = distribution(logits, settings.temperature, settings.top_k, top_p, settings.top_p_strict)
     cumulative = running_sum(probs)
     # Rounding may leave the last sum below 1: a draw above it takes the last entry that can be drawn.
     last = (probs > 0).sum(-1, keepdim=True) - 1

@@ -44,7 +44,7 @@ class Trace:
         mlp: MLP outputs used at `mlp_tokens`, float32 [layers, len(mlp_tokens), rows, width].
         block_out: residual stream after each block at `steps`, float32 [len(steps), layers, rows, width];
             of the prompt's last token for step 0.
-        frames: pixels, float32 [P, T, H, W, 3] in 0..255, not rounded; frames that prompts hold come first.
+        frames: pixels, float32 [P, pictures, H, W, 3] in 0..255, not rounded; those that prompts hold come first.
         replay_ratio: replayed MLPs / (layers * rows * (T*N - 1)).
 
     """
@@ -93,7 +93,7 @@ def _checked(model: LoadedModel, videos: int, codes: Tensor) -> Tensor:
     return codes.to(model.network.device, torch.int64)
 
 
-def _prompts(texts: Sequence[str] | None, inputs: Any, actions: Any) -> list[Prompt]:
+def _prompts(texts: Sequence[Prompt] | None, inputs: Any, actions: Any) -> list[Prompt]:
     """What videos begin with. Raises RequestError for both or neither of texts and frames."""
     if (texts is None) == (inputs is None):
         raise RequestError("prompts and inputs: one of them is needed, not both")
@@ -115,7 +115,7 @@ def _codes_of(model: LoadedModel, prompts: Sequence[Prompt]) -> Tensor:
 
 def trace(
     model: LoadedModel,
-    prompts: Sequence[str] | None = None,
+    prompts: Sequence[Prompt] | None = None,
     codes: Tensor | None = None,
     *,
     tau: float | Sequence[float | None] | None,
@@ -136,7 +136,7 @@ def trace(
 
     Args:
         model: what `fastcar_cli.models.load` returns.
-        prompts: P texts, or None with `inputs`.
+        prompts: P texts or clips, or None with `inputs`.
         codes: integers [P, T*N, depth], or [P, T*N] where the depth is 1; of a model that takes frames ids from the
             first delimiter on. None takes those of the inputs' frames behind the context.
         tau: threshold of all layers, None for dense, or one number or None a layer. Layers with None have no scores;
@@ -214,9 +214,12 @@ def trace(
         if at is not None:
             assert step.logits is not None
             logits[at], hidden[at] = step.logits[:, :, 0].float().cpu(), step.hidden[:, 0].float().cpu()
-    images = torch.stack([decode.decode_frame(f).cpu() for f in range(frames)], 1)
-    if (context := decode.context_frames()) is not None:
-        images = torch.cat([context.cpu(), images], 1)
+    context = decode.context_frames()
+    shown = [] if context is None else [context.cpu()]
+    for f in range(frames):
+        pixels = decode.decode_frame(f).cpu()
+        shown.append(pixels if pixels.dim() == 5 else pixels[:, None])
+    images = torch.cat(shown, 1)
     replay = decode.replay
     assert replay is not None and replay.tas is not None
     scores = replay.tas.cpu()

@@ -16,7 +16,45 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.plain_data import WHOLE, Factor, Flag, Size
+from fastcar_cli.plain_data import WHOLE, Count, Factor, Flag, Size
+
+
+@dataclass(frozen=True, config=WHOLE)
+class Axes:
+    """Places of tokens in frame, row and column: `lead` tokens at the first place, then rasters of `grid`.
+
+    `grown_from` are the extents [frames, rows, columns] that the model first learned, whose frequencies YaRN stretches;
+    empty: it does not.
+    """
+
+    grid: tuple[Size, Size]
+    lead: Count = 0
+    grown_from: tuple[Size, ...] = ()
+
+    def of(self, index: Tensor) -> Tensor:
+        """Frame, row and column of tokens [...]: [..., 3]."""
+        rows, columns = self.grid
+        i = (index - self.lead).clamp(min=0)
+        return torch.stack([i // (rows * columns), i // columns % rows, i % columns], -1)
+
+    @staticmethod
+    def pairs(head_dim: int) -> tuple[int, int, int]:
+        """Rotated pairs of a head that belong to frame, row and column."""
+        side = head_dim // 6
+        return head_dim // 2 - 2 * side, side, side
+
+    def frequencies(self, head_dim: int, theta: float) -> Tensor:
+        """Of each pair, float32 [head_dim / 2]: powers of theta by axis, stretched where the model has grown."""
+        parts = []
+        for axis, pairs in enumerate(self.pairs(head_dim)):
+            found = theta ** -(torch.arange(pairs, dtype=torch.float32, device="cpu") / pairs)
+            if self.grown_from:
+                # YaRN (arXiv 2309.00071): what turns at most once over the old extent is halved, 4 times stays.
+                low, high = (2 * math.pi * turns / self.grown_from[axis] for turns in (1, 4))
+                kept = ((found - low) / (high - low)).clamp(0, 1)
+                found = found * ((1 - kept) / 2 + kept)
+            parts.append(found)
+        return torch.cat(parts)
 
 
 @dataclass(frozen=True, config=WHOLE)
@@ -24,7 +62,9 @@ class DecoderSpec:
     """Sizes of the decoder. `rope_factor` divides positions (linear rope scaling).
 
     `rope_periods`, where given, is the period in positions of each rotated pair of a head, instead of
-    the powers of `rope_theta`. Raises ValueError where heads do not divide the width, or keys' heads the others.
+    the powers of `rope_theta`; with `axes` the pairs turn by frame, row and column instead of position. `head_width` 0
+    is width / heads; `head_norms`: queries and keys are normed before they are rotated. `source` is the width of what
+    cross attention reads, 0 without. Raises ValueError where heads do not divide the width, or keys' heads the others.
     """
 
     width: Size
@@ -39,9 +79,14 @@ class DecoderSpec:
     max_positions: Size = 4096
     attention_bias: Flag = False
     rope_periods: tuple[Factor, ...] = ()
+    head_width: Count = 0
+    head_norms: Flag = False
+    axes: Axes | None = None
+    source: Count = 0
 
     def __post_init__(self) -> None:
-        if self.width % self.heads or self.head_dim % 2 or self.heads % self.kv_heads:
+        uneven = not self.head_width and self.width % self.heads
+        if uneven or self.head_dim % 2 or self.heads % self.kv_heads:
             raise ValueError(f"width {self.width}, heads {self.heads} and kv_heads {self.kv_heads} do not fit")
         if self.rope_periods and len(self.rope_periods) != self.head_dim // 2:
             raise ValueError(f"rope_periods has {len(self.rope_periods)} values, a head has {self.head_dim // 2} pairs")
@@ -49,7 +94,7 @@ class DecoderSpec:
     @property
     def head_dim(self) -> int:
         """d, width of one head."""
-        return self.width // self.heads
+        return self.head_width or self.width // self.heads
 
     @property
     def kv_width(self) -> int:
@@ -59,7 +104,7 @@ class DecoderSpec:
     @property
     def projection_weights(self) -> int:
         """Weights of the four maps of a layer's attention."""
-        return 2 * self.width * (self.width + self.kv_width)
+        return 2 * self.width * (self.heads * self.head_dim + self.kv_width)
 
     @property
     def mlp_weights(self) -> int:
@@ -112,21 +157,27 @@ class Rotary(nn.Module):
         frequencies = spec.rope_theta**-exponent
         if spec.rope_periods:
             frequencies = 2 * math.pi / torch.tensor(spec.rope_periods, dtype=torch.float32, device="cpu")
+        if spec.axes is not None:
+            frequencies = spec.axes.frequencies(spec.head_dim, spec.rope_theta)
         self.register_buffer("inv_freq", frequencies, persistent=False)
-        self.factor = spec.rope_factor
+        self.factor, self.axes = spec.rope_factor, spec.axes
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Positions [...] to (cos, sin), each [..., head_dim]."""
-        angle = (positions.float() / self.factor)[..., None] * self.inv_freq
+        places = positions[..., None]
+        if self.axes is not None:
+            pairs = torch.tensor(self.axes.pairs(2 * len(self.inv_freq)), device=positions.device)
+            places = self.axes.of(positions).repeat_interleave(pairs, -1)
+        angle = (places.float() / self.factor) * self.inv_freq
         angle = torch.cat([angle, angle], dim=-1)
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention of q [rows, heads, S, d] over k, v [rows, kv_heads, S, d], causal where no mask is given."""
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = True) -> Tensor:
+    """Attention of q [rows, heads, S, d] over k, v [rows, kv_heads, S, d]; without a mask causal, or over all."""
     groups = q.shape[1] // k.shape[1]
     k, v = (a.repeat_interleave(groups, 1) for a in (k, v)) if groups > 1 else (k, v)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -135,24 +186,55 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-b, a), dim=-1) * sin
 
 
-class Attention(nn.Module):
-    """Projections of causal self-attention with grouped key/value heads."""
+class Absolute(nn.Module):
+    """Sines and cosines of frame, row and column, of d, h and h numbers, that every block's input has added."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
+        assert spec.axes is not None
+        self._axes, side = spec.axes, spec.width // 6 * 2
+        self._widths = spec.width - 2 * side, side, side
+
+    def forward(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Tokens [...] to what they have added [..., width], rounded to bfloat16; 0 of those of the lead."""
+        parts = []
+        for place, width in zip(self._axes.of(index).double().unbind(-1), self._widths, strict=True):
+            angle = place[..., None] * 10000.0 ** -(torch.arange(width // 2, device=index.device).double() * 2 / width)
+            parts += [angle.sin(), angle.cos()]
+        added = torch.cat(parts, -1).to(torch.bfloat16).to(dtype)
+        return torch.where((index < self._axes.lead)[..., None], 0.0, added)
+
+
+class Attention(nn.Module):
+    """Projections of attention with grouped key/value heads, keys and values from vectors of `source` numbers."""
+
+    def __init__(self, spec: DecoderSpec, source: int | None = None) -> None:
+        super().__init__()
+        source = spec.width if source is None else source
         self.heads, self.kv_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
         self.q_proj = nn.Linear(spec.width, spec.heads * spec.head_dim, bias=spec.attention_bias)
-        self.k_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=spec.attention_bias)
-        self.v_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=spec.attention_bias)
+        self.k_proj = nn.Linear(source, spec.kv_heads * spec.head_dim, bias=spec.attention_bias)
+        self.v_proj = nn.Linear(source, spec.kv_heads * spec.head_dim, bias=spec.attention_bias)
         self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.width, bias=spec.attention_bias)
+        self.q_norm = RMSNorm(spec.head_dim, spec.rms_eps) if spec.head_norms else None
+        self.k_norm = RMSNorm(spec.head_dim, spec.rms_eps) if spec.head_norms else None
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+
+    def query(self, x: Tensor) -> Tensor:
+        """[rows, S, width] to q [rows, heads, S, d], normed where the model does, before rotation."""
+        q = self._split(self.q_proj(x), self.heads)
+        return q if self.q_norm is None else self.q_norm(q)
+
+    def memory(self, x: Tensor) -> Memory:
+        """[rows, S, source] to k and v, each [rows, kv_heads, S, d]; k normed where the model does, before rotation."""
+        k, v = (self._split(maps(x), self.kv_heads) for maps in (self.k_proj, self.v_proj))
+        return k if self.k_norm is None else self.k_norm(k), v
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[rows, S, width] to q [rows, heads, S, d] and k, v [rows, kv_heads, S, d], before rotation."""
-        rows, s, _ = x.shape
-        q = self.q_proj(x).view(rows, s, self.heads, self.head_dim).transpose(1, 2)
-        k = self.k_proj(x).view(rows, s, self.kv_heads, self.head_dim).transpose(1, 2)
-        v = self.v_proj(x).view(rows, s, self.kv_heads, self.head_dim).transpose(1, 2)
-        return q, k, v
+        """Q, k and v of the same x."""
+        return self.query(x), *self.memory(x)
 
     def merge(self, heads: Tensor) -> Tensor:
         """Head outputs [rows, heads, S, d] through the output projection: [rows, S, width]."""
@@ -174,6 +256,8 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+Memory = tuple[Tensor, Tensor]
+"""Keys and values, each [rows, kv_heads, S, d]."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [rows, heads, S, d] and k, v [rows, kv_heads, S, d] before rotation to the heads' outputs [rows, heads, S, d]."""
 Branch = Callable[[Tensor], Tensor]
@@ -187,12 +271,21 @@ class Block(nn.Module):
         super().__init__()
         self.input_layernorm = RMSNorm(spec.width, spec.rms_eps)
         self.self_attn = Attention(spec)
+        self.cross_attn: Attention | None = None
+        if spec.source:
+            self.cross_layernorm = RMSNorm(spec.width, spec.rms_eps)
+            self.cross_attn = Attention(spec, spec.source)
         self.post_attention_layernorm = RMSNorm(spec.width, spec.rms_eps)
         self.mlp = MLP(spec)
 
-    def forward(self, x: Tensor, attend: Attend, mlp: Branch | None = None) -> Tensor:
-        """The residual stream [rows, S, width] behind the block; `mlp` replaces `mlp_branch`, as replay does."""
+    def forward(self, x: Tensor, attend: Attend, mlp: Branch | None = None, memory: Memory | None = None) -> Tensor:
+        """The residual stream [rows, S, width] behind the block; `mlp` replaces `mlp_branch`, as replay does, and
+        `memory` is what cross attention reads.
+        """
         x = x + self.self_attn.merge(attend(*self.self_attn.project(self.input_layernorm(x))))
+        if self.cross_attn is not None and memory is not None:
+            query = self.cross_attn.query(self.cross_layernorm(x))
+            x = x + self.cross_attn.merge(attention(query, *memory, causal=False))
         return x + (mlp or self.mlp_branch)(x)
 
     def mlp_branch(self, x: Tensor) -> Tensor:
@@ -210,6 +303,11 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(spec) for _ in range(spec.layers))
         self.norm = RMSNorm(spec.width, spec.rms_eps)
         self.rotary = Rotary(spec)
+        self.absolute = Absolute(spec) if spec.source else None
+
+    def memories(self, source: Tensor) -> list[Memory]:
+        """What the cross attention of each block reads in vectors [rows, S, source]."""
+        return [block.cross_attn.memory(source) for block in self.blocks if block.cross_attn is not None]
 
     @property
     def blocks(self) -> list[Block]:

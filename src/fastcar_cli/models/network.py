@@ -15,6 +15,7 @@ import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
+from fastcar_cli.errors import RequestError
 from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.models.quantised import QuantisedLinear
@@ -32,7 +33,8 @@ class Layout:
         delimiters_sampled: whether delimiters are sampled as codes are; the one of token 0 never is.
         lead: tokens of a prompt before the first that lies as those of a frame do; None: nothing of it ever does.
             What a longer prompt has behind them are frames, and token 0 comes a multiple of N behind the lead.
-        context: frames of the video that the lead holds; they are shown, not decoded.
+        context: frames of the video that a prompt holds; they are shown, not decoded.
+        behind: how many of these lie behind the lead.
         guided: whether a video may have an unconditional row beside its conditional one.
 
     """
@@ -43,7 +45,13 @@ class Layout:
     delimiters_sampled: bool = False
     lead: int | None = None
     context: int = 0
+    behind: int = 0
     guided: bool = True
+
+    @property
+    def prompt(self) -> int | None:
+        """Tokens of a prompt; None where they differ from prompt to prompt."""
+        return None if self.lead is None else self.lead + self.behind * self.stride
 
     def aligned(self, prompt: int) -> int:
         """Tokens at the end of a prompt of this length that lie as those of frames do."""
@@ -80,6 +88,7 @@ class FrameSpec:
         grid: rows and columns of a frame's code positions, delimiters left out.
         size: (height, width) of a frame in pixels.
         channels: of the widest map of a frame's full size while its pixels are decoded.
+        pictures: pictures that a frame of codes stands for; the first of a video stands for one.
 
     """
 
@@ -89,11 +98,12 @@ class FrameSpec:
     grid: tuple[int, int]
     size: tuple[int, int]
     channels: int
+    pictures: int = 1
 
 
 @checked_dataclass(frozen=True, config=WHOLE)
 class Spec(ABC):
-    """Everything that fixes the shapes of a model; `frames` is the length it was trained on, context included."""
+    """Everything that fixes the shapes of a model; `frames` are the pictures it was trained on, context included."""
 
     name: str
     frames: Size
@@ -155,9 +165,35 @@ class Spec(ABC):
         """Weights between code vectors and the decoder's input."""
         return 0
 
+    def pictures(self, frames: int) -> int:
+        """Pictures of so many frames of codes from the first of a video on."""
+        return frames and 1 + (frames - 1) * self.frame_spec.pictures
+
+    def continuing(self, pictures: int | None) -> Self:
+        """The same model, continuing from so many pictures; None: from as many as it prefers.
+
+        Raises RequestError for a number that it doesn't take.
+        """
+        own = self.pictures(self.layout.context)
+        if pictures in (None, own):
+            return self
+        said = f"the model {self.name!r} continues from {own} frame{'s' * (own != 1)}" if own else "it takes none"
+        raise RequestError(said, key="context", value=pictures, allowed=f"{own}")
+
+    def sized(self, size: tuple[int, int] | None) -> Self:
+        """The same model making pictures of (height, width) pixels; None: of its own size.
+
+        Raises RequestError for a size that it doesn't make.
+        """
+        if size in (None, self.frame_size):
+            return self
+        height, width = self.frame_size
+        said = f"the model {self.name!r} makes frames of one size"
+        raise RequestError(said, key="size", value="{1}x{0}".format(*size), allowed=f"{width}x{height}")
+
     @property
     def longest(self) -> int:
-        """Most frames that there are positions for, context included."""
+        """Most pictures that there are positions for, context included."""
         layout = self.layout
         return layout.context + (self.decoder.max_positions - 1 - (layout.lead or 0)) // layout.stride
 
@@ -192,7 +228,10 @@ class FrameDecoder(Protocol):
         """The frames that prompts hold, float32 [P, C, H, W, 3] in 0..255, not rounded; None where they hold none."""
 
     def frame(self, codes: Tensor) -> Tensor:
-        """A frame of every video from its codes int64 [P, N, depth], float32 [P, H, W, 3] in 0..255, not rounded."""
+        """A frame of every video from its codes int64 [P, N, depth], float32 [P, H, W, 3] in 0..255, not rounded.
+
+        Of a model whose frames of codes stand for several pictures [P, pictures, H, W, 3]; frames come in their order.
+        """
 
 
 class Network(nn.Module, ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from fastcar_cli.plain_data import WHOLE, Count, Factor, Setting
+from fastcar_cli.plain_data import WHOLE, Count, Factor, Flag, Setting
 
 
 @checked_dataclass(frozen=True, config=WHOLE)
@@ -16,6 +16,7 @@ class SamplingSettings:
         temperature: 0 takes the likeliest code.
         top_k: codes kept; 0 keeps all.
         top_p: probability mass kept; 1 keeps all.
+        top_p_strict: whether a code is left out only where those before it hold more than top_p, not as much.
         first_frame_top_p: replaces top_p in frame 0, where a rare code may begin an object; None: does not.
 
     """
@@ -24,6 +25,7 @@ class SamplingSettings:
     temperature: Setting = 1.0
     top_k: Count = 0
     top_p: Factor = 1.0
+    top_p_strict: Flag = False
     first_frame_top_p: Factor | None = None
 
     @property

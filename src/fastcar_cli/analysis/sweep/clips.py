@@ -15,12 +15,12 @@ def named_clips(inputs: Inputs, pipe: VideoPipeline) -> dict[str, Clip]:
 
     Raises RequestError for what can't be read, and a clip that is given twice.
     """
-    spec = pipe.model.network.spec
+    spec = pipe.spec
     if inputs and not spec.layout.context:
         raise RequestError(f"the model {pipe.name!r} takes a text, no frames", key="input", hint="give it prompts")
     clips: dict[str, Clip] = {}
     for excerpt in inputs.read(spec, pipe.name, pipe.frames):
-        digest = hashlib.sha256(excerpt.pixels[: spec.layout.context].tobytes())
+        digest = hashlib.sha256(excerpt.pixels[: pipe.context].tobytes())
         digest.update(b"" if excerpt.actions is None else excerpt.actions.tobytes())
         name = f"{excerpt.name} {digest.hexdigest()[:8]}"
         if name in clips:

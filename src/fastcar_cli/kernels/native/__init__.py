@@ -1,6 +1,6 @@
 """Native CPU kernels: C++ in `source/`, built with the package and loaded with ctypes."""
 
-from fastcar_cli.kernels.native.decoder import BlockWeights, DecoderPass, MLPs
+from fastcar_cli.kernels.native.decoder import BlockWeights, CrossWeights, DecoderPass, MLPs
 from fastcar_cli.kernels.native.depth import CodeDraw, DepthBlockWeights, DepthWeights, Norm
 from fastcar_cli.kernels.native.library import formats, instruction_set, instruction_sets, unavailable
 from fastcar_cli.kernels.native.linear import Product, linear
@@ -10,6 +10,7 @@ __all__ = [
     "MOST_ROWS",
     "BlockWeights",
     "CodeDraw",
+    "CrossWeights",
     "DecoderPass",
     "DepthBlockWeights",
     "DepthWeights",

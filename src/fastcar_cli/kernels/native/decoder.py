@@ -24,8 +24,25 @@ _FLOATS = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
+class CrossWeights:
+    """Cross attention of a block: its norm float32 [width], maps of queries and outputs, and what it reads.
+
+    keys, values: [rows, kv_heads, words, head width], normed, in the dtype of the KV cache. q_norm: see `BlockWeights`.
+    """
+
+    norm: Tensor
+    q: Linear
+    o: Linear
+    q_norm: Tensor | None
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
 class BlockWeights:
-    """A decoder block: norms float32 [width], the seven maps of attention and MLP."""
+    """A decoder block: norms float32 [width], the seven maps of attention and MLP; norms of a query's and a key's heads
+    float32 [head width], or None.
+    """
 
     norm1: Tensor
     q: Linear
@@ -36,6 +53,9 @@ class BlockWeights:
     gate: Linear
     up: Linear
     down: Linear
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    cross: CrossWeights | None = None
 
 
 def _block_struct(block: BlockWeights, layer: int, width: int) -> Any:
@@ -58,6 +78,20 @@ def _block_struct(block: BlockWeights, layer: int, width: int) -> Any:
     for part in ("norm1", "norm2"):
         setattr(struct, part, expect(name + part, getattr(block, part), (width,), torch.float32))
     return struct
+
+
+def _cross(decoder: Any, layer: int, cross: CrossWeights, sizes: tuple[int, int, int], dtype: torch.dtype) -> int:
+    """Fill in the cross attention of a layer; `sizes` are rows, kv heads and head width. Returns the words it reads."""
+    name, struct, (rows, kv_heads, d) = f"layer {layer}: cross ", decoder.blocks[layer], sizes
+    inner, words = struct.q.outputs, cross.keys.shape[2]
+    struct.cross_q = matrix(name + "q", cross.q, inner, decoder.width)
+    struct.cross_o = matrix(name + "o", cross.o, decoder.width, inner)
+    struct.cross_norm = expect(name + "norm", cross.norm, (decoder.width,), torch.float32)
+    if cross.q_norm is not None:
+        struct.cross_q_norm = expect(name + "q_norm", cross.q_norm, (d,), torch.float32)
+    struct.memory_keys = expect(name + "keys", cross.keys, (rows, kv_heads, words, d), dtype)
+    struct.memory_values = expect(name + "values", cross.values, (rows, kv_heads, words, d), dtype)
+    return words
 
 
 def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> Any:
@@ -120,6 +154,12 @@ class DecoderPass:
         if heads < 1 or kv_heads < 1 or heads % kv_heads or inner % heads or inner // heads * kv_heads != cached:
             raise ValueError(f"{heads} heads and {kv_heads} kv heads don't divide q and k of {inner} and {cached}")
         d, rows, tokens = inner // heads, len(start), len(table)
+        for i, block in enumerate(blocks):
+            for part in ("q_norm", "k_norm"):
+                if (weight := getattr(block, part)) is not None:
+                    setattr(decoder.blocks[i], part, expect(f"layer {i}: {part}", weight, (d,), torch.float32))
+            if block.cross is not None:
+                decoder.words = _cross(decoder, i, block.cross, (rows, kv_heads, d), keys.dtype)
         if d % 2:
             raise ValueError(f"heads are {d} wide, expected an even number")
         if most < 1 or not 1 <= rows * most <= MOST_ROWS or (pairs and rows % 2):
@@ -193,6 +233,7 @@ class DecoderPass:
         x: Tensor,
         tokens: list[int],
         *,
+        places: Tensor | None = None,
         mask: Tensor | None = None,
         thresholds: Tensor | None = None,
         scored: Tensor | None = None,
@@ -202,6 +243,7 @@ class DecoderPass:
         """Run as many tokens of every row as x has; x [rows, count, width] float32 becomes their hidden states.
 
         tokens: the first token of each row. Inputs are the rows' tokens, one row after another.
+        places: float32 [inputs, width], what the input of every block has added; None: nothing.
         mask: bool [inputs, slots + older slots], the slots to attend to; None: all from `start` on. scored: bool
         [layers], the layers where TAS is computed and gates the MLP; None: all. Other layers are dense. scores float32
         and replayed bool [layers, inputs] are written in the scored layers; both or neither are given. thresholds:
@@ -221,6 +263,7 @@ class DecoderPass:
         self._tokens[:] = tokens
         step.count = count
         step.x = expect("x", x, (self._rows, count, self._width), torch.float32)
+        step.places = None if places is None else expect("places", places, (inputs, self._width), torch.float32)
         step.mask = None if mask is None else expect("mask", mask, (inputs, self._slots), torch.bool)
         step.thresholds = None if thresholds is None else expect("thresholds", thresholds, per_layer, torch.float32)
         if scored is not self._scored or scores is not self._scores:

@@ -94,8 +94,8 @@ class CodeDraw:
     transformer: None where the one code of a token is drawn from the hidden state itself. classifier: the map to
     logits. codebooks: float32 [codes, code width], one for each depth. uniforms: float32 [videos, tokens, depth].
     codes: int64 [videos, tokens, depth], where draws are written. There is a row for each draw; unless guidance is 1,
-    the unconditional rows follow the conditional ones. temperature, top_k: see `models.sampling.SamplingSettings`.
-    most: tokens of a video that are drawn at once.
+    the unconditional rows follow the conditional ones. temperature, top_k: see `models.sampling.SamplingSettings`,
+    strict: its top_p_strict. most: tokens of a video that are drawn at once.
     Raises as `DecoderPass` does.
     """
 
@@ -110,6 +110,7 @@ class CodeDraw:
         guidance: float = 1.0,
         temperature: float = 1.0,
         top_k: int = 0,
+        strict: bool = False,
         most: int = 1,
         threads: int = 1,
     ) -> None:
@@ -146,7 +147,7 @@ class CodeDraw:
                 "first": ctypes.addressof(self._first),
                 "top_p": ctypes.addressof(self._top_p),
             },
-            sampling=STRUCTS.Sampling(guidance=guidance, temperature=temperature, top_k=top_k),
+            sampling=STRUCTS.Sampling(guidance=guidance, temperature=temperature, top_k=top_k, strict=strict),
             uniforms=expect("uniforms", uniforms, self._shape, torch.float32),
             codes=expect("codes", codes, self._shape, torch.int64),
         )

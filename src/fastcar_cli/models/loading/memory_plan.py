@@ -189,7 +189,7 @@ def make_plan(
     draws = stored_bytes(network, form, "depth.") * spec.code_depth + stored_bytes(network, form, "lm_head.")
     seen = min(asked.window or tokens, asked.prompt_tokens + tokens // 2)
     step = blocks + draws + decoder.layers * asked.rows * decoder.kv_heads * asked.bytes_of_kv(spec, size, seen)
-    dense = n + (0 if delimiters else len(spec.layout.delimiters) * (asked.frames - 1))
+    dense = n * (not spec.layout.behind) + (0 if delimiters else len(spec.layout.delimiters) * (asked.frames - 1))
     ratio = max(0.0, 1 - dense / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
     saved = mlp * ratio
     return MemoryPlan(

@@ -84,6 +84,7 @@ void append_input(const Decoder& d, const Block& b, const Step& step, const Work
         write_int8<Format>(b.values, at, b.value_means + head * n, n, key, b.older_values, b.older_value_scales,
                            moved_to);
     }
+    if (b.k_norm) rms_norm(w.k[input] + g * n, b.k_norm, n, float(d.eps), w.k[input] + g * n);
     rotate(w.k[input] + g * n, cos, sin, n, key);
     write_row<Format>(key, n, b.keys, at);
     write_row<Format>(key, n, b.aligned, head * d.aligned_slots + to.aligned_to);
@@ -92,7 +93,8 @@ void append_input(const Decoder& d, const Block& b, const Step& step, const Work
     float scale = inverse_sqrt(float(n));
     auto aligned = static_cast<const char*>(b.aligned) + (head * d.aligned_slots + to.aligned_from) * bytes;
     for (long h = 0; h < groups; h++) {
-        const float* q = w.q[input] + (first + h) * n;
+        float* q = w.q[input] + (first + h) * n;
+        if (b.q_norm) rms_norm(q, b.q_norm, n, float(d.eps), q);
         float* query = w.query[item + h];
         rotate(q, cos, sin, n, query);
         if (scored) {
@@ -161,6 +163,39 @@ void attend_group(const Decoder& d, const Block& b, const Step& step, const Work
     attend_inputs<Format>(d, b, step, w, r, g, begin, step.count);
 }
 
+// Cross attention of all inputs, added to step.x. Keys and values are normed before, and never rotated.
+inline void attend_memory(Team& team, const Decoder& d, const Block& b, const Step& step, const Workspace& w) {
+    long rows = d.rows * step.count, width = d.width, n = d.head_width, groups = d.heads / d.kv_heads;
+    for (long r = 0; r < rows; r++) rms_norm(step.x + r * width, b.cross_norm, width, float(d.eps), w.normed[r]);
+    product(team, b.cross_q, w.normed, rows, w.q, [](long, long) {});
+    parallel_for(team, d.rows * d.kv_heads, [&](long head) {
+        with_cache_format(d.cache_format, [&](auto format) {
+            using Format = decltype(format);
+            long memory = head * d.words * n * Format::size, first = head % d.kv_heads * groups;
+            auto keys = static_cast<const char*>(b.memory_keys) + memory;
+            long input = head / d.kv_heads * step.count, item = input * d.heads + first;
+            Queries queries{{w.query[item], w.query.step}, {w.output[item], w.output.step},
+                            w.softmax_state + 2 * LANES * item, groups, step.count, d.heads};
+            Seen seen[MOST_ROWS];
+            queries.for_each([&](long i, long row) {
+                float *q = w.q[input + i] + (first + row % d.heads) * n, *query = queries.query[row];
+                if (b.cross_q_norm) rms_norm(q, b.cross_q_norm, n, float(d.eps), q);
+                for (long k = 0; k < n; k++) query[k] = q[k] * inverse_sqrt(float(n));
+                seen[i] = {d.words, nullptr};
+            });
+            begin_attention(queries, n);
+            attend<Format>({keys, static_cast<const char*>(b.memory_values) + memory, keys}, seen, queries, n);
+            end_attention(queries, n);
+            queries.for_each([&](long i, long row) {
+                memcpy(w.attended[input + i] + (first + row % d.heads) * n, queries.output[row], 4 * n);
+            });
+        });
+    });
+    product(team, b.cross_o, w.attended, rows, w.branch, [&](long first, long last) {
+        for (long r = 0; r < rows; r++) add(step.x + r * width + first, w.branch[r] + first, last - first);
+    });
+}
+
 // The replay rule for one layer: writes the scores [inputs] of these tokens and which inputs replay.
 inline void decide_replay(const Decoder& d, const Step& step, const Workspace& w, long layer, bool* replays) {
     long inputs = d.rows * step.count;
@@ -198,6 +233,7 @@ void decode(const Decoder* decoder, Step* request) {
     for (long layer = 0; layer < d.layers; layer++) {
         const Block& b = d.blocks[layer];
         bool scored = step.scores && (!step.scored || step.scored[layer]);
+        if (step.places) add(step.x, step.places, rows * width);
         for (long r = 0; r < rows; r++) rms_norm(step.x + r * width, b.norm1, width, float(d.eps), w.normed[r]);
         const Matrix* const maps[] = {&b.q, &b.k, &b.v};
         const Rows mapped[] = {w.q, w.k, w.v};
@@ -211,6 +247,7 @@ void decode(const Decoder* decoder, Step* request) {
             for (long r = 0; r < rows; r++) add(step.x + r * width + first, w.branch[r] + first, last - first);
         });
 
+        if (b.cross_norm) attend_memory(team, d, b, step, w);
         for (long r = 0; r < rows; r++) replays[r] = false;
         if (scored) decide_replay(d, step, w, layer, replays);
         int64_t mlp_start = monotonic_ns();

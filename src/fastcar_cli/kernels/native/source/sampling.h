@@ -81,7 +81,9 @@ int64_t sample(const float* logits, long n, float uniform, const Sampling& setti
     if (top_p < 1) {
         // The candidate that crosses top-p stays, so at least one does.
         long i = 0;
-        for (kept = 0; i < count && (i == 0 || kept < top_p * total_mass); i++) kept += sorted[i].mass;
+        double least = top_p * total_mass;
+        for (kept = 0; i < count && (i == 0 || kept < least || (settings.strict && kept == least)); i++)
+            kept += sorted[i].mass;
         count = i;
     }
     double sum = 0;

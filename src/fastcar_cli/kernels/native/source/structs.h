@@ -20,17 +20,21 @@ struct Matrix {
     int64_t outputs, inputs, format;
 };
 
-// A decoder block: its weights, KV cache and replay cache. keys, values [rows, kv heads, slots, head width]. aligned
+// A decoder block: its weights, KV cache and replay cache. q_norm and k_norm [head width] may be null, and cross_norm,
+// without cross attention, which reads memory_keys and memory_values [rows, kv heads, words, head width]. keys, values [rows, kv heads, slots, head width]. aligned
 // [rows, kv heads, aligned_slots, head width] are the keys that TAS reads. outputs [rows, positions, width] is the
 // replay cache or null. With older_slots, older keys and values int8 [rows, kv heads, older_slots, head width] with a
 // scale a slot are what is added to the means [rows, kv heads, head width].
 struct Block {
     const float* norm1;
     Matrix q, k, v, o;
-    const float* norm2;
+    const float *q_norm, *k_norm, *norm2;
     Matrix gate, up, down;
     void *keys, *values, *aligned, *outputs, *older_keys, *older_values;
     float *older_key_scales, *older_value_scales, *key_means, *value_means;
+    const float *cross_norm, *cross_q_norm;
+    Matrix cross_q, cross_o;
+    const void *memory_keys, *memory_values;
 };
 
 // All blocks, for passes of at most `most` input tokens of every row. start [rows]: each row's first slot that is not
@@ -39,7 +43,7 @@ struct Block {
 // TAS takes the query before its rotation, as the released code does.
 struct Decoder {
     int64_t layers, rows, most, width, heads, kv_heads, head_width, slots, aligned_slots, older_slots;
-    int64_t positions, angle_rows, cache_format, output_format, pairs, released, threads;
+    int64_t words, positions, angle_rows, cache_format, output_format, pairs, released, threads;
     double eps;
     const Block* blocks;
     const float *norm, *cos, *sin;
@@ -55,13 +59,15 @@ struct At {
 };
 
 // One pass: `count` input tokens of every row, the first of row r being tokens[r]. Input n = r * count + i is token
-// tokens[r] + i. x [inputs, width] is overwritten with its result. May be null: mask [inputs, slots + older_slots],
+// tokens[r] + i. x [inputs, width] is overwritten with its result. May be null: places [inputs, width], which the input
+// of every block has added, mask [inputs, slots + older_slots],
 // thresholds [layers, inputs], scored [layers], scores and replayed [layers, inputs]. The pass sets mlp_ns, the
 // nanoseconds spent in MLP branches.
 struct Step {
     float* x;
     const int64_t* tokens;
     int64_t count;
+    const float* places;
     const uint8_t* mask;
     const float* thresholds;
     const uint8_t* scored;
@@ -86,11 +92,12 @@ struct DepthBlock {
     Matrix up, down;
 };
 
-// How codes are drawn. temperature 0 takes the likeliest code; top_k 0 keeps all. Unless guidance is 1, the
+// How codes are drawn. temperature 0 takes the likeliest code; top_k 0 keeps all; strict: a code whose predecessors hold
+// top-p exactly stays. Unless guidance is 1, the
 // first half of the rows is conditional and guided by the second half.
 struct Sampling {
     double guidance, temperature;
-    int64_t top_k;
+    int64_t top_k, strict;
 };
 
 // The depth transformer. first maps the hidden state into it, later maps code vectors. depth_embeddings [depth, width].
