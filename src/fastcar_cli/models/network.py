@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -20,6 +20,9 @@ from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.models.quantised import QuantisedLinear
 from fastcar_cli.plain_data import WHOLE, Size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)

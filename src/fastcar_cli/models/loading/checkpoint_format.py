@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from fastcar_cli.models.loading import ivideogpt, vila_u
+from fastcar_cli.models.loading import cosmos, ivideogpt, vila_u
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults
 from fastcar_cli.models.loading.weights import Component
 from fastcar_cli.models.network import Network, Spec
@@ -46,7 +46,7 @@ class CheckpointFormat(Protocol):
         """What reads the prompts of a model with this network. Raises RequestError naming a file that is damaged."""
 
 
-CHECKPOINT_FORMATS: tuple[CheckpointFormat, ...] = (vila_u, ivideogpt)
+CHECKPOINT_FORMATS: tuple[CheckpointFormat, ...] = (vila_u, ivideogpt, cosmos)
 
 
 def format_of(folder: Path) -> CheckpointFormat | None:

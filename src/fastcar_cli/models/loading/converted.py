@@ -18,8 +18,10 @@ from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import GROUP, PACKED
+from fastcar_cli.models.cosmos import Cosmos
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT
+from fastcar_cli.models.latent_reader import LatentReader
 from fastcar_cli.models.llama_text import LlamaTokenizer
 from fastcar_cli.models.loading.checkpoint import (
     DTYPES,
@@ -185,8 +187,8 @@ def _mapped(
     return found
 
 
-def load(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
-    """Load a converted folder; `dtype` is auto or its own.
+def load(folder: Path, dtype: str, device: torch.device, size: tuple[int, int] | None = None) -> LoadedModel:
+    """Load a converted folder; `dtype` is auto or its own, `size` as `Spec.sized` takes it.
 
     Raises RequestError for another dtype, a device that does not run it, and damage, naming file and key.
     """
@@ -198,7 +200,7 @@ def load(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
         raise RequestError(
             f"runs on a CPU only, the device is {device}", key="dtype", value=form.name, allowed="bfloat16"
         )
-    network = empty_network(found.spec)
+    network = empty_network(found.spec.sized(size))
     stored = form.on(network)
     wanted = stored.use().state_dict()
     weights: dict[str, Tensor] = {}
@@ -209,5 +211,10 @@ def load(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
             raise RequestError(f"{folder} lacks key {name!r} in its weights files", hint="convert the model again")
     network.load_state_dict(with_shared(weights, network), assign=True)
     ready(network, device)
-    reader = FrameReader(network) if isinstance(network, IVideoGPT) else tokenizer_of(folder, found)
-    return LoadedModel(found.spec.name, network, reader, found.defaults)
+    return LoadedModel(found.spec.name, network, _reader(folder, found, network), found.defaults)
+
+
+def _reader(folder: Path, found: Converted, network: Network) -> PromptReader:
+    if isinstance(network, IVideoGPT):
+        return FrameReader(network)
+    return LatentReader(network) if isinstance(network, Cosmos) else tokenizer_of(folder, found)

@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -128,8 +128,16 @@ class Shapes:
     formats: dict[str, WeightFormat]
 
 
-def shapes_of(folder: Path) -> Shapes:
-    """Of a model folder of any format; a converted one has one format. Raises RequestError naming file and key."""
+def shapes_of(folder: Path, size: tuple[int, int] | None = None) -> Shapes:
+    """Of a model folder of any format, making pictures of (height, width) pixels (None: of its own size).
+
+    A converted one has one format. Raises RequestError naming file and key, and for a size that it doesn't make.
+    """
+    shapes = _shapes_of(folder)
+    return replace(shapes, spec=shapes.spec.sized(size))
+
+
+def _shapes_of(folder: Path) -> Shapes:
     if converted.is_converted(folder):
         found = converted.describe(folder)
         return Shapes(found.spec, found.defaults, {found.form.name: found.form})
@@ -151,18 +159,22 @@ def published_shapes(model: str) -> Shapes | None:
 
 
 def load(
-    model: str, dtype: str = "auto", device: str = "cpu", progress: Callable[[int], None] | None = None
+    model: str,
+    dtype: str = "auto",
+    device: str = "cpu",
+    progress: Callable[[int], None] | None = None,
+    size: tuple[int, int] | None = None,
 ) -> LoadedModel:
     """Load a bundled model or a checkpoint of the hub by name, or a model folder by path.
 
     `dtype` auto is float32, and of a converted folder its own. `progress` gets the bytes read so far of a large
-    checkpoint. Raises RequestError for an unknown model or damaged files, RunError for a checkpoint that can't be
-    fetched.
+    checkpoint. `size` is (height, width) in pixels, of a model that makes several. Raises RequestError for an unknown
+    model or damaged files, RunError for a checkpoint that can't be fetched.
     """
     folder = folder_of(model)
     where = torch.device(device)
     if converted.is_converted(folder):
-        return converted.load(folder, dtype, where)
+        return converted.load(folder, dtype, where, size)
     dtype = "float32" if dtype == "auto" else dtype
     if dtype not in FORMATS:
         raise no_such_dtype(dtype, FORMATS)
@@ -174,11 +186,13 @@ def load(
             raise RequestError(
                 "runs on a GPU only with this model", key="dtype", value="float16", allowed="float32, bfloat16"
             )
-        spec = released.read_spec(folder)
+        spec = released.read_spec(folder).sized(size)
         network = empty_network(spec)
         reader = released.reader(folder, network)
         filled(
             network, released.components(folder, network), released.loading_format(dtype).on(network), where, progress
         )
         return LoadedModel(model if repository_of(model) else spec.name, network, reader, released.DEFAULTS)
-    return load_folder(folder, dtype, where)
+    loaded = load_folder(folder, dtype, where)
+    loaded.network.spec.sized(size)
+    return loaded

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastcar_cli.models.cosmos import CosmosSpec
 from fastcar_cli.models.ivideogpt import IVideoGPTSpec
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.video_model import ModelSpec
 
 
-def spec_class(data: Any) -> type[ModelSpec] | type[IVideoGPTSpec]:
+def spec_class(data: Any) -> type[ModelSpec] | type[IVideoGPTSpec] | type[CosmosSpec]:
     """The kind of specification that plain data are of."""
-    return IVideoGPTSpec if isinstance(data, dict) and "tokenizer" in data else ModelSpec
+    if not isinstance(data, dict) or "tokenizer" not in data:
+        return ModelSpec
+    return CosmosSpec if "context" in data else IVideoGPTSpec
 
 
 def spec_from_dict(data: dict[str, Any]) -> Spec:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,27 +89,56 @@ class _Bin:
     def reopen(self) -> None:
         self._tensors: dict[str, Tensor] = {}
         try:
-            loaded = torch.load(self.path, map_location="cpu", mmap=True, weights_only=True)
+            loaded = self._mapping(torch.load(self.path, map_location="cpu", mmap=True, weights_only=True))
         except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as e:
+            if isinstance(e, pickle.UnpicklingError):
+                foreign = re.search(r"GLOBAL (\S+)", str(e))
+                named = f": {foreign[1]}" if foreign else ""
+                raise RequestError(
+                    f"weights file {self.path} holds more than tensors{named}; nothing of it was run",
+                    hint="take the file from where the model was released",
+                ) from None
+            with self.path.open("rb") as f:
+                zipped = f.read(2) == b"PK"
+            if not zipped:
+                raise RequestError(
+                    f"weights file {self.path} is no zip archive: torch's formats before 1.6 are not read",
+                    hint="save it again with a newer torch, or fetch it again",
+                ) from None
             raise _damaged(self.path, RuntimeError(str(e).partition("\n")[0])) from None
         if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
             raise RequestError(f"weights file {self.path} holds no mapping of names to tensors")
         self._tensors = loaded
+
+    def _mapping(self, loaded: Any) -> Any:
+        """The mapping of names to tensors in what was loaded."""
+        return loaded
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
         tensor = self._tensors[name]
         return tensor[begin:end] if tensor.dim() else tensor
 
 
+class _Pt(_Bin):
+    """As `_Bin`, of what a training run saved: the tensors may lie under "model" and their names begin so, and what
+    TransformerEngine leaves beside them is no tensor.
+    """
+
+    def _mapping(self, loaded: Any) -> Any:
+        loaded = loaded["model"] if isinstance(loaded, dict) and isinstance(loaded.get("model"), dict) else loaded
+        if not isinstance(loaded, dict):
+            return loaded
+        return {str(k).removeprefix("model."): t for k, t in loaded.items() if "_extra_state" not in str(k)}
+
+
 _File = _Safetensors | _Bin | TorchScriptFile
+_READERS: dict[str, type[_Bin] | type[TorchScriptFile]] = {".bin": _Bin, ".pt": _Pt, ".jit": TorchScriptFile}
 
 
 def _open(path: Path) -> _File:
     if not path.is_file():
         raise RequestError(f"weights file {path} is missing", hint="fetch it again")
-    if path.suffix == ".jit":
-        return TorchScriptFile(path)
-    return (_Bin if path.suffix == ".bin" else _Safetensors)(path)
+    return _READERS.get(path.suffix, _Safetensors)(path)
 
 
 def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
