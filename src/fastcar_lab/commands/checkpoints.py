@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,8 @@ from fastcar_lab.commands.options import Debug
 def dummy(
     ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder to write.")],
-    format_: Annotated[str, typer.Option("--format", help="Whose shapes: vila-u or ivideogpt.")] = "vila-u",
-    layers: Annotated[int, typer.Option(help="Layers of vila-u; the released model has 32.", min=1)] = 2,
+    format_: Annotated[str, typer.Option("--format", help="Whose shapes: vila-u, ivideogpt or cosmos.")] = "vila-u",
+    layers: Annotated[int, typer.Option(help="Layers of vila-u (released: 32) or cosmos.", min=1)] = 2,
     shards: Annotated[int, typer.Option(help="Files of weights of vila-u's decoder.", min=1)] = 1,
     medium: Annotated[bool, typer.Option("--medium", help="ivideogpt with 436 M parameters instead of 138 M.")] = False,
     pixels: Annotated[int, typer.Option(help="Side of ivideogpt's frames: 64 or 256.")] = 64,
@@ -27,16 +28,27 @@ def dummy(
         int | None, typer.Option(help="Numbers of an action of ivideogpt. [default: it takes none]", min=1)
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the weights. [default: bfloat16, or float32]")] = None,
+    size: Annotated[str, typer.Option(help="Which cosmos model: 4b, 5b, 12b or 13b.")] = "4b",
     debug: Debug = False,
 ) -> None:
     """Write a checkpoint in the format of a released model with random weights: it costs what the real one does."""
     from fastcar_cli.models.loading.checkpoint import DTYPES
-    from fastcar_lab.dummy import ivideogpt, vila_u
+    from fastcar_lab.dummy import cosmos, ivideogpt, vila_u
 
-    one_of("--format", format_, ("vila-u", "ivideogpt"))
+    one_of("--format", format_, ("vila-u", "ivideogpt", "cosmos"))
     one_of("--dtype", dtype, DTYPES)
+    if format_ != "ivideogpt":
+        refuse(ctx, ("medium", "pixels", "context", "actions"), f"with --format {format_}", "leave it out")
+    if format_ != "cosmos":
+        refuse(ctx, ("size",), f"with --format {format_}", "leave it out")
+    if format_ == "cosmos":
+        refuse(ctx, ("shards",), "with --format cosmos", "leave it out")
+        one_of("--size", size, cosmos.SHAPES)
+        dtype = dtype or "bfloat16"
+        model = cosmos.write(folder, replace(cosmos.SHAPES[size], layers=layers), dtype=DTYPES[dtype])
+        typer.echo(f"{model}: {layers} layers of full width in {dtype}, random weights, its tokenizer beside it")
+        return
     if format_ == "vila-u":
-        refuse(ctx, ("medium", "pixels", "context", "actions"), "with --format vila-u", "leave it out")
         dtype = dtype or "bfloat16"
         vila_u.write(folder, layers=layers, dtype=DTYPES[dtype], shards=shards)
         typer.echo(f"{folder}: {layers} layers of full width in {dtype}, random weights")
