@@ -128,6 +128,21 @@ def test_claims_are_judged(folder: Path) -> None:
         assert ("not measured" in row) == (number not in (2, 3, 5)), row
 
 
+def test_drafts_are_held_against_replay_on_every_machine(folder: Path) -> None:
+    done = claims(*_options(folder), "--claim", "10")
+    assert done.exit_code == 0, done.exception
+    (found,) = _document(folder)["claims"]
+    _whole(folder, [found])
+    assert "videos with drafts equal those without" in found["summary"]
+    machines = found["numbers"]["best"]
+    assert len(machines) == 3 and {"paper-u280", "u280-int8"} < set(machines)
+    for best in machines.values():
+        assert (best["drafts"]["level"], best["drafts"]["draft"]) == ("off", "jacobi-4")
+        assert (best["replay"]["draft"], best["both"]["draft"]) == ("off", "jacobi-4")
+        assert best["replay"]["level"] == best["both"]["level"] == found["numbers"]["level"]
+        assert all(row["speedup"] > 0 for row in best.values())
+
+
 def test_a_stop_while_claims_are_judged_keeps_what_is_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(study: Any) -> None:
         raise KeyboardInterrupt
@@ -146,7 +161,7 @@ def test_every_claim_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     done = claims(*_options(folder))
     assert done.exit_code == 0, done.exception
     found = _document(folder)["claims"]
-    assert [c["number"] for c in found] == list(all_claims()) == list(range(1, 10))
+    assert [c["number"] for c in found] == list(all_claims()) == list(range(1, 11))
     _whole(folder, found)
 
 

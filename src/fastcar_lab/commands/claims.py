@@ -31,10 +31,11 @@ def all_claims() -> dict[int, ModuleType]:
         c7_thresholds,
         c8_speed,
         c9_ours,
+        c10_drafts,
     )
 
     modules = (c1_shares, c2_similarity, c3_bound, c4_gate, c5_quality, c6_sparse, c7_thresholds, c8_speed, c9_ours)
-    return {m.NUMBER: m for m in modules}
+    return {m.NUMBER: m for m in (*modules, c10_drafts)}
 
 
 def default_model() -> str:
