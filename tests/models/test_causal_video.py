@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.causal_video import TINY, random_tokenizer
 from torch import Tensor
 
-from fastcar_cli.models.causal_video import CausalVideoSpec
+from fastcar_cli.models.causal_video import CausalVideoSpec, work_of
 from fastcar_cli.models.causal_video_blocks import Past, patched, unpatched
 from fastcar_cli.models.fsq import codes_of, ids_of
 
@@ -147,3 +147,11 @@ def test_pixels_come_back_from_wavelets(steps: int, frames: int, rows: int) -> N
     bands = patched(x, steps)
     assert bands.shape == (2, frames, rows, 2, 3 * side**3)
     assert (unpatched(bands, steps) - x).abs().max() <= 1e-5
+
+
+def test_a_stream_keeps_no_more_after_many_latents_but_keys_and_values() -> None:
+    tokenizer, past, kept = random_tokenizer(replace(TINY, decoder_attention=False)), Past(), list[int]()
+    for latent in codes().split(1, 1):
+        tokenizer.pixels(latent, past)
+        kept.append(past.kept)
+    assert set(kept) == {work_of(tokenizer.spec, 2, 3, encode=False).kept}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -167,8 +168,8 @@ class CausalVideoTokenizer(nn.Module):
         """
         spec, past = self.spec, Past()
         if progress is not None:
-            first, later = work(spec, frames.shape[2] // spec.space, frames.shape[3] // spec.space, encode=True)
-            past = Past(_counting(progress, frames.shape[0] * (first + later * (frames.shape[1] // spec.time))))
+            work = work_of(spec, frames.shape[2] // spec.space, frames.shape[3] // spec.space, encode=True)
+            past = Past(_counting(progress, len(frames) * (work.first + work.later * (frames.shape[1] // spec.time))))
         pieces = [frames[:, :1], *(frames[:, i : i + spec.time] for i in range(1, frames.shape[1], spec.time))]
         return torch.cat([ids_of(self.latents(piece, past), spec.levels) for piece in pieces], 1)
 
@@ -189,7 +190,8 @@ class LatentDecoder:
         """Frames float32 [P, 1 or time, H, W, 3] in 0 .. 255, not rounded, of the next ids int64 [P, h, w]."""
         past = self._past
         if self._progress is not None:
-            total = len(ids) * work(self._tokenizer.spec, ids.shape[1], ids.shape[2], encode=False)[self._latents > 0]
+            work = work_of(self._tokenizer.spec, ids.shape[1], ids.shape[2], encode=False)
+            total = len(ids) * (work.later if self._latents else work.first)
             past.on_work, past.work = _counting(self._progress, total), 0
         self._latents += 1
         return self._tokenizer.pixels(ids[:, None], past).div_(2).add_(0.5).clamp_(0, 1).mul_(255)
@@ -199,9 +201,21 @@ def _counting(progress: Progress, total: int) -> Callable[[int], None]:
     return lambda done: progress(done, total)
 
 
+class Work(NamedTuple):
+    """What latents of a video cost.
+
+    `first` and `later` are multiply-adds of convolutions for the first latent and for each other one, `kept` the
+    numbers that are kept from one to the next.
+    """
+
+    first: int
+    later: int
+    kept: int
+
+
 @cache
-def work(spec: CausalVideoSpec, rows: int, columns: int, *, encode: bool) -> tuple[int, int]:
-    """Multiply-adds of convolutions for the first latent of rows x columns places, and for a later one, of a video."""
+def work_of(spec: CausalVideoSpec, rows: int, columns: int, *, encode: bool) -> Work:
+    """What encoding or decoding latents of rows x columns places costs."""
     past, done = Past(), []
     with torch.device("meta"):
         tokenizer = CausalVideoTokenizer(spec)
@@ -212,4 +226,4 @@ def work(spec: CausalVideoSpec, rows: int, columns: int, *, encode: bool) -> tup
             else:
                 tokenizer.pixels(torch.zeros(1, 1, rows, columns, dtype=torch.int64), past)
             done.append(past.work)
-    return done[0], done[1] - done[0]
+    return Work(done[0], done[1] - done[0], past.kept)

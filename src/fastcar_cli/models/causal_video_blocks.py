@@ -45,6 +45,11 @@ class Past:
         self._kept[part] = x if self.first(part) else torch.cat([self._kept[part], x], dim)
         return self._kept[part]
 
+    @property
+    def kept(self) -> int:
+        """Numbers that are kept."""
+        return sum(x.numel() for x in self._kept.values())
+
     def count(self, work: int) -> None:
         """Add multiply-adds."""
         self.work += work
@@ -237,6 +242,9 @@ class Upsampler(nn.Module):
         if self.conv1 is not None:
             x = x.repeat_interleave(2, 1)[:, int(past.first(self.conv1)) :]
             x = self.conv1(x, past).add_(x)
+        return by_frame(self._wider, x, past)
+
+    def _wider(self, x: Tensor, past: Past) -> Tensor:
         if self.conv2 is not None:
             x = _maps(F.interpolate(_images(x), scale_factor=2, mode="nearest"), x)
             x = self.conv2(x, past).add_(x)
@@ -270,10 +278,19 @@ class Level(nn.Module):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """[P, T, H, W, width] -> maps of the next level."""
-        for block in self.block:
-            x = block(x, past)
+        x = by_frame(self._blocks, x, past)
         sampler = self._modules.get(self.sampler)
         return x if sampler is None else sampler(x, past)
+
+    def _blocks(self, x: Tensor, past: Past) -> Tensor:
+        for block in self.block:
+            x = block(x, past)
+        return x
+
+
+def by_frame(part: Callable[[Tensor, Past], Tensor], x: Tensor, past: Past) -> Tensor:
+    """What a part gives frame after frame: maps of a single one are all that it takes memory for."""
+    return torch.cat([part(frame, past) for frame in x.split(1, 1)], 1)
 
 
 def _images(x: Tensor) -> Tensor:
