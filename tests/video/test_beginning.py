@@ -34,8 +34,8 @@ def read(path: Path, **changes: Any) -> Excerpt:
 
 def numbers(excerpt: Excerpt) -> list[int]:
     """The frames that these are, by their grey."""
-    assert excerpt.pixels.shape[1:] == (*SIZE, 3)
-    return [round(float(p.mean()) * 25.5) for p in excerpt.pixels]
+    assert excerpt.clip.frames.shape[1:] == (*SIZE, 3)
+    return [round(float(p.mean()) * 25.5) for p in excerpt.clip.frames]
 
 
 def test_a_clip_gives_its_last_nine_frames(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_every_kind_gives_its_frames(tmp_path: Path, name: str, error: float) ->
     frames = _frames()
     clip = read_clip(_written(tmp_path / name, frames), _wanted(start=1))
     assert clip.frames.dtype == np.uint8 and clip.indices == (1, 2, 3, 4)
-    assert (clip.name, clip.source_size, clip.actions) == (name, (32, 32), None)
+    assert (clip.clip.name, clip.source_size, clip.clip.actions) == (name, (32, 32), None)
     assert np.abs(clip.frames.astype(float) - frames[1:5]).mean() <= error
 
 
@@ -378,15 +378,15 @@ def test_actions_and_models_belong_together(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="the model 'm' needs actions: 2 numbers for each of 4 frames but the last"):
         read_clip(video, _wanted(actions=2))
     clip = read_clip(video, _wanted(actions=2, start=1), file)
-    assert clip.actions is not None and clip.actions.tolist() == TABLE[1:5].tolist()
+    assert clip.clip.actions is not None and clip.clip.actions.tolist() == TABLE[1:5].tolist()
 
 
 def test_an_input_may_bring_its_actions(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", image=_frames(), action=TABLE)
 
     def actions(clip: Excerpt) -> list[Any]:
-        assert clip.actions is not None
-        return clip.actions.tolist()
+        assert clip.clip.actions is not None
+        return clip.clip.actions.tolist()
 
     # A row for each frame of the file, wherever the clip begins.
     wanted = _wanted(actions=2, start=1, step=2, frames=3)
@@ -395,4 +395,4 @@ def test_an_input_may_bring_its_actions(tmp_path: Path) -> None:
     assert actions(read_clip(tmp_path / "a.npz", wanted, other)) == (-TABLE[:3]).tolist()
     with pytest.raises(RequestError, match="row 0 has 2 numbers, the model takes 4"):
         read_clip(tmp_path / "a.npz", _wanted(actions=4))
-    assert read_clip(tmp_path / "a.npz", _wanted()).actions is None
+    assert read_clip(tmp_path / "a.npz", _wanted()).clip.actions is None

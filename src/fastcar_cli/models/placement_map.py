@@ -1,9 +1,8 @@
 """Embeds a prompt's placements into each visual token: the nearby objects and their offsets from the token's patch.
 
 A prompt's placements say where each object begins and how it moves; `worlds/physics.py` computes where it is in every
-frame. The
-embedding of a token describes the patch that the token draws: the ground under it, and of each object near it the looks
-and the offset from the patch. What the patch looks like is left to the decoder.
+frame. The embedding of a token describes the patch that the token draws: the ground under it, and of each object near
+it the looks and the offset from the patch. What the patch looks like is left to the decoder.
 """
 
 from __future__ import annotations
@@ -49,8 +48,9 @@ class PlacementMap(nn.Module):
             scenery = read_scenery(row, self.spec)
             if scenery.things:
                 first = video * tokens.shape[1]
-                grounds.append([torch.arange(first, first + tokens.shape[1]), self._ground_of(scenery, tokens[video])])
-                things += [[first + part[0], *part[1:]] for part in self._near(scenery, tokens[video])]
+                ground, near = self._seen(scenery, tokens[video])
+                grounds.append([torch.arange(first, first + tokens.shape[1]), ground])
+                things += [[first + part[0], *part[1:]] for part in near]
         weight = self.ground.weight
         result = weight.new_zeros(tokens.numel(), weight.shape[1])
         if grounds:
@@ -65,21 +65,16 @@ class PlacementMap(nn.Module):
             result = result.index_add(0, at, self.thing(F.gelu(joined)).to(result.dtype))
         return GAIN * result.view(*tokens.shape, -1)
 
-    def _ground_of(self, scenery: Scenery, drawn: Tensor) -> Tensor:
-        """Which ground lies under each of a video's tokens [K], as a row of the table."""
+    def _seen(self, scenery: Scenery, drawn: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+        """The ground under each of a video's tokens [K], as a row of its table, and what is near them.
+
+        Of each thing: which tokens [n]; rows of the tables of places [n, 4] and poses [n]; color, material and light
+        [n, 3].
+        """
         rows, columns = self.grid
         frame, row, column = drawn // (rows * columns), drawn // columns % rows, drawn % columns
         phase = column * (self.patch // STEP) + scenery.shift + frame * (scenery.pan // STEP)
         known = (scenery.floor * self._lights + scenery.light) * self._cells + row % self._cells
-        return known * self._phases + phase % self._phases
-
-    def _near(self, scenery: Scenery, drawn: Tensor) -> list[list[Tensor]]:
-        """What is near a video's tokens [K], for each thing that is.
-
-        Which tokens [n]; rows of the tables of places [n, 4] and poses [n]; color, material and light [n, 3].
-        """
-        rows, columns = self.grid
-        frame, row, column = drawn // (rows * columns), drawn // columns % rows, drawn % columns
         paths, _ = simulate(scenery.things, scenery.pan, int(frame.max()) + 1)
         right, down = self.spec.shadow
         middle = torch.stack([column, row, column, row], -1) * self.patch + self.patch // 2
@@ -94,4 +89,4 @@ class PlacementMap(nn.Module):
             pose = (thing.shape * self._sizes + thing.size) * TURNS + turns
             look = torch.tensor([thing.color, thing.material, scenery.light]).expand(len(chosen), -1)
             near_things.append([chosen, steps[chosen].clamp(-_FAR, _FAR) + axes, pose, look])
-        return near_things
+        return known * self._phases + phase % self._phases, near_things

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.prompt import Clip
 from fastcar_cli.video.clip import Excerpt, Pixels, resized
 from fastcar_cli.video.reader import Image8OrFloat, frames_of
 
@@ -60,9 +61,9 @@ def read_beginning(
     if len(chosen) < needed:
         raise _too_few(path, model, contexts, needed, count, len(chosen))
     chosen = chosen[:needed]
-    pixels = np.stack([fitted(image, *size) for _, image in chosen])
+    clip = Clip(np.stack([fitted(image, *size) for _, image in chosen]), None, path.absolute().name)
     source: tuple[int, ...] = chosen[0][1].shape
-    return Excerpt(path.absolute().name, pixels, tuple(i for i, _ in chosen), (source[0], source[1]), None)
+    return Excerpt(clip, tuple(i for i, _ in chosen), (source[0], source[1]))
 
 
 def _too_few(path: Path, model: str, contexts: Sequence[int], needed: int, count: int, usable: int) -> RequestError:

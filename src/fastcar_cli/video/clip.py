@@ -53,29 +53,21 @@ class Excerpt:
     """A part of an input, ready for a model.
 
     Attributes:
-        name: of the file or folder, without where it is.
-        pixels: float32 [S, H, W, 3] in 0 .. 1, or [C, H, W, 3] where the input holds the context alone.
+        clip: what it is to a model. Frames are float32 [S, H, W, 3], or [C, H, W, 3] where the input holds the context
+            alone; of actions [S, A] the last is never used; the name is that of the file or folder without its path.
         indices: which frames of the input these are, counted from 0.
         source_size: height and width before resizing, in pixels.
-        actions: float32 [S, A]; None for a model without actions. Row t belongs to frame t, the last is never used.
 
     """
 
-    name: str
-    pixels: NDArray[np.float32]
+    clip: Clip
     indices: tuple[int, ...]
     source_size: tuple[int, int]
-    actions: Rows | None
-
-    @property
-    def clip(self) -> Clip:
-        """What it is to a model."""
-        return Clip(self.pixels, self.actions, self.name)
 
     @cached_property
     def frames(self) -> Image8:
-        """The same rounded to uint8, to be shown and compared with."""
-        return np.rint(255 * self.pixels).astype(np.uint8)
+        """Its frames rounded to uint8, to be shown and compared with."""
+        return np.rint(255 * self.clip.frames).astype(np.uint8)
 
 
 def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str | None = None) -> Excerpt:
@@ -94,13 +86,9 @@ def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str 
         raise _too_short(path, wanted, count)
     turn = -1 if wanted.goal else 0
     indices = list(wanted.indices[: len(chosen)])
-    return Excerpt(
-        name=path.absolute().name,
-        pixels=np.stack(chosen[turn:] + chosen[:turn]),
-        indices=tuple(indices[turn:] + indices[:turn]),
-        source_size=size,
-        actions=_actions(path, wanted, actions) if wanted.actions else None,
-    )
+    rows = _actions(path, wanted, actions) if wanted.actions else None
+    clip = Clip(np.stack(chosen[turn:] + chosen[:turn]), rows, path.absolute().name)
+    return Excerpt(clip, tuple(indices[turn:] + indices[:turn]), size)
 
 
 def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[Pixels], tuple[int, int], int]:

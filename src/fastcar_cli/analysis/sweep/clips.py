@@ -20,15 +20,16 @@ def named_clips(inputs: Inputs, pipe: VideoPipeline) -> dict[str, Clip]:
         raise RequestError(f"the model {pipe.name!r} takes a text, no frames", key="input", hint="give it prompts")
     clips: dict[str, Clip] = {}
     for excerpt in inputs.read(spec, pipe.name, pipe.frames):
-        digest = hashlib.sha256(excerpt.pixels[: pipe.context].tobytes())
-        digest.update(b"" if excerpt.actions is None else excerpt.actions.tobytes())
-        name = f"{excerpt.name} {digest.hexdigest()[:8]}"
+        clip = excerpt.clip
+        digest = hashlib.sha256(clip.frames[: pipe.context].tobytes())
+        digest.update(b"" if clip.actions is None else clip.actions.tobytes())
+        name = f"{clip.name} {digest.hexdigest()[:8]}"
         if name in clips:
             raise RequestError(
                 "is given twice",
                 key="input",
-                value=excerpt.name,
+                value=clip.name,
                 hint=("more videos of it come from more ", Key("seeds")),
             )
-        clips[name] = excerpt.clip
+        clips[name] = clip
     return clips
