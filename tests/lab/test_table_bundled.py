@@ -16,6 +16,7 @@ from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.video import read_frames
 from fastcar_cli.worlds.scenery import read_scenery
 from fastcar_lab.evaluation import generate_videos
+from fastcar_lab.worlds import world_of
 from fastcar_lab.worlds.table.analyser import analyse, judge
 from fastcar_lab.worlds.table.hyperparameters import TABLE, TABLE_MAP
 from fastcar_lab.worlds.table.said import said_of
@@ -30,6 +31,12 @@ def test_a_model_is_of_the_recipe_and_small(name: str) -> None:
     spec = shapes_of(folder_of(name)).spec
     assert spec.to_dict() == {**TABLE.to_dict(), "name": name}
     assert sum(f.stat().st_size for f in folder_of(name).iterdir()) <= 14_000_000
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_known_to_speak_of_its_world(name: str) -> None:
+    model = load(name)
+    assert world_of(model.tokenizer, *model.network.spec.frame_size) is WORLD
 
 
 def test_both_have_one_tokenizer() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastcar_cli.analysis.profiler import tokens_of
+from fastcar_cli.models.loading.published import full_spec
 from fastcar_lab.bench import window
 from fastcar_lab.bench.cases import Benchmark
 
@@ -15,13 +16,14 @@ def measure(
 ) -> dict[str, Any]:
     """What `window.measure` says of one token and of these windows, and what drafts bring.
 
-    Each line has besides: `cost`, the pass and its draws in those of one token; `tokens_per_pass`, where each draft is
-    right with probability `accept`; and `speedup`.
+    Each line has besides: `cost`, the pass at the model's full depth and its draws in those of one token;
+    `tokens_per_pass`, where each draft is right with probability `accept`; and `speedup`.
     """
     result = window.measure(plan, list(dict.fromkeys((1, *windows))), on_progress)
+    scale = 1.0 if plan.shape == "mini" else full_spec().decoder.layers / plan.layers
     for by_window in result["lines"].values():
-        one = by_window[1]["ms"] + by_window[1]["draw_ms"]
+        whole = {size: line["ms"] * scale + line["draw_ms"] for size, line in by_window.items()}
         for size, line in by_window.items():
-            cost, tokens = (line["ms"] + line["draw_ms"]) / one, tokens_of(size, accept)
+            cost, tokens = whole[size] / whole[1], tokens_of(size, accept)
             line |= {"cost": cost, "tokens_per_pass": tokens, "speedup": tokens / cost}
     return result | {"accept": accept}

@@ -58,7 +58,9 @@ def window_table(out: Console, result: dict[str, Any]) -> None:
         f"least of {result['turns']} turns of {result['passes']} passes",
         *("", "tokens a pass", "ms a pass", "times the first", "floor, ms", "bound by", "of it", "draw, ms"),
         *(("final", "speed-up") if "accept" in result else ()),
-        caption=f"drafts right with probability {result['accept']:g}" if "accept" in result else None,
+        caption=f"speed-up of whole steps with drafts right with probability {result['accept']:g}"
+        if "accept" in result
+        else None,
     )
     for form, by_window in result["lines"].items():
         for window, line in by_window.items():

@@ -90,7 +90,10 @@ class Table:
 
     def recognises(self, reader: PromptReader, height: int, width: int) -> bool:
         """See `CaptionedWorld`."""
-        return isinstance(reader, PhraseTokenizer) and reader.phrases == PHRASES and height == width == SIDE
+        if not isinstance(reader, PhraseTokenizer) or height != SIDE or width != SIDE:
+            return False
+        # Lists where they come from a file.
+        return {token: tuple(phrases) for token, phrases in reader.phrases.items()} == PHRASES
 
     def judge(self, video: Video, tokens: Sequence[str]) -> dict[str, bool | None]:
         """See `CaptionedWorld`."""
