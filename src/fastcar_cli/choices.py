@@ -12,6 +12,7 @@ Eligible = Literal["codes", "all"]
 Executor = Literal["auto", "torch", "native", "graph"]
 Gate = Literal["row", "pair"]
 KVDtype = Literal["auto", "int8"]
+PixelDtype = Literal["float32", "bfloat16"]
 Score = Literal["tas", "input", "attention", "query", "random", "oracle"]
 TasDefinition = Literal["attention", "released"]
 

@@ -171,6 +171,9 @@ class Runtime(_Section):
 
     device: str = _setting("auto", "device: auto, cpu, cuda or cuda:N", pattern=DEVICES)
     dtype: choices.Dtype = _setting("auto", "format of the weights; int8 on a CPU only; a converted model has its own")
+    pixel_dtype: choices.PixelDtype = _setting(
+        "float32", "dtype that frames are decoded in; bfloat16 for models with a video tokenizer"
+    )
     executor: choices.Executor = _setting(
         "auto", "who runs a decode pass: native CPU kernels, a CUDA graph or plain torch; auto: the fastest"
     )

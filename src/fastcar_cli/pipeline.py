@@ -132,6 +132,7 @@ class VideoPipeline:
                     loaded(done, total)
 
         model = load(config.model, dtype, device, progress, config.size)
+        model.network.draw_in(getattr(torch, config.runtime.pixel_dtype))
         return cls(model, config, load_seconds=time.perf_counter() - began)
 
     @staticmethod

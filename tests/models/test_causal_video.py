@@ -32,7 +32,9 @@ def codes(videos: int = 1, seed: int = 0) -> Tensor:
 
 
 def streamed(ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    stream = random_tokenizer().to(dtype).stream()
+    tokenizer = random_tokenizer()
+    tokenizer.draw_in(dtype)
+    stream = tokenizer.stream()
     return torch.cat([stream.next(latent) for latent in ids.unbind(1)], 1)
 
 

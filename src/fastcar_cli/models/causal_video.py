@@ -142,6 +142,11 @@ class CausalVideoTokenizer(nn.Module):
         self.encoder, self.quant_conv = Encoder(spec), Pointwise(spec.latent, width)
         self.post_quant_conv, self.decoder = Pointwise(width, spec.latent), Decoder(spec)
 
+    def draw_in(self, dtype: torch.dtype) -> None:
+        """Decode in this dtype from now on; ids of frames stay those of float32."""
+        self.post_quant_conv.to(dtype)
+        self.decoder.to(dtype)
+
     def latents(self, frames: Tensor, past: Past) -> Tensor:
         """What ids are made of, float32 [P, t, h, w, D], of the next frames [P, T, H, W, 3] of a video.
 

@@ -146,6 +146,10 @@ class Cosmos(Network):
         """See `Network`."""
         return (self.tokenizer,)
 
+    def draw_in(self, dtype: torch.dtype) -> None:
+        """See `Network`."""
+        self.tokenizer.draw_in(dtype)
+
     def frame_decoder(self, prompts: Tensor) -> LatentFrameDecoder:
         """See `Network`."""
         return LatentFrameDecoder(self, prompts)

@@ -292,7 +292,17 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def pixels(self) -> Sequence[nn.Module]:
-        """What draws and reads pixels. It stays in float32: without instructions for it, bfloat16 takes minutes."""
+        """What draws and reads pixels, loaded in float32."""
+
+    def draw_in(self, dtype: torch.dtype) -> None:
+        """Draw pixels in this dtype from now on. Raises RequestError where a model can't."""
+        if dtype != torch.float32:
+            raise RequestError(
+                f"the model {self.spec.name!r} decodes frames in float32",
+                key="pixel_dtype",
+                value=str(dtype).removeprefix("torch."),
+                allowed="float32",
+            )
 
     @abstractmethod
     def frame_decoder(self, prompts: Tensor) -> FrameDecoder:
