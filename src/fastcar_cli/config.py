@@ -32,8 +32,8 @@ from fastcar_cli.presets import parse_yaml, preset_folder, presets, read_preset
 SIZES = r"^[1-9]\d{0,5}x[1-9]\d{0,5}$"
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
 MODELS = (
-    "bundled model (mini, table, table-dense, mini-actions), name of the hub (vila-u-7b, ivideogpt-...; "
-    "NAME@REVISION), or model folder"
+    "bundled model (mini, table, table-dense, mini-actions), name of the hub (vila-u-7b, ivideogpt-..., "
+    "cosmos-predict1-...; NAME@REVISION), or model folder"
 )
 """What a model is named by."""
 

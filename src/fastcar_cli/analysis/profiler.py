@@ -343,5 +343,5 @@ def vision_seconds(network: Network, videos: int) -> float:
     spec = network.spec
     codes = torch.zeros(videos, spec.tokens_per_frame, spec.code_depth, dtype=torch.int64, device=network.device)
     with torch.inference_mode():
-        frame_decoder = network.frame_decoder(codes.new_zeros(videos, spec.layout.lead or 1))
+        frame_decoder = network.frame_decoder(codes.new_zeros(videos, spec.layout.prompt or 1))
         return seconds_of(lambda: frame_decoder.frame(codes), network.device, 2)

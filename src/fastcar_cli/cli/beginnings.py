@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,9 @@ from fastcar_cli.cli.flags import prompts_of, refuse
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import VideoPipeline
     from fastcar_cli.prompt import Prompt
@@ -35,11 +38,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Given:
-    """What the user gave to begin with, not yet read; `recipe` is the prompt of an earlier video."""
+    """What the user gave to begin with, not yet read; `recipe` is the prompt of an earlier video, `embedding` a text
+    as vectors.
+    """
 
     texts: list[str]
     inputs: Inputs
     recipe: Prompt | None = None
+    embedding: NDArray[np.float32] | None = None
 
     @property
     def count(self) -> int:
@@ -55,13 +61,22 @@ class Given:
             names = ("actions", "truth", "start", "step", "key", "goal")
             refuse(ctx, names, "without --input", "it needs --input with frames")
         self.inputs.check()
-        self._check_kind(run.model, needed)
+        self._check_kind(run, needed)
 
-    def _check_kind(self, model: str, needed: bool) -> None:
+    def context(self, run: RunConfig) -> RunConfig:
+        """The run, continuing from one picture where that is all that every input has. Raises as `check` does."""
+        from fastcar_cli.models.loading.registry import spec_of
+
+        if not self.inputs or run.generation.context is not None or 1 not in spec_of(run.model).contexts:
+            return run
+        return run.changed({"generation.context": 1}) if self.inputs.single() else run
+
+    def _check_kind(self, run: RunConfig, needed: bool) -> None:
         from fastcar_cli.config import shown
         from fastcar_cli.models.loading.registry import spec_of
 
-        context = spec_of(model).layout.context
+        model, spec = run.model, spec_of(run.model)
+        context = spec.pictures(spec.continuing(run.generation.context).layout.context)
         if context and (self.texts or isinstance(self.recipe, str)):
             first = self.texts[0] if self.texts else str(self.recipe)
             raise RequestError(
@@ -89,9 +104,12 @@ class Given:
         """
         seeds = range(first_seed, first_seed + samples)
         if self.inputs:
-            excerpts = self.inputs.read(pipe.model.network.spec, pipe.name, pipe.frames, whole=truth)
-            return [Job(e.clip, seed, e) for e in excerpts for seed in seeds]
+            excerpts = self.inputs.read(pipe.spec, pipe.name, pipe.frames, whole=truth)
+            clips = [replace(e.clip, frames=e.clip.frames[: pipe.context], text=self.embedding) for e in excerpts]
+            return [Job(clip, seed, e) for clip, e in zip(clips, excerpts, strict=True) for seed in seeds]
         prompts: list[Prompt] = [*self.texts] if self.recipe is None else [self.recipe]
+        if self.embedding is not None:
+            prompts = [p if isinstance(p, str) else replace(p, text=self.embedding) for p in prompts]
         return [Job(prompt, seed) for prompt in prompts for seed in seeds]
 
 

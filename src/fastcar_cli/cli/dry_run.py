@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,9 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     else:
         folder = folder_of(run.model)
         files = _files(folder)
-        sizes = {str(f.relative_to(folder)): f.stat().st_size if f.is_file() else 0 for f in files}
+        sizes = {os.path.relpath(f, folder): f.stat().st_size if f.is_file() else 0 for f in files}
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
-    shapes = published_shapes(run.model) if folder is None else shapes_of(folder)
+    shapes = published_shapes(run.model) if folder is None else shapes_of(folder, run.size)
     plans = VideoPipeline.plans(run, videos=videos, shapes=shapes)
     dtype: str = run.runtime.dtype
     any_plan = next(iter(plans.values()))

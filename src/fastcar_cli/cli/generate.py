@@ -50,6 +50,13 @@ def generate(
     goal: Annotated[
         bool, typer.Option("--goal", help="Put the clip's last frame first (goal-conditioned models).")
     ] = False,
+    text_embedding: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A text's vectors, up to 512 rows: .npy, .npz or .safetensors (models that read a text so).",
+        ),
+    ] = None,
     from_: Annotated[
         Path | None, typer.Option("--from", help="Make the video of an earlier file again, from its recipe.")
     ] = None,
@@ -83,6 +90,7 @@ def generate(
     """Make videos from prompts, or from frames that they continue."""
     from fastcar_cli.cli.beginnings import Given, keys_of, texts_of
     from fastcar_cli.video import check_target, default_name, read_recipe
+    from fastcar_cli.video.embedding import read_embedding
     from fastcar_cli.video.inputs import Inputs
 
     if verbose and (quiet or as_json):
@@ -119,8 +127,9 @@ def generate(
         raise RequestError(f"--seed {run.generation.seed} with {run.generation.samples} samples", hint="a smaller seed")
     first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)
     clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key, goal)
-    begin = Given(texts, clips, begun)
+    begin = Given(texts, clips, begun, None if text_embedding is None else read_embedding(text_embedding))
     begin.check(ctx, run, needed=not dry)
+    run = begin.context(run)
     if dry:
         from fastcar_cli.cli.dry_run import dry_run
 

@@ -56,7 +56,9 @@ class CosmosSpec(Spec):
         """See `Spec`."""
         t, (rows, columns) = self.tokenizer, self.grid
         size = rows * t.space, columns * t.space
-        return FrameSpec(1, t.codes, self.decoder.width, self.grid, size, channels=t.channels, pictures=t.time)
+        # Of pictures that are decoded at once, where a place stands for a patch in time and space.
+        channels = -(-t.channels * t.time // t.patch**3)
+        return FrameSpec(1, t.codes, self.decoder.width, self.grid, size, channels=channels, pictures=t.time)
 
     @property
     def sampling_weights(self) -> SamplingWeights:
@@ -69,19 +71,23 @@ class CosmosSpec(Spec):
         """See `Spec`: what was trained; there are no positions behind it."""
         return self.frames
 
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """See `Spec`."""
+        return tuple(self.pictures(frames) for frames in CONTEXTS)
+
     def continuing(self, pictures: int | None) -> Self:
         """See `Spec`."""
         if pictures is None:
             return self
-        counts = {self.pictures(frames): frames for frames in CONTEXTS}
-        if pictures not in counts:
+        if pictures not in self.contexts:
             raise RequestError(
                 f"the model {self.name!r} continues from one picture or nine",
                 key="context",
                 value=pictures,
-                allowed=" or ".join(map(str, counts)),
+                allowed=" or ".join(map(str, self.contexts)),
             )
-        return replace(self, context=counts[pictures])
+        return replace(self, context=CONTEXTS[self.contexts.index(pictures)])
 
     def sized(self, size: tuple[int, int] | None) -> Self:
         """See `Spec`: any multiple of what a code covers, up to the size that was trained."""

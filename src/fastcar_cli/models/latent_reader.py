@@ -55,10 +55,7 @@ class LatentReader:
 
     def _ids(self, clip: Clip) -> list[int]:
         """Ids of pictures as the tokenizer gives them, behind the lead."""
-        frames = clip.frames
-        if frames.dtype != np.uint8:
-            frames = np.rint(frames * 255).astype(np.uint8)
-        pixels = torch.from_numpy(np.ascontiguousarray(frames)).to(self._network.device)
+        pixels = torch.from_numpy(np.ascontiguousarray(clip.frames)).to(self._network.device)
         return self._network.tokenizer.encode(pixels[None]).flatten().tolist()
 
     @torch.inference_mode()

@@ -129,6 +129,11 @@ class Spec(ABC):
         return 0
 
     @property
+    def contexts(self) -> tuple[int, ...]:
+        """Pictures that a video may continue from, the last of an input; empty: `Layout.context`, the first ones."""
+        return ()
+
+    @property
     @abstractmethod
     def frame_spec(self) -> FrameSpec:
         """What its frames are made of."""

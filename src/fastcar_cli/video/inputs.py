@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.network import Spec
+from fastcar_cli.video.beginning import read_beginning
 from fastcar_cli.video.clip import Excerpt, Wanted, read_clip
+from fastcar_cli.video.reader import frames_of
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,27 @@ class Inputs:
                 (Key("goal"), " and ", Key("actions"), " exclude each other"), hint="actions lead forward in time"
             )
 
+    def single(self) -> bool:
+        """Whether every input is one picture. Raises RequestError for one that can't be read."""
+        return all(len([*islice(frames_of(file, self.key), 2)]) == 1 for file in self.files)
+
+    def _read_end(self, file: Path, spec: Spec, model: str, frames: int | None) -> Excerpt:
+        """The last pictures of an input. Raises RequestError also for options that a model doesn't take."""
+        if self.actions or self.goal:
+            key = "actions" if self.actions else "goal"
+            raise RequestError(f"the model {model!r} takes none", key=key, hint="leave it out")
+        size, step = spec.frame_size, self.step or 1
+        contexts = (spec.pictures(spec.layout.context),)
+        return read_beginning(file, model, size, contexts, frames=frames, start=self.start, step=step, key=self.key)
+
     def read(self, spec: Spec, model: str, frames: int, *, whole: bool = False) -> list[Excerpt]:
         """The part of each that a model is given for so many frames in all; `whole`: none may be missing.
 
         Raises RequestError as `read_clip` does.
         """
         height, width = spec.frame_size
+        if spec.contexts:
+            return [self._read_end(file, spec, model, frames if whole else None) for file in self.files]
         wanted = Wanted(
             model=model,
             frames=frames,

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fastcar_cli.cli.flags import one_of, refuse
+from fastcar_cli.errors import RequestError
 from fastcar_lab.commands.options import Debug
 
 
@@ -79,6 +80,28 @@ def store(
 
     before, after = storage.store(model, output, base, fine or (), whole or ())
     typer.echo(f"{output}: {after:,} bytes, before {before:,}")
+
+
+def text_embedding(
+    text: Annotated[str, typer.Argument(help="What the video shows.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File (.npy) to write.")],
+    encoder: Annotated[str, typer.Option(help="T5 encoder of transformers: a name or a folder.")] = "google-t5/t5-11b",
+    debug: Debug = False,
+) -> None:
+    """Write a text as the vectors that models such as cosmos-predict1-5b-video2world read."""
+    import numpy as np
+    import torch
+    from transformers import AutoTokenizer, T5EncoderModel
+
+    try:
+        ids = AutoTokenizer.from_pretrained(encoder)(text, return_tensors="pt", truncation=True, max_length=512)
+        model = T5EncoderModel.from_pretrained(encoder)
+    except (OSError, ValueError) as e:
+        raise RequestError(str(e).partition("\n")[0], key="encoder", value=encoder) from None
+    with torch.inference_mode():
+        vectors = model(**ids).last_hidden_state[0].float().numpy()
+    np.save(output, vectors)
+    typer.echo(f"{output}: {len(vectors)} vectors of {vectors.shape[1]}")
 
 
 def conversion_error(

@@ -29,6 +29,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "placements": worlds.placements,
     "dummy": checkpoints.dummy,
     "store": checkpoints.store,
+    "text-embedding": checkpoints.text_embedding,
     "conversion-error": checkpoints.conversion_error,
     "broadcast": accelerator.broadcast,
     "fit-table": accelerator.fit_table,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.pipeline import VideoPipeline
@@ -31,5 +32,5 @@ def named_clips(inputs: Inputs, pipe: VideoPipeline) -> dict[str, Clip]:
                 value=clip.name,
                 hint=("more videos of it come from more ", Key("seeds")),
             )
-        clips[name] = clip
+        clips[name] = replace(clip, frames=clip.frames[: pipe.context])
     return clips

@@ -7,6 +7,7 @@ is not read, nor is any program in the files run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,18 +15,17 @@ from huggingface_hub import try_to_load_from_cache
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.cosmos import Cosmos, CosmosSpec
-from fastcar_cli.models.decoder import Axes, DecoderSpec
+from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.latent_reader import LatentReader
 from fastcar_cli.models.loading import checkpoint
 from fastcar_cli.models.loading.causal_video import read_tokenizer_spec, tokenizer_components
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults
+from fastcar_cli.models.loading.published import cosmos_decoder
 from fastcar_cli.models.loading.weights import Component, stored_shapes
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.weight_format import WeightFormat
 
 FRAMES, FPS = 33, 25
-LATENTS, GRID = 5, (40, 64)
-"""Frames of codes that a model has positions for, and rows and columns of each."""
 
 DEFAULTS = GenerationDefaults(
     cfg=1.0, temperature=1.0, top_k=0, top_p=0.8, top_p_strict=True, tas="attention", gate="row"
@@ -127,26 +127,13 @@ def _decoder(folder: Path) -> tuple[DecoderSpec, int]:
     )
     text = "layers.0.cross_attention.wk.weight" in shapes
     grown = (layers, width) == (40, 5120) or any(size in folder.resolve().name for size in _GROWN)
-    lead = int(text)
+    mlp = _shape(shapes, file, "layers.0.feed_forward.w1.weight")[0]
+    source = _shape(shapes, file, "layers.0.cross_attention.wk.weight")[1] if text else 0
     try:
-        spec = DecoderSpec(
-            width=width,
-            layers=layers,
-            heads=heads // head,
-            kv_heads=kv_heads // head,
-            mlp_width=_shape(shapes, file, "layers.0.feed_forward.w1.weight")[0],
-            vocab=rows,
-            rms_eps=1e-5,
-            rope_theta=500000.0,
-            max_positions=lead + LATENTS * GRID[0] * GRID[1],
-            head_width=head,
-            head_norms=True,
-            axes=Axes(GRID, lead, (3, 40, 40) if grown else ()),
-            source=_shape(shapes, file, "layers.0.cross_attention.wk.weight")[1] if text else 0,
-        )
+        spec = cosmos_decoder(width, layers, heads // head, kv_heads // head, head, mlp, codes, source, grown)
     except ValueError as e:
         raise RequestError(f"weights file {file}: {e}") from None
-    return spec, codes
+    return replace(spec, vocab=rows), codes
 
 
 def read_spec(folder: Path) -> CosmosSpec:

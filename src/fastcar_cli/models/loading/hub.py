@@ -6,14 +6,16 @@ download resumes where it stopped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 from fastcar_cli.errors import FastcarError, Key, RunError, Text
+from fastcar_cli.models.loading import cosmos
 from fastcar_cli.models.loading.checkpoint_format import CHECKPOINT_FORMATS, format_of
-from fastcar_cli.models.loading.published import IVIDEOGPT
+from fastcar_cli.models.loading.published import COSMOS, IVIDEOGPT
 
-REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"} | {name: f"thuml/{name}" for name in IVIDEOGPT}
+REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"} | {name: f"thuml/{name}" for name in IVIDEOGPT} | COSMOS
 """Short names of checkpoints and their repositories."""
 
 REVISION = "main"
@@ -22,6 +24,11 @@ REVISION = "main"
 _LLAMA_2 = (
     "the weights of {name} build on LLaMA 2: its community licence and acceptable use policy hold for them "
     "(https://ai.meta.com/llama/license), beside the terms on https://huggingface.co/{repository}"
+)
+
+_NVIDIA = (
+    "the NVIDIA Open Model License holds for the weights of {name} (https://huggingface.co/{repository}); the "
+    "guardrail that their maker runs beside them is not part of this run"
 )
 
 _TERMS = "the terms of the weights of {name} are on https://huggingface.co/{repository}"
@@ -35,7 +42,8 @@ _CONFIGS = [
 
 def licence(name: str, repository: str) -> str:
     """What a user of a model of the hub should know of its terms."""
-    return (_LLAMA_2 if name.startswith("vila-u") else _TERMS).format(name=name, repository=repository)
+    terms = _LLAMA_2 if name.startswith("vila-u") else _NVIDIA if repository.startswith("nvidia/") else _TERMS
+    return terms.format(name=name, repository=repository)
 
 
 def repository_of(name: str) -> str | None:
@@ -62,7 +70,8 @@ def _unreachable(repository: str, error: Exception) -> RunError:
         Key("model"),
     )
     if isinstance(error, GatedRepoError):
-        reason, way_out = "access to it must be granted", f"accept its terms on huggingface.co/{repository} and log in"
+        reason = "its terms must be accepted first"
+        way_out = f"accept them on https://huggingface.co/{repository}, then run: hf auth login"
     elif isinstance(error, RepositoryNotFoundError):
         reason, way_out = "it is not there, or this token may not see it", "check HF_TOKEN"
     elif isinstance(error, (LocalEntryNotFoundError, ConnectionError)) or "Connect" in type(error).__name__:
@@ -91,6 +100,8 @@ def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = Fal
     """
     from huggingface_hub import snapshot_download
 
+    if repository in COSMOS.values() and not configs_only:
+        _fetch_files(cosmos.TOKENIZER, cosmos.HALVES)
     try:
         cached = Path(snapshot_download(repository, revision=revision, local_files_only=True))
         if configs_only or _complete(cached):
@@ -102,6 +113,18 @@ def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = Fal
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except Exception as e:  # the errors of a connection belong to whichever client the hub library uses
         raise _unreachable(repository, e) from None
+
+
+def _fetch_files(repository: str, names: Sequence[str]) -> None:
+    """Files of a repository into the user's cache, where they are not there yet. Raises RunError as `fetch` does."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    for name in names:
+        if not isinstance(try_to_load_from_cache(repository, name), str):
+            try:
+                hf_hub_download(repository, name)
+            except Exception as e:  # as in `fetch`
+                raise _unreachable(repository, e) from None
 
 
 def remote_sizes(repository: str, revision: str = REVISION) -> dict[str, int]:

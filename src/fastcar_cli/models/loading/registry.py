@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.cosmos import CosmosSpec
 from fastcar_cli.models.ivideogpt import IVideoGPTSpec
-from fastcar_cli.models.loading import converted, ivideogpt
+from fastcar_cli.models.loading import converted, cosmos, ivideogpt
 from fastcar_cli.models.loading.checkpoint import (
     FORMATS,
     GenerationDefaults,
@@ -152,10 +153,11 @@ def _shapes_of(folder: Path) -> Shapes:
 def published_shapes(model: str) -> Shapes | None:
     """Of a model of the hub whose configuration is known without its files; None for any other."""
     spec = published_spec(_short_name(model))
-    if not isinstance(spec, IVideoGPTSpec):
+    released = ivideogpt if isinstance(spec, IVideoGPTSpec) else cosmos
+    if spec is None or not isinstance(spec, (IVideoGPTSpec, CosmosSpec)):
         return None
-    formats = {name: ivideogpt.loading_format(name) for name in FORMATS}
-    return Shapes(spec, ivideogpt.DEFAULTS, formats)
+    formats = {name: released.loading_format(name) for name in FORMATS}
+    return Shapes(spec, released.DEFAULTS, formats)
 
 
 def load(

@@ -105,7 +105,7 @@ class _Bin:
                     f"weights file {self.path} is no zip archive: torch's formats before 1.6 are not read",
                     hint="save it again with a newer torch, or fetch it again",
                 ) from None
-            raise _damaged(self.path, RuntimeError(str(e).partition("\n")[0])) from None
+            raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
         if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
             raise RequestError(f"weights file {self.path} holds no mapping of names to tensors")
         self._tensors = loaded

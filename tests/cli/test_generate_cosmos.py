@@ -1,0 +1,214 @@
+"""`fastcar generate` with random models in Cosmos-Predict1's layout, whose frames of codes stand for 8 pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.cosmos import SIZE, write_model
+from support.ivideogpt import moving_clip, write_clip
+from support.processes import Run
+
+from fastcar_cli.config import RunConfig
+from fastcar_cli.models.loading.registry import published_shapes
+from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.video import read_frames
+from fastcar_lab.dummy.cosmos import TOKENIZER
+
+N = 12
+"""Tokens of a frame of codes."""
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def texted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("models"), "Cosmos-Predict1-13B-Video2World", 64)
+
+
+def _report(done: Any) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _begun(model: str, tmp_path: Path, pictures: int = 12) -> list[str]:
+    clip = tmp_path / f"clip{pictures}"
+    if not clip.exists():
+        write_clip(clip, moving_clip(pictures, 48, 64))
+    return ["generate", "--model", model, "--size", SIZE, "--input", str(clip), "--seed", "5", "--json"]
+
+
+def test_a_video_gives_its_last_nine_pictures(run: Run, model: str, tmp_path: Path) -> None:
+    report = _report(run(*_begun(model, tmp_path), "--tau", "-0.1", "-o", "out"))
+    assert report["input"]["context"] == 9 and report["input"]["frames"] == list(range(3, 12))
+    assert report["video"] == {"path": "out", "frames": 33, "height": 48, "width": 64, "fps": 25}
+    assert report["tokens"] == {"text": 2 * N, "visual": 3 * N, "rows": 1}
+    assert len(report["replay"]["by_frame"]) == 3 and report["replay"]["by_frame"][0] > 0
+    assert report["replay"]["ratio"] == report["replay"]["eligible_ratio"]
+    assert len(read_frames(Path("out"))) == 33
+
+
+def test_a_picture_is_continued_too(run: Run, model: str, tmp_path: Path) -> None:
+    report = _report(run(*_begun(model, tmp_path, 1), "--frames", "17", "-o", "out"))
+    assert report["input"]["context"] == 1 and report["video"]["frames"] == 17
+    assert report["tokens"] == {"text": N, "visual": 2 * N, "rows": 1}
+
+
+def test_replay_may_begin_at_the_second_frame_of_codes(run: Run, model: str, tmp_path: Path) -> None:
+    settings = ["--tau", "-9", "--set", "replay.first_frame=1"]
+    replay = _report(run(*_begun(model, tmp_path), *settings, "-o", "out"))["replay"]
+    assert replay["by_frame"] == [0, 1, 1] and replay["eligible_ratio"] == 1
+
+
+def test_a_ratio_is_kept_from_the_first_frame_on(run: Run, model: str, tmp_path: Path) -> None:
+    replay = _report(run(*_begun(model, tmp_path), "--replay-ratio", "0.8", "-o", "out"))["replay"]
+    assert replay["ratio"] == pytest.approx(0.8, abs=0.03) and replay["by_frame"][0] > 0.5
+
+
+def test_truth_beside_all_pictures_behind_the_last_nine(run: Run, model: str, tmp_path: Path) -> None:
+    report = _report(run(*_begun(model, tmp_path, 35), "--truth", "-o", "both"))
+    assert report["input"]["frames"] == list(range(2, 35))
+    assert report["truth"]["first_frame"] == 9 and len(report["truth"]["by_frame"]["ssim"]) == 24
+    assert (read_frames(Path("both"))[:, :, :64] == moving_clip(35, 48, 64)[2:]).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--draft", "jacobi", "--draft-window", "4"], ["--draft", "frame"], ["--executor", "torch"], ["--window", "60"]],
+    ids=" ".join,
+)
+def test_the_same_codes_however_they_are_decoded(run: Run, model: str, tmp_path: Path, options: list[str]) -> None:
+    """All tokens lie within the window, or are decoded several a pass, or by the plain executor."""
+    begun = [*_begun(model, tmp_path), "--tau", "-0.1"]
+    _report(run(*begun, "--draft", "off", "-o", "plain"))
+    _report(run(*begun, *options, "-o", "other"))
+    assert (read_frames(Path("plain")) == read_frames(Path("other"))).all()
+
+
+def test_int8_keys_a_short_window_and_the_accelerator(run: Run, model: str, tmp_path: Path) -> None:
+    begun = [*_begun(model, tmp_path), "--tau", "-0.1"]
+    small = _report(run(*begun, "--window", "20", "--kv-dtype", "int8", "-o", "small"))
+    whole = _report(run(*begun, "-o", "whole"))
+    assert small["memory"]["kv_cache_bytes"] < whole["memory"]["kv_cache_bytes"]
+    done = run(*begun, "--backend", "fpga-sim", "--trace", "trace.npz", "-o", "emulated")
+    assert _report(done)["backend"]["name"] == "fpga-sim"
+    assert run("fpga", "trace.npz", "--json").returncode == 0
+
+
+def test_a_recipe_makes_the_video_again(run: Run, model: str, tmp_path: Path) -> None:
+    _report(run(*_begun(model, tmp_path, 1), "--frames", "25", "--tau", "-0.1", "-o", "first.mp4"))
+    _report(run("generate", "--from", "first.mp4", "--model", model, "--json", "-o", "again.mp4"))
+    assert Path("first.mp4").read_bytes() == Path("again.mp4").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8", "bfloat16"])
+def test_a_converted_folder_holds_model_and_tokenizer(run: Run, model: str, tmp_path: Path, dtype: str) -> None:
+    assert run("convert", model, "-o", "packed", "--dtype", dtype).returncode == 0
+    report = _report(run(*_begun("packed", tmp_path), "-o", "out"))
+    assert report["model"]["dtype"] == dtype and report["video"]["frames"] == 33
+
+
+def test_a_text_as_vectors(run: Run, texted: str, tmp_path: Path) -> None:
+    videos = []
+    for i, row in enumerate((0.0, 3.0)):
+        np.save("text.npy", np.full((512, 64), row, np.float32))
+        _report(run(*_begun(texted, tmp_path), "--temperature", "0", "--text-embedding", "text.npy", "-o", f"out{i}"))
+        videos.append(read_frames(Path(f"out{i}")))
+    assert (videos[0][:9] == videos[1][:9]).all() and (videos[0] != videos[1]).any()
+
+
+def test_dry_run_names_both_folders(run: Run, model: str) -> None:
+    report = _report(run("generate", "--model", model, "--dry-run", "--json"))
+    beside = f"../{TOKENIZER}"
+    assert sorted(report["files"]) == [f"{beside}/decoder.jit", f"{beside}/encoder.jit", "model.pt"]
+    # Of 640 x 1024 pixels: 12,799 tokens of 2 KV heads of 32 numbers in 2 layers, twice, in float32.
+    assert report["kv_cache_bytes"] == 12799 * 2 * 32 * 2 * 2 * 4 and report["max_replay_ratio"] == 1
+
+
+@pytest.mark.parametrize("name", ["cosmos-predict1-4b", "cosmos-predict1-12b", "cosmos-predict1-13b-video2world"])
+def test_published_models_are_planned_without_their_files(name: str) -> None:
+    plan = VideoPipeline.plans(RunConfig(model=name), device="cpu", shapes=published_shapes(name))["bfloat16"]
+    billions = {"4b": 4.014, "12b": 11.561, "13b-video2world": 13.323}[name.removeprefix("cosmos-predict1-")]
+    # The tokenizer's 0.11 billion are held in float32; the table of a model with text has 64 rows more.
+    assert plan.weights / 1e9 == pytest.approx(2 * billions + 4 * 0.111, abs=0.01)
+
+
+def test_the_gate_of_the_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError
+
+    from fastcar_cli.errors import RunError
+    from fastcar_cli.models.loading.hub import fetch
+
+    def gated(*_: Any, **__: Any) -> None:
+        raise GatedRepoError("403", response=type("R", (), {"headers": {}, "request": None})())
+
+    for name in ("hf_hub_download", "snapshot_download"):
+        monkeypatch.setattr(huggingface_hub, name, gated)
+    with pytest.raises(RunError, match="its terms must be accepted first") as caught:
+        fetch("nvidia/Cosmos-Predict1-4B")
+    assert "https://huggingface.co/nvidia/" in str(caught.value.hint) and "hf auth login" in str(caught.value.hint)
+
+
+class _Calls:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch ran",)
+
+
+def _refused(done: Any, *said: str) -> None:
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    words = " ".join(done.stderr.replace("│", " ").split())
+    assert all(part in words for part in said), words
+
+
+def test_wrong_requests(run: Run, model: str, texted: str, tmp_path: Path) -> None:
+    begun = _begun(model, tmp_path)
+    _refused(run(*begun, "--frames", "20"), "makes 8 at once", "17, 25, 33")
+    _refused(run(*begun, "--frames", "41"), "33 frames")
+    _refused(run(*begun, "--context", "5"), "1 or 9")
+    _refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "last 9")
+    _refused(run(*begun, "--size", "65x48"), "multiples of 16 up to 1024x640")
+    _refused(run("generate", "a ball", "--model", model), "takes no text")
+    _refused(run(*_begun(texted, tmp_path)), "no text embedding", "--text-embedding FILE")
+    np.save("text.npy", np.zeros((513, 64), np.float32))
+    _refused(run(*_begun(texted, tmp_path), "--text-embedding", "text.npy"), "[513, 64]", "1 to 512")
+    _refused(run(*begun, "--actions", begun[6]), "takes none")
+
+
+def _save(folder: Path, tensors: Any, **options: Any) -> None:
+    torch.save(tensors, folder / "model.pt", **options)
+
+
+def test_wrong_files(run: Run, model: str, tmp_path: Path) -> None:
+    tensors = torch.load(Path(model) / "model.pt", weights_only=True)
+    folder = Path(shutil.copytree(model, tmp_path / "Cosmos"))
+    beside = Path(shutil.copytree(Path(model).parent / TOKENIZER, tmp_path / TOKENIZER))
+    begun = ["generate", "--model", str(folder), "--dry-run"]
+    _save(folder, {"model": {**{f"model.{k}": t for k, t in tensors.items()}, "model.x._extra_state": b"1"}})
+    assert run(*begun).returncode == 0
+    for wrong, *said in (
+        ({k: t for k, t in tensors.items() if k != "output.weight"}, "lacks key 'output.weight'"),
+        ({"layers.0.self_attention.layernorm_qkv.query_weight": torch.zeros(2)}, "TransformerEngine"),
+        ({**tensors, "output.weight": torch.zeros(9, 64)}, "9 rows", "48 codes"),
+        ({"a": _Calls()}, "holds more than tensors", "nothing of it was run"),
+        ([1], "no mapping"),
+    ):
+        _save(folder, wrong)
+        _refused(run(*begun), "model.pt", *said)
+    assert not Path("ran").exists()
+    _save(folder, tensors, _use_new_zipfile_serialization=False)
+    _refused(run(*begun), "no zip archive")
+    (folder / "model.pt").write_bytes((Path(model) / "model.pt").read_bytes()[:20000])
+    _refused(run(*begun), "is damaged")
+    _refused(run("generate", "--model", str(beside), "--dry-run"), "holds the tokenizer", "model.pt")
+    shutil.rmtree(beside)
+    _refused(run(*begun), "no tokenizer beside it", "Cosmos-Tokenize1-DV8x16x16-720p")

@@ -1,0 +1,26 @@
+"""Tiny checkpoints of the official layout of Cosmos-Predict1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastcar_cli.models.causal_video import CausalVideoSpec
+from fastcar_cli.models.causal_video_blocks import LevelSpec
+from fastcar_lab.dummy import cosmos
+
+SIZE = "64x48"
+"""Of the pictures that tests make, WIDTHxHEIGHT."""
+
+TOKENIZER = CausalVideoSpec(
+    patch=4,
+    levels=(4, 3, 4),
+    latent=8,
+    width=4,
+    down=(LevelSpec((8,), space=True, time=True), LevelSpec((16,), space=True), LevelSpec((16,))),
+    up=(LevelSpec((8,)), LevelSpec((16,), space=True, time=True), LevelSpec((16,), space=True)),
+)
+
+
+def write_model(folder: Path, name: str = "Cosmos-Predict1-4B", source: int = 0) -> str:
+    """A model of two layers, its tokenizer beside it; `source` is the width of a text's vectors."""
+    return str(cosmos.write(folder, cosmos.Shape(name, 2, 64, 4, 2, 32, 96, source), TOKENIZER))
