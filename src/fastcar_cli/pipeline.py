@@ -212,13 +212,15 @@ class VideoPipeline:
         seeds: Sequence[int],
         on_step: Callable[[int, int], None] | None = None,
         watch: Watcher | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
     ) -> Iterator[Frame]:
         """Decode one video a prompt; frame t of every video of a batch comes as soon as it is decoded.
 
         Of a model that continues frames, prompts are `Clip`s (see `clips_of`), and the first frames are those of
         the prompt as the model's tokenizer gives them back.
 
-        `on_step(done, total)` reports every position, `watch` sees every block. Videos are decoded in batches
+        `on_step(done, total)` reports every position, `on_prefill` the layers that the prompts have passed,
+        `watch` sees every block. Videos are decoded in batches
         that fit (`batch_size`); each draws from its own seed, and what shares its batch changes nothing.
         """
         if len(prompts) != len(seeds):
@@ -237,7 +239,9 @@ class VideoPipeline:
                 if on_step is not None:
                     on_step(before + step, total)
 
-            for frame in self._batch(prompts[first : first + size], seeds[first : first + size], on_token, watch):
+            for frame in self._batch(
+                prompts[first : first + size], seeds[first : first + size], on_token, watch, on_prefill
+            ):
                 yield replace(frame, video=first + frame.video)
 
     def run(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> Decode:
@@ -247,7 +251,12 @@ class VideoPipeline:
         return self._runs[-1].decode
 
     def _batch(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], on_token: Callable[[int], None], watch: Watcher | None
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        on_token: Callable[[int], None],
+        watch: Watcher | None,
+        on_prefill: Callable[[int, int], None] | None,
     ) -> Iterator[Frame]:
         """The frames of one batch. Raises RequestError for prompts that hold another number of frames than expected."""
         backend, preset, network = None, self._preset, self.model.network
@@ -258,7 +267,7 @@ class VideoPipeline:
                 return FpgaBackend(decoder, preset, rows)
 
         decode, readings = begin(self.model, prompts, seeds, self.settings, backend)
-        decode.observers.watch = watch
+        decode.observers.watch, decode.observers.on_prefill = watch, on_prefill
         held = decode.prompts.aligned // decode.frame
         if (behind := self.spec.layout.behind) and held != behind:
             raise RequestError(

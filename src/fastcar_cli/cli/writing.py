@@ -89,8 +89,12 @@ def write(
             def on_step(done: int, total: int) -> None:
                 bar.update(task, completed=done * pipe.frames / total)
 
+            def on_prefill(done: int, layers: int) -> None:
+                bar.update(task, description="decoding" if done == layers else f"prompt, layer {done} of {layers}")
+
             try:
-                for frame in pipe.stream([j.prompt for j in jobs], [j.seed for j in jobs], on_step):
+                prompts, seeds = [j.prompt for j in jobs], [j.seed for j in jobs]
+                for frame in pipe.stream(prompts, seeds, on_step, on_prefill=on_prefill):
                     add(frame)
             except KeyboardInterrupt as e:
                 stop = e

@@ -59,15 +59,17 @@ class Watcher(Protocol):
 
 @dataclass
 class Observers:
-    """What watches a decode; any of these needs the plain executor.
+    """What watches a decode; any of these but `on_prefill` needs the plain executor.
 
-    watch: sees every block's output. on_block: sees every scored block between attention and MLP. mark: called with a
-    name at the end of each part of a pass, for profiling.
+    on_prefill: called in the prefill with the layers that are done and all of them. watch: sees every block's output.
+    on_block: sees every scored block between attention and MLP. mark: called with a name at the end of each part of a
+    pass, for profiling.
     """
 
     watch: Watcher | None = None
     on_block: Callable[[BlockState], None] | None = None
     mark: Callable[[str], None] | None = None
+    on_prefill: Callable[[int, int], None] | None = None
 
 
 @dataclass

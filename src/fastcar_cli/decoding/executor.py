@@ -85,6 +85,8 @@ class Executor(ABC):
                 return output
 
             x = block(batch.places.before_block(x, positions), attend, mlp, *batch.places.memories[layer : layer + 1])
+            if batch.observers.on_prefill is not None:
+                batch.observers.on_prefill(layer + 1, len(llm.blocks))
         return llm.norm(x[:, -1])
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:

@@ -171,7 +171,8 @@ class NativeExecutor(HostExecutor):
             if last.bias is not None:
                 self._biases = self._biases + last.bias
             self._maps[-1] = replace(last, bias=None), last_threads
-        self._codebooks = float_codebooks(model)
+        # Without a depth transformer nothing adds code vectors up, and the only table may be as large as a vocabulary.
+        self._codebooks = [torch.empty(model.spec.codes, 0)] if model.depth is None else float_codebooks(model)
         self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
         sampling = batch.settings.sampling
         self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]
@@ -214,6 +215,8 @@ class NativeExecutor(HostExecutor):
 
     def _embed(self, codes: Tensor) -> Tensor:
         """See `HostExecutor`: the kernels add the vectors in float32."""
+        if self._batch.model.depth is None:
+            return super()._embed(codes)
         vectors = (book[codes[..., depth]] for depth, book in enumerate(self._codebooks))
         return reduce(torch.add, vectors)
 
@@ -304,4 +307,6 @@ class NativeExecutor(HostExecutor):
             )
         except ArithmeticError:
             raise not_finite() from None
+        if self._batch.model.depth is None:
+            draws.latent = None
         return Step(inputs, draws.drawn(inputs), hidden, logits)

@@ -164,6 +164,11 @@ class Spec(ABC):
         return self.frame_spec.size
 
     @property
+    def pixel_bytes(self) -> int:
+        """Bytes that a video's pixel decoder keeps between frames and works in, where that is more than a few maps."""
+        return 0
+
+    @property
     @abstractmethod
     def sampling_weights(self) -> SamplingWeights:
         """Weights that sampling codes takes."""

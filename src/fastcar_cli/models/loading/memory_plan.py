@@ -65,7 +65,7 @@ class MemoryPlan:
 
     def arithmetic(self) -> str:
         """The sum in words."""
-        said = (f"weights in {self.dtype}", "KV cache", "replay cache", "the process itself")
+        said = (f"weights in {self.dtype}", "KV cache", "replay cache", "process and pixels")
         parts = zip(said, (getattr(self, name) for name in _SIZES), strict=True)
         return " + ".join(f"{gib(size)} {name}" for name, size in parts if size)
 
@@ -198,7 +198,7 @@ def make_plan(
         weights=weights,
         kv_cache=kv_cache,
         replay_cache=replay,
-        base=BASE,
+        base=BASE + spec.pixel_bytes * asked.rows,
         available=available_bytes(device),
         mlp_share=mlp / step,
         max_replay_ratio=ratio,
