@@ -168,7 +168,7 @@ class VideoPipeline:
         prompt = self.spec.layout.prompt or PROMPT_TOKENS
         return videos_that_fit(
             network.spec,
-            max(1, min(videos, row_limit(network, settings.executor) // rows)),
+            max(1, min(videos, row_limit(network, settings) // rows)),
             Demand(rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_dtype),
             itemsize=network.dtype.itemsize,
             device=str(network.device),

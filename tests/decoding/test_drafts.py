@@ -18,6 +18,7 @@ from fastcar_cli.decoding.controller import Target
 from fastcar_cli.decoding.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.executor import Executor
+from fastcar_cli.decoding.graph import GraphExecutor
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.native import NativeExecutor
 from fastcar_cli.decoding.plain import PlainExecutor
@@ -26,6 +27,7 @@ from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
+from fastcar_cli.kernels.gpu import installed
 from fastcar_cli.models.sampling import SamplingSettings
 
 N, FRAMES = 4, 4
@@ -49,11 +51,14 @@ RULES: dict[str, tuple[ReplayRule, dict[str, Any]]] = {
 }
 
 
-def _decode(rule: str, rows: list[list[int]], seeds: tuple[int, ...], cfg: float) -> Decode:
+def _decode(
+    rule: str, rows: list[list[int]], seeds: tuple[int, ...], cfg: float, draft: DraftSettings | None = None
+) -> Decode:
     replay, options = RULES[rule]
     sampling = SamplingSettings(cfg=cfg, top_p=0.9, top_k=6, first_frame_top_p=1.0)
     noise = torch.stack([uniforms(seed, FRAMES * N, 3) for seed in seeds])
-    return Decode.of(tiny_model(), rows, DecodeSettings(FRAMES, sampling, replay, **options), noise)
+    asked = DecodeSettings(FRAMES, sampling, replay, draft=draft or DraftSettings(), **options)
+    return Decode.of(tiny_model(), rows, asked, noise)
 
 
 @torch.inference_mode()
@@ -116,6 +121,28 @@ def test_drafts_change_no_bit(executor: str, rule: str, seed: int) -> None:
             if alone.replay.tas is not None and drafted.replay.tas is not None:
                 a, b = (x.tas[:, own, :seen] for x in (alone.replay, drafted.replay))  # type: ignore[index]
                 assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not installed(), reason="triton is not installed")
+@pytest.mark.parametrize(
+    ("rule", "window"), [("pairs, ages", 2), ("by layer, ages", 3), ("window", 3), ("small window", 2)]
+)
+def test_drafts_through_the_gpu_kernels_change_no_code(rule: str, window: int) -> None:
+    """Two videos, each at its own token, of which rows differ in length."""
+    alone = _decode(rule, PROMPTS, (7, 8), 2.0)
+    alone.executor = PlainExecutor(alone)
+    wanted = torch.stack([step.hidden[:, 0].clone() for step in alone.steps()], 1)
+    drafted = _decode(rule, PROMPTS, (7, 8), 2.0, DraftSettings("jacobi", window))
+    executor = GraphExecutor(drafted, window, capture=False)
+    final = _drafted(drafted, executor, alone.codes, random.Random(3))
+    for video, position, hidden in final:
+        assert torch.allclose(hidden, wanted[alone.prompts.rows_of(video), position], atol=1e-5)
+    assert alone.replay is not None and drafted.replay is not None
+    for video, done in enumerate(drafted.draws.done):
+        own, seen = alone.prompts.rows_of(video), done - 1
+        assert torch.equal(drafted.codes[video, :done], alone.codes[video, :done])
+        assert torch.equal(drafted.replay.replayed[:, own, :seen], alone.replay.replayed[:, own, :seen])
 
 
 WINDOWS = (2, 3, 8, 16)

@@ -59,7 +59,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def launch() -> None:
     """Call every kernel once as a decode step does, with and without replay."""
-    x, h, t = empty(ROWS, WIDTH), empty(ROWS, WIDTH), torch.zeros(1, dtype=torch.int64)
+    x, h, t = empty(ROWS, WIDTH), empty(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.int64)
     square = empty(WIDTH, WIDTH)
     flags, cache = torch.zeros(ROWS, dtype=torch.uint8), empty(ROWS, FRAME, WIDTH)
     rms_norm(x, empty(WIDTH), 1e-5, h)

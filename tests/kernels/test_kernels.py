@@ -99,7 +99,7 @@ class _Layer:
         self.down = _random(width, wide, dtype=dtype, seed=4) * wide**-0.5
         self.cache = _random(rows, 3, width, dtype=dtype, seed=5)
         self.flags = torch.zeros(rows, dtype=torch.uint8, device=DEVICE)
-        self.t = torch.tensor([7], device=DEVICE)
+        self.t = torch.full((rows,), 7, device=DEVICE)
         self.middle = torch.full((rows, wide), NAN, dtype=dtype, device=DEVICE)
 
     def plain(self) -> Tensor:
@@ -196,7 +196,7 @@ def test_append_scores_and_decides(
     flags = torch.full((rows,), 7, dtype=torch.uint8, device=DEVICE)
     scores = torch.full((rows,), NAN, device=DEVICE)
     query = torch.empty(rows, heads, d, dtype=dtype, device=DEVICE)
-    token = torch.tensor([t], device=DEVICE)
+    token = torch.full((rows,), t, device=DEVICE)
     decide = ka.Gate(thresholds, scores, flags, released, pairs)
     ka.append(qkv, query, keys, values, keys, cos, sin, token, ka.Layout(padded, frame), videos, decide)
     _close(query, rq, dtype)
@@ -223,7 +223,7 @@ def test_attention_reads_what_is_there(heads: int, kv: int, d: int, t: int, chun
     chunks = kt.chunks_of(size, chunk)
     scratch = tuple(torch.full((rows, heads, chunks, *s), NAN, device=DEVICE) for s in ((d,), (), ()))
     out = torch.empty(rows, heads * d, dtype=dtype, device=DEVICE)
-    token = torch.tensor([t], device=DEVICE)
+    token = torch.full((rows,), t, device=DEVICE)
     sinks = torch.zeros_like(pad)
     kt.attend(query, keys, values, pad, sinks, token, ka.Layout(padded, 4), scratch, out, chunk=chunk, block=16)  # type: ignore[arg-type]
     _close(out, want, dtype)
@@ -285,7 +285,11 @@ def test_decode_through_the_kernels_equals_plain_torch() -> None:
 def test_the_self_check_passes_sound_kernels_and_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastcar_cli.decoding.self_check.TOKENS", 3)
     batch = Decode.of(_small(), [[1, 4, 5, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
-    assert difference(batch, capture=False) is None
+    assert difference(batch, 2, capture=False) is None
+    # Passes of one token are as before: only what is taken back differs.
+    monkeypatch.setattr(GraphExecutor, "commit", lambda *_: None)
+    assert difference(batch, 1, capture=False) is None
+    assert "differ" in str(difference(batch, 2, capture=False))
     monkeypatch.setattr("fastcar_cli.decoding.triton_ops.append", lambda *_: None)
     assert "differ" in str(difference(batch, capture=False))
 
@@ -295,7 +299,7 @@ def test_a_verdict_is_asked_for_once_and_told(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
     asked = []
 
-    def check(batch: Batch) -> str:
+    def check(batch: Batch, inputs: int) -> str:
         asked.append(batch)
         return "all tokens differ"
 
@@ -307,7 +311,7 @@ def test_a_verdict_is_asked_for_once_and_told(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_full_device_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
-    def full(batch: Batch) -> str | None:
+    def full(batch: Batch, inputs: int) -> str | None:
         raise RunError("a step can't be captured as a CUDA graph") from torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -315,7 +319,7 @@ def test_a_full_device_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(self_check, "difference", full)
     batch = Decode.of(_small(), [[1, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
     assert "out of memory" in str(self_check.unproven(batch))
-    monkeypatch.setattr(self_check, "difference", lambda batch: None)
+    monkeypatch.setattr(self_check, "difference", lambda batch, inputs: None)
     assert self_check.unproven(batch) is None
 
 

@@ -220,10 +220,10 @@ def begin(
     return Decode.of(network, rows, settings, numbers, mlps, conditions), readings
 
 
-def row_limit(model: Network, executor: str) -> int:
-    """Rows that can be decoded at once without giving up the requested executor."""
-    if model.device.type == "cuda" and executor in ("auto", "graph"):
-        return graph.row_limit(model.device)
+def row_limit(model: Network, settings: DecodeSettings) -> int:
+    """Rows that can be decoded at once without giving up the requested executor, or drafts."""
+    if model.device.type == "cuda" and settings.executor in ("auto", "graph"):
+        return graph.row_limit(model.device) // settings.draft.fixed
     return MOST_ROWS
 
 
@@ -252,7 +252,7 @@ def choose(batch: Batch) -> tuple[Executor, str]:
         if why is None and name == "auto":
             why = self_check.unproven(batch)
         if why is None:
-            return graph.GraphExecutor(batch), "a CUDA graph a step"
+            return graph.GraphExecutor(batch, graph.inputs_limit(batch)), "a CUDA graph a pass"
     else:
         why = "requested" if name == "torch" else f"the device is {device}"
     if name not in ("auto", "torch"):

@@ -43,6 +43,14 @@ def distinct_tokens(prompts: Prompts) -> tuple[Tensor, Tensor]:
     return torch.tensor(wanted), back.flatten()
 
 
+class Passed(NamedTuple):
+    """An input token of the last pass: its scores [layers, rows], and what puts back what it overwrote."""
+
+    t: Token
+    scores: Tensor
+    restores: Sequence[Restore]
+
+
 class Executor(ABC):
     """Decodes a batch, pass by pass: `prefill`, `draw` of position 0, then `step` and `commit` in turn.
 
@@ -58,6 +66,8 @@ class Executor(ABC):
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._past: Any = None
+        self._rows = torch.arange(batch.rows, device=batch.model.device)
+        self._passed: list[Passed] = []
 
     def prefill(self) -> Tensor:
         """Run the prompts, all tokens at once; returns the last hidden states after the final norm, [rows, width]."""
@@ -107,9 +117,30 @@ class Executor(ABC):
     def step(self, inputs: Inputs) -> Step:
         """Run the input tokens through the decoder and draw the positions behind them."""
 
-    @abstractmethod
     def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
-        """Keep the first `accepted` inputs of each video, at least one, and take the others back."""
+        """Keep the first `accepted` inputs of each video, at least one, and take the others back.
+
+        The replay rule learns from what is kept.
+        """
+        replay, least = self._batch.replay, min(accepted)
+        of_row = self._rows
+        if least < len(self._passed):
+            of_row = self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
+        for draft in reversed(range(least, len(self._passed))):
+            if restores := self._passed[draft].restores:
+                rejected = (of_row <= draft).nonzero()[:, 0]
+                for restore in restores:
+                    restore(rejected)
+        if replay is None:
+            return
+        for draft, passed in enumerate(self._passed[: max(accepted)]):
+            if replay.eligible(passed.t):
+                replay.finish(passed.t, passed.scores, None if draft < least else of_row > draft)
+
+    def _overwrites(self, draft: int, t: Tensor) -> Sequence[Restore]:
+        """What input token `draft`, number t of each row, will overwrite; the first is final and needs no copy."""
+        replay = self._batch.replay
+        return [*self._batch.cache.kept(t), *(replay.kept(t) if replay is not None else ())] if draft else ()
 
     def _logits(self, x: Tensor, d: int) -> Tensor:
         """See `sampling.Logits`."""
@@ -125,21 +156,8 @@ class Executor(ABC):
             mark(part)
 
 
-class Passed(NamedTuple):
-    """An input token of the last pass: its scores [layers, rows], and what puts back what it overwrote."""
-
-    t: Token
-    scores: Tensor
-    restores: Sequence[Restore]
-
-
 class HostExecutor(Executor):
     """An executor that returns to the host between the decoder and the depth transformer."""
-
-    def __init__(self, batch: Batch) -> None:
-        super().__init__(batch)
-        self._rows = torch.arange(batch.rows, device=batch.model.device)
-        self._passed: list[Passed] = []
 
     def _embed(self, codes: Tensor) -> Tensor:
         """Sums of code vectors, rounded as those of drawn codes are."""
@@ -160,24 +178,3 @@ class HostExecutor(Executor):
         step = self.draw(hidden, inputs)
         self._batch.clock.draw += time.perf_counter() - began
         return step
-
-    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
-        """See `Executor.commit`. The replay rule learns from what is kept."""
-        replay, least = self._batch.replay, min(accepted)
-        of_row = self._rows
-        if least < inputs.count:
-            of_row = self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
-        for draft in reversed(range(least, len(self._passed))):
-            rejected = (of_row <= draft).nonzero()[:, 0]
-            for restore in self._passed[draft].restores:
-                restore(rejected)
-        if replay is None:
-            return
-        for draft, passed in enumerate(self._passed[: max(accepted)]):
-            if replay.eligible(passed.t):
-                replay.finish(passed.t, passed.scores, None if draft < least else of_row > draft)
-
-    def _overwrites(self, draft: int, t: Tensor) -> Sequence[Restore]:
-        """What input token `draft`, number t of each row, will overwrite; the first is final and needs no copy."""
-        replay = self._batch.replay
-        return [*self._batch.cache.kept(t), *(replay.kept(t) if replay is not None else ())] if draft else ()

@@ -1,28 +1,40 @@
-"""The executor of GPUs: a whole step without the host, captured once as a CUDA graph and launched again for each token.
+"""The executor of GPUs: a whole pass without the host, captured as a CUDA graph and launched again for each pass.
 
-The step takes its input token from a counter on the device, runs the decoder by Triton kernels, draws
-the codes of the next position through the depth transformer and counts on. Caches, codes and decisions
-are the batch's own tensors, so what the graph writes is what the report reads.
+The pass takes its first input token of each video from a counter on the device, runs the decoder by Triton kernels,
+draws the codes of the positions behind its inputs through the depth transformer and counts on. Caches, codes and
+decisions are the batch's own tensors, so what the graph writes is what the report reads. A pass with drafts makes the
+host wait: it counts what is accepted, and says where the next pass begins.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.executor import Executor
+from fastcar_cli.decoding.executor import Executor, Passed
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.errors import Key, RunError
 from fastcar_cli.kernels.gpu import installed, most_rows
+
+if TYPE_CHECKING:
+    from fastcar_cli.decoding.triton_ops import TritonOps
 
 
 def row_limit(device: torch.device) -> int:
     """Rows that the kernels take at once on a CUDA device."""
     properties = torch.cuda.get_device_properties(device)
     return most_rows(getattr(properties, "shared_memory_per_block_optin", 48 * 1024))
+
+
+def inputs_limit(batch: Batch) -> int:
+    """Input tokens of a video that a pass of this batch takes at most. `auto` has nothing measured on a GPU: one."""
+    most = batch.settings.draft.fixed
+    return 1 if most == 1 else max(1, min(most, row_limit(batch.model.device) // batch.rows, batch.cache.most_inputs))
 
 
 def obstacle(batch: Batch) -> str | None:
@@ -47,87 +59,116 @@ def obstacle(batch: Batch) -> str | None:
 
 
 class GraphExecutor(Executor):
-    """Steps of a batch by Triton kernels; with `capture` as one CUDA graph, else called from the host.
+    """Passes of a batch by Triton kernels; with `capture` as CUDA graphs, else called from the host.
 
-    Raises RunError where the kernels don't compile or the graph can't be captured.
+    A graph takes a number of input tokens of each video: one, and as many powers of two up to `most_inputs` as come up.
+    Raises RunError where the kernels don't compile or a graph can't be captured.
     """
 
     name = "graph"
 
-    def __init__(self, batch: Batch, capture: bool = True) -> None:
-        # Triton is optional, and slow to import.
-        from fastcar_cli.decoding.triton_ops import TritonOps
-
+    def __init__(self, batch: Batch, most_inputs: int = 1, capture: bool = True) -> None:
         super().__init__(batch)
+        self.most_inputs = min(most_inputs, batch.cache.most_inputs)
         self._capture = capture
-        self._ops = TritonOps(batch)
-        self.state = self._ops.state
-        self._launch: Callable[[], None] | None = None
+        device = batch.model.device
+        self._first = torch.zeros(batch.prompts.videos, dtype=torch.int64, device=device)
+        self._videos, self._drafts = (torch.arange(n, device=device) for n in (len(self._first), self.most_inputs))
+        # What a pass leaves in `_first`.
+        self._next: tuple[int, ...] | None = None
+        self._launches: dict[int, tuple[TritonOps, Callable[[], list[Passed]]]] = {}
 
     @torch.inference_mode()
     def step(self, inputs: Inputs) -> Step:
-        """See `Executor.step`."""
-        batch, state, t = self._batch, self.state, inputs.common
-        assert t is not None
-        if self._launch is None:
+        """See `Executor.step`. The host waits for nothing where it takes the token behind the last pass's first."""
+        batch = self._batch
+        if inputs.first != self._next:
+            self._first.copy_(self._first.new_tensor(inputs.first))
+        self._next = tuple(t + 1 for t in inputs.first)
+        # Near the end of a video fewer tokens are left than the graph at hand takes: what it draws behind them is not
+        # looked at.
+        enough = [count for count in self._launches if count >= inputs.count]
+        count = min(enough, default=min(1 << (inputs.count - 1).bit_length(), self.most_inputs))
+        if count not in self._launches:
             began = time.perf_counter()
-            state.t.fill_(t)
-            self._launch = self._captured() if self._capture else self._run
-            batch.clock.capture = time.perf_counter() - began
-        self._launch()
-        return Step(inputs, batch.draws.codes[:, t + 1, None], state.hidden[:, None], None)
+            self._launches[count] = self._launcher(count)
+            batch.clock.capture += time.perf_counter() - began
+        ops, launch = self._launches[count]
+        self._passed, batch.draws.latent = launch(), None
+        return Step(inputs, batch.draws.drawn(inputs), ops.state.hidden[:, : inputs.count], None)
 
-    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
-        """See `Executor.commit`: one input is always kept, and the step has learned from it."""
+    def _launcher(self, count: int) -> tuple[TritonOps, Callable[[], list[Passed]]]:
+        """What runs passes of this many input tokens."""
+        # Triton is optional, and slow to import.
+        from fastcar_cli.decoding.triton_ops import TritonOps
 
-    def _run(self) -> None:
-        """One step from the input token that the state counts; all results are in the state and the batch."""
-        batch, state, model, replay = self._batch, self.state, self._batch.model, self._batch.replay
-        t, draws, added = state.t, batch.draws, batch.places.added
-        of_rows = t.expand(batch.rows)
-        if replay is not None:
-            state.thresholds.copy_(replay.thresholds(of_rows))
-        x = model.feedback_latent(model.embed(draws.codes.index_select(1, t)[:, 0]))
-        if added is not None:
-            x = x + added.index_select(0, t)[0]
-        x = batch.prompts.doubled(x).contiguous()
-        for layer, block in enumerate(model.llm.blocks):
-            x = self._ops.block(layer, block, x)
-        state.hidden.copy_(self._ops.norm(model.llm.norm, x))
-        if replay is not None:
-            replay.replayed.index_copy_(-1, t, state.flags.bool()[..., None])
-            replay.finish(of_rows, state.scores)
-        codes, _ = draws.sampler.draw(state.hidden, (t + 1).expand(batch.prompts.videos), self._ops.logits)
-        draws.codes.index_copy_(1, t + 1, codes[:, None])
-        t.add_(1)
+        ops = TritonOps(self._batch, count)
+        return ops, self._captured(ops) if self._capture else partial(self._run, ops)
 
-    def _captured(self) -> Callable[[], None]:
-        """The step as a CUDA graph; calling it launches the graph without waiting for it.
+    def _run(self, ops: TritonOps) -> list[Passed]:
+        """One pass from the first input tokens on, which it counts up; all results are in the state and the batch.
 
-        The step runs twice before, to compile its kernels and to let libraries allocate. Run again from the
-        same token it writes what it wrote, but for what the replay rule counts, which is put back.
+        Returns what `commit` needs. The only input of a pass is final, so that the pass itself learns from it.
         """
-        batch, t = self._batch, self.state.t
-        first, device = int(t), t.device
-        kept = None if batch.replay is None else batch.replay.counts()
+        batch, state, model, replay = self._batch, ops.state, self._batch.model, self._batch.replay
+        draws, added, rows, count = batch.draws, batch.places.added, batch.rows, ops.inputs
+        tokens = self._first + self._drafts[:count, None]
+        of_rows = state.tokens.copy_(tokens.repeat(1, rows // len(self._first)))
+        passed = [Passed(t, state.scores[:, i], self._overwrites(i, t)) for i, t in enumerate(of_rows)]
+        if replay is not None:
+            state.thresholds.copy_(torch.stack([replay.thresholds(t) for t in of_rows], 1))
+        x = model.feedback_latent(model.embed(draws.buffer[self._videos, tokens]))
+        if added is not None:
+            x = x + batch.places.at(added, tokens)
+        x = x.repeat(1, rows // len(self._first), 1).flatten(0, 1)
+        for layer, block in enumerate(model.llm.blocks):
+            x = ops.block(layer, block, x)
+        state.hidden.copy_(ops.norm(model.llm.norm, x).view(count, rows, -1).transpose(0, 1))
+        if replay is not None:
+            replay.by_token[of_rows, :, self._rows] = state.flags.bool().permute(1, 2, 0)
+            if count == 1:
+                replay.finish(of_rows[0], state.scores[:, 0])
+        behind = tokens.T + 1
+        codes, _ = draws.sampler.draw(state.hidden.flatten(0, 1), behind.flatten(), ops.logits)
+        draws.buffer[self._videos[:, None], behind] = codes.view(*behind.shape, -1)
+        self._first.add_(1)
+        return passed if count > 1 else []
+
+    def _captured(self, ops: TritonOps) -> Callable[[], list[Passed]]:
+        """The pass as a CUDA graph; calling it launches the graph without waiting for it.
+
+        The pass runs twice before, to compile its kernels and to let libraries allocate. What it overwrites is put
+        back each time. What `commit` needs is in memory that the graph writes again at each launch.
+        """
+        batch, device, replay = self._batch, self._first.device, self._batch.replay
+        before = [(x, x.clone()) for x in (self._first, batch.draws.buffer)]
+        counts = None if replay is None else replay.counts()
         try:
             with torch.cuda.device(device):
                 aside = torch.cuda.Stream()
                 aside.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(aside):
                     for _ in range(2):
-                        self._run()
-                        t.fill_(first)
-                        if batch.replay is not None and kept is not None:
-                            batch.replay.restore(kept)
+                        for token in self._run(ops):
+                            for restore in token.restores:
+                                restore(self._rows)
+                        for tensor, kept in before:
+                            tensor.copy_(kept)
+                        if replay is not None and counts is not None:
+                            replay.restore(counts)
                 torch.cuda.current_stream().wait_stream(aside)
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
-                    self._run()
+                    passed = self._run(ops)
                 torch.cuda.synchronize(device)
         except Exception as e:  # whatever triton's compiler, the driver or the capture raise
             reason = (str(e).strip() or type(e).__name__).splitlines()[0]
             raise RunError(
                 f"a step can't be captured as a CUDA graph: {reason}", allowed=(Key("executor"), " torch")
             ) from e
-        return graph.replay
+
+        def launch() -> list[Passed]:
+            graph.replay()
+            return passed
+
+        return launch

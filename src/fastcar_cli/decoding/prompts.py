@@ -114,7 +114,7 @@ class Places:
 
     @staticmethod
     def at(table: Tensor, t: Tensor) -> Tensor:
-        """Rows of a table [T*N, n or 1, ...] at the tokens t int64 [n]: [n, ...], or [1, ...] where all are one."""
+        """Rows of a table [T*N, n or 1, ...] at the tokens t, int64 [..., n]: [..., n, ...]."""
         if table.shape[1] > 1:
-            return table[t, torch.arange(len(t), device=t.device)]
+            return table[t, torch.arange(t.shape[-1], device=t.device)]
         return table[t, 0]

@@ -105,11 +105,12 @@ class CodeSampler:
             self._top_ps[:tokens_per_frame] = first
 
     def _settings_at(self, index: int | Tensor) -> tuple[Tensor, float | Tensor]:
-        """Uniform numbers [P, depth] and top-p of a position."""
+        """Uniform numbers [P n, depth] and top-p of positions, as in `draw`."""
         if not isinstance(index, Tensor):
             return self._uniforms[:, index], self._settings.top_p_of(index // self._frame)
         top_p = self._settings.top_p_of(1) if self._top_ps is None else self._top_ps[index, None]
-        return self._uniforms[torch.arange(len(self._uniforms), device=index.device), index], top_p
+        videos = torch.arange(len(index), device=index.device) // (len(index) // len(self._uniforms))
+        return self._uniforms[videos, index], top_p
 
     def draw(
         self,
@@ -121,9 +122,9 @@ class CodeSampler:
     ) -> tuple[Tensor, Tensor]:
         """Codes int64 [P, depth] of a position and the sum of their vectors [P, code_width].
 
-        hidden [rows, width]. index: of all videos, or int64 [P] (or [1]), which stays on the device. `given` codes
-        [P, depth] are taken instead of drawn ones; beside an index on the device those below 0 are drawn. Guided logits
-        [P, codes] are added to `kept`.
+        hidden [rows, width]. index: of all videos, or int64 [P], which stays on the device; or int64 [P n], n positions
+        of a video side by side, beside hidden [rows n, width]. `given` codes [P, depth] are taken instead of drawn
+        ones; beside an index on the device those below 0 are drawn. Guided logits [P, codes] are added to `kept`.
         """
         settings = self._settings
         uniforms, top_p = self._settings_at(index)

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from fastcar_cli.decoding import graph
 from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.decoding.executor import Executor
 from fastcar_cli.decoding.graph import GraphExecutor
@@ -30,7 +32,7 @@ from fastcar_cli.models.loading.memory_plan import out_of_memory
 from fastcar_cli.plain_data import parse_json
 
 TOKENS = 12
-"""Positions that are decoded both ways, for each of the settings tried."""
+"""Input tokens that are decoded both ways, for each of the settings tried."""
 
 ALLOWED = 0.05
 """Share of tokens or decisions that may differ where sums are rounded to 16 bit; none may in float32."""
@@ -45,6 +47,7 @@ def _key(batch: Batch) -> str:
     """What a verdict depends on, as a readable text with the shapes hashed."""
     device = batch.model.device
     spec = json.dumps(batch.model.spec.to_dict(), sort_keys=True)
+    inputs = graph.inputs_limit(batch)
     parts = [torch.cuda.get_device_name(device), f"torch {torch.__version__}", f"cuda {torch.version.cuda}"]
     for name in ("triton", "fastcar"):
         try:
@@ -52,7 +55,8 @@ def _key(batch: Batch) -> str:
         except PackageNotFoundError:
             parts.append(f"{name} unknown")
     shapes = hashlib.sha256(spec.encode()).hexdigest()[:12]
-    return ", ".join([*parts, str(batch.model.dtype), f"{batch.rows} rows", f"shapes {shapes}"])
+    rows = f"{batch.rows} rows" + (f" of {inputs} tokens" if inputs > 1 else "")
+    return ", ".join([*parts, str(batch.model.dtype), rows, f"shapes {shapes}"])
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def unproven(batch: Batch) -> str | None:
     verdicts = _read(file)
     if key not in verdicts:
         try:
-            why = difference(batch)
+            why = difference(batch, graph.inputs_limit(batch))
         except (RunError, torch.OutOfMemoryError) as e:
             if out_of_memory(e.__cause__ or e):
                 # It may be another program's doing, so the next run asks again.
@@ -91,11 +95,12 @@ def unproven(batch: Batch) -> str | None:
     return None if why is None else f"the self-check of the CUDA graph failed on this device: {why} ({file})"
 
 
-def difference(batch: Batch, capture: bool = True) -> str | None:
+def difference(batch: Batch, inputs: int = 1, capture: bool = True) -> str | None:
     """Decode some tokens of the batch's model both ways, with a full cache and with a window; how they differ, or None.
 
-    Every position starts from the same codes, keys, values and MLP outputs in both ways. Raises RunError where
-    the kernels don't compile or the graph can't be captured.
+    Passes take up to `inputs` tokens of a video, some of them wrong, which are taken back. Every pass starts from the
+    same codes, keys, values and MLP outputs in both ways. Raises RunError where the kernels don't compile or the graph
+    can't be captured.
     """
     n = batch.frame
     settings = replace(batch.settings, frames=2 + -(-TOKENS // n), rule=ReplayRule(Tau((0.0,))), keep_tas=False)
@@ -104,18 +109,22 @@ def difference(batch: Batch, capture: bool = True) -> str | None:
         for kind in (PlainExecutor, GraphExecutor):
             noise = torch.full((batch.prompts.videos, settings.frames * n, batch.draws.codes.shape[2]), 0.5)
             one = Batch.of(batch.model, batch.prompts.unpadded(), replace(settings, window=window), noise)
-            executor: Executor = PlainExecutor(one) if kind is PlainExecutor else GraphExecutor(one, capture)
+            executor: Executor = PlainExecutor(one) if kind is PlainExecutor else GraphExecutor(one, inputs, capture)
+            most = min(inputs, one.cache.most_inputs)
             executor.prefill()
             one.fast_forward()
-            given = one.draws.codes.clone()
-            drawn = []
-            for index in range(n + 1, n + 1 + TOKENS):
+            given = one.draws.buffer.clone()
+            drawn: list[Tensor] = []
+            t = n
+            while t < n + TOKENS:
                 # What was drawn before does not count: both ways continue from the same tokens.
-                one.draws.codes.copy_(given)
+                one.draws.buffer.copy_(given)
                 one.draws.latent = None
-                inputs = Inputs((index - 1,) * one.prompts.videos)
-                drawn.append(executor.step(inputs).codes.clone())
-                executor.commit(inputs, (1,) * one.prompts.videos)
+                passed, accepted = Inputs((t,) * one.prompts.videos, most), 1 + len(drawn) % most
+                one.draws.buffer[:, t + accepted : t + most] = 0
+                drawn.append(executor.step(passed).codes.clone())
+                executor.commit(passed, (accepted,) * one.prompts.videos)
+                t += accepted
             assert one.replay is not None
             found.append((torch.stack(drawn), one.replay.replayed[:, :, n : n + TOKENS]))
         (codes, decisions), (other_codes, other_decisions) = found

@@ -18,25 +18,28 @@ from fastcar_cli.models.decoder import Block, RMSNorm
 
 
 class DeviceState:
-    """What a step reads and writes besides the batch: the input token t, int64 [1], the hidden states [rows, width],
-    and of the replay rule thresholds, scores (float32) and flags (uint8), each [layers, rows].
+    """What a pass reads and writes besides the batch: the input tokens, int64 [inputs, rows], the hidden states [rows,
+    inputs, width], and of the replay rule thresholds, scores (float32) and flags (uint8), each [layers, inputs, rows].
     """
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, inputs: int) -> None:
         device, spec = batch.model.device, batch.model.spec.decoder
-        self.t = torch.zeros(1, dtype=torch.int64, device=device)
-        self.hidden = torch.zeros(batch.rows, spec.width, dtype=batch.model.dtype, device=device)
-        self.thresholds = torch.full((spec.layers, batch.rows), torch.inf, device=device)
+        self.tokens = torch.zeros(inputs, batch.rows, dtype=torch.int64, device=device)
+        self.hidden = torch.zeros(batch.rows, inputs, spec.width, dtype=batch.model.dtype, device=device)
+        self.thresholds = torch.full((spec.layers, inputs, batch.rows), torch.inf, device=device)
         self.scores = torch.zeros_like(self.thresholds)
         self.flags = torch.zeros(self.thresholds.shape, dtype=torch.uint8, device=device)
 
 
 class TritonOps:
-    """Triton kernels; the MLP of a block in which every row replays reads no weight."""
+    """Triton kernels for passes of this many input tokens of each row, in lines (`kernels.gpu.append`): input 0 of all
+    rows, input 1 of all rows, and on. The MLP of a block in which every line replays reads no weight.
+    """
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, inputs: int) -> None:
         model, rows, cache = batch.model, batch.rows, batch.cache
-        self._batch, self.state = batch, DeviceState(batch)
+        self.inputs, self._batch, self.state = inputs, batch, DeviceState(batch, inputs)
+        lines = rows * inputs
         spec = model.spec.decoder
         like = self.state.hidden
 
@@ -44,52 +47,59 @@ class TritonOps:
             return torch.empty(shape, dtype=dtype, device=like.device)
 
         heads, d = spec.heads, spec.head_dim
-        self._normed = empty(rows, spec.width)
-        self._qkv = empty(rows, (heads + 2 * spec.kv_heads) * d)
-        self._query = empty(rows, heads, d)
-        self._attended = empty(rows, heads * d)
-        self._middle = empty(rows, spec.mlp_width)
+        self._normed = empty(lines, spec.width)
+        self._qkv = empty(lines, (heads + 2 * spec.kv_heads) * d)
+        self._query = empty(lines, heads, d)
+        self._attended = empty(lines, heads * d)
+        self._middle = empty(lines, spec.mlp_width)
         chunks = chunks_of(cache.k.shape[3])
         self._scratch = (
-            empty(rows, heads, chunks, d, dtype=torch.float32),
-            empty(rows, heads, chunks, dtype=torch.float32),
-            empty(rows, heads, chunks, dtype=torch.float32),
+            empty(lines, heads, chunks, d, dtype=torch.float32),
+            empty(lines, heads, chunks, dtype=torch.float32),
+            empty(lines, heads, chunks, dtype=torch.float32),
         )
         assert model.depth is not None
         self._depth, d_spec = model.depth, model.depth.spec
-        self._wide = empty(rows, d_spec.width)
-        self._wide_normed, self._wide_attended = empty(rows, d_spec.width), empty(rows, d_spec.width)
-        self._wide_middle = empty(rows, 4 * d_spec.width)
-        self._past = empty(d_spec.blocks, d_spec.depth, rows, 3 * d_spec.width)
-        self._logits = empty(rows, d_spec.codes)
+        self._wide = empty(lines, d_spec.width)
+        self._wide_normed, self._wide_attended = empty(lines, d_spec.width), empty(lines, d_spec.width)
+        self._wide_middle = empty(lines, 4 * d_spec.width)
+        self._past = empty(d_spec.blocks, d_spec.depth, lines, 3 * d_spec.width)
+        self._logits = empty(lines, d_spec.codes)
         self._layout = Layout(cache.padded, cache.frame, cache.window or 0, cache.first_ring_slot)
+        # In a ring an input token takes the slot of one that those before it still attend to.
+        at_once = lines if cache.window is None else rows
+        self._attending = [slice(first, first + at_once) for first in range(0, lines, at_once)]
         # By input token and row, also where all prompts are equally long.
         self._cos, self._sin = (a.expand(-1, rows, -1).contiguous() for a in (batch.places.cos, batch.places.sin))
 
     def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """RMS norm of [rows, width]. The result is overwritten by the next norm."""
+        """RMS norm of [lines, width]. The result is overwritten by the next norm."""
         return rms_norm(x, norm.weight, norm.eps, self._normed)
 
     def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
-        """One decoder block on the residual stream x [rows, width], which is overwritten."""
+        """One decoder block on the residual stream x [lines, width], which is overwritten."""
         batch, s, attn = self._batch, self.state, block.self_attn
         cache, replay = batch.cache, batch.replay
-        gate = cached = None
-        if replay is not None and bool(replay.scored[layer]):
-            rule = replay.rule
-            gate = Gate(
-                s.thresholds[layer], s.scores[layer], s.flags[layer], rule.tas_definition == "released", rule.pairs
-            )
-            cached = Cached(s.flags[layer], s.t, replay.outputs[layer])
+        tokens = s.tokens.flatten()
+        limits, scores, flags = (x[layer].flatten() for x in (s.thresholds, s.scores, s.flags))
+        scored = replay is not None and bool(replay.scored[layer])
+        gate = None
         h = self.norm(block.input_layernorm, x)
         projections = (attn.q_proj, attn.k_proj, attn.v_proj)
         linear(h, [p.weight for p in projections], [p.bias for p in projections], self._qkv)
         k, v, ring = cache.k[layer], cache.v[layer], cache.aligned[layer]
-        append(self._qkv, self._query, k, v, ring, self._cos, self._sin, s.t, self._layout, batch.prompts.videos, gate)
-        attend(self._query, k, v, cache.pad, cache.sinks, s.t, self._layout, self._scratch, self._attended)
+        videos, layout = batch.prompts.videos, self._layout
+        for of in self._attending:
+            if replay is not None and scored:
+                released = replay.rule.tas_definition == "released"
+                gate = Gate(limits[of], scores[of], flags[of], released, replay.rule.pairs)
+            query, t = self._query[of], tokens[of]
+            append(self._qkv[of], query, k, v, ring, self._cos, self._sin, t, layout, videos, gate)
+            attend(query, k, v, cache.pad, cache.sinks, t, layout, self._scratch, self._attended[of])
         linear(self._attended, [attn.o_proj.weight], [attn.o_proj.bias], x, add=True)
         h = self.norm(block.post_attention_layernorm, x)
         m = block.mlp
+        cached = Cached(flags, tokens, replay.outputs[layer]) if replay is not None and scored else None
         return mlp(h, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight, x, self._middle, cached)
 
     def logits(self, x: Tensor, d: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Rotation, append to the KV cache, temporal attention score and the gate of replay, in one kernel.
 
-The token, and with it every slot in the caches, is read from the device. A cache is full (index i of
+A pass has a line for every input token of every row: input 0 of all rows, then input 1 of all rows, and on. The token
+of a line, and with it every slot in the caches, is read from the device. A cache is full (index i of
 the padded sequence lies in slot i) or a window (sinks first, then index i in slot first + i % window,
 and one frame of keys for the score in a ring of frame + 1). Lengths are run-time values: another prompt
 or video compiles nothing.
@@ -31,11 +32,14 @@ def _append_kernel(
     SCORE: tl.constexpr, RELEASED: tl.constexpr, PAIRS: tl.constexpr, HP: tl.constexpr, KP: tl.constexpr,
     DP: tl.constexpr,
 ):  # fmt: skip
-    """One video a program, so that its OF rows can decide together: tiles are [OF, heads, half of a head]."""
+    """One input of one video a program, so that its OF rows decide together: tiles are [OF, heads, half of a head]."""
     kind = query.dtype.element_ty
-    t = tl.load(token)
-    video = tl.program_id(0).to(tl.int64)
+    video = tl.program_id(0).to(tl.int64) % VIDEOS
+    # The first line of the input token.
+    begin = (tl.program_id(0).to(tl.int64) // VIDEOS) * VIDEOS * OF
+    t = tl.load(token + begin + video)
     row = video + VIDEOS * tl.arange(0, OF)[:, None, None]
+    line = begin + row
     index = padded + t
     slot = index
     if WINDOW:
@@ -48,13 +52,13 @@ def _append_kernel(
     angle = (t * VIDEOS * OF + row) * D + i
     c = tl.load(cos + angle, mask=i < D // 2, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=i < D // 2, other=0.0).to(tl.float32)
-    base = qkv + row * (H + 2 * KV) * D
+    base = qkv + line * (H + 2 * KV) * D
 
     at = base + h * D + i
     qa = tl.load(at, mask=here, other=0.0).to(tl.float32)
     qb = tl.load(at + D // 2, mask=here, other=0.0).to(tl.float32)
     ra, rb = _rotate(qa, qb, c, s, kind)
-    to = query + (row * H + h) * D + i
+    to = query + (line * H + h) * D + i
     tl.store(to, ra.to(kind), mask=here)
     tl.store(to + D // 2, rb.to(kind), mask=here)
 
@@ -94,7 +98,7 @@ def _append_kernel(
         gate = score
         if PAIRS:
             gate = tl.zeros_like(score) + tl.sum(score, 0) / OF
-        of = video + VIDEOS * tl.arange(0, OF)
+        of = begin + video + VIDEOS * tl.arange(0, OF)
         tl.store(scores + of, score)
         tl.store(flags + of, (gate > tl.load(thresholds + of)).to(tl.uint8))
 
@@ -115,7 +119,7 @@ class Layout:
 class Gate:
     """What the append kernel needs of a layer to decide on replay.
 
-    thresholds: float32 [rows]; scores: float32 [rows] and flags: uint8 [rows], written: a row's own TAS, and 1
+    thresholds: float32 [lines]; scores: float32 [lines] and flags: uint8 [lines], written: a line's own TAS, and 1
     where what is compared exceeds its threshold. `released` scores q before rotation, `pairs` compares the
     mean of the two rows of a video.
     """
@@ -140,20 +144,21 @@ def append(
     videos: int,
     gate: Gate | None,
 ) -> None:
-    """Rotate q and k, append k and v to a layer's cache and, with a gate, decide which rows replay.
+    """Rotate q and k, append k and v to a layer's cache and, with a gate, decide which lines replay.
 
-    qkv [rows, (heads + 2 kv_heads) head_dim] unrotated; query [rows, heads, head_dim] takes the
+    qkv [lines, (heads + 2 kv_heads) head_dim] unrotated; query [lines, heads, head_dim] takes the
     rotated q; keys, values [rows, kv_heads, slots, head_dim]; ring [rows, kv_heads, N + 1, head_dim] with a
-    window, else the keys; cos, sin [tokens, rows, head_dim] by input token; token int64 [1]. Rows are the
-    conditional ones of all videos, then the unconditional ones where there are any.
+    window, else the keys; cos, sin [tokens, rows, head_dim] by input token; token int64 [lines]. Rows are the
+    conditional ones of all videos, then the unconditional ones where there are any. Several inputs of a row are
+    appended in no order: with a window, where one takes the slot that another reads, a call takes one.
     """
-    rows, heads, d = query.shape
-    kv = keys.shape[1]
+    lines, heads, d = query.shape
+    rows, kv = keys.shape[:2]
     decided = (qkv, qkv, qkv) if gate is None else (gate.thresholds, gate.scores, gate.flags)
     lengths = (keys.shape[2], layout.padded, layout.frame, layout.window, layout.first)
     sizes = {"VIDEOS": videos, "OF": rows // videos, "H": heads, "KV": kv, "D": d, "WINDOW": layout.window > 0}
     powers = {"HP": heads, "KP": kv, "DP": d // 2}
-    _append_kernel[(videos,)](
+    _append_kernel[(lines // rows * videos,)](
         *(qkv, query, keys, values, ring, cos, sin, token, *decided, *lengths),
         **sizes,
         **{name: triton.next_power_of_2(size) for name, size in powers.items()},

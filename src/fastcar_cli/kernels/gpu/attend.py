@@ -1,4 +1,4 @@
-"""Attention of one query a head over a cache whose length is counted on the device.
+"""Attention of one query a head and input token over a cache whose length is counted on the device.
 
 The cache is read in chunks, each by its own program, whose softmax sums are put together in a fixed
 order; chunks past the last token read nothing.
@@ -20,18 +20,19 @@ CHUNK = 128
 def _attend_kernel(
     query, keys, values, pad, sinks, token, sums, peaks, weights,
     slots, padded, window, ring, chunks,
-    H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-    DP: tl.constexpr,
+    ROWS: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of slots for one head of one row: softmax sum, its peak and its weight, float32.
+    """One chunk of slots for one head of one line: softmax sum, its peak and its weight, float32.
 
     A chunk past the last token has weight 0 and reads no keys. `ring` is the first slot behind the sinks.
     """
     head = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    row = head // H
+    line = head // H
+    row = line % ROWS
     group = row * KV + (head % H) // (H // KV)
-    index = padded + tl.load(token).to(tl.int32)
+    index = padded + tl.load(token + line).to(tl.int32)
     first = tl.load(pad + row).to(tl.int32)
     kept = tl.load(sinks + row).to(tl.int32)
     end = index + 1
@@ -72,7 +73,7 @@ def _attend_kernel(
 
 @triton.jit(do_not_specialize=["chunks"])
 def _combine_kernel(sums, peaks, weights, out, chunks, D: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr):
-    """All chunks of one head of one row, in their order."""
+    """All chunks of one head of one line, in their order."""
     head = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CP)
     i = tl.arange(0, DP)
@@ -105,24 +106,25 @@ def attend(
     chunk: int = CHUNK,
     block: int = 64,
 ) -> Tensor:
-    """Attention of query [rows, heads, head_dim] over the cache up to the input token, into out [rows, heads head_dim].
+    """Attention of query [lines, heads, head_dim] over the cache up to the token of each line, into out [lines, heads
+    head_dim].
 
-    pad, sinks int64 [rows] count the padding before each prompt and its sinks. Only slots that hold a token so
-    far are read. scratch: float32 [rows, heads, chunks, head_dim] and twice [rows, heads, chunks].
+    token int64 [lines]; pad, sinks int64 [rows] count the padding before each prompt and its sinks. Only slots that
+    hold a token so far are read. scratch: float32 [lines, heads, chunks, head_dim] and twice [lines, heads, chunks].
     """
-    rows, heads, d = query.shape
-    slots = keys.shape[2]
+    lines, heads, d = query.shape
+    rows, kv, slots = keys.shape[:3]
     chunks = chunks_of(slots, chunk)
     wide = triton.next_power_of_2(d)
-    sizes = {"H": heads, "KV": keys.shape[1], "D": d, "DP": wide, "CHUNK": chunk, "BLOCK": block}
-    _attend_kernel[(rows * heads, chunks)](
+    sizes = {"ROWS": rows, "H": heads, "KV": kv, "D": d, "DP": wide, "CHUNK": chunk, "BLOCK": block}
+    _attend_kernel[(lines * heads, chunks)](
         *(query, keys, values, pad, sinks, token, *scratch),
         *(slots, layout.padded, layout.window, layout.first, chunks),
         **sizes,
         WINDOW=layout.window > 0,
         num_warps=4,
     )
-    _combine_kernel[(rows * heads,)](
+    _combine_kernel[(lines * heads,)](
         *scratch, out, chunks, D=d, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4
     )
     return out

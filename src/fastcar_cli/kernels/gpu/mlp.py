@@ -55,7 +55,7 @@ def _gate_up_kernel(
 @triton.jit(do_not_specialize=["frame"])
 def _down_kernel(
     h, down, x, cache, flags, t,
-    frame,
+    frame, CACHED: tl.constexpr,
     ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr,
     STAGES: tl.constexpr, REPLAY: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -71,7 +71,8 @@ def _down_kernel(
     kind = x.dtype.element_ty
     if REPLAY:
         replays = _replays(flags, r, ROWS)
-        first = (r.to(tl.int64) * frame + tl.load(t) % frame) * N
+        place = tl.load(t + r, mask=r < ROWS, other=0) % frame
+        first = ((r % CACHED).to(tl.int64) * frame + place) * N
         slot = cache + first[None, :] + n[:, None]
         kept = inside & (replays[None, :] == 1)
         y = tl.load(slot, mask=kept, other=0.0).to(tl.float32)
@@ -89,8 +90,8 @@ def _down_kernel(
 class Cached:
     """What the MLP kernels read of a layer's replay state.
 
-    flags: uint8 [rows], 1 where the row replays; t: int64 [1], the input token; outputs: [rows, N, width],
-    the MLP outputs of the last frame.
+    flags: uint8 [lines], 1 where the line replays; t: int64 [lines], its input token; outputs: [rows, N, width],
+    the MLP outputs of the last frame. Line l belongs to row l % rows; no two lines share a place of a row.
     """
 
     flags: Tensor
@@ -107,21 +108,21 @@ def mlp(
     middle: Tensor,
     replay: Cached | None,
 ) -> Tensor:
-    """Add the MLP of normalised inputs h [rows, width] to x [rows, width], in place; returns x.
+    """Add the MLP of normalised inputs h [lines, width] to x [lines, width], in place; returns x.
 
-    gate, up [mlp_width, width] and down [width, mlp_width] are the weights, middle [rows, mlp_width]
-    is scratch. With `replay`, a row whose flag is set takes its output from the cache and the others
-    leave theirs there; where every row replays, no program touches a weight.
+    gate, up [mlp_width, width] and down [width, mlp_width] are the weights, middle [lines, mlp_width]
+    is scratch. With `replay`, a line whose flag is set takes its output from the cache and the others
+    leave theirs there; where every line replays, no program touches a weight.
     """
     width = h.shape[1]
     wide = len(gate)
     first, second = GATE_UP.of(wide, width), DOWN.of(width, wide)
     flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.outputs)
-    replaying = {"REPLAY": replay is not None}
+    frame, replaying = cache.shape[1], {"REPLAY": replay is not None}
     _gate_up_kernel[(triton.cdiv(wide, first.out),)](
         h, gate, up, middle, flags, N=wide, K=width, **replaying, **first.launch(h)
     )
     _down_kernel[(triton.cdiv(width, second.out),)](
-        middle, down, x, cache, flags, t, cache.shape[1], N=width, K=wide, **replaying, **second.launch(h)
+        middle, down, x, cache, flags, t, frame, CACHED=len(cache), N=width, K=wide, **replaying, **second.launch(h)
     )
     return x
