@@ -14,12 +14,16 @@ from torch import Tensor
 
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding import Trace, trace
+from fastcar_cli.decoding.drafts import DraftSettings
+from fastcar_cli.decoding.engine import begin
 from fastcar_cli.decoding.replay import temporal_attention_score
 from fastcar_cli.decoding.sampling import distribution
+from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.models import load
 from fastcar_cli.models.cosmos import Cosmos
 from fastcar_cli.models.decoder import attention, rotate
 from fastcar_cli.models.loading.checkpoint import LoadedModel
+from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.prompt import Clip
 
@@ -210,3 +214,15 @@ def test_what_the_released_sampler_hands_to_the_draw() -> None:
     for key, (top_p, temperature) in zip(sorted(keys), ((0.8, 1.0), (0.95, 0.7)), strict=True):
         probs, _ = distribution(logits, temperature, 0, top_p, strict=True)
         close(probs, tensors()[key].sort(-1, descending=True).values, 1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_drafts_of_the_first_frame_are_the_prompts_last(name: str) -> None:
+    """Where the prompt's last frame is repeated, every draft of a frame is right from its second token on."""
+    stride, ids = MODELS[name]["stride"], recorded(name, "ids").long()
+    first = start(name, 2)
+    prompt = clip(name, 2)
+    settings = DecodeSettings(frames=1, sampling=SamplingSettings(cfg=1.0), draft=DraftSettings("frame", 4))
+    decode, _ = begin(model(name), [prompt], None, settings)
+    list(decode.steps(ids[None, first - stride : first, None]))
+    assert decode.drafts_of(0)["accepted_by_frame"][0] > 0.5 and decode.drafts_of(0)["passes"] < stride / 2

@@ -68,11 +68,21 @@ class Drafter:
 
     """
 
-    def __init__(self, draws: Draws, settings: DraftSettings, frame: int, columns: int, lockstep: bool = False) -> None:
+    def __init__(
+        self,
+        draws: Draws,
+        settings: DraftSettings,
+        frame: int,
+        columns: int,
+        lockstep: bool = False,
+        before: Tensor | None = None,
+    ) -> None:
         """Drafts lie in `draws` where they would be final.
 
         frame is N; columns, the codes in a row of a frame. lockstep: all videos must be at the same token.
+        before: codes int64 [P, N, depth] of the frame before the first, where prompts hold one.
         """
+        self._before = before
         self._draws, self._frame, self._columns, self._lockstep = draws, frame, columns, lockstep
         self._carry = settings.kind != "frame"
         self.window = settings.window
@@ -107,23 +117,32 @@ class Drafter:
         while at < end:
             back = self._back(at)
             stop = min(end, at + back)
-            codes[at:stop] = codes[at - back : stop - back]
+            codes[at:stop] = self._codes(at - back, stop - back)[video]
             at = stop
         if draws.given is not None:
             fixed = draws.given[video, begin:end]
             codes[begin:end] = torch.where(fixed < 0, codes[begin:end], fixed)
 
+    def _codes(self, begin: int, end: int) -> Tensor:
+        """Codes [P, n, depth] of positions from `begin` to before `end`; those below 0 are the prompts'."""
+        codes = self._draws.buffer[:, max(0, begin) : max(0, end)]
+        if begin >= 0 or self._before is None:
+            return codes
+        length = self._before.shape[1]
+        return torch.cat([self._before[:, length + begin : length + min(0, end)], codes], 1)
+
     def _back(self, position: int) -> int:
         """How far behind a position the token lies that drafts it: a frame; in the first one a row, or one token."""
-        return self._frame if position >= self._frame else self._columns if position >= self._columns else 1
+        known = position >= self._frame or self._before is not None
+        return self._frame if known else self._columns if position >= self._columns else 1
 
     def _promising(self, done: int) -> float:
         """The share of the last final tokens that a draft would have got right."""
         begin = max(1, done - 16)
         if done - begin < 4:
             return 0.0
-        codes, back = self._draws.buffer, self._back(begin)
-        right = codes[:, begin:done] == codes[:, begin - back : done - back]
+        back = self._back(begin)
+        right = self._codes(begin, done) == self._codes(begin - back, done - back)
         return float(right.all(-1).float().mean())
 
     def accepted(self, inputs: Inputs, drawn: Tensor) -> tuple[int, ...]:

@@ -143,7 +143,10 @@ class Decode(Batch):
         if draft.kind == "auto" and (executor.sequential or self.model.device.type != "cpu"):
             draft = DraftSettings()
         lockstep = executor.sequential or (replay is not None and replay.controller is not None)
-        self.drafter = Drafter(self.draws, draft, self.frame, self.model.spec.grid[1], lockstep)
+        # Ids of a prompt that holds frames are codes of depth 1.
+        whole = self.prompts.aligned >= self.frame and self.model.spec.code_depth == 1
+        before = self.prompts.ids[: self.prompts.videos, -self.frame :, None] if whole else None
+        self.drafter = Drafter(self.draws, draft, self.frame, self.model.spec.grid[1], lockstep, before)
         return self.drafter
 
     def drafts_of(self, video: int) -> dict[str, Any]:
