@@ -85,7 +85,7 @@ class GraphExecutor(Executor):
         if inputs.first != self._next:
             self._first.copy_(self._first.new_tensor(inputs.first))
         self._next = tuple(t + 1 for t in inputs.first)
-        # Near the end of a video fewer tokens are left than the graph at hand takes: what it draws behind them is not
+        # Near the end of a video fewer tokens are left than a captured graph takes: what it draws behind them is not
         # looked at.
         enough = [count for count in self._launches if count >= inputs.count]
         count = min(enough, default=min(1 << (inputs.count - 1).bit_length(), self.most_inputs))
