@@ -282,7 +282,7 @@ def test_an_interrupted_mp4_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     whole = VideoPipeline.stream
 
-    def stopped(self: VideoPipeline, *arguments: Any) -> Iterator[Frame]:
+    def stopped(self: VideoPipeline, *arguments: Any, **more: Any) -> Iterator[Frame]:
         for frame in whole(self, *arguments):
             if frame.index == 3:
                 raise KeyboardInterrupt

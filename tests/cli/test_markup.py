@@ -90,14 +90,14 @@ def test_tables_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
         "gate": [ODD],
         "backend": [ODD],
     }
-    axes |= {"score": [ODD]}
+    axes |= {"score": [ODD], "draft": [ODD]}
     document = {"plan": {**axes, "repeats": 1}, "cells": 1, "decodes": 1, "left": 1, "expected_s": None}
     show_plan(out, {**document, "shard": ODD, "notes": [ODD]})
     scores: dict[str, Any] = {"dimensions": {}, "quality": None, "semantic": None, "total": None}
     show_scores({**scores, "missing": [ODD], "unknown": [ODD]})
     show_profile({"machine": {"device": ODD}, "lengths": [], "replay": {}})
     told = capsys.readouterr().err
-    assert told.count(ODD) == 9
+    assert told.count(ODD) == 10
 
 
 def test_one_console() -> None:

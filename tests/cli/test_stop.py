@@ -33,7 +33,7 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 from pathlib import Path
 from fastcar_cli.pipeline import VideoPipeline
 whole = VideoPipeline.stream
-def slow(self, prompts, *arguments):
+def slow(self, prompts, *arguments, **more):
     for n, frame in enumerate(whole(self, prompts, *arguments)):
         if n == int(os.environ["FRAMES"]) * len(prompts):
             Path(os.environ["READY"]).touch()
@@ -136,7 +136,7 @@ def test_json_tells_progress_on_a_terminal(tmp_path: Path, terminal: bool, monke
 
 
 def test_an_error_within_a_run_is_no_lack_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: VideoPipeline, *arguments: Any) -> Iterator[Frame]:
+    def broken(self: VideoPipeline, *arguments: Any, **more: Any) -> Iterator[Frame]:
         yield from ()
         raise RuntimeError("the allocation of rows failed")
 

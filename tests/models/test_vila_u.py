@@ -192,7 +192,7 @@ def test_damage_is_named(make: Callable[..., Path], name: str) -> None:
 def test_damaged_bin_is_named(make: Callable[..., Path], damage: Callable[[bytes], bytes]) -> None:
     file = make(".bin") / "mm_projector" / "pytorch_model.bin"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(RequestError, match="mm_projector/pytorch_model.bin is damaged"):
+    with pytest.raises(RequestError, match="mm_projector/pytorch_model.bin is (damaged|no zip archive)"):
         load(str(file.parents[1]))
 
 
@@ -203,7 +203,7 @@ def test_a_pickle_with_code_is_not_run(make: Callable[..., Path], tmp_path: Path
 
     file = make(".bin") / "mm_projector" / "pytorch_model.bin"
     torch.save({"layers.0.weight": Evil()}, file)
-    with pytest.raises(RequestError, match="pytorch_model.bin is damaged"):
+    with pytest.raises(RequestError, match="pytorch_model.bin holds more than tensors"):
         load(str(file.parents[1]))
     assert not (tmp_path / "ran").exists()
 
