@@ -239,7 +239,7 @@ from fastcar_cli.pipeline import VideoPipeline
 whole = VideoPipeline.stream
 
 
-def stream(self, *arguments):
+def stream(self, *arguments, **more):
     for frame in whole(self, *arguments):
         yield frame
         if frame.index == 1:
