@@ -8,6 +8,7 @@ that their parameters have in the released files.
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -153,7 +154,7 @@ class ResidualBlock(nn.Module):
         return out.add_(x if self.nin_shortcut is None else self.nin_shortcut(x, past))
 
 
-class _Attention(nn.Module):
+class _Attention(nn.Module, ABC):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = Norm(width)
@@ -165,8 +166,9 @@ class _Attention(nn.Module):
         q, k, v = (project(normed, past) for project in (self.q, self.k, self.v))
         return x + self.proj_out(self.attend(q, k, v, past), past)
 
+    @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, past: Past) -> Tensor:
-        raise NotImplementedError
+        """What each query attends to, [P, T, H, W, C]; q, k and v have this shape."""
 
 
 class FrameAttention(_Attention):
