@@ -146,7 +146,7 @@ def test_fidelity_is_null_for_what_a_reading_leaves_open() -> None:
 
 
 def _line(tau: float | str | None, ratio: float, ssim: float | None) -> dict[str, object]:
-    setting = {"ratio": None, "score": "tas", "window": None, "gate": "row", "backend": "torch"}
+    setting = {"ratio": None, "score": "tas", "window": None, "gate": "row", "backend": "torch", "draft": "off"}
     return {"tau": tau, **setting, "replay_ratio": ratio, "eligible_ratio": ratio, "ssim": ssim}
 
 
