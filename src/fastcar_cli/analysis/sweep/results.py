@@ -209,8 +209,9 @@ def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dic
     if quality is None:
         return []
     bends = []
-    # Drafts change no quality: those of one of them are enough.
-    summary = [x for x in summary if x["draft"] == summary[0]["draft"]]
+    # Drafts change no quality: one kind of them is enough.
+    drafts = [x["draft"] for x in summary if not dense_line(x)]
+    summary = [x for x in summary if dense_line(x) or x["draft"] == drafts[0]]
     curves = dict.fromkeys(tuple(x[k] for k in CURVE) for x in summary if not dense_line(x))
     for curve_of in curves:
         replaying = [x for x in summary if not dense_line(x) and tuple(x[k] for k in CURVE) == curve_of]
