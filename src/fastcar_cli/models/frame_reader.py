@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.ivideogpt import IVideoGPT
 from fastcar_cli.prompt import Clip, Prompt, Reading, TokenisedClip
 
 
-class FrameReader:
+class FrameReader(ClipReader):
     """Reads clips for a network, as a text tokenizer reads texts."""
+
+    _network: IVideoGPT
 
     def __init__(self, network: IVideoGPT) -> None:
         self._network = network
@@ -68,19 +71,6 @@ class FrameReader:
         self._checked(clip)
         ids = self._network.tokenizer.tokenize(self.pixels(clip, len(clip.frames)))
         return ids[0, self._network.spec.tokenizer.prompt_tokens :].tolist()
-
-    def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading as it is: frames leave nothing to a draw."""
-        return reading
-
-    def blank(self) -> tuple[int, ...]:
-        """There is no prompt that says nothing: the model has no guidance."""
-        raise RequestError(f"the model {self._network.spec.name!r} has no guidance", key="cfg", allowed="1")
-
-    def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """None; raises RequestError for a prompt that the model can't take."""
-        self._checked(prompt)
-        return []
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
         """Actions float32 [P, frames, A] of videos of so many frames, context included; None without.

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.cosmos import CONTEXTS, Cosmos
 from fastcar_cli.prompt import Clip, Prompt, Reading, TokenisedClip
 
 
-class LatentReader:
+class LatentReader(ClipReader):
     """Reads clips for a network, as a text tokenizer reads texts."""
+
+    _network: Cosmos
 
     def __init__(self, network: Cosmos) -> None:
         self._network = network
@@ -67,19 +70,6 @@ class LatentReader:
         # The token before a text model's first is the one behind its codes.
         lead = [self._network.spec.codes] * (self._network.spec.layout.lead or 0)
         return Reading((*lead, *self._ids(clip)), (), ())
-
-    def complete(self, reading: Reading, seed: int) -> Reading:
-        """The reading as it is: pictures leave nothing to a draw."""
-        return reading
-
-    def blank(self) -> tuple[int, ...]:
-        """There is no prompt that says nothing: the model has no guidance."""
-        raise RequestError(f"the model {self._network.spec.name!r} has no guidance", key="cfg", allowed="1")
-
-    def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """None; raises RequestError for a prompt that the model can't take."""
-        self._checked(prompt)
-        return []
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
         """Text embeddings float32 [P, words, width]; None of a model without text.

@@ -1,0 +1,32 @@
+"""Clips as prompts: what all networks that continue frames have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.network import Network
+from fastcar_cli.prompt import Clip, Prompt, Reading, TokenisedClip
+
+
+class ClipReader(ABC):
+    """Reads clips for a network, as a text tokenizer reads texts."""
+
+    _network: Network
+
+    @abstractmethod
+    def _checked(self, prompt: Prompt) -> Clip | TokenisedClip:
+        """The prompt. Raises RequestError for one that the model can't take."""
+
+    def complete(self, reading: Reading, seed: int) -> Reading:
+        """The reading as it is: frames leave nothing to a draw."""
+        return reading
+
+    def blank(self) -> tuple[int, ...]:
+        """There is no prompt that says nothing: the model has no guidance."""
+        raise RequestError(f"the model {self._network.spec.name!r} has no guidance", key="cfg", allowed="1")
+
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
+        """None; raises RequestError for a prompt that the model can't take."""
+        self._checked(prompt)
+        return []
