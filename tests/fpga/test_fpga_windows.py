@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -83,6 +84,18 @@ def test_a_run_is_the_sum_of_its_passes(of: Windows, scheduler: str, dense: bool
     for name, totals in whole.items():
         for key, value in asdict(totals).items():
             assert value == pytest.approx(sum(asdict(part[name])[key] for part in parts)), (name, key)
+
+
+@settings(max_examples=50, deadline=None)
+@given(windows(most=7), st.integers(1, 8))
+def test_longer_passes_are_taken_in_several_with_the_same_decisions(of: Windows, most: int) -> None:
+    short = of.within(most)
+    assert short.taken.max() <= most and np.array_equal(short.accepted.sum(0), of.accepted.sum(0))
+    assert np.array_equal(short.final(STEPS), of.final(STEPS))
+    assert short.taken.sum() <= of.taken.sum()
+    if (of.accepted == of.taken[:, None]).all():
+        # Only drafts behind a rejected one are left out.
+        assert np.array_equal(short.replayed, of.replayed)
 
 
 def test_a_pass_costs_its_input_tokens_also_those_that_are_rejected() -> None:
@@ -223,10 +236,16 @@ def test_windows_beyond_the_index_register_are_refused(run: Run, tmp_path: Path)
     done = run(*asked, "--backend", "fpga-sim")
     said = " ".join(done.stderr.replace("│", " ").split())
     assert done.returncode == 2 and "--draft-window 17: the Index Register has 32 bits" in said and "1 to 16" in said
-    assert run(*asked, "--frames", "1", "--trace", "t.npz").returncode == 0
-    for command in (("fpga", "t.npz"), ("fpga", "rtl", "t.npz", "-o", "d")):
-        done = run(*command)
-        assert done.returncode == 2 and "2 rows with 17 input tokens each" in done.stderr, done.stderr
+
+
+def test_a_trace_whose_passes_are_longer_than_the_register_is_read(run: Run, tmp_path: Path) -> None:
+    drafts = ("--draft", "jacobi", "--draft-window", "17", "--set", "sampling.cfg=2")
+    assert run("generate", "a red ball", *drafts, "--frames", "1", "--trace", "t.npz", "-o", "a.mp4").returncode == 0
+    done = run("fpga", "t.npz", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["runs"][0]["window"] == 16, done.stderr
+    assert run("fpga", "rtl", "t.npz", "-o", "d").returncode == 0
+    with (tmp_path / "d" / "layers.csv").open() as lines:
+        assert max(int(line["rows"]) for line in csv.DictReader(lines)) == 32
 
 
 @settings(max_examples=10, deadline=None)

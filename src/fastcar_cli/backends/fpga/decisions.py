@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.windows import Bits, Windows
+from fastcar_cli.backends.fpga.workload import check_rows
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import write_arrays
 from fastcar_cli.models.loading.specs import spec_from_dict
@@ -37,6 +39,12 @@ class Decisions:
     sinks: int
     note: dict[str, Any]
     windows: Windows | None = None
+
+    def fitting(self) -> Decisions:
+        """These in passes that the Index Register has bits for. Raises RequestError for more rows than it has bits."""
+        rows = self.replayed.shape[1]
+        check_rows(rows)
+        return self if self.windows is None else replace(self, windows=self.windows.within(INDEX_BITS // rows))
 
 
 class _Meta(Foreign):

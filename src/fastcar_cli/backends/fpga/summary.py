@@ -16,7 +16,7 @@ from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.emulator import Emulator, Result
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.backends.fpga.windows import Windows
-from fastcar_cli.backends.fpga.workload import check_rows, workload_of
+from fastcar_cli.backends.fpga.workload import workload_of
 from fastcar_cli.models.loading.specs import spec_from_dict
 
 
@@ -143,7 +143,6 @@ def compare(emulator: Emulator, replayed: NDArray[np.bool_], windows: Windows | 
     if windows is None:
         slots, tokens = replayed, np.broadcast_to(np.arange(replayed.shape[2]), replayed.shape[1:])
     else:
-        check_rows(replayed.shape[1], int(windows.taken.max()))
         slots, tokens = windows.slots, windows.tokens
     return Comparison(
         emulator,
@@ -168,4 +167,4 @@ def emulate(preset: Preset, saved: Decisions) -> Comparison:
         window=saved.window,
         sinks=saved.sinks,
     )
-    return compare(Emulator(preset, work), saved.replayed, saved.windows)
+    return compare(Emulator(preset, work), saved.replayed, saved.fitting().windows)

@@ -33,6 +33,20 @@ class Windows:
         if taken.sum() != self.replayed.shape[2]:
             raise ValueError(f"{taken.sum()} input tokens, decisions of {self.replayed.shape[2]}")
 
+    def within(self, tokens: int) -> Windows:
+        """The same passes with at most so many input tokens of a video: a longer one is taken in several.
+
+        One of them whose tokens all follow a rejected one is left out, since its drafts are then known to be wrong.
+        """
+        parts = -(-self.taken // tokens)
+        number = np.repeat(np.arange(len(parts)), parts)
+        offset = (np.arange(len(number)) - (parts.cumsum() - parts)[number]) * tokens
+        taken = np.minimum(self.taken[number] - offset, tokens)
+        accepted = np.clip(self.accepted[number] - offset[:, None], 0, taken[:, None])
+        kept = (offset == 0) | accepted.any(1)
+        inputs = np.repeat(kept, taken)
+        return Windows(taken[kept], accepted[kept], self.replayed[:, :, inputs])
+
     @property
     def first(self) -> Counts:
         """The first input token of each pass and video, [passes, videos]."""

@@ -13,12 +13,11 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.network import Spec
 
 
-def check_rows(rows: int, window: int = 1) -> None:
-    """Refuse rows, with `window` input tokens each, beyond the Index Register's bits. Raises RequestError."""
-    if rows * window > INDEX_BITS:
-        tokens = "" if window == 1 else f" with {window} input tokens each"
+def check_rows(rows: int) -> None:
+    """Refuse rows, one for each input token of a pass, beyond the Index Register's bits. Raises RequestError."""
+    if rows > INDEX_BITS:
         raise RequestError(
-            f"{rows} rows{tokens}: the Index Register of DRS has {INDEX_BITS} bits, one a row and input token",
+            f"{rows} rows: the Index Register of DRS has {INDEX_BITS} bits, one a row and input token",
             hint=f"rows x draft window at most {INDEX_BITS}; with guidance a video is two rows",
         )
 

@@ -22,7 +22,6 @@ from fastcar_cli.backends.fpga.rtl.stimulus import Layer, Packet, layers_of, pac
 from fastcar_cli.backends.fpga.rtl.tools import ARITHMETIC, SOURCE
 from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
 from fastcar_cli.backends.fpga.timing import Rates
-from fastcar_cli.backends.fpga.workload import check_rows
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, make_folder, sha256_of, write_whole
 from fastcar_cli.models.loading.specs import spec_from_dict
@@ -105,8 +104,7 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
     packets: list[Packet] = []
     layers: list[Layer] = []
     if decisions is not None:
-        windows = decisions.windows
-        check_rows(decisions.replayed.shape[1], 1 if windows is None else int(windows.taken.max()))
+        decisions = decisions.fitting()
         decoder = spec_from_dict(decisions.spec).decoder
         program = compile_mlp(
             decoder.width, decoder.mlp_width, preset.format.stored_bits, preset.tile_bytes, preset.window
