@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,8 @@ def write(
     from fastcar_cli.recipe import recipe_of
     from fastcar_cli.video import open_writer
 
+    # imageio's plugin collects garbage where it closes a file: 0.24 of 2.1 seconds among all objects of torch.
+    gc.freeze()
     stop: KeyboardInterrupt | None = None
     with ExitStack() as stack:
         written: dict[int, Written] = {}

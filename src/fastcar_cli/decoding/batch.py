@@ -29,14 +29,19 @@ if TYPE_CHECKING:
 class Step:
     """What one pass gave: the positions behind its inputs, `inputs.first + 1` and on.
 
-    codes [P, count, depth]; hidden [rows, count, width] after the final norm; logits [depth, P, count, codes], guided,
-    before top-k; None unless they are kept. On a GPU it may still be computed; tensors are good until the next step.
+    hidden [rows, count, width] after the final norm; logits [depth, P, count, codes], guided, before top-k; None unless
+    they are kept. On a GPU it may still be computed; tensors are good until the next step.
     """
 
     inputs: Inputs
-    codes: Tensor
+    draws: Draws
     hidden: Tensor
     logits: Tensor | None
+
+    @property
+    def codes(self) -> Tensor:
+        """What was drawn, int64 [P, count, depth]."""
+        return self.draws.drawn(self.inputs)
 
     @property
     def index(self) -> int:

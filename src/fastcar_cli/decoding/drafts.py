@@ -145,11 +145,11 @@ class Drafter:
         right = self._codes(begin, done) == self._codes(begin - back, done - back)
         return float(right.all(-1).float().mean())
 
-    def accepted(self, inputs: Inputs, drawn: Tensor) -> tuple[int, ...]:
-        """How many positions behind the inputs are final in each video, of codes drawn int64 [P, count, depth]."""
+    def accepted(self, inputs: Inputs) -> tuple[int, ...]:
+        """How many positions behind the inputs, whose codes are drawn, are final in each video."""
         draws, counts = self._draws, [1] * len(inputs.first)
         if self._drafts is not None:
-            right = (drawn[:, :-1] == self._drafts).all(-1)
+            right = (draws.drawn(inputs)[:, :-1] == self._drafts).all(-1)
             if self._accept is not None:
                 right = torch.rand(right.shape, generator=self._chance) < self._accept
             counts = (1 + right.long().cumprod(1).sum(1)).tolist()
@@ -158,7 +158,8 @@ class Drafter:
             for video, (t, n) in enumerate(zip(inputs.first, counts, strict=True)):
                 self.drafted[video, t + 1 : t + n] = True
         self._drawn = [t + 1 + inputs.count for t in inputs.first]
-        accepted = tuple(min(n, draws.tokens - 1 - t) for n, t in zip(counts, inputs.first, strict=True))
+        last = draws.tokens - 1
+        accepted = tuple([n if t + n <= last else last - t for n, t in zip(counts, inputs.first, strict=True)])
         self.passes.append(Pass(inputs.first, inputs.count, accepted))
         return accepted
 

@@ -88,11 +88,11 @@ class Draws:
             at = torch.tensor(accepted, device=self.latent.device) - 1
             self.latent = self.latent[torch.arange(len(at), device=at.device), at][:, None]
 
-    def draw(self, hidden: Tensor, index: int | Tensor, logits: Logits) -> tuple[Tensor, Tensor, Tensor | None]:
+    def draw(self, hidden: Tensor, index: int | Tensor, logits: Logits) -> tuple[Tensor, Tensor | None]:
         """Draw position `index` of every video in torch, from hidden states [rows, width].
 
-        index: the same of all videos, or int64 [P]. Returns codes int64 [P, depth], the sums of their vectors [P,
-        code_width] and, where they are kept, guided logits [depth, P, codes].
+        index: the same of all videos, or int64 [P]. Returns the sums of the code vectors [P, code_width] and, where
+        they are kept, guided logits [depth, P, codes].
         """
         kept: list[Tensor] | None = [] if self.keep_logits else None
         videos: slice | Tensor = slice(None)
@@ -103,4 +103,4 @@ class Draws:
             given = self.given[videos, index]
         codes, latent = self.sampler.draw(hidden, index, logits, given, kept)
         self.buffer[videos, index] = codes
-        return codes, latent, torch.stack(kept) if kept else None
+        return latent, torch.stack(kept) if kept else None

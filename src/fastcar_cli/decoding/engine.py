@@ -97,7 +97,6 @@ class Decode(Batch):
         if self.replay is not None:
             self.replay.release()
 
-    @torch.inference_mode()
     def steps(self, forced: Tensor | None = None, keep_logits: bool = False, first: int = 0) -> Iterator[Step]:
         """Decode every position, pass after pass.
 
@@ -111,21 +110,24 @@ class Decode(Batch):
         executor, device = self.start(), self.model.device
         drafter = self._drafts(executor)
         began = time.perf_counter()
-        hidden = executor.prefill()[:, None]
-        synchronise(device)
-        self.clock.prefill = time.perf_counter() - began
-        if first:
-            self.fast_forward()
-            draws.done = [first] * self.prompts.videos
+        with torch.inference_mode():
+            hidden = executor.prefill()[:, None]
+            synchronise(device)
+            self.clock.prefill = time.perf_counter() - began
+            if first:
+                self.fast_forward()
+                draws.done = [first] * self.prompts.videos
         began = time.perf_counter()
         while self.done < draws.tokens:
-            inputs = drafter.inputs(self._most_inputs(executor))
-            step = executor.step(inputs) if self.done else executor.draw(hidden, inputs)
-            if self.replay is not None and inputs.count > 1:
-                self.replay.keep_pass(inputs)
-            accepted = drafter.accepted(inputs, step.codes)
-            executor.commit(inputs, accepted)
-            draws.commit(inputs, accepted)
+            # Entered for each pass, since whoever takes the step between two passes may train.
+            with torch.inference_mode():
+                inputs = drafter.inputs(self._most_inputs(executor))
+                step = executor.step(inputs) if self.done else executor.draw(hidden, inputs)
+                if self.replay is not None and inputs.count > 1:
+                    self.replay.keep_pass(inputs)
+                accepted = drafter.accepted(inputs)
+                executor.commit(inputs, accepted)
+                draws.commit(inputs, accepted)
             # The host waits for a GPU once a frame only, when the pixels are wanted.
             timed = device.type != "cuda" or self.done % self.frame == 0
             if timed:

@@ -107,11 +107,11 @@ class Executor(ABC):
             t = inputs.common
             index = inputs.rows(i + 1, batch.prompts.videos, hidden.device) if t is None else t + i + 1
             drawn.append(draws.draw(hidden[:, i], index, self._logits))
-        codes, latents, logits = zip(*drawn, strict=True)
+        latents, logits = zip(*drawn, strict=True)
         draws.latent = torch.stack(latents, 1)
         self._mark("sampling")
         kept = [x for x in logits if x is not None]
-        return Step(inputs, torch.stack(codes, 1), hidden, torch.stack(kept, 2) if kept else None)
+        return Step(inputs, draws, hidden, torch.stack(kept, 2) if kept else None)
 
     @abstractmethod
     def step(self, inputs: Inputs) -> Step:

@@ -95,7 +95,7 @@ class GraphExecutor(Executor):
             batch.clock.capture += time.perf_counter() - began
         ops, launch = self._launches[count]
         self._passed, batch.draws.latent = launch(), None
-        return Step(inputs, batch.draws.drawn(inputs), ops.state.hidden[:, : inputs.count], None)
+        return Step(inputs, batch.draws, ops.state.hidden[:, : inputs.count], None)
 
     def _launcher(self, count: int) -> tuple[TritonOps, Callable[[], list[Passed]]]:
         """What runs passes of this many input tokens."""

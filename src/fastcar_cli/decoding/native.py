@@ -161,6 +161,7 @@ class NativeExecutor(HostExecutor):
         maps = [m for m in model.projector.modules() if isinstance(m, (nn.Linear, QuantisedLinear))]
         self._maps = [(_linear(m), 1 if m.weight.nbytes < SMALL else threads) for m in maps]
         self._products: dict[tuple[int, int], native.Product] = {}
+        self._absolute = model.llm.absolute
         # What is added to the input of each token; the last map takes it as its bias where all videos have the same.
         added = batch.places.added
         self._added = None if added is None else added.float()
@@ -207,8 +208,12 @@ class NativeExecutor(HostExecutor):
         else:
             rule: dict[str, Any] = {}
             if replay is not None and replay.eligible(t):
-                rule = {"thresholds": replay.thresholds(t), "scored": replay.scored}
-                rule |= {"scores": self._scores, "replayed": replay.by_token[t]}
+                rule = {
+                    "thresholds": replay.thresholds(t),
+                    "scored": replay.scored,
+                    "scores": self._scores,
+                    "replayed": replay.by_token[t],
+                }
             batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
             self._passed.append(Passed(t, self._scores, ()))
         return x if self._dtype is torch.float32 else x.to(self._dtype)
@@ -249,11 +254,11 @@ class NativeExecutor(HostExecutor):
 
     def _places(self, inputs: Inputs) -> Tensor | None:
         """What the input of every block has added, float32 [inputs, width]; None: nothing."""
-        batch = self._batch
-        if batch.model.llm.absolute is None:
+        if self._absolute is None:
             return None
+        batch = self._batch
         of_rows = [batch.places.index(inputs.rows(i, batch.rows, torch.device("cpu"))) for i in range(inputs.count)]
-        return batch.model.llm.absolute(torch.stack(of_rows, 1).flatten(), torch.float32)
+        return self._absolute(torch.stack(of_rows, 1).flatten(), torch.float32)
 
     def _mask(self, inputs: Inputs) -> Tensor | None:
         """The slots that each input attends to, bool [inputs, slots]; None without a window."""
@@ -266,8 +271,8 @@ class NativeExecutor(HostExecutor):
 
     def _input(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """The decoder's inputs from float32 [P, count, code_width]: float32 [P, count, width]."""
-        batch, videos, count = self._batch, len(inputs.first), inputs.count
-        x, places, rows = latent.view(videos * count, -1), batch.places, videos * count
+        x, videos, count = latent, len(inputs.first), inputs.count
+        rows = videos * count
         for i in range(len(self._maps) - 1):
             x = nn.functional.gelu(self._product(i, rows)(x))
         if self._maps:
@@ -277,10 +282,10 @@ class NativeExecutor(HostExecutor):
             elif count == 1 and inputs.common is not None:
                 x = self._product(last, rows)(x, self._biases[inputs.common])
             else:
-                x = self._product(last, rows)(x) + self._biases[batch.draws.positions(inputs).flatten()]
-        x = x.view(videos, count, -1)
+                x = self._product(last, rows)(x) + self._biases[self._batch.draws.positions(inputs)]
         if self._added is None:
             return x
+        places = self._batch.places
         at = [inputs.rows(i, videos, x.device) for i in range(count)]
         return x + torch.stack([places.at(self._added, t).expand_as(x[:, 0]) for t in at], 1)
 
@@ -309,4 +314,4 @@ class NativeExecutor(HostExecutor):
             raise not_finite() from None
         if self._batch.model.depth is None:
             draws.latent = None
-        return Step(inputs, draws.drawn(inputs), hidden, logits)
+        return Step(inputs, draws, hidden, logits)

@@ -24,14 +24,17 @@ class Product:
         self._product.scratch = self._scratch.data_ptr()
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Float32 [rows, in] to float32 [rows, out]. A bias float32 [out] given here replaces the map's own, for a
-        projection that adds another vector for every token.
+        """Float32 [..., in] to float32 [..., out], of `rows` inputs in all. A bias float32 [out] given here replaces
+        the map's own, for a projection that adds another vector for every token.
         """
         p = self._product
         if bias is not None:
             p.matrix.bias = expect("bias", bias, (p.matrix.outputs,), torch.float32)
-        y = torch.empty(p.rows, p.matrix.outputs)
-        p.x, p.y = expect("x", x, (p.rows, p.matrix.inputs), torch.float32), y.data_ptr()
+        shape = x.shape[:-1]
+        if shape.numel() != p.rows:
+            raise ValueError(f"x has {shape.numel()} rows, expected {p.rows}")
+        y = torch.empty(*shape, p.matrix.outputs)
+        p.x, p.y = expect("x", x, (*shape, p.matrix.inputs), torch.float32), y.data_ptr()
         self._kernels.product(ctypes.byref(p))
         p.matrix.bias = self._bias
         return y

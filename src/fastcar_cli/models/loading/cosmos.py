@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.cosmos import Cosmos, CosmosSpec
@@ -77,6 +76,8 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 
 def _tokenizer_folder(folder: Path) -> Path:
     """The folder of the tokenizer: this one, one beside it, or that of the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
     beside = [folder, *(folder.absolute().parent / name for name in _BESIDE)]
     cached = try_to_load_from_cache(TOKENIZER, HALVES[0])
     beside += [Path(cached).parent] if isinstance(cached, str) else []
