@@ -44,11 +44,11 @@ def distinct_tokens(prompts: Prompts) -> tuple[Tensor, Tensor]:
 
 
 class Passed(NamedTuple):
-    """An input token of the last pass: its scores [layers, rows], and what puts back what it overwrote."""
+    """The input tokens of a pass: their scores [layers, rows, count], and what puts back what drafts overwrote."""
 
-    t: Token
-    scores: Tensor
-    restores: Sequence[Restore]
+    tokens: Sequence[Token] = ()
+    scores: Tensor = torch.empty(0)
+    restores: Sequence[Restore] = ()
 
 
 class Executor(ABC):
@@ -67,7 +67,7 @@ class Executor(ABC):
         self._batch = batch
         self._past: Any = None
         self._rows = torch.arange(batch.rows, device=batch.model.device)
-        self._passed: list[Passed] = []
+        self._passed = Passed()
 
     def prefill(self) -> Tensor:
         """Run the prompts, all tokens at once; returns the last hidden states after the final norm, [rows, width]."""
@@ -102,11 +102,10 @@ class Executor(ABC):
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
         """Draw the positions behind the inputs from their hidden states [rows, count, width], into the batch."""
         batch, draws = self._batch, self._batch.draws
-        drawn = []
-        for i in range(inputs.count):
-            t = inputs.common
-            index = inputs.rows(i + 1, batch.prompts.videos, hidden.device) if t is None else t + i + 1
-            drawn.append(draws.draw(hidden[:, i], index, self._logits))
+        drawn, t = [], inputs.common
+        tokens = inputs.of_rows(batch.prompts.videos, hidden.device) if t is None else range(t, t + inputs.count)
+        for i, token in enumerate(tokens):
+            drawn.append(draws.draw(hidden[:, i], token + 1, self._logits))
         latents, logits = zip(*drawn, strict=True)
         draws.latent = torch.stack(latents, 1)
         self._mark("sampling")
@@ -122,25 +121,26 @@ class Executor(ABC):
 
         The replay rule learns from what is kept.
         """
-        replay, least = self._batch.replay, min(accepted)
-        of_row = self._rows
-        if least < len(self._passed):
+        replay, passed, least, of_row = self._batch.replay, self._passed, min(accepted), self._rows
+        if least < len(passed.tokens):
             of_row = self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
-        for draft in reversed(range(least, len(self._passed))):
-            if restores := self._passed[draft].restores:
-                rejected = (of_row <= draft).nonzero()[:, 0]
-                for restore in restores:
-                    restore(rejected)
-        if replay is None:
+            if passed.restores:
+                numbers = torch.arange(1, len(passed.tokens), device=of_row.device)
+                rejected = (numbers[:, None] >= of_row).nonzero(as_tuple=True)
+                for restore in passed.restores:
+                    restore(*rejected)
+        if replay is None or not replay.learns:
             return
-        for draft, passed in enumerate(self._passed[: max(accepted)]):
-            if replay.eligible(passed.t):
-                replay.finish(passed.t, passed.scores, None if draft < least else of_row > draft)
+        for i, t in enumerate(passed.tokens[: max(accepted)]):
+            if replay.eligible(t):
+                replay.finish(t, passed.scores[:, :, i], None if i < least else of_row > i)
 
-    def _overwrites(self, draft: int, t: Tensor) -> Sequence[Restore]:
-        """What input token `draft`, number t of each row, will overwrite; the first is final and needs no copy."""
-        replay = self._batch.replay
-        return [*self._batch.cache.kept(t), *(replay.kept(t) if replay is not None else ())] if draft else ()
+    def _overwrites(self, of_rows: Tensor) -> Sequence[Restore]:
+        """What the input tokens int64 [count, rows] will overwrite; the first is final and needs no copy."""
+        replay, drafts = self._batch.replay, of_rows[1:]
+        if not len(drafts):
+            return ()
+        return [*self._batch.cache.kept(drafts), *(replay.kept(drafts) if replay is not None else ())]
 
     def _logits(self, x: Tensor, d: int) -> Tensor:
         """See `sampling.Logits`."""
@@ -172,7 +172,6 @@ class HostExecutor(Executor):
 
     def step(self, inputs: Inputs) -> Step:
         """See `Executor.step`."""
-        self._passed = []
         hidden = self.run(inputs, self._batch.draws.input_latents(inputs, self._embed))
         began = time.perf_counter()
         step = self.draw(hidden, inputs)

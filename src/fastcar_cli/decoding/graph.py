@@ -76,7 +76,7 @@ class GraphExecutor(Executor):
         self._videos, self._drafts = (torch.arange(n, device=device) for n in (len(self._first), self.most_inputs))
         # What a pass leaves in `_first`.
         self._next: tuple[int, ...] | None = None
-        self._launches: dict[int, tuple[TritonOps, Callable[[], list[Passed]]]] = {}
+        self._launches: dict[int, tuple[TritonOps, Callable[[], Passed]]] = {}
 
     @torch.inference_mode()
     def step(self, inputs: Inputs) -> Step:
@@ -97,7 +97,7 @@ class GraphExecutor(Executor):
         self._passed, batch.draws.latent = launch(), None
         return Step(inputs, batch.draws, ops.state.hidden[:, : inputs.count], None)
 
-    def _launcher(self, count: int) -> tuple[TritonOps, Callable[[], list[Passed]]]:
+    def _launcher(self, count: int) -> tuple[TritonOps, Callable[[], Passed]]:
         """What runs passes of this many input tokens."""
         # Triton is optional, and slow to import.
         from fastcar_cli.decoding.triton_ops import TritonOps
@@ -105,7 +105,7 @@ class GraphExecutor(Executor):
         ops = TritonOps(self._batch, count)
         return ops, self._captured(ops) if self._capture else partial(self._run, ops)
 
-    def _run(self, ops: TritonOps) -> list[Passed]:
+    def _run(self, ops: TritonOps) -> Passed:
         """One pass from the first input tokens on, which it counts up; all results are in the state and the batch.
 
         Returns what `commit` needs. The only input of a pass is final, so that the pass itself learns from it.
@@ -114,7 +114,7 @@ class GraphExecutor(Executor):
         draws, added, rows, count = batch.draws, batch.places.added, batch.rows, ops.inputs
         tokens = self._first + self._drafts[:count, None]
         of_rows = state.tokens.copy_(tokens.repeat(1, rows // len(self._first)))
-        passed = [Passed(t, state.scores[:, i], self._overwrites(i, t)) for i, t in enumerate(of_rows)]
+        passed = Passed(list(of_rows), state.scores.transpose(1, 2), self._overwrites(of_rows))
         if replay is not None:
             state.thresholds.copy_(torch.stack([replay.thresholds(t) for t in of_rows], 1))
         x = model.feedback_latent(model.embed(draws.buffer[self._videos, tokens]))
@@ -132,9 +132,9 @@ class GraphExecutor(Executor):
         codes, _ = draws.sampler.draw(state.hidden.flatten(0, 1), behind.flatten(), ops.logits)
         draws.buffer[self._videos[:, None], behind] = codes.view(*behind.shape, -1)
         self._first.add_(1)
-        return passed if count > 1 else []
+        return passed if count > 1 else Passed()
 
-    def _captured(self, ops: TritonOps) -> Callable[[], list[Passed]]:
+    def _captured(self, ops: TritonOps) -> Callable[[], Passed]:
         """The pass as a CUDA graph; calling it launches the graph without waiting for it.
 
         The pass runs twice before, to compile its kernels and to let libraries allocate. What it overwrites is put
@@ -149,9 +149,9 @@ class GraphExecutor(Executor):
                 aside.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(aside):
                     for _ in range(2):
-                        for token in self._run(ops):
-                            for restore in token.restores:
-                                restore(self._rows)
+                        drafts, rows = torch.meshgrid(self._drafts[: ops.inputs - 1], self._rows, indexing="ij")
+                        for restore in self._run(ops).restores:
+                            restore(drafts.flatten(), rows.flatten())
                         for tensor, kept in before:
                             tensor.copy_(kept)
                         if replay is not None and counts is not None:
@@ -167,7 +167,7 @@ class GraphExecutor(Executor):
                 f"a step can't be captured as a CUDA graph: {reason}", allowed=(Key("executor"), " torch")
             ) from e
 
-        def launch() -> list[Passed]:
+        def launch() -> Passed:
             graph.replay()
             return passed
 

@@ -20,20 +20,21 @@ class Inputs:
         self.first, self.count = first, count
         self.common = first[0] if first.count(first[0]) == len(first) else None
 
-    def rows(self, draft: int, rows: int, device: torch.device) -> Tensor:
-        """Input token `draft` of every row (0: the final one), int64 [rows]; row r belongs to video r % videos."""
-        return torch.tensor(self.first * (rows // len(self.first)), device=device) + draft
+    def of_rows(self, rows: int, device: torch.device) -> Tensor:
+        """The input tokens of every row, int64 [count, rows]; row r belongs to video r % videos."""
+        first = torch.tensor(self.first * (rows // len(self.first)), device=device)
+        return first + torch.arange(self.count, device=device)[:, None]
 
 
-Restore = Callable[[Tensor], None]
-"""Puts back what a token overwrote, in the rows of these numbers, int64."""
+Restore = Callable[[Tensor, Tensor], None]
+"""Puts back what drafts overwrote: the number of each, the first draft being 0, and its row, both int64 [n]."""
 
 
 def kept(cache: Tensor, slots: Tensor) -> Restore:
-    """A copy of what lies in these slots, int64 [rows], of a cache [layers, rows, heads, slots, width]."""
-    before = cache[:, torch.arange(len(slots), device=slots.device), :, slots]
+    """A copy of the slots of drafts, int64 [drafts, rows], in a cache [layers, rows, heads, slots, width]."""
+    before = cache[:, torch.arange(slots.shape[1], device=slots.device), :, slots]
 
-    def restore(rows: Tensor) -> None:
-        cache[:, rows, :, slots[rows]] = before[rows]
+    def restore(drafts: Tensor, rows: Tensor) -> None:
+        cache[:, rows, :, slots[drafts, rows]] = before[drafts, rows]
 
     return restore

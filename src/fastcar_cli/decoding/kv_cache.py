@@ -196,7 +196,7 @@ class KVCache:
         return ring | (slot < self.sinks[:, None])
 
     def kept(self, t: Tensor) -> list[Restore]:
-        """What appending token t of each row will overwrite, int64 [rows].
+        """What appending input tokens t, int64 [drafts, rows], will overwrite.
 
         Nothing without a ring: until it is final, nothing reads its slots.
         """

@@ -177,7 +177,9 @@ class NativeExecutor(HostExecutor):
         self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
         sampling = batch.settings.sampling
         self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]
+        # Of a pass with one token of a row, and the same memory as `Passed` has it.
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
+        self._scores_of_pass = self._scores[..., None]
 
     def prefill(self) -> Tensor:
         """See `Executor.prefill`; packed weights are multiplied as they are, by each token once."""
@@ -215,7 +217,7 @@ class NativeExecutor(HostExecutor):
                     "replayed": replay.by_token[t],
                 }
             batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
-            self._passed.append(Passed(t, self._scores, ()))
+            self._passed = Passed((t,), self._scores_of_pass)
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 
     def _embed(self, codes: Tensor) -> Tensor:
@@ -227,46 +229,43 @@ class NativeExecutor(HostExecutor):
 
     def _several(self, inputs: Inputs, first: list[int], x: Tensor) -> None:
         """A pass with several tokens of a row, or with rows at different tokens."""
-        batch, replay = self._batch, self._batch.replay
+        batch, replay, common = self._batch, self._batch.replay, inputs.common
         if replay is None and not batch.cache.overwrites:
             batch.clock.mlp += self._pass(x, first, places=self._places(inputs))
+            self._passed = Passed()
             return
-        of_rows = [inputs.rows(draft, batch.rows, x.device) for draft in range(inputs.count)]
-        restores = [self._overwrites(draft, t) for draft, t in enumerate(of_rows)]
-        common = inputs.common
-        tokens: list[Token] = list(of_rows) if common is None else list(range(common, common + inputs.count))
+        of_rows = inputs.of_rows(batch.rows, x.device)
+        tokens: Sequence[Token] = list(of_rows) if common is None else range(common, common + inputs.count)
         # By layer, row and input token of the row.
         scores = torch.full((len(batch.model.llm.blocks), batch.rows, inputs.count), torch.nan)
+        self._passed = Passed(tokens, scores, self._overwrites(of_rows))
         rule: dict[str, Any] = {}
         flags = torch.zeros(scores.shape, dtype=torch.bool)
         if replay is not None:
-            thresholds = torch.stack([replay.thresholds(t).clone() for t in tokens], 2)
+            thresholds = torch.stack([replay.thresholds(t) for t in tokens], 2)
             rule = {"thresholds": thresholds.flatten(1), "scored": replay.scored}
             rule |= {"scores": scores.flatten(1), "replayed": flags.flatten(1)}
         batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
-        for draft, t in enumerate(tokens):
-            if replay is not None:
-                if isinstance(t, int):
-                    replay.by_token[t] = flags[:, :, draft]
-                else:
-                    replay.by_token[t, :, self._rows] = flags[:, :, draft].T
-            self._passed.append(Passed(t, scores[:, :, draft], restores[draft]))
+        if replay is not None:
+            if common is None:
+                replay.by_token[of_rows, :, self._rows] = flags.permute(2, 1, 0)
+            else:
+                replay.by_token[common : common + inputs.count] = flags.permute(2, 0, 1)
 
     def _places(self, inputs: Inputs) -> Tensor | None:
         """What the input of every block has added, float32 [inputs, width]; None: nothing."""
         if self._absolute is None:
             return None
         batch = self._batch
-        of_rows = [batch.places.index(inputs.rows(i, batch.rows, torch.device("cpu"))) for i in range(inputs.count)]
-        return self._absolute(torch.stack(of_rows, 1).flatten(), torch.float32)
+        index = batch.places.index(inputs.of_rows(batch.rows, self._rows.device))
+        return self._absolute(index.T.flatten(), torch.float32)
 
     def _mask(self, inputs: Inputs) -> Tensor | None:
         """The slots that each input attends to, bool [inputs, slots]; None without a window."""
         cache = self._batch.cache
         if cache.window is None:
             return None
-        tokens = (inputs.rows(draft, len(self._rows), self._rows.device) for draft in range(inputs.count))
-        masks = [cache.mask(t, 0, 0) for t in tokens]
+        masks = [cache.mask(t, 0, 0) for t in inputs.of_rows(len(self._rows), self._rows.device)]
         return torch.stack([mask for mask in masks if mask is not None], 1).flatten(0, 1)
 
     def _input(self, inputs: Inputs, latent: Tensor) -> Tensor:
@@ -286,7 +285,7 @@ class NativeExecutor(HostExecutor):
         if self._added is None:
             return x
         places = self._batch.places
-        at = [inputs.rows(i, videos, x.device) for i in range(count)]
+        at = inputs.of_rows(videos, x.device)
         return x + torch.stack([places.at(self._added, t).expand_as(x[:, 0]) for t in at], 1)
 
     def _product(self, index: int, rows: int) -> native.Product:

@@ -53,15 +53,16 @@ class PlainExecutor(HostExecutor):
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """See `HostExecutor.run`."""
-        batch, hidden = self._batch, []
-        for draft in range(inputs.count):
-            rows = inputs.rows(draft, batch.rows, latent.device)
-            restores = self._overwrites(draft, rows)
+        batch, hidden, tokens = self._batch, [], []
+        of_rows = inputs.of_rows(batch.rows, latent.device)
+        restores = self._overwrites(of_rows)
+        scores = torch.full((len(batch.model.llm.blocks), batch.rows, inputs.count), torch.nan, device=latent.device)
+        for draft, rows in enumerate(of_rows):
             t: Token = rows if inputs.common is None else inputs.common + draft
             step = batch.cache.step(rows, min(inputs.first) + draft, max(inputs.first) + draft)
-            scores = torch.full((len(batch.model.llm.blocks), batch.rows), torch.nan, device=latent.device)
-            hidden.append(self._token(t, rows, step, latent[:, draft], scores))
-            self._passed.append(Passed(t, scores, restores))
+            hidden.append(self._token(t, rows, step, latent[:, draft], scores[:, :, draft]))
+            tokens.append(t)
+        self._passed = Passed(tokens, scores, restores)
         return torch.stack(hidden, 1)
 
     def _token(self, t: Token, rows: Tensor, step: Reach, latent: Tensor, scores: Tensor) -> Tensor:

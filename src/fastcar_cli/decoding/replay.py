@@ -213,12 +213,12 @@ class Replay:
         if inputs.common is not None:
             decided = self.by_token[inputs.common : inputs.common + inputs.count].clone()
         else:
-            tokens = [inputs.rows(draft, len(self._rows), self._rows.device) for draft in range(inputs.count)]
-            decided = self.by_token[torch.stack(tokens), :, self._rows].transpose(1, 2)
+            of_rows = inputs.of_rows(len(self._rows), self._rows.device)
+            decided = self.by_token[of_rows, :, self._rows].transpose(1, 2)
         self.passes.append(decided)
 
     def kept(self, t: Tensor) -> list[Restore]:
-        """What the MLP outputs of input token t of each row will overwrite, int64 [rows]."""
+        """What the MLP outputs of input tokens t, int64 [drafts, rows], will overwrite."""
         return [kept(self.outputs[:, :, None], t % self.frame)]
 
     def gated(self, scores: Tensor) -> Tensor:
@@ -226,6 +226,11 @@ class Replay:
         if not self.rule.pairs:
             return scores
         return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2)
+
+    @property
+    def learns(self) -> bool:
+        """Whether `finish` does anything."""
+        return self.rule.max_age is not None or self._tas is not None or self.controller is not None
 
     def finish(self, t: Token, scores: Tensor, final: Tensor | None = None) -> None:
         """Learn from a final input token: from its decisions in `replayed` and its scores [layers, rows].
