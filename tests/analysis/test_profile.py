@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import Run
+from support.sweeping import BALL, tiny_folder
 from support.tiny import tiny_model
 
 from fastcar_cli.analysis.draft_profile import draft_table, needed
@@ -168,8 +169,9 @@ def test_profile_of_a_run(run: Run, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
-def test_an_inert_threshold_is_said(run: Run) -> None:
-    done = run("profile", "--seq", "128", "--repeats", "1", "--decode", "a red ball", "--tau", "1000", "--json")
+def test_an_inert_threshold_is_said(run: Run, tmp_path: Path) -> None:
+    model = str(tiny_folder(tmp_path / "model"))
+    done = run("profile", "--model", model, "--seq", "8", "--repeats", "1", "--decode", BALL, "--tau", "1000", "--json")
     assert "inert: nothing replays" in json.loads(done.stdout)["decode"]["warning"]
 
 

@@ -132,6 +132,7 @@ def test_a_configuration_found_names_the_score_of_the_search(tmp_path: Path) -> 
     assert found.score == "query" and found.tau == Tau.read(results(tmp_path / "d")["find"]["best"]["tau"])
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_where_it_stopped_and_its_configuration_is_taken(run: Run, tmp_path: Path) -> None:
     model = tiny_folder(tmp_path / "model")
     ask = [BALL, STAR, "--model", model, "--metrics", TINY_METRICS, "--seeds", "0-3", "-o", tmp_path / "d"]

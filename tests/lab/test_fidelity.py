@@ -20,6 +20,7 @@ def test_captions_are_of_combinations_never_trained_on() -> None:
     assert not any(scene.combination in trained for scene, _ in captions)
 
 
+@pytest.mark.slow
 def test_tokenizer_keeps_pictures() -> None:
     quality = WORLD.tokenizer_quality("mini", 30, 4)
     assert quality["psnr_db"] >= 33

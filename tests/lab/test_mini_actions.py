@@ -41,6 +41,7 @@ def test_objects_of_the_bundled_model_obey(pipe: VideoPipeline) -> None:
     assert obedience(videos, others)["within_2"] < 0.5 and found["unmoved"] < 0.5
 
 
+@pytest.mark.slow
 def test_objects_obey_when_most_of_what_may_replay_does() -> None:
     stories = samples.held_out(12, 3)
     replaying = VideoPipeline.from_config(load_config(None, [], {"model": "mini-actions", "replay.tau": "-2"}))

@@ -130,6 +130,7 @@ def test_training_goes_on_from_a_model(tmp_path: Path, monkeypatch: pytest.Monke
         assert isinstance(done.exception, RequestError) and said in str(done.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_trained_tokenizer_replaces_its_stage(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

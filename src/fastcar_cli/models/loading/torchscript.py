@@ -24,8 +24,8 @@ _KINDS = {
     "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
 }  # fmt: skip
 
-_MOST = 100_000
-"""Attributes of an archive: an object can hold itself."""
+_MOST, _DEEPEST = 100_000, 64
+"""Attributes of an archive, and modules in one another: an object can hold itself."""
 
 _LARGEST_PICKLE = 64 * 2**20
 
@@ -89,6 +89,8 @@ def _tensors(root: Any, module: type) -> Iterator[tuple[str, _Stored]]:
     pending, seen = [("", root)], 0
     while pending:
         path, at = pending.pop()
+        if path.count(".") > _DEEPEST:
+            raise pickle.UnpicklingError("modules without end")
         if not isinstance(at.state, dict):
             raise pickle.UnpicklingError("a module without attributes")
         for name, value in at.state.items():
