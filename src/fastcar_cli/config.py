@@ -174,6 +174,12 @@ class Runtime(_Section):
     pixel_dtype: choices.PixelDtype = _setting(
         "float32", "dtype that frames are decoded in; bfloat16 for models with a video tokenizer"
     )
+    keep_prefill: str | None = _setting(
+        None,
+        "file (.safetensors) that what the prompts leave is kept in, and read from by later runs of the same input",
+        flag="--keep-prefill",
+        min_length=1,
+    )
     executor: choices.Executor = _setting(
         "auto", "who runs a decode pass: native CPU kernels, a CUDA graph or plain torch; auto: the fastest"
     )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from fastcar_cli.decoding.batch import Watcher
 from fastcar_cli.decoding.engine import Decode, begin, row_limit
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.kept_prompts import KeptFile
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.memory_plan import (
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from fastcar_cli.backends.fpga.decisions import Decisions
     from fastcar_cli.backends.fpga.preset import Preset
     from fastcar_cli.backends.fpga.summary import Comparison
+
+OnBegin = Callable[[str, int, int], None]
+"""Receives what comes before the first token, "input" (pictures to tokens) or "prompt", its work done and all of it."""
 
 PROMPT_TOKENS = 64
 """Tokens of a prompt with its template that a plan assumes."""
@@ -151,9 +156,11 @@ class VideoPipeline:
         rows, prompt = videos * (1 if guided == 1.0 else 2), spec.layout.prompt or PROMPT_TOKENS
         attention = config.attention
         demand = Demand(rows, frames, prompt, attention.window, attention.sinks, attention.kv_dtype)
-        every = replay.eligible == "all"
+        every, pixels = replay.eligible == "all", getattr(torch, config.runtime.pixel_dtype).itemsize
         return {
-            name: make_plan(spec, form, demand, device=device, replaying=replaying, delimiters=every)
+            name: make_plan(
+                spec, form, demand, device=device, replaying=replaying, delimiters=every, pixel_itemsize=pixels
+            )
             for name, form in shapes.formats.items()
         }
 
@@ -212,16 +219,16 @@ class VideoPipeline:
         seeds: Sequence[int],
         on_step: Callable[[int, int], None] | None = None,
         watch: Watcher | None = None,
-        on_prefill: Callable[[int, int], None] | None = None,
+        on_begin: OnBegin | None = None,
     ) -> Iterator[Frame]:
         """Decode one video a prompt; frame t of every video of a batch comes as soon as it is decoded.
 
         Of a model that continues frames, prompts are `Clip`s (see `clips_of`), and the first frames are those of
         the prompt as the model's tokenizer gives them back.
 
-        `on_step(done, total)` reports every position, `on_prefill` the layers that the prompts have passed,
-        `watch` sees every block. Videos are decoded in batches
-        that fit (`batch_size`); each draws from its own seed, and what shares its batch changes nothing.
+        `on_step(done, total)` reports every position, `on_begin` what comes before, `watch` sees every block. Videos
+        are decoded in batches that fit (`batch_size`); each draws from its own seed, and what shares its batch changes
+        nothing.
         """
         if len(prompts) != len(seeds):
             raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
@@ -240,7 +247,7 @@ class VideoPipeline:
                     on_step(before + step, total)
 
             for frame in self._batch(
-                prompts[first : first + size], seeds[first : first + size], on_token, watch, on_prefill
+                prompts[first : first + size], seeds[first : first + size], on_token, watch, on_begin
             ):
                 yield replace(frame, video=first + frame.video)
 
@@ -256,7 +263,7 @@ class VideoPipeline:
         seeds: Sequence[int],
         on_token: Callable[[int], None],
         watch: Watcher | None,
-        on_prefill: Callable[[int, int], None] | None,
+        on_begin: OnBegin | None,
     ) -> Iterator[Frame]:
         """The frames of one batch. Raises RequestError for prompts that hold another number of frames than expected."""
         backend, preset, network = None, self._preset, self.model.network
@@ -266,7 +273,9 @@ class VideoPipeline:
             def backend(decoder: Decoder, rows: int) -> MLPBackend:
                 return FpgaBackend(decoder, preset, rows)
 
-        decode, readings = begin(self.model, prompts, seeds, self.settings, backend)
+        started = time.perf_counter()
+        on_reading, on_prefill = (None if on_begin is None else partial(on_begin, part) for part in ("input", "prompt"))
+        decode, readings = begin(self.model, prompts, seeds, self.settings, backend, on_reading)
         decode.observers.watch, decode.observers.on_prefill = watch, on_prefill
         held = decode.prompts.aligned // decode.frame
         if (behind := self.spec.layout.behind) and held != behind:
@@ -277,7 +286,8 @@ class VideoPipeline:
         texts = [str(p) for p in prompts]
         run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)
-        started = time.perf_counter()
+        if (file := self.config.runtime.keep_prefill) is not None:
+            decode.kept = KeptFile(Path(file), decode, self.config.model)
 
         def shown(pixels: Callable[[], Tensor | None], first: int) -> Iterator[Frame]:
             """Frames from index `first` on, of pixels [P, frames, H, W, 3] or of one frame [P, H, W, 3]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -95,6 +95,10 @@ def text_of(prompt: Prompt, model: str = "the model") -> str:
     return prompt
 
 
+OnProgress = Callable[[int, int], None]
+"""Receives work done and all of it."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """What a tokenizer made of a prompt: ids, the tokens they stand for, words it does not know.
@@ -111,8 +115,11 @@ class Reading:
 class PromptReader(Protocol):
     """What the pipeline asks of what reads a model's prompts."""
 
-    def read(self, prompt: Prompt) -> Reading:
-        """Token ids of a prompt. Raises RequestError for one that the model can't take."""
+    def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
+        """Token ids of a prompt. Raises RequestError for one that the model can't take.
+
+        `on_progress` gets the work done and all of it, where it takes long.
+        """
 
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with what the prompt leaves open decided by the seed, where the model needs that."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Run:
     """What was decoded, for whom, and how long its parts took.
 
-    `load_seconds`, `vision` (pixels), `first_frame` and `total` (both with the loading) are wall seconds;
+    `load_seconds`, `vision` (codes to pixels), `first_frame` and `total` (both with the loading) are wall seconds;
     `preset` is the accelerator of fpga-sim.
     """
 
@@ -130,6 +130,7 @@ class Run:
         stats, emulated = self.replay_stats(video), self.emulated()
         done = decode.done
         # On a GPU the host does not see when an MLP ends.
+        encode = clock.reading if spec.layout.context else 0.0
         timed = clock.decode and network.device.type == "cpu"
         return {
             "version": __version__,
@@ -163,7 +164,8 @@ class Run:
                 "capture_s": clock.capture,
                 "decode_s": clock.decode,
                 "first_frame_s": self.first_frame,
-                "vision_s": self.vision,
+                "vision_s": self.vision + encode,
+                "encode_s": encode,
                 "total_s": self.total,
                 "tokens_per_s": done * decode.prompts.videos / clock.decode if clock.decode else 0.0,
                 "mlp_share": clock.mlp / clock.decode if timed else None,

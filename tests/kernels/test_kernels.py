@@ -12,12 +12,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path as File
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.cosmos import TOKENIZER
 from support.tiny import tiny_spec
 from torch import Tensor
 
@@ -32,8 +34,10 @@ from fastcar_cli.decoding.self_check import difference
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
-from fastcar_cli.models.decoder import DecoderSpec, rotate
+from fastcar_cli.models.cosmos import CosmosSpec
+from fastcar_cli.models.decoder import Axes, DecoderSpec, rotate
 from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.loading.published import cosmos_decoder
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 
@@ -72,6 +76,16 @@ def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
     _close(got, F.rms_norm(x.float(), (width,), None, 1e-6).to(dtype) * w, dtype)
     got = kn.layer_norm(x + 3, w, b, 1e-5, torch.empty_like(x))
     _close(got, F.layer_norm(x + 3, (width,), w, b, 1e-5), dtype)
+
+
+@DTYPES
+def test_norms_of_the_heads_of_queries_and_keys(dtype: torch.dtype) -> None:
+    lines, heads, kv, d = 3, 4, 2, 10
+    qkv, q, k = (_random(*s, dtype=dtype, seed=i) for i, s in enumerate([(lines, (heads + 2 * kv) * d), (d,), (d,)]))
+    parts = qkv.clone().view(lines, -1, d).split([heads, kv, kv], 1)
+    want = [F.rms_norm(x.float(), (d,), None, 1e-5).to(dtype) * w for x, w in zip(parts, (q, k), strict=False)]
+    kn.norm_heads(qkv, q, k, 1e-5, heads, kv)
+    _close(qkv, torch.cat([*want, parts[2]], 1).flatten(1), dtype)
 
 
 @DTYPES
@@ -279,6 +293,27 @@ def test_decode_through_the_kernels_equals_plain_torch() -> None:
     assert plain.replay is not None and kernels.replay is not None
     assert torch.equal(plain.replay.replayed, kernels.replay.replayed)
     assert bool(plain.replay.replayed.any()) and not bool(plain.replay.replayed[0].all())
+
+
+@pytest.mark.slow
+def test_head_norms_and_places_on_three_axes_decode_as_in_plain_torch() -> None:
+    """A whole decode of a model without a depth transformer, whose prompt holds frames."""
+    torch.manual_seed(0)
+    decoder = cosmos_decoder(20, 2, 4, 2, 12, 36, 48, 0, True)
+    spec = CosmosSpec("tiny", 33, 25, replace(decoder, axes=Axes((2, 3), 0, (3, 40, 40))), TOKENIZER)
+    model = spec.network().eval().requires_grad_(False).to(DEVICE)
+    sampling = SamplingSettings(cfg=1.0, top_p=0.8, top_p_strict=True)
+    asked, runs = DecodeSettings(2, sampling, ReplayRule(Tau((0.0, -0.1)))), []
+    for make in (PlainExecutor, lambda decode: GraphExecutor(decode, capture=False)):
+        decode = Decode.of(model, [[i % 48 for i in range(12)]], asked, uniforms(5, 12, 1)[None])
+        decode.executor = make(decode)
+        hidden = torch.stack([s.hidden[:, 0].clone() for s in decode.steps()])
+        assert decode.replay is not None
+        runs.append((hidden, decode.codes, decode.replay.replayed))
+    (want, codes, decisions), (got, other_codes, other_decisions) = runs
+    _close(got, want, torch.float32)
+    assert torch.equal(codes, other_codes) and torch.equal(decisions, other_decisions)
+    assert bool(decisions[:, :, :6].any()) and not bool(decisions.all())
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.cosmos import write_model
 
 from fastcar_cli.cli.app import main
 from fastcar_cli.errors import RequestError
@@ -76,7 +77,7 @@ def test_a_stopped_video_goes_on_behind_its_last_frame(tmp_path: Path) -> None:
 
 def test_drafts_that_are_always_right_fill_their_windows() -> None:
     model = load("mini")
-    right, wrong = (whole_video(model, WholeVideo("mini", frames=3, ratio=0.5, draft=8, accept=a)) for a in (1.0, 0.0))
+    right, wrong = (whole_video(model, WholeVideo("mini", frames=3, ratio=0.5, drafts=((8, a),))) for a in (1.0, 0.0))
     # 192 positions; the first has a pass of its own.
     assert right["variants"]["drafts"]["tokens_per_pass"] == pytest.approx(192 / 25)
     assert wrong["variants"]["drafts"]["tokens_per_pass"] == 1.0
@@ -86,9 +87,26 @@ def test_drafts_that_are_always_right_fill_their_windows() -> None:
 
 
 def test_a_stretch_with_drafts_is_as_long_as_its_passes_make_it() -> None:
-    result = whole_video(load("mini"), WholeVideo("mini", frames=3, ratio=0.5, tokens=20, draft=8, accept=1.0))
+    result = whole_video(load("mini"), WholeVideo("mini", frames=3, ratio=0.5, tokens=20, drafts=((8, 1.0),)))
     assert result["variants"]["drafts"]["tokens_per_pass"] == 8.0
     assert result["variants"]["dense"]["tokens_per_pass"] == 1.0
+
+
+def test_a_video_that_continues_frames_replays_from_its_first_token_on(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    model = load(folder, size=(48, 64))
+    whole = whole_video(model, WholeVideo(folder, frames=33, ratio=1.0))
+    # Three frames of 12 codes behind the two of the prompt.
+    assert whole["tokens"] == 36 and whole["ratio"] == 1.0
+    assert whole["variants"]["replay"]["bytes"] < 0.7 * whole["variants"]["dense"]["bytes"]
+    drafts = ((4, 1.0), (2, 0.0))
+    part = whole_video(model, WholeVideo(folder, 17, 0.5, tokens=8, kv_dtype="int8", drafts=drafts))
+    assert list(part["variants"]) == ["dense", "replay", "drafts 1", "both 1", "drafts 0", "both 0"]
+    assert [line["tokens_per_pass"] for line in part["variants"].values()] == [1, 1, 4, 4, 1, 1]
+    assert len({line["prefill_s"] for line in part["variants"].values()}) == 1
+    with pytest.raises(RequestError, match="not made") as caught:
+        whole_video(model, WholeVideo(folder, 20, 0.5))
+    assert str(caught.value.allowed).startswith("17, 25")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +114,7 @@ def test_a_stretch_with_drafts_is_as_long_as_its_passes_make_it() -> None:
     [
         (("--video", "mini", "--replay-ratio", "0.9"), "allowed: at most 0.875"),
         (("--video", "mini", "--turns", "2"), "--turns has no effect"),
-        (("--video", "mini", "--draft", "4,8"), "a whole video has one window"),
+        (("--video", "mini", "--draft", "4,8"), "one is needed for each window"),
         (("--video", "mini", "--draft", "65"), "a frame has 64 tokens"),
         (("--accept", "0.5"), "it needs --draft W"),
         (("--draft", "4", "--generate", "2"), "--generate has no effect"),

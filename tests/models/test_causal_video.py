@@ -151,6 +151,19 @@ def test_pixels_come_back_from_wavelets(steps: int, frames: int, rows: int) -> N
     assert (unpatched(bands, steps) - x).abs().max() <= 1e-5
 
 
+@pytest.mark.parametrize("encode", [True, False])
+@pytest.mark.parametrize("spec", [TINY, replace(TINY, decoder_attention=False, encoder_attention=False)])
+def test_work_is_what_the_parts_count(spec: CausalVideoSpec, encode: bool) -> None:
+    tokenizer, past, work = random_tokenizer(spec), Past(), work_of(spec, 2, 3, encode=encode)
+    for begin, end, done in ((0, 1, work.first), (1, 9, work.first + work.later)):
+        if encode:
+            tokenizer.latents(clip(2)[:, begin:end], past)
+        else:
+            tokenizer.pixels(codes()[:, begin : begin + 1], past)
+        assert past.work == done
+    assert past.kept == work.kept
+
+
 def test_a_stream_keeps_no_more_after_many_latents_but_keys_and_values() -> None:
     tokenizer, past, kept = random_tokenizer(replace(TINY, decoder_attention=False)), Past(), list[int]()
     for latent in codes().split(1, 1):

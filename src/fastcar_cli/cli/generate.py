@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import check_made, given, refuse
+from fastcar_cli.cli.flags import check_file, check_made, given, refuse
 from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Json, Overrides, Quiet, options
 from fastcar_cli.config import RunConfig, load_config
 from fastcar_cli.errors import RequestError
@@ -123,6 +123,8 @@ def generate(
         pyplot("--report")
     if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir() or trace_to.is_dir()):
         raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
+    if run.runtime.keep_prefill is not None:
+        check_file("--keep-prefill", Path(run.runtime.keep_prefill))
     if run.generation.seed is not None and run.generation.seed + run.generation.samples > 2**63:
         raise RequestError(f"--seed {run.generation.seed} with {run.generation.samples} samples", hint="a smaller seed")
     first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)

@@ -52,6 +52,10 @@ class _Bar(Progress):
         super().__init__(*columns, console=target, transient=True, disable=not target.is_terminal, get_time=clock)
         self._things, self._clock, self._last = things, clock, clock()
 
+    def add_task(self, description: str, *args: Any, **options: Any) -> TaskID:
+        """As `Progress.add_task`; `things` are what the task counts, where they are others than the bar's."""
+        return super().add_task(description, *args, **{"things": self._things, **options})
+
     def update(self, task_id: TaskID, **changes: Any) -> None:
         """As `Progress.update`."""
         super().update(task_id, **changes)
@@ -74,7 +78,7 @@ class _Bar(Progress):
         task = self._tasks[task_id]
         line = f"{task.description}: {task.percentage:.0f} %"
         if task.total:
-            line += f" of {task.total:,.0f} {self._things}, {(task.elapsed or 0) / 60:.0f} min"
+            line += f" of {task.total:,.0f} {task.fields['things']}, {(task.elapsed or 0) / 60:.0f} min"
         if task.total and 0 < task.completed < task.total:
             left = (task.elapsed or 0) * (task.total / task.completed - 1)
             line += f", about {left / 60:.0f} min left"
@@ -87,7 +91,7 @@ def _words(text: str) -> TextColumn:
 
 def progress(target: Console, things: str = "frames", clock: Callable[[], float] = time.monotonic) -> Progress:
     """A bar by frame (or other things) with time left."""
-    left = (_words(things), TimeElapsedColumn(), _words("left"), TimeRemainingColumn())
+    left = (_words("{task.fields[things]}"), TimeElapsedColumn(), _words("left"), TimeRemainingColumn())
     return _Bar(target, things, _words("{task.description}"), BarColumn(), MofNCompleteColumn(), *left, clock=clock)
 
 

@@ -87,17 +87,24 @@ def write(
                     to.writer.close()
 
         with progress(terminal) as bar:
-            task = bar.add_task("decoding", total=pipe.frames)
+            task = bar.add_task("decoding", total=pipe.frames, start=False)
 
             def on_step(done: int, total: int) -> None:
+                bar.start_task(task)
                 bar.update(task, completed=done * pipe.frames / total)
 
-            def on_prefill(done: int, layers: int) -> None:
-                bar.update(task, description="decoding" if done == layers else f"prompt, layer {done} of {layers}")
+            parts: dict[str, Any] = {}
+
+            def on_begin(part: str, done: int, total: int) -> None:
+                if part not in parts:
+                    parts[part] = bar.add_task(part, total=100, things="%")
+                bar.update(parts[part], completed=100 * done // total)
+                if done >= total:
+                    bar.remove_task(parts.pop(part))
 
             try:
                 prompts, seeds = [j.prompt for j in jobs], [j.seed for j in jobs]
-                for frame in pipe.stream(prompts, seeds, on_step, on_prefill=on_prefill):
+                for frame in pipe.stream(prompts, seeds, on_step, on_begin=on_begin):
                     add(frame)
             except KeyboardInterrupt as e:
                 stop = e

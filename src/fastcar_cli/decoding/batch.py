@@ -64,28 +64,35 @@ class Watcher(Protocol):
 
 @dataclass
 class Observers:
-    """What watches a decode; any of these but `on_prefill` needs the plain executor.
+    """What watches a decode; any of these but the last two needs the plain executor.
 
-    on_prefill: called in the prefill with the layers that are done and all of them. watch: sees every block's output.
-    on_block: sees every scored block between attention and MLP. mark: called with a name at the end of each part of a
-    pass, for profiling.
+    watch: sees every block's output. on_block: sees every scored block between attention and MLP. mark: called with a
+    name at the end of each part of a pass, for profiling. on_prefill: called in the prefill with the work done and all
+    of it. on_prompt: called with what `Batch.fill` takes.
     """
 
     watch: Watcher | None = None
     on_block: Callable[[BlockState], None] | None = None
     mark: Callable[[str], None] | None = None
     on_prefill: Callable[[int, int], None] | None = None
+    on_prompt: Callable[[int, Tensor, Tensor, Tensor], None] | None = None
+
+    def prefilled(self, done: int, total: int) -> None:
+        """Report the work of the prefill."""
+        if self.on_prefill is not None:
+            self.on_prefill(done, total)
 
 
 @dataclass
 class Clock:
     """Wall seconds of the phases of a decode, the device waited for at their ends.
 
-    `capture` is what building a CUDA graph took, compiling its kernels included. `mlp` is the part of `decode`
-    spent in MLP branches and `draw` that spent drawing codes (the depth transformer), 0 where the executor does not
-    time them.
+    `reading` is what turning the prompts into tokens took, `capture` what building a CUDA graph took, compiling its
+    kernels included. `mlp` is the part of `decode` spent in MLP branches and `draw` that spent drawing codes (the depth
+    transformer), 0 where the executor does not time them.
     """
 
+    reading: float = 0.0
     prefill: float = 0.0
     capture: float = 0.0
     decode: float = 0.0
@@ -177,6 +184,18 @@ class Batch:
     def rows(self) -> int:
         """See `Prompts.rows`."""
         return self.prompts.rows
+
+    def fill(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
+        """Take what a layer made of the prompts.
+
+        Keys, rotated, and values [rows, kv_heads, padded, head_dim]; MLP outputs [rows, tokens, width] of the last
+        tokens, a frame of them at least.
+        """
+        self.cache.prefill(layer, keys, values)
+        if self.replay is not None:
+            self.replay.prefill(layer, outputs)
+        if self.observers.on_prompt is not None:
+            self.observers.on_prompt(layer, keys, values, outputs)
 
     def fast_forward(self, seed: int = 0) -> None:
         """Fill codes, keys, values and MLP outputs with random numbers.

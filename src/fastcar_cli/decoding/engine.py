@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from fastcar_cli.models.decoder import Decoder
     from fastcar_cli.models.loading.checkpoint import LoadedModel
-    from fastcar_cli.prompt import Prompt, Reading
+    from fastcar_cli.prompt import OnProgress, Prompt, Reading
 
 
 def synchronise(device: torch.device) -> None:
@@ -43,12 +43,29 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class KeptPrompts(Protocol):
+    """What the prompts of a batch leave, kept from one decode to another, see `Batch.fill`."""
+
+    def read(self) -> Tensor | None:
+        """The last hidden states [rows, width]; None where nothing is kept. Raises RequestError for another batch's."""
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and MLP outputs of a layer, once `read` has given something."""
+
+    def take(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
+        """Keep those of a layer; layers come in their order."""
+
+    def write(self, hidden: Tensor) -> None:
+        """Keep the last hidden states, behind all layers."""
+
+
 @dataclass
 class Decode(Batch):
     """A batch and the loop that decodes it; `Decode.of` makes one.
 
     Attributes:
         executor: runs the passes; chosen when decoding begins, where it is not set before.
+        kept: where what the prompts leave is read from, or written to; None: nowhere.
         executor_name: its name, kept after `release`; None before decoding begins.
         why: the reason for the choice, for people.
 
@@ -56,6 +73,7 @@ class Decode(Batch):
 
     executor: Executor | None = None
     drafter: Drafter | None = None
+    kept: KeptPrompts | None = None
     executor_name: str | None = None
     why: str = ""
 
@@ -100,8 +118,8 @@ class Decode(Batch):
     def steps(self, forced: Tensor | None = None, keep_logits: bool = False, first: int = 0) -> Iterator[Step]:
         """Decode every position, pass after pass.
 
-        `forced` codes [P, T*N, depth] are taken instead of drawn ones. With `first` above 0 the positions before it
-        are not decoded but made up, see `fast_forward`.
+        `forced` codes [P, T*N, depth] are taken instead of drawn ones. With `first` above 0 the prompts and the
+        positions before it are not decoded but made up, see `fast_forward`.
         """
         draws = self.draws
         if forced is not None:
@@ -109,14 +127,12 @@ class Decode(Batch):
         draws.keep_logits = keep_logits
         executor, device = self.start(), self.model.device
         drafter = self._drafts(executor)
-        began = time.perf_counter()
-        with torch.inference_mode():
-            hidden = executor.prefill()[:, None]
-            synchronise(device)
-            self.clock.prefill = time.perf_counter() - began
-            if first:
+        if first:
+            with torch.inference_mode():
                 self.fast_forward()
-                draws.done = [first] * self.prompts.videos
+            draws.done = [first] * self.prompts.videos
+        else:
+            hidden = self.prefill()[:, None]
         began = time.perf_counter()
         while self.done < draws.tokens:
             # Entered for each pass, since whoever takes the step between two passes may train.
@@ -138,6 +154,23 @@ class Decode(Batch):
             yield step
             if timed:
                 began = time.perf_counter()
+
+    @torch.inference_mode()
+    def prefill(self) -> Tensor:
+        """Fill the caches with what the prompts leave, computed or kept: last hidden states [rows, width]."""
+        executor, kept, began = self.start(), self.kept, time.perf_counter()
+        if kept is not None and (hidden := kept.read()) is not None:
+            for layer in range(self.model.spec.decoder.layers):
+                self.fill(layer, *kept.layer(layer))
+                self.observers.prefilled(layer + 1, self.model.spec.decoder.layers)
+        else:
+            self.observers.on_prompt = None if kept is None else kept.take
+            hidden = executor.prefill()
+            if kept is not None:
+                kept.write(hidden)
+        synchronise(self.model.device)
+        self.clock.prefill = time.perf_counter() - began
+        return hidden
 
     def _drafts(self, executor: Executor) -> Drafter:
         """What drafts the tokens of this batch."""
@@ -202,16 +235,18 @@ def begin(
     seeds: Sequence[int] | None,
     settings: DecodeSettings,
     backend: Callable[[Decoder, int], MLPBackend] | None = None,
+    on_reading: OnProgress | None = None,
 ) -> tuple[Decode, list[Reading]]:
     """The decode of some prompts by a model, and what its tokenizer read in each.
 
     Each video draws from its own seed, which also decides what its prompt leaves open; None: that stays open, and all
-    random numbers are 0. `backend` makes the MLP backend from the decoder and the number of rows. Raises RequestError
-    for a prompt that the model can't take.
+    random numbers are 0. `backend` makes the MLP backend from the decoder and the number of rows, `on_reading` gets the
+    progress of each prompt's reading. Raises RequestError for a prompt that the model can't take.
     """
     tokenizer, network = model.tokenizer, model.network
-    spec = network.spec
-    readings = [tokenizer.read(prompt) for prompt in prompts]
+    spec, began = network.spec, time.perf_counter()
+    readings = [tokenizer.read(prompt, on_reading) for prompt in prompts]
+    reading = time.perf_counter() - began
     shape = settings.frames * spec.tokens_per_frame, spec.code_depth
     numbers = torch.zeros(len(readings), *shape)
     if seeds is not None:
@@ -222,7 +257,9 @@ def begin(
         rows += [list(tokenizer.blank()) for _ in readings]
     conditions = tokenizer.conditions(list(prompts), spec.layout.context + settings.frames)
     mlps = None if backend is None else backend(network.llm, len(rows))
-    return Decode.of(network, rows, settings, numbers, mlps, conditions), readings
+    decode = Decode.of(network, rows, settings, numbers, mlps, conditions)
+    decode.clock.reading = reading
+    return decode, readings
 
 
 def row_limit(model: Network, settings: DecodeSettings) -> int:

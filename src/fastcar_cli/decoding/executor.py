@@ -18,7 +18,8 @@ from fastcar_cli.decoding.replay import Token
 from fastcar_cli.models.decoder import Branch, attention, rotate
 
 PREFILL_TOKENS = 512
-"""Tokens of a prompt whose MLPs run at once: what lies between their products takes several times the width."""
+"""Tokens of a prompt that attend, and whose MLPs run, at once: scores and what lies between products take far more
+memory than hidden states."""
 
 
 def distinct_tokens(prompts: Prompts) -> tuple[Tensor, Tensor]:
@@ -69,34 +70,43 @@ class Executor(ABC):
         self._rows = torch.arange(batch.rows, device=batch.model.device)
         self._passed = Passed()
 
-    def prefill(self) -> Tensor:
-        """Run the prompts, all tokens at once; returns the last hidden states after the final norm, [rows, width]."""
-        batch, prompts, settings = self._batch, self._batch.prompts, self._batch.settings
-        llm, added = batch.model.llm, batch.places.prompt_added
-        x = llm.embed_tokens(prompts.ids)
+    def _prompt_inputs(self) -> Tensor:
+        """Inputs of the first block for the tokens of the prompts, [rows, padded, width]."""
+        batch, prompts = self._batch, self._batch.prompts
+        x, added = batch.model.llm.embed_tokens(prompts.ids), batch.places.prompt_added
         if added is not None and prompts.aligned:
             x[:, -prompts.aligned :] += prompts.doubled(added.expand(-1, prompts.videos, -1).transpose(0, 1))
-        positions = prompts.positions()
+        return x
+
+    def prefill(self) -> Tensor:
+        """Run the prompts, a layer at a time; returns the last hidden states after the final norm, [rows, width]."""
+        batch, prompts, settings, llm = self._batch, self._batch.prompts, self._batch.settings, self._batch.model.llm
+        x, positions, padded = self._prompt_inputs(), prompts.positions(), prompts.padded
         cos, sin = (a[:, None] for a in llm.rotary(positions, x.dtype))
-        mask = prompt_mask(prompts.lengths, prompts.padded, settings.window, settings.sinks)
+        pieces = [(first, min(first + PREFILL_TOKENS, padded)) for first in range(0, padded, PREFILL_TOKENS)]
         for layer, block in enumerate(llm.blocks):
+            kept: list[Tensor] = []
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, layer: int = layer) -> Tensor:
-                k = rotate(k, cos, sin)
-                batch.cache.prefill(layer, k, v)
-                return attention(rotate(q, cos, sin), k, v, mask)
+            def attend(q: Tensor, k: Tensor, v: Tensor, kept: list[Tensor] = kept) -> Tensor:
+                q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+                kept += k, v
+                attended = []
+                for first, last in pieces:
+                    mask = prompt_mask(prompts.lengths, padded, settings.window, settings.sinks, first, last)
+                    attended.append(attention(q[:, :, first:last], k[:, :, :last], v[:, :, :last], mask))
+                return torch.cat(attended, 2)
 
-            def mlp(x: Tensor, layer: int = layer, branch: Branch = block.mlp_branch) -> Tensor:
+            def mlp(
+                x: Tensor, layer: int = layer, branch: Branch = block.mlp_branch, kept: list[Tensor] = kept
+            ) -> Tensor:
                 output = torch.cat([branch(part) for part in x.split(PREFILL_TOKENS, 1)], 1)
-                if batch.replay is not None:
-                    batch.replay.prefill(layer, output)
+                batch.fill(layer, kept[0], kept[1], output)
                 if batch.observers.watch is not None:
                     batch.observers.watch.layer(layer, -1, output[:, -1], (x + output)[:, -1])
                 return output
 
             x = block(batch.places.before_block(x, positions), attend, mlp, *batch.places.memories[layer : layer + 1])
-            if batch.observers.on_prefill is not None:
-                batch.observers.on_prefill(layer + 1, len(llm.blocks))
+            batch.observers.prefilled(layer + 1, len(llm.blocks))
         return llm.norm(x[:, -1])
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:

@@ -47,8 +47,7 @@ def obstacle(batch: Batch) -> str | None:
     most = row_limit(device)
     rules = (
         (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
-        (batch.model.depth is None, "the model has no depth transformer, which the graph draws codes with"),
-        (batch.model.spec.decoder.head_norms, "its kernels have no norms of queries and keys"),
+        (batch.model.spec.decoder.source > 0, "its kernels have no cross attention"),
         (batch.draws.given is not None, "codes are given instead of drawn"),
         (batch.draws.keep_logits, "logits are kept"),
         (batch.settings.kv_dtype != "auto", f"keys and values are {batch.settings.kv_dtype}"),

@@ -23,15 +23,17 @@ from fastcar_cli.decoding.prompts import Prompts
 from fastcar_cli.models.decoder import DecoderSpec
 
 
-def prompt_mask(lengths: Tensor, padded: int, window: int | None, sinks: int) -> Tensor:
-    """Who may attend to whom in the prefill, bool [rows, 1, padded, padded].
+def prompt_mask(
+    lengths: Tensor, padded: int, window: int | None, sinks: int, first: int = 0, last: int | None = None
+) -> Tensor:
+    """Who may attend to whom in the prefill, bool [rows, 1, last - first, last]: queries from `first` on.
 
     Causal, not to padding; with a window only to the last `window` tokens (the query included) and
     the row's first `sinks`. Padding attends to itself so that no row of the softmax is empty.
     """
-    i = torch.arange(padded, device=lengths.device)
+    i = torch.arange(padded, device=lengths.device)[:last]
     pad = (padded - lengths)[:, None, None]
-    query, key = i[None, :, None], i[None, None, :]
+    query, key = i[None, first:, None], i[None, None, :]
     allowed = (key <= query) & (key >= pad)
     if window is not None:
         allowed &= (query - key < window) | (key - pad < sinks)

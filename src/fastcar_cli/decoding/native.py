@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from fastcar_cli.decoding import native_prefill
 from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.executor import HostExecutor, Passed, distinct_tokens
 from fastcar_cli.decoding.inputs import Inputs
@@ -138,8 +139,9 @@ class NativeExecutor(HostExecutor):
         if isinstance(cache, Int8KVCache):
             names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
             older = dict(zip(names, cache.older, strict=True))
+        self._blocks = [block_weights(b, *batch.places.memories[i : i + 1]) for i, b in enumerate(model.llm.blocks)]
         self._pass = native.DecoderPass(
-            [block_weights(b, *batch.places.memories[i : i + 1]) for i, b in enumerate(model.llm.blocks)],
+            self._blocks,
             model.llm.norm.weight.float(),
             spec.rms_eps,
             heads=spec.heads,
@@ -183,11 +185,15 @@ class NativeExecutor(HostExecutor):
 
     def prefill(self) -> Tensor:
         """See `Executor.prefill`; packed weights are multiplied as they are, by each token once."""
-        packed = any(isinstance(m, QuantisedLinear) for block in self._batch.model.llm.blocks for m in block.modules())
+        batch = self._batch
+        packed = any(isinstance(m, QuantisedLinear) for block in batch.model.llm.blocks for m in block.modules())
+        if packed and batch.prompts.aligned and native_prefill.possible(batch):
+            hidden = native_prefill.prefill(batch, self._prompt_inputs(), self._blocks, self._threads)
+            return batch.model.llm.norm(hidden.to(self._dtype))
         # Equal ids can have different additive inputs (actions), so they are not deduplicated.
-        if not packed or (self._batch.prompts.aligned and self._batch.places.added is not None):
+        if not packed or (batch.prompts.aligned and batch.places.added is not None):
             return super().prefill()
-        wanted, back = distinct_tokens(self._batch.prompts)
+        wanted, back = distinct_tokens(batch.prompts)
         repeats = len(wanted) < len(back)
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:

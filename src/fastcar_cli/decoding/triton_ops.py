@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -13,8 +14,9 @@ from fastcar_cli.kernels.gpu.attend import attend, chunks_of
 from fastcar_cli.kernels.gpu.depth import attend_depths
 from fastcar_cli.kernels.gpu.linear import linear
 from fastcar_cli.kernels.gpu.mlp import Cached, mlp
-from fastcar_cli.kernels.gpu.norm import layer_norm, rms_norm
+from fastcar_cli.kernels.gpu.norm import layer_norm, norm_heads, rms_norm
 from fastcar_cli.models.decoder import Block, RMSNorm
+from fastcar_cli.models.depth import DepthSpec
 
 
 class DeviceState:
@@ -58,19 +60,22 @@ class TritonOps:
             empty(lines, heads, chunks, dtype=torch.float32),
             empty(lines, heads, chunks, dtype=torch.float32),
         )
-        assert model.depth is not None
-        self._depth, d_spec = model.depth, model.depth.spec
-        self._wide = empty(lines, d_spec.width)
-        self._wide_normed, self._wide_attended = empty(lines, d_spec.width), empty(lines, d_spec.width)
-        self._wide_middle = empty(lines, 4 * d_spec.width)
-        self._past = empty(d_spec.blocks, d_spec.depth, lines, 3 * d_spec.width)
-        self._logits = empty(lines, d_spec.codes)
+        self._depth, self._logits = model.depth, empty(lines, model.spec.codes)
+        if model.depth is not None:
+            self._depth_scratch(model.depth.spec, lines, empty)
         self._layout = Layout(cache.padded, cache.frame, cache.window or 0, cache.first_ring_slot)
         # In a ring an input token takes the slot of one that those before it still attend to.
         at_once = lines if cache.window is None else rows
         self._attending = [slice(first, first + at_once) for first in range(0, lines, at_once)]
         # By input token and row, also where all prompts are equally long.
         self._cos, self._sin = (a.expand(-1, rows, -1).contiguous() for a in (batch.places.cos, batch.places.sin))
+
+    def _depth_scratch(self, d_spec: DepthSpec, lines: int, empty: Callable[..., Tensor]) -> None:
+        """What the depth transformer computes in."""
+        self._wide = empty(lines, d_spec.width)
+        self._wide_normed, self._wide_attended = empty(lines, d_spec.width), empty(lines, d_spec.width)
+        self._wide_middle = empty(lines, 4 * d_spec.width)
+        self._past = empty(d_spec.blocks, d_spec.depth, lines, 3 * d_spec.width)
 
     def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """RMS norm of [lines, width]. The result is overwritten by the next norm."""
@@ -87,6 +92,8 @@ class TritonOps:
         h = self.norm(block.input_layernorm, x)
         projections = (attn.q_proj, attn.k_proj, attn.v_proj)
         linear(h, [p.weight for p in projections], [p.bias for p in projections], self._qkv)
+        if attn.q_norm is not None and attn.k_norm is not None:
+            norm_heads(self._qkv, attn.q_norm.weight, attn.k_norm.weight, attn.q_norm.eps, attn.heads, attn.kv_heads)
         k, v, ring = cache.k[layer], cache.v[layer], cache.aligned[layer]
         videos, layout = batch.prompts.videos, self._layout
         for of in self._attending:
@@ -104,7 +111,11 @@ class TritonOps:
 
     def logits(self, x: Tensor, d: int) -> Tensor:
         """See `sampling.Logits`. The result is overwritten by the next call."""
-        net, h, normed = self._depth, self._wide, self._wide_normed
+        net, head = self._depth, self._batch.model.lm_head
+        if net is None:
+            assert isinstance(head, nn.Linear)
+            return linear(x, [head.weight], [head.bias], self._logits)
+        h, normed = self._wide, self._wide_normed
 
         def norm(layer: nn.LayerNorm) -> Tensor:
             return layer_norm(h, layer.weight, layer.bias, layer.eps, normed)

@@ -6,8 +6,9 @@ video is encoded and decoded a latent at a time, and the first frames have the i
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -218,17 +219,72 @@ class Work(NamedTuple):
     kept: int
 
 
+class _Convolutions(NamedTuple):
+    """Some convolutions: their weights, what they keep of a place, and how often sides and time of their output are
+    doubled, counted from the latents.
+    """
+
+    weights: int
+    kept: int
+    sides: int
+    time: int
+
+
+def _pair(inputs: int, outputs: int, sides: int, time: int) -> _Convolutions:
+    return _Convolutions(9 * inputs * outputs + 3 * outputs**2, 2 * outputs, sides, time)
+
+
+def _blocks(widths: Sequence[int], sides: int, time: int) -> Iterator[_Convolutions]:
+    for a, b in itertools.pairwise(widths):
+        yield _pair(a, b, sides, time)
+        yield _pair(b, b, sides, time)
+        yield _Convolutions(a * b * (a != b), 0, sides, time)
+
+
+def _middle(width: int, *, attention: bool) -> Iterator[_Convolutions]:
+    yield from _blocks((width, width, width), 0, 0)
+    # Keys and values of both latents.
+    yield _Convolutions(8 * width**2 * attention, 4 * width * attention, 0, 0)
+
+
+def _encoder(spec: CausalVideoSpec) -> Iterator[_Convolutions]:
+    sides, time = (sum(getattr(level, axis) for level in spec.down) for axis in ("space", "time"))
+    width = spec.width
+    yield _pair(COLOURS * spec.patch**3, width, sides, time)
+    for level in spec.down:
+        yield from _blocks((width, *level.widths), sides, time)
+        width, sides = level.widths[-1], sides - level.space
+        yield _Convolutions(9 * width**2 * level.space, 0, sides, time)
+        time -= level.time
+        yield _Convolutions(3 * width**2 * level.time, width * level.time, sides, time)
+        yield _Convolutions(width**2 * (level.space or level.time), 0, sides, time)
+    yield from _middle(width, attention=spec.encoder_attention)
+    yield _pair(width, spec.latent, 0, 0)
+    yield _Convolutions(spec.latent * len(spec.levels), 0, 0, 0)
+
+
+def _decoder(spec: CausalVideoSpec) -> Iterator[_Convolutions]:
+    sides, time, width = 0, 0, spec.up[-1].widths[0]
+    yield _Convolutions(spec.latent * len(spec.levels), 0, 0, 0)
+    yield _pair(spec.latent, width, 0, 0)
+    yield from _middle(width, attention=spec.decoder_attention)
+    for level in reversed(spec.up):
+        yield from _blocks((width, *level.widths), sides, time)
+        width, time = level.widths[-1], time + level.time
+        yield _Convolutions(3 * width**2 * level.time, 2 * width * level.time, sides, time)
+        sides += level.space
+        yield _Convolutions(9 * width**2 * level.space, 0, sides, time)
+        yield _Convolutions(width**2 * (level.space or level.time), 0, sides, time)
+    yield _pair(width, COLOURS * spec.patch**3, sides, time)
+
+
 @cache
 def work_of(spec: CausalVideoSpec, rows: int, columns: int, *, encode: bool) -> Work:
-    """What encoding or decoding latents of rows x columns places costs."""
-    past, done = Past(), []
-    with torch.device("meta"):
-        tokenizer = CausalVideoTokenizer(spec)
-        for frames in (1, spec.time):
-            if encode:
-                size = (1, frames, rows * spec.space, columns * spec.space, COLOURS)
-                tokenizer.latents(torch.empty(size, dtype=torch.uint8), past)
-            else:
-                tokenizer.pixels(torch.zeros(1, 1, rows, columns, dtype=torch.int64), past)
-            done.append(past.work)
-    return Work(done[0], done[1] - done[0], past.kept)
+    """What encoding or decoding latents of rows x columns places costs; `kept` after two of them."""
+    parts = [*(_encoder if encode else _decoder)(spec)]
+    places = [rows * columns * 4**part.sides for part in parts]
+    return Work(
+        first=sum(part.weights * n for part, n in zip(parts, places, strict=True)),
+        later=sum(part.weights * n * 2**part.time for part, n in zip(parts, places, strict=True)),
+        kept=sum(part.kept * n for part, n in zip(parts, places, strict=True)),
+    )

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.ivideogpt import IVideoGPT
-from fastcar_cli.prompt import Clip, Prompt, Reading, TokenisedClip
+from fastcar_cli.prompt import Clip, OnProgress, Prompt, Reading, TokenisedClip
 
 
 class FrameReader(ClipReader):
@@ -57,7 +57,7 @@ class FrameReader(ClipReader):
         return pixels.permute(0, 3, 1, 2)[None]
 
     @torch.inference_mode()
-    def read(self, prompt: Prompt) -> Reading:
+    def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
         """The prompt's ids, those of its context frames. Raises RequestError for one that the model can't take."""
         clip = self._checked(prompt)
         if isinstance(clip, TokenisedClip):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.cosmos import CONTEXTS, Cosmos
-from fastcar_cli.prompt import Clip, Prompt, Reading, TokenisedClip
+from fastcar_cli.prompt import Clip, OnProgress, Prompt, Reading, TokenisedClip
 
 
 class LatentReader(ClipReader):
@@ -21,6 +22,8 @@ class LatentReader(ClipReader):
 
     def __init__(self, network: Cosmos) -> None:
         self._network = network
+        # Samples of a clip, and the cells of a sweep, have one clip, whose pictures take long to encode.
+        self._encoded: WeakKeyDictionary[Clip, tuple[int, ...]] = WeakKeyDictionary()
 
     def _checked(self, prompt: Prompt) -> Clip | TokenisedClip:
         """The prompt. Raises RequestError for a text alone, another size, another number of pictures, actions."""
@@ -56,20 +59,23 @@ class LatentReader(ClipReader):
             raise RequestError(f"{prompt.name}: the text embedding has shape {given}, needed: [words, {width}]")
         return prompt
 
-    def _ids(self, clip: Clip) -> list[int]:
-        """Ids of pictures as the tokenizer gives them, behind the lead."""
-        pixels = torch.from_numpy(np.ascontiguousarray(clip.frames)).to(self._network.device)
-        return self._network.tokenizer.encode(pixels[None]).flatten().tolist()
+    def _ids(self, clip: Clip, on_progress: OnProgress | None) -> tuple[int, ...]:
+        """Ids of pictures as the tokenizer gives them, behind the lead; floats are not rounded to bytes before."""
+        if clip not in self._encoded:
+            pixels = torch.from_numpy(np.ascontiguousarray(clip.frames)).to(self._network.device)
+            ids = self._network.tokenizer.encode(pixels[None], on_progress)
+            self._encoded[clip] = tuple(ids.flatten().tolist())
+        return self._encoded[clip]
 
     @torch.inference_mode()
-    def read(self, prompt: Prompt) -> Reading:
+    def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
         """The prompt's ids. Raises RequestError for one that the model can't take."""
         clip = self._checked(prompt)
         if isinstance(clip, TokenisedClip):
             return Reading(clip.ids, (), ())
         # The token before a text model's first is the one behind its codes.
         lead = [self._network.spec.codes] * (self._network.spec.layout.lead or 0)
-        return Reading((*lead, *self._ids(clip)), (), ())
+        return Reading((*lead, *self._ids(clip, on_progress)), (), ())
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
         """Text embeddings float32 [P, words, width]; None of a model without text.

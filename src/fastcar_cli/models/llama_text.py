@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.plain_data import parse_json
-from fastcar_cli.prompt import Prompt, Reading, text_of
+from fastcar_cli.prompt import OnProgress, Prompt, Reading, text_of
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -55,7 +55,7 @@ class LlamaTokenizer:
         """Ids of a prompt; an empty one gives the unconditional row."""
         return (self._pieces.bos, *self._pieces.ids(templated(prompt)), self._start)
 
-    def read(self, prompt: Prompt) -> Reading:
+    def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
         """See `PromptReader.read`."""
         prompt = text_of(prompt)
         for token in _RESERVED:

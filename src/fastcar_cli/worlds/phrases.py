@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.prompt import Prompt, Reading, text_of
+from fastcar_cli.prompt import OnProgress, Prompt, Reading, text_of
 
 _BEHIND_IN = ("from", "and", "then", "while")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
@@ -45,7 +45,7 @@ class PhraseTokenizer:
         """What it is made of, as plain data: its own arguments."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def read(self, prompt: Prompt) -> Reading:
+    def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
         """Token ids of a prompt; unknown words are listed, not guessed. Raises RequestError if too long."""
         words = self._arranged(_words(text_of(prompt)))
         tokens: list[int] = []

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.memory_plan import available_bytes, gib
-from fastcar_cli.models.loading.published import full_spec
+from fastcar_cli.models.loading.published import COSMOS, published_spec
 from fastcar_cli.models.loading.registry import folder_of, shapes_of
 from fastcar_cli.models.network import Spec
 
+SHAPES = ("vila-u-7b", *COSMOS)
+"""Published models of which layers are timed, with random weights."""
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 PROMPT_TOKENS = 12
 _LONGEST = 2**20
@@ -17,7 +19,7 @@ _LONGEST = 2**20
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What to time: shape (`mini` or `vila-u-7b`), layers of the latter, context, rows, passes a turn, turns."""
+    """What to time: shape (`mini` or one of `SHAPES`), layers of the latter, context, rows, passes a turn, turns."""
 
     shape: str
     layers: int
@@ -30,6 +32,11 @@ class Benchmark:
     llama_cpp: bool = False
 
     @property
+    def spec(self) -> Spec:
+        """The model's specification, at its full depth."""
+        return published_spec(self.shape) or shapes_of(folder_of(self.shape)).spec
+
+    @property
     def contestants(self) -> int:
         """Those with keys and values of their own, at most: dense and forced in four formats, and six others."""
         return 4 * (2 * len(RATIOS)) + 6
@@ -40,7 +47,7 @@ def check(plan: Benchmark) -> None:
     the keys and values of every contestant.
     """
     mini = plan.shape == "mini"
-    spec: Spec = shapes_of(folder_of("mini")).spec if mini else full_spec()
+    spec = plan.spec
     decoder = spec.decoder
     least = PROMPT_TOKENS + spec.tokens_per_frame + 1
     most = (decoder.max_positions if mini else _LONGEST) - plan.passes

@@ -139,6 +139,7 @@ def llama(model: Network, *, rows: int, context: int, passes: int, compiled: boo
         "intermediate_size": spec.mlp_width,
         "num_hidden_layers": spec.layers,
         "num_attention_heads": spec.heads,
+        "head_dim": spec.head_dim,
         "num_key_value_heads": spec.kv_heads,
         "vocab_size": spec.vocab,
         "rms_norm_eps": spec.rms_eps,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastcar_cli.analysis.profiler import tokens_of
-from fastcar_cli.models.loading.published import full_spec
 from fastcar_lab.bench import window
 from fastcar_lab.bench.cases import Benchmark
 
@@ -20,7 +19,7 @@ def measure(
     `tokens_per_pass`, where each draft is right with probability `accept`; and `speedup`.
     """
     result = window.measure(plan, list(dict.fromkeys((1, *windows))), on_progress)
-    scale = 1.0 if plan.shape == "mini" else full_spec().decoder.layers / plan.layers
+    scale = 1.0 if plan.shape == "mini" else plan.spec.decoder.layers / plan.layers
     for by_window in result["lines"].values():
         whole = {size: line["ms"] * scale + line["draw_ms"] for size, line in by_window.items()}
         for size, line in by_window.items():

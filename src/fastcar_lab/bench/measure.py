@@ -19,7 +19,6 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import PACKED
 from fastcar_cli.models import load
 from fastcar_cli.models.loading.checkpoint import empty_network, loading_format
-from fastcar_cli.models.loading.published import full_spec
 from fastcar_cli.models.network import Network, Projector
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_lab.bench.cases import RATIOS, Benchmark
@@ -33,9 +32,8 @@ def models(plan: Benchmark) -> dict[str, Network]:
     if plan.shape == "mini":
         found = {"float32": load("mini", "float32", plan.device).network}
         return found | ({"int8": load("mini", "int8").network} if plan.device == "cpu" else {})
-    spec = full_spec()
-    spec = replace(spec, decoder=replace(spec.decoder, layers=plan.layers))
-    spec = replace(spec, decoder=replace(spec.decoder, max_positions=max(plan.context + 2 * plan.passes, 4096)))
+    longest = max(plan.context + 2 * plan.passes, 4096)
+    spec = replace(plan.spec, decoder=replace(plan.spec.decoder, layers=plan.layers, max_positions=longest))
     shape = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context)
     if shape.layers < plan.layers:
         raise RequestError(f"there is memory for {shape.layers} of this width", key="layers", value=plan.layers)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastcar_cli.analysis.machine import Stream, processor
@@ -17,14 +18,19 @@ from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import OFF, Tau
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import write_whole
+from fastcar_cli.kernels import native
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.memory_plan import peak_bytes
 from fastcar_cli.models.loading.published import full_spec
 from fastcar_cli.models.loading.registry import identity
+from fastcar_cli.models.network import Spec
 from fastcar_cli.plain_data import parse_json
+from fastcar_cli.prompt import Prompt, TokenisedClip
 from fastcar_lab.bench.contestants import pattern
+from fastcar_lab.bench.peak import multiply_adds_per_s
+from fastcar_lab.bench.window import AN_INSTRUCTION, multiply_adds
 
 PROMPT = "a red ball rolling to the right on the grass"
 PUBLISHED = {"dense": 689.7, "replay": 354.5}
@@ -35,11 +41,12 @@ _PARTS = ("decode_s", "mlp_s", "draw_s", "vision_s", "bytes")
 
 @dataclass(frozen=True)
 class WholeVideo:
-    """What to decode: frames of one video; `ratio` of all MLPs are replayed, jointly, in the second variant.
+    """What to decode: one video of so many frames; `ratio` of all MLPs are replayed, jointly, in the second variant.
 
     With `tokens` only so many are decoded, from the middle of the video, and the rest is extrapolated from them.
-    `kv_dtype` is that of keys and values: auto (as the model) or int8. With a window `draft` above 1 a third variant
-    takes so many tokens a pass, a fourth replays too; a draft counts as right with probability `accept`.
+    `kv_dtype` is that of keys and values: auto (as the model) or int8. `drafts` are windows and acceptances: for each
+    one more variant takes so many tokens a pass, of which a draft counts as right with this probability, and the next
+    one replays too.
     """
 
     model: str
@@ -47,13 +54,25 @@ class WholeVideo:
     ratio: float
     tokens: int | None = None
     kv_dtype: str = "auto"
-    draft: int = 1
-    accept: float = 0.0
+    drafts: tuple[tuple[int, float], ...] = ()
 
     @property
-    def variants(self) -> tuple[str, ...]:
-        """What is decoded, in order."""
-        return ("dense", "replay") if self.draft == 1 else ("dense", "replay", "drafts", "both")
+    def variants(self) -> dict[str, tuple[bool, DraftSettings]]:
+        """What is decoded, in order: whether it replays, and its drafts."""
+        found = {"dense": (False, DraftSettings()), "replay": (True, DraftSettings())}
+        for window, accept in self.drafts:
+            draft, which = DraftSettings("frame", window, accept), f" {accept:g}" if len(self.drafts) > 1 else ""
+            found |= {f"drafts{which}": (False, draft), f"both{which}": (True, draft)}
+        return found
+
+    def decoded(self, spec: Spec) -> int:
+        """Frames of codes behind those that a prompt holds. Raises RequestError for pictures that they can't make."""
+        step, context = spec.frame_spec.pictures, spec.layout.context
+        codes, left = divmod(self.frames - 1, step)
+        if left or codes + 1 <= context:
+            least = spec.pictures(context + 1)
+            raise RequestError("not made", key="frames", value=self.frames, allowed=f"{least}, {least + step}, ...")
+        return codes + 1 - context
 
 
 def _read_by(decode: Decode, passes: Sequence[Pass]) -> int:
@@ -62,6 +81,7 @@ def _read_by(decode: Decode, passes: Sequence[Pass]) -> int:
     mlp = network.weights_bytes("llm.layers.", ".mlp.") // spec.decoder.layers
     fixed = network.weights_bytes("llm.layers.") - mlp * spec.decoder.layers
     fixed += network.weights_bytes("projector.") + spec.code_depth * network.weights_bytes("depth.")
+    fixed += network.weights_bytes("lm_head.")
     total = 0
     for first, taken, _ in passes:
         # Position 0 is drawn from what the prompt left.
@@ -76,42 +96,56 @@ def _read_by(decode: Decode, passes: Sequence[Pass]) -> int:
 
 def _decode(model: LoadedModel, plan: WholeVideo, variant: str) -> Decode:
     """A video ready to be decoded, guided as its model wants it; with replay its decisions are forced."""
-    spec, n = model.network.spec, model.network.spec.tokens_per_frame
+    spec, (replays, draft) = model.network.spec, plan.variants[variant]
+    frames = plan.decoded(spec)
     settings = DecodeSettings(
-        frames=plan.frames,
+        frames=frames,
         sampling=model.defaults.sampling,
-        rule=ReplayRule(Tau((float("-inf"),)) if variant in ("replay", "both") else OFF),
-        draft=DraftSettings("frame", plan.draft, plan.accept) if variant in ("drafts", "both") else DraftSettings(),
+        rule=ReplayRule(Tau((float("-inf"),)) if replays else OFF),
+        draft=draft,
         kv_dtype=plan.kv_dtype,
     )
-    decode, _ = begin(model, [PROMPT], [0], settings)
+    decode, _ = begin(model, [_prompt(spec)], [0], settings)
     if decode.replay is not None:
-        passes = plan.frames * n - 1
-        # The first frame is computed, so the others replay more; a stretch of the middle replays the ratio itself.
-        ratio = plan.ratio * passes / (passes - n) if plan.tokens is None else plan.ratio
+        passes, first = frames * decode.frame - 1, decode.replay.first
+        # Where the first frame is computed, the others replay more; a stretch of the middle replays the ratio itself.
+        ratio = plan.ratio * passes / (passes - first) if plan.tokens is None else plan.ratio
         if ratio > 1:
             raise RequestError(
                 f"the first of {plan.frames} frames is always computed",
                 key="replay_ratio",
                 value=f"{plan.ratio:g}",
-                allowed=f"at most {(passes - n) / passes:.3f}",
+                allowed=f"at most {(passes - first) / passes:.3f}",
             )
         forced = torch.zeros_like(decode.replay.replayed)
-        forced[:, :, n:] = pattern(ratio, spec.decoder.layers, decode.rows, passes - n, joint=True)
+        forced[:, :, first:] = pattern(ratio, spec.decoder.layers, decode.rows, passes - first, joint=True)
         decode.replay.force(forced)
     return decode
 
 
-def _pieces(plan: WholeVideo, total: int, n: int) -> list[tuple[int, int]]:
+def _prompt(spec: Spec) -> Prompt:
+    """What a video begins with: a text, or tokens and vectors of a text that mean nothing."""
+    layout, source = spec.layout, spec.decoder.source
+    if not layout.context:
+        return PROMPT
+    lead = [spec.codes] * (layout.lead or 0)
+    ids = torch.randint(spec.codes, (layout.behind * layout.stride,), generator=torch.Generator().manual_seed(0))
+    text = np.zeros((512, source), np.float32) if source else None
+    return TokenisedClip((*lead, *ids.tolist()), text=text)
+
+
+def _pieces(plan: WholeVideo, total: int, spec: Spec) -> list[tuple[int, int]]:
     """First and last position of each piece that is timed: frames, or one stretch around the middle."""
+    n = spec.tokens_per_frame
     if plan.tokens is None:
         return [(first, first + n) for first in range(0, total, n)]
-    first = max(n + 1, (total - plan.tokens) // 2)
+    # Where no frame lies behind the prompt, the first decoded one can't replay.
+    first = max(1 if spec.layout.behind else n + 1, (total - plan.tokens) // 2)
     return [(first, min(total, first + plan.tokens))]
 
 
-def _timed(decode: Decode, pieces: list[tuple[int, int]]) -> Iterator[dict[str, float]]:
-    """Decode the pieces in turn, and a frame's pixels behind each; seconds and bytes of each."""
+def _timed(decode: Decode, pieces: list[tuple[int, int]], *, shown: bool) -> Iterator[dict[str, float]]:
+    """Decode the pieces in turn, and where `shown` a frame's pixels behind each; seconds and bytes of each."""
     clock, n, left = decode.clock, decode.frame, list(pieces)
     before, begin, seen = (0.0, 0.0, 0.0), pieces[0][0], 0
     for _ in decode.steps(first=begin):
@@ -119,8 +153,11 @@ def _timed(decode: Decode, pieces: list[tuple[int, int]]) -> Iterator[dict[str, 
         if (done := decode.done) < left[0][1]:
             continue
         now = (clock.decode, clock.mlp, clock.draw)
+        if shown:
+            decode.context_frames()
         began = time.perf_counter()
-        decode.decode_frame((done - 1) // n)
+        if shown:
+            decode.decode_frame((done - 1) // n)
         vision = time.perf_counter() - began
         seconds = [b - a for a, b in zip(before, now, strict=True)]
         assert decode.drafter is not None
@@ -139,9 +176,9 @@ def _timed(decode: Decode, pieces: list[tuple[int, int]]) -> Iterator[dict[str, 
 
 def _empty(plan: WholeVideo) -> dict[str, Any]:
     # Records of runs without drafts do not have their keys.
-    unlike = {"model"} if plan.draft > 1 else {"model", "draft", "accept"}
+    unlike = {"model"} if plan.drafts else {"model", "drafts"}
     return {
-        "plan": {key: value for key, value in asdict(plan).items() if key not in unlike},
+        "plan": json.loads(json.dumps({key: value for key, value in asdict(plan).items() if key not in unlike})),
         "weights": identity(plan.model).weights,
         "threads": torch.get_num_threads(),
         "variants": {},
@@ -181,10 +218,11 @@ def whole_video(
     RequestError for a record of something else and a ratio that can't be reached.
     """
     spec = model.network.spec
-    n, total = spec.tokens_per_frame, plan.frames * spec.tokens_per_frame
-    if plan.draft > n:
-        raise RequestError(f"a frame has {n} tokens", key="draft", value=plan.draft, allowed=f"1 to {n}")
-    pieces = _pieces(plan, total, n)
+    n, total = spec.tokens_per_frame, plan.decoded(spec) * spec.tokens_per_frame
+    for window, _ in plan.drafts:
+        if window > n:
+            raise RequestError(f"a frame has {n} tokens", key="draft", value=window, allowed=f"1 to {n}")
+    pieces = _pieces(plan, total, spec)
     record = _empty(plan) if save is None else _kept(save, plan)
     each = sum(last - first for first, last in pieces)
     for number, variant in enumerate(plan.variants):
@@ -193,9 +231,15 @@ def whole_video(
         if not left:
             continue
         decode = _decode(model, plan, variant)
-        for piece in _timed(decode, left):
-            line["pieces"].append(piece)
-            line["prefill_s"], line["kernels"] = decode.clock.prefill, decode.why
+        dense = record["variants"]["dense"]
+        if not line["prefill_s"] and left[0][0] and variant == "dense":
+            decode.prefill()
+        # What is the same in all variants is timed in the first, where a stretch is decoded.
+        shown = plan.tokens is None or variant == "dense"
+        for piece in _timed(decode, left, shown=shown):
+            line["pieces"].append(piece if shown else piece | {"vision_s": dense["pieces"][0]["vision_s"]})
+            line["prefill_s"] = decode.clock.prefill or line["prefill_s"] or dense["prefill_s"]
+            line["kernels"] = decode.why
             line["peak_bytes"] = max(line["peak_bytes"], peak_bytes(model.network.device))
             if save is not None:
                 write_whole(save, json.dumps(record, indent=1) + "\n")
@@ -204,20 +248,39 @@ def whole_video(
         decode.release()
     # Not before, as it takes memory of its own.
     bandwidth = Stream(torch.device("cpu")).rate() / 1e9
-    return _summary(record, plan, bandwidth, model)
+    return _summary(record, plan, bandwidth, model) | {"prompt_of_arithmetic": _prompt_share(model, record)}
+
+
+def _prompt_share(model: LoadedModel, record: dict[str, Any]) -> float | None:
+    """Seconds that the prompt takes at the multiply-adds that the cores make, over those that it took.
+
+    None where it was not timed, and without the kernels or a C compiler.
+    """
+    network, seconds = model.network, record["variants"]["dense"]["prefill_s"]
+    tokens = network.spec.layout.prompt
+    if tokens is None or not seconds or native.unavailable() is not None:
+        return None
+    products = multiply_adds(network, tokens, 0)
+    attention = multiply_adds(network, tokens, tokens // 2) - products
+    try:
+        peak = record["threads"] * multiply_adds_per_s(native.instruction_set())
+    except RunError:
+        return None
+    return (products / AN_INSTRUCTION.get(network.weight_format, 1) + attention) / peak / seconds
 
 
 def _summary(record: dict[str, Any], plan: WholeVideo, bandwidth: float, model: LoadedModel) -> dict[str, Any]:
     """Totals by variant, extrapolated to the whole video where a stretch was decoded; bandwidth in GB/s."""
     spec, full = model.network.spec, full_spec()
-    total, lines = plan.frames * spec.tokens_per_frame, dict[str, Any]()
+    frames = plan.decoded(spec)
+    total, lines = frames * spec.tokens_per_frame, dict[str, Any]()
     published = PUBLISHED if replace(spec.decoder, max_positions=1) == replace(full.decoder, max_positions=1) else {}
     for variant, line in record["variants"].items():
         pieces = line["pieces"]
         scale = total / sum(p["tokens"] for p in pieces)
         sums = {part: scale * sum(p[part] for p in pieces) for part in _PARTS}
         # A frame is drawn with every piece.
-        sums["vision_s"] = plan.frames * sum(p["vision_s"] for p in pieces) / len(pieces)
+        sums["vision_s"] = frames * sum(p["vision_s"] for p in pieces) / len(pieces)
         seconds = line["prefill_s"] + sums["decode_s"] + sums["vision_s"]
         lines[variant] = {
             "seconds": seconds,
@@ -230,7 +293,10 @@ def _summary(record: dict[str, Any], plan: WholeVideo, bandwidth: float, model: 
             "published_s": published.get(variant),
             "tokens_per_pass": sum(p["tokens"] for p in pieces) / sum(p.get("passes", p["tokens"]) for p in pieces),
             "speedup": lines["dense"]["seconds"] / seconds if lines else 1.0,
+            "ms_a_pass": 1e3 * sum(p["decode_s"] for p in pieces) / sum(p.get("passes", p["tokens"]) for p in pieces),
         }
+    dense, replay = lines["dense"], lines["replay"]
+    amdahl = dense["decode_s"] / (dense["decode_s"] - plan.ratio * dense["mlp_s"])
     return {
         "model": model.name,
         "weights": model.network.weight_format,
@@ -241,9 +307,10 @@ def _summary(record: dict[str, Any], plan: WholeVideo, bandwidth: float, model: 
         "tokens": total,
         "decoded": plan.tokens or total,
         "ratio": plan.ratio,
-        "draft": plan.draft,
-        "accept": plan.accept,
+        "drafts": plan.drafts,
         "bandwidth_gb_s": bandwidth,
         "variants": lines,
-        "speedup": lines["dense"]["seconds"] / lines["replay"]["seconds"],
+        "speedup": dense["seconds"] / replay["seconds"],
+        "ceiling": amdahl,
+        "of_ceiling": dense["decode_s"] / replay["decode_s"] / amdahl,
     }

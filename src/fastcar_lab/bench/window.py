@@ -23,7 +23,7 @@ from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 from fastcar_lab.bench.measure import models, pass_bytes
 from fastcar_lab.bench.peak import multiply_adds_per_s
 
-_AN_INSTRUCTION = {"int8": 2, "int4": 4}
+AN_INSTRUCTION = {"int8": 2, "int4": 4}
 """Multiply-adds of an instruction, in those of float32."""
 
 
@@ -94,7 +94,7 @@ def measure(
         for window in windows:
             seconds = least[form, window, 0]
             memory = pass_bytes(model, plan.rows, plan.context) / bandwidth
-            arithmetic = multiply_adds(model, plan.rows * window, plan.context) / peak / _AN_INSTRUCTION.get(form, 1)
+            arithmetic = multiply_adds(model, plan.rows * window, plan.context) / peak / AN_INSTRUCTION.get(form, 1)
             floor = max(memory, arithmetic)
             lines.setdefault(form, {})[window] = {
                 "ms": seconds * 1e3,

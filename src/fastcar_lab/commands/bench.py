@@ -1,4 +1,4 @@
-"""`fastcar lab bench [--shape mini|vila-u-7b] [--json]`: decode passes timed side by side.
+"""`fastcar lab bench [--shape mini|vila-u-7b|cosmos-predict1-4b] [--json]`: decode passes timed side by side.
 
 One run times, turn by turn: our engine dense and at forced replay ratios (rows together and alone), with
 torch's and with native kernels, with int8 and int4 weights; transformers' LlamaModel on the same weights; and
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli import choices
+from fastcar_cli.errors import RequestError
 from fastcar_lab.commands.options import Debug
 
 if TYPE_CHECKING:
@@ -97,6 +98,17 @@ def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
     return {"contexts": results, "ratios": {name: min(r["ratios"][name] for r in results) for name in names}}
 
 
+def _shares(text: str) -> list[float]:
+    """Numbers from 0 to 1 with commas between them. Raises RequestError for anything else."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= share <= 1 for share in found):
+        raise RequestError("no probability", key="accept", value=text, allowed="0 to 1, such as 0.5,0.9")
+    return found
+
+
 def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_json: bool) -> None:
     """Time it and print what it took."""
     from fastcar_cli.cli.render import columns, console
@@ -119,6 +131,7 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
         "seconds": ("seconds", "{:.1f}"),
         "of them the prompt": ("prefill_s", "{:.1f}"),
         "decoding": ("decode_s", "{:.1f}"),
+        "  ms a pass": ("ms_a_pass", "{:.1f}"),
         "  of it MLPs": ("mlp_s", "{:.1f}"),
         "  of it drawing codes": ("draw_s", "{:.1f}"),
         "pixels": ("vision_s", "{:.1f}"),
@@ -136,8 +149,11 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
     if result["decoded"] < result["tokens"]:
         out.print(f"decoded {result['decoded']} of {result['tokens']:,} tokens, from the middle; the rest is estimated")
     out.print(f"replay of {result['ratio']:.0%} of all MLPs: {result['speedup']:.2f} x")
-    if result["draft"] > 1:
-        out.print(f"drafts with window {result['draft']}, each right with probability {result['accept']:g}")
+    out.print(f"decoding alone: {result['of_ceiling']:.1%} of what the MLPs' share allows ({result['ceiling']:.2f} x)")
+    if (share := result["prompt_of_arithmetic"]) is not None:
+        out.print(f"the prompt: {share:.0%} of the multiply-adds that the cores make")
+    for window, accept in result["drafts"]:
+        out.print(f"drafts with window {window}, each right with probability {accept:g}")
 
 
 def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> None:
@@ -200,10 +216,10 @@ def _watched(things: str, name: str, work: Callable[[Callable[[int, int], None]]
 
 def bench(
     ctx: typer.Context,
-    shape: Annotated[str, typer.Option(help="mini, the bundled model, or vila-u-7b, layers of it.")] = "mini",
-    layers: Annotated[int, typer.Option(help="Layers of vila-u-7b.", min=1)] = 2,
+    shape: Annotated[str, typer.Option(help="mini, or layers of vila-u-7b or a cosmos-predict1-... model.")] = "mini",
+    layers: Annotated[int, typer.Option(help="Layers of a shape but mini.", min=1)] = 2,
     context: Annotated[
-        str | None, typer.Option(help="Tokens attended to, comma-separated. [default: 300, or 512,2k,8k]")
+        str | None, typer.Option(help="Tokens attended to, comma-separated. [default: by shape]")
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows of the batch. [default: 1, or 2]", min=1)] = None,
     passes: Annotated[int | None, typer.Option(help="Passes a turn. [default: 48, or 6]", min=1)] = None,
@@ -225,7 +241,9 @@ def bench(
         str | None,
         typer.Option(help="Instead, time a clip of iVideoGPT's shape: small (138 M) or medium (436 M parameters)."),
     ] = None,
-    frames: Annotated[int | None, typer.Option(help="Frames of --video or --clip. [default: 8, or 16]", min=2)] = None,
+    frames: Annotated[
+        int | None, typer.Option(help="Frames of --video or --clip. [default: as trained]", min=2)
+    ] = None,
     replay_ratio: Annotated[
         float, typer.Option(help="MLPs replayed in the second go of --video or --clip.", min=0, max=1)
     ] = 0.8,
@@ -239,11 +257,11 @@ def bench(
     kv_dtype: Annotated[str, typer.Option(help="Keys and values of --video: auto (as the model) or int8.")] = "auto",
     draft: Annotated[
         str | None,
-        typer.Option(help="Instead, passes with drafts: windows with commas between them; one window with --video."),
+        typer.Option(help="Instead, passes with drafts: windows with commas between them; with --video beside it."),
     ] = None,
     accept: Annotated[
-        float, typer.Option(help="Probability that a draft counts as right, with --draft.", min=0, max=1)
-    ] = 0.9,
+        str, typer.Option(help="Probability that a draft counts as right; with --video one for each window of --draft.")
+    ] = "0.9",
     generate: Annotated[int, typer.Option(help="Also time this many whole commands.", min=0)] = 0,
     busy: Annotated[
         int,
@@ -261,30 +279,29 @@ def bench(
 
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.cli.flags import given, one_of, refuse
-    from fastcar_cli.errors import RequestError
     from fastcar_cli.resolve import resolve_device
-    from fastcar_lab.bench.cases import Benchmark, check
+    from fastcar_lab.bench.cases import SHAPES, Benchmark, check
     from fastcar_lab.bench.measure import measure
 
-    one_of("--shape", shape, ("mini", "vila-u-7b"))
+    one_of("--shape", shape, ("mini", *SHAPES))
     one_of("--clip", clip, ("small", "medium"))
     one_of("--kv-dtype", kv_dtype, choices.values(choices.KVDtype))
-    drafts = parse_lengths(draft, "draft") if draft is not None else []
+    drafts, accepted = parse_lengths(draft, "draft") if draft is not None else [], _shares(accept)
     if not drafts:
         refuse(ctx, ("accept",), "without --draft", "it needs --draft W")
     elif window is not None:
         raise RequestError("--draft and --window exclude each other", hint="--draft times passes of one token too")
     if video is not None:
+        from fastcar_cli.models.loading.registry import spec_of
         from fastcar_lab.bench.video import WholeVideo
 
         of_video = {"video", "frames", "replay_ratio", "tokens", "save", "kv_dtype", "threads", "as_json"}
         of_video |= {"draft", "accept"}
         refuse(ctx, given(ctx).keys() - of_video, "with --video", "leave it out")
-        if len(drafts) > 1:
-            raise RequestError("a whole video has one window", key="draft", value=draft, allowed="one number")
-        whole = WholeVideo(
-            video, frames or 8, replay_ratio, tokens, kv_dtype, drafts[0] if drafts else 1, accept if drafts else 0.0
-        )
+        if len(drafts) != len(accepted) and drafts:
+            raise RequestError("one is needed for each window", key="accept", value=accept, allowed="0.5,0.9")
+        pairs = tuple(zip(drafts, accepted, strict=True)) if drafts else ()
+        whole = WholeVideo(video, frames or spec_of(video).frames, replay_ratio, tokens, kv_dtype, pairs)
         _whole_video(whole, threads, save, as_json)
         return
     if clip is not None:
@@ -304,14 +321,16 @@ def bench(
             shape=shape,
             layers=layers,
             context=tokens,
-            rows=rows or (1 if mini else 2),
+            rows=rows or (2 if shape == "vila-u-7b" else 1),
             passes=passes or (48 if mini else 6),
             turns=turns,
             compiled=compiled,
             device=place,
             llama_cpp=llama_cpp,
         )
-        for tokens in parse_lengths(context or ("300" if mini else "512,2k,8k"), "context")
+        for tokens in parse_lengths(
+            context or {"mini": "300", "vila-u-7b": "512,2k,8k"}.get(shape, "5k,12k"), "context"
+        )
     ]
     for plan in plans:
         check(plan)
@@ -322,7 +341,7 @@ def bench(
     if window is not None or drafts:
         refuse(ctx, ("device", "llama_cpp", "compiled", "generate"), "with --window or --draft", "leave it out")
         windows = drafts if window is None else parse_lengths(window, "window")
-        _windows(plans, windows, accept if drafts else None, as_json)
+        _windows(plans, windows, accepted[0] if drafts else None, as_json)
         return
     results = []
     for plan in plans:

@@ -20,7 +20,9 @@ def dummy(
     ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder to write.")],
     format_: Annotated[str, typer.Option("--format", help="Whose shapes: vila-u, ivideogpt or cosmos.")] = "vila-u",
-    layers: Annotated[int, typer.Option(help="Layers of vila-u (released: 32) or cosmos.", min=1)] = 2,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers of vila-u or cosmos. [default: 2, or all of cosmos]", min=1)
+    ] = None,
     shards: Annotated[int, typer.Option(help="Files of weights of vila-u's decoder.", min=1)] = 1,
     medium: Annotated[bool, typer.Option("--medium", help="ivideogpt with 436 M parameters instead of 138 M.")] = False,
     pixels: Annotated[int, typer.Option(help="Side of ivideogpt's frames: 64 or 256.")] = 64,
@@ -46,11 +48,12 @@ def dummy(
         refuse(ctx, ("shards",), "with --format cosmos", "leave it out")
         one_of("--size", size, cosmos.SHAPES)
         dtype = dtype or "bfloat16"
-        model = cosmos.write(folder, replace(cosmos.SHAPES[size], layers=layers), dtype=DTYPES[dtype])
-        typer.echo(f"{model}: {layers} layers of full width in {dtype}, random weights, its tokenizer beside it")
+        shape = replace(cosmos.SHAPES[size], layers=layers or cosmos.SHAPES[size].layers)
+        model = cosmos.write(folder, shape, dtype=DTYPES[dtype])
+        typer.echo(f"{model}: {shape.layers} layers of full width in {dtype}, random weights, its tokenizer beside it")
         return
     if format_ == "vila-u":
-        dtype = dtype or "bfloat16"
+        dtype, layers = dtype or "bfloat16", layers or 2
         vila_u.write(folder, layers=layers, dtype=DTYPES[dtype], shards=shards)
         typer.echo(f"{folder}: {layers} layers of full width in {dtype}, random weights")
         return

@@ -1,4 +1,4 @@
-"""RMS norm and layer norm, one row a program."""
+"""RMS norm, also of heads, and layer norm, one row a program."""
 
 from __future__ import annotations
 
@@ -45,3 +45,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> Tensor:
     """Layer norm of x [rows, width] with weight and bias [width], into out [rows, width]; returns out."""
     return _norm(x, weight, bias, eps, out)
+
+
+@triton.jit
+def _head_norm_kernel(qkv, q, k, eps, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
+    """A head of a query or a key a program."""
+    line, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tl.arange(0, BLOCK)
+    at = qkv + (line * (H + 2 * KV) + head) * D + i
+    values = tl.load(at, mask=i < D, other=0.0).to(tl.float32)
+    normal = values * (1.0 / tl.sqrt(tl.sum(values * values, 0) / D + eps))
+    of_query = tl.load(q + i, mask=i < D, other=0.0).to(tl.float32)
+    of_key = tl.load(k + i, mask=i < D, other=0.0).to(tl.float32)
+    weight = tl.where(head < H, of_query, of_key)
+    kind = qkv.dtype.element_ty
+    tl.store(at, (normal.to(kind).to(tl.float32) * weight).to(kind), mask=i < D)
+
+
+def norm_heads(qkv: Tensor, q: Tensor, k: Tensor, eps: float, heads: int, kv_heads: int) -> None:
+    """RMS norm of every head of the queries and keys in qkv [lines, (heads + 2 kv_heads) head_dim], in place.
+
+    q and k are the weights [head_dim] of either.
+    """
+    block = triton.next_power_of_2(len(q))
+    _head_norm_kernel[(len(qkv), heads + kv_heads)](
+        qkv, q, k, eps, H=heads, KV=kv_heads, D=len(q), BLOCK=block, num_warps=1
+    )

@@ -109,7 +109,8 @@ def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> Any:
 class DecoderPass:
     """All blocks and the last norm on one or more tokens of every row. Weights and caches are used in place.
 
-    norm: weight of the last norm, float32 [width]. eps: of all norms.
+    norm: weight of the last norm, float32 [width]; None: hidden states are those behind the last block. eps: of all
+    norms.
     keys, values: [layers, rows, kv_heads, slots, head width], float32 or bfloat16.
     aligned: the keys that TAS reads. Its slots may differ, or it may be the same tensor as keys.
     older: further tokens that are attended to: `older_keys` and `older_values` int8 [layers, rows, kv_heads, older
@@ -130,7 +131,7 @@ class DecoderPass:
     def __init__(
         self,
         blocks: Sequence[BlockWeights],
-        norm: Tensor,
+        norm: Tensor | None,
         eps: float,
         *,
         heads: int,
@@ -198,7 +199,7 @@ class DecoderPass:
                 "angle_rows": angles[1],
             },
             "output_format": 0 if outputs is None else BY_DTYPE[outputs.dtype].number,
-            "norm": expect("norm", norm, (decoder.width,), torch.float32),
+            "norm": None if norm is None else expect("norm", norm, (decoder.width,), torch.float32),
             "start": expect("start", start, (rows,), torch.int64),
             "table": expect("table", table, (tokens, 6), torch.int64),
             "cos": expect("cos", cos, angles, torch.float32),

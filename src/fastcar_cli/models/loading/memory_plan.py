@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ def stored_bytes(network: Network, form: WeightFormat, part: str = "") -> int:
     """As `parameter_bytes`, of weights in a format, scales included."""
     stored = form.on(network)
     return sum(stored.bytes_of(name, p.shape) for name, p in network.named_parameters() if part in name)
+
+
+@lru_cache(maxsize=1)
+def _network(spec: Spec) -> Network:
+    """The empty network of a specification, which is planned in several formats."""
+    return empty_network(spec)
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class MemoryPlan:
 
     def arithmetic(self) -> str:
         """The sum in words."""
-        said = (f"weights in {self.dtype}", "KV cache", "replay cache", "process and pixels")
+        said = (f"weights in {self.dtype}", "KV cache", "replay cache", "process, prompt and pixels")
         parts = zip(said, (getattr(self, name) for name in _SIZES), strict=True)
         return " + ".join(f"{gib(size)} {name}" for name, size in parts if size)
 
@@ -150,6 +157,12 @@ def cache_bytes(spec: Spec, itemsize: int, asked: Demand, *, replays: bool) -> t
     return heads * head, decoder.layers * asked.rows * n * decoder.width * itemsize if replays else 0
 
 
+def prefill_bytes(spec: Spec, itemsize: int, asked: Demand) -> int:
+    """Bytes that running the prompts takes at once: a few vectors of every token of theirs."""
+    decoder = spec.decoder
+    return asked.rows * asked.prompt_tokens * (2 * decoder.width + decoder.heads * decoder.head_dim) * 2 * itemsize
+
+
 PIXEL_COPIES = 8
 """Activations of a frame's full size that the RQ-VAE's decoder holds at once, with room to spare (assumed)."""
 
@@ -173,12 +186,13 @@ def make_plan(
     device: str,
     replaying: int,
     delimiters: bool = False,
+    pixel_itemsize: int = 4,
 ) -> MemoryPlan:
     """The plan of one batch with weights in a format; `replaying` layers may replay.
 
-    `delimiters` says whether tokens that part frames may replay too.
+    `delimiters` says whether tokens that part frames may replay too, `pixel_itemsize` is that of the pixels' dtype.
     """
-    network = empty_network(spec)
+    network = _network(spec)
     size = form.floats.itemsize
     decoder, n = spec.decoder, spec.tokens_per_frame
     weights = stored_bytes(network, form)
@@ -198,7 +212,7 @@ def make_plan(
         weights=weights,
         kv_cache=kv_cache,
         replay_cache=replay,
-        base=BASE + spec.pixel_bytes * asked.rows,
+        base=BASE + spec.pixel_bytes * asked.rows * pixel_itemsize // 4 + prefill_bytes(spec, size, asked),
         available=available_bytes(device),
         mlp_share=mlp / step,
         max_replay_ratio=ratio,

@@ -91,6 +91,8 @@ def identity(model: str) -> Identity:
     digest = hashlib.sha256()
     folders = (folder, base_of(folder) or folder)
     files = {(f.relative_to(at).as_posix(), f) for at in folders for f in at.rglob("*") if f.suffix in _IDENTIFYING}
+    if (released := format_of(folder)) is not None:
+        files |= {(f.name, f) for f in released.weights_of(folder) if f.suffix not in _IDENTIFYING}
     for name, file in sorted(files):
         if name.startswith(".") or file.name == "encoder.safetensors":
             continue

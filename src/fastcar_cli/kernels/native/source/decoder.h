@@ -288,6 +288,7 @@ void decode(const Decoder* decoder, Step* request) {
         mlp_ns += monotonic_ns() - mlp_start;
     }
     request->mlp_ns = mlp_ns;
+    if (!d.norm) return;
     for (long r = 0; r < rows; r++) {
         rms_norm(step.x + r * width, d.norm, width, float(d.eps), w.normed_row);
         memcpy(step.x + r * width, w.normed_row, 4 * width);

@@ -40,7 +40,7 @@ struct Block {
 // All blocks, for passes of at most `most` input tokens of every row. start [rows]: each row's first slot that is not
 // padding. table [tokens, 6]: where each token lies in the caches, the columns of `At`. cos, sin [tokens, angle_rows,
 // head width]; angle_rows is rows or 1. pairs: rows r and r + rows / 2 decide together whether they replay. released:
-// TAS takes the query before its rotation, as the released code does.
+// TAS takes the query before its rotation, as the released code does. norm may be null: x is what the last block gives.
 struct Decoder {
     int64_t layers, rows, most, width, heads, kv_heads, head_width, slots, aligned_slots, older_slots;
     int64_t words, positions, angle_rows, cache_format, output_format, pairs, released, threads;
