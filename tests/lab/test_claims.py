@@ -20,12 +20,15 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from fastcar_cli.cli.app import app
+from fastcar_cli.config import load_config
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models import load
+from fastcar_cli.pipeline import VideoPipeline
 from fastcar_lab.claims import c1_shares, c2_similarity, c3_bound
 from fastcar_lab.claims.accelerator import independent
-from fastcar_lab.claims.stats import area_under_curve, difference, estimate, rank_correlation
+from fastcar_lab.claims.prompts import kinds_of, prompts_for
+from fastcar_lab.claims.stats import area_under_curve, by_kind, difference, estimate, over_kinds, rank_correlation
 from fastcar_lab.commands.claims import all_claims, default_model
 
 SAID = ("a small red ball rolling to the right on the grass", "a big yellow star bouncing at night")
@@ -60,6 +63,24 @@ def test_an_interval_covers_about_as_often_as_it_says() -> None:
 def test_one_prompt_has_no_interval() -> None:
     found = estimate({"a": [1.0, 2.0]})
     assert found.mean == 1.5 and not found.above_zero and "no interval" in found.text()
+
+
+@given(st.floats(0.5, 5), st.integers(2, 4))
+def test_an_interval_over_kinds_holds_what_kinds_differ_by(apart: float, many: int) -> None:
+    kinds = {f"{k} {i}": str(k) for k in range(many) for i in range(6)}
+    values = {p: [apart * int(k) + 0.01 * i] for i, (p, k) in enumerate(kinds.items())}
+    within, over = estimate(values), over_kinds(values, kinds)
+    assert over.mean == pytest.approx(within.mean) and over.low < within.low and over.high > within.high
+    assert list(by_kind(values, kinds)) == [str(k) for k in range(many)]
+    assert by_kind(values, kinds)["1"].mean == pytest.approx(np.mean([v for p, v in values.items() if kinds[p] == "1"]))
+
+
+def test_prompts_are_of_each_kind_in_turn() -> None:
+    pipe = VideoPipeline.from_config(load_config(None, [], {"model": "table"}))
+    drawn = prompts_for(pipe, 32, balanced=True)
+    kinds = list(kinds_of(pipe, drawn).values())
+    assert [kinds.count(kind) for kind in ("still", "moving", "meeting", "panning")] == [8, 8, 8, 8]
+    assert prompts_for(pipe, 8, balanced=True) == drawn[:8] and len(set(drawn)) == 32
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=30), st.integers(0, 1000))

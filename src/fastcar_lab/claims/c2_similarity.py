@@ -64,6 +64,7 @@ def judge(study: Study) -> Finding:
     notes = [
         f"A place moves where its pixels change by {MOVES:g} of 255 in the mean; {moves_share.mean:.1%} of them do.",
         f"Two places half a frame apart have {other.text()}: so much of it is the layer's, not the place's.",
+        *study.notes_on_kinds("Similarity", _over_layers(found["all"])),
     ]
     return Finding(
         NUMBER,

@@ -25,7 +25,7 @@ from torch import nn
 from fastcar_cli.extras import need
 from fastcar_cli.models.decoder import Block
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot
-from fastcar_lab.claims.stats import Estimate, by_prompt, estimate, rank_correlation
+from fastcar_lab.claims.stats import Estimate, Values, by_kind, by_prompt, estimate, rank_correlation
 from fastcar_lab.claims.study import Arrays, Job, Study
 
 NUMBER, TITLE = 3, "TAS bounds the change of the MLP's output"
@@ -141,11 +141,13 @@ def _finding(
     pooled: Estimate,
     counts: tuple[int, int],
 ) -> Finding:
-    def over_layers(layers: list[list[tuple[str, float]]]) -> Estimate:
+    def over_layers(layers: list[list[tuple[str, float]]]) -> Values:
         values = np.nanmean([[v for _, v in videos] for videos in layers], axis=0)
-        return estimate(by_prompt(list(zip([p for p, _ in layers[0]], values.tolist(), strict=True))))
+        return by_prompt(list(zip([p for p, _ in layers[0]], values.tolist(), strict=True)))
 
-    correlation, scaled = over_layers(absolute), over_layers(relative)
+    by_video = over_layers(absolute)
+    correlation, scaled = estimate(by_video), estimate(over_layers(relative))
+    means = [row["rank_correlation"] for row in rows]
     with_sign = sum(row["rank_correlation_low"] > 0 for row in rows)
     against = sum(row["rank_correlation_high"] < 0 for row in rows)
     violated, total = counts
@@ -154,15 +156,16 @@ def _finding(
     summary = (
         f"The inequality holds at {total - violated:,} of {total:,} tokens, the right side {looseness:,.0f} times "
         f"the left in the median. Rank correlation of TAS with less change {correlation.text()} (of relative change "
-        f"{scaled.text()}, of all layers together {pooled.text()}), clearly above zero in {with_sign} of "
-        f"{study.layers} layers, clearly below in {against}."
+        f"{scaled.text()}, of all layers together {pooled.text()}), by layer {min(means):.2f} to "
+        f"{max(means):.2f}, clearly above zero in {with_sign} of {study.layers} layers, clearly below in {against}."
     )
     notes = [
         "The paper's page names the terms and not the constants: s, gamma, M and C are our reading, written in "
-        "analysis/claims/c3_bound.py. gamma is the least number with which the attention part holds at every token, so "
+        "claims/c3_bound.py. gamma is the least number with which the attention part holds at every token, so "
         "the inequality can fail only by C.",
         f"Of the right side, |X_j - X_j-| is {np.median([r['share_input'] for r in rows]):.0%} and sqrt(1 - s) "
         f"{np.median([r['share_tas'] for r in rows]):.1%} in the median: the score's own part.",
+        *study.notes_on_kinds("Rank correlation", by_video),
     ]
     if verdict is not HOLDS:
         notes.append(
@@ -172,6 +175,7 @@ def _finding(
     return Finding(
         NUMBER, TITLE, CLAIM, study.model, verdict, summary, correlation.videos, correlation.prompts, rows,
         {"violated": violated, "tokens": total, "looseness": looseness, "rank_correlation": correlation.mean,
+         "rank_correlation_by_kind": {k: [e.mean, e.low, e.high] for k, e in by_kind(by_video, study.kinds).items()},
          "rank_correlation_relative": scaled.mean, "rank_correlation_pooled": pooled.mean, "layers": [{k: r[k] for k in
          ("layer", "C", "L_mlp", "L_norm", "W_G", "W_U", "W_D", "S_G", "S_U", "S", "M", "gamma")} for r in rows]},
         notes, [Plot("bound", "Both sides of the inequality, by layer", lambda figure: _draw(figure, kept)),

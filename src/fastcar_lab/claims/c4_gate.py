@@ -86,6 +86,7 @@ def judge(study: Study) -> Finding:
         "there a score sees what its own replays have done, and a replay may be replayed again.",
         "The oracle knows how wrong a replay would be, in the norm of one layer's output. That norm is not quality: it "
         "knows nothing of which errors later layers and the draw of codes take up.",
+        *study.notes_on_kinds("Area of TAS", area[DEFAULT]),
     ]
     if all(c["metrics"] is not None and c["metrics"]["psnr_db"] is None for group in cells.values() for c in group):
         notes.append(

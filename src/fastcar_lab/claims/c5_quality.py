@@ -9,7 +9,7 @@ from typing import Any
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot
 from fastcar_lab.claims.quality import KEYS, measure, values
-from fastcar_lab.claims.stats import difference, estimate
+from fastcar_lab.claims.stats import difference, estimate, less
 from fastcar_lab.claims.study import RATIOS, TAUS, Job, Study
 
 NUMBER, TITLE = 5, "Quality holds to 80 % replay"
@@ -66,6 +66,7 @@ def judge(study: Study) -> Finding:
         "prompts, and fails where none of it does.",
         "The paper's 20 % is already far from dense (17.94 dB): there replay changes which video is drawn, and further "
         "replay hardly changes it more. A model that stays near its dense video has more to lose between both.",
+        *study.notes_on_kinds(f"{KEYS[main]} lost", less(values(least, main), values(most, main))),
     ]
     first = estimate(values(most, main))
     return Finding(

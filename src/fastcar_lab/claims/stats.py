@@ -67,7 +67,12 @@ def estimate(values: Values) -> Estimate:
 
 def difference(a: Values, b: Values) -> Estimate:
     """A - b of the same videos, paired."""
-    return estimate({p: [x - y for x, y in zip(a[p], b[p], strict=True)] for p in a})
+    return estimate(less(a, b))
+
+
+def less(a: Values, b: Values) -> Values:
+    """A - b of the same videos."""
+    return {p: [x - y for x, y in zip(a[p], b[p], strict=True)] for p in a}
 
 
 def _ranks(values: Floats) -> Floats:
@@ -98,3 +103,38 @@ def by_prompt(videos: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
     for prompt, value in videos:
         found.setdefault(prompt, []).append(float(value))
     return found
+
+
+def by_kind(values: Values, kinds: Mapping[str, str]) -> dict[str, Estimate]:
+    """Estimates of the prompts of each kind of scene, given the kind of every prompt."""
+    return {
+        kind: estimate({p: v for p, v in values.items() if kinds[p] == kind})
+        for kind in dict.fromkeys(kinds[p] for p in values)
+    }
+
+
+def over_kinds(values: Values, kinds: Mapping[str, str]) -> Estimate:
+    """Mean of the means of kinds, and its interval where kinds are drawn with replacement, then prompts of each.
+
+    So it says what another mixture of scenes may come to. Without numbers of two kinds there are no bounds.
+    """
+    means: dict[str, list[float]] = {}
+    videos = 0
+    for prompt, group in values.items():
+        kept = [v for v in group if np.isfinite(v)]
+        videos += len(kept)
+        if kept:
+            means.setdefault(kinds[prompt], []).append(float(np.mean(kept)))
+    groups = [np.array(group) for group in means.values()]
+    if not groups:
+        return Estimate(np.nan, np.nan, np.nan, 0, 0)
+    low = high = np.nan
+    if len(groups) > 1:
+        rng = np.random.default_rng(0)
+        # Of each kind as many draws as it may be taken for: one a place of the mixture.
+        drawn = np.stack([g[rng.integers(0, len(g), (RESAMPLES, len(groups), len(g)))].mean(-1) for g in groups])
+        chosen = rng.integers(0, len(groups), (RESAMPLES, len(groups)))
+        mixtures = drawn[chosen, np.arange(RESAMPLES)[:, None], np.arange(len(groups))].mean(1)
+        low, high = (float(v) for v in np.percentile(mixtures, (2.5, 97.5)))
+    mean = float(np.mean([g.mean() for g in groups]))
+    return Estimate(mean, low, high, videos, sum(map(len, groups)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.config import RunConfig
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_lab.claims.prompts import kinds_of
+from fastcar_lab.claims.stats import Values, by_kind, over_kinds
 
 TAUS = (0.0, -0.5, -1.0, -2.0, -4.0, -8.0)
 """Thresholds of the paper's figure 4."""
@@ -63,6 +65,21 @@ class Study:
         """Of the model that a pipeline of this configuration has. Raises RequestError for prompts it can't read."""
         pipe.notices(prompts)
         return cls(pipe.name, folder / pipe.name, tuple(prompts), tuple(seeds), config, pipe)
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The kind of scene of each prompt."""
+        return kinds_of(self.pipe, self.prompts)
+
+    def notes_on_kinds(self, what: str, values: Values) -> list[str]:
+        """A sentence on some numbers by kind of scene, where there are several."""
+        found = by_kind(values, self.kinds)
+        if len(found) < 2:
+            return []
+        each = ", ".join(f"{kind} {e.text()}" for kind, e in found.items())
+        return [
+            f"{what} by kind of scene: {each}; kinds drawn with replacement {over_kinds(values, self.kinds).text()}."
+        ]
 
     def run(self, jobs: Sequence[Job], on_done: Callable[[str, int], None]) -> None:
         """Decode what is missing. `on_done(folder, decodes)` reports each decode on disk and of those to come.

@@ -51,7 +51,7 @@ def claims(
         list[str] | None,
         typer.Option(help="Bundled or hub name, or folder; repeat it. Default: table-dense or mini."),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts, captions never trained on where we have them.", min=1)] = 16,
+    prompts: Annotated[int, typer.Option(help="Prompts, captions never trained on of each kind of scene.", min=1)] = 32,
     prompts_file: Annotated[Path | None, typer.Option(help="File with one prompt a line, in their place.")] = None,
     seeds: Annotated[int, typer.Option(help="Videos a prompt, with seeds from 0.", min=1)] = 2,
     claim: Annotated[
@@ -83,7 +83,8 @@ def claims(
     for name in model or [default_model()]:
         config = load_config(None, set_ or [], {"model": name})
         pipe = VideoPipeline.from_config(config)
-        studies.append(Study.open(pipe, config, output, given or prompts_for(pipe, prompts), range(seeds)))
+        texts = given or prompts_for(pipe, prompts, balanced=True)
+        studies.append(Study.open(pipe, config, output, texts, range(seeds)))
     if len({s.model for s in studies}) < len(studies):
         raise RequestError("two of the same name", key="model", hint="rename one folder")
     findings = []

@@ -59,3 +59,6 @@ class CaptionedWorld(World, Protocol):
 
     def unseen_captions(self, count: int, seed: int) -> list[str]:
         """Captions that training left out."""
+
+    def kind(self, tokens: Sequence[str]) -> str:
+        """What kind of scene a caption's tokens describe: still, moving, meeting or panning."""

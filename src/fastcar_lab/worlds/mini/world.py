@@ -57,6 +57,10 @@ class Mini:
         """See `CaptionedWorld`."""
         return [str(text) for _, text in self.held_out(count, seed)]
 
+    def kind(self, tokens: Sequence[str]) -> str:
+        """See `CaptionedWorld`; nothing meets here, and the camera does not move."""
+        return "still" if "still" in tokens else "moving"
+
     def render(self, scene: Scene) -> Video:
         """See `World`."""
         return np.asarray((render(scene) * 255).round(), np.uint8)

@@ -66,6 +66,15 @@ class Table:
         """See `CaptionedWorld`."""
         return [str(text) for _, text in self.held_out(count, seed)]
 
+    def kind(self, tokens: Sequence[str]) -> str:
+        """See `CaptionedWorld`."""
+        said = said_in(tokens)
+        if said.camera:
+            return "panning"
+        if said.relation in ("hits", "chain", "in_front_of", "behind"):
+            return "meeting"
+        return "moving" if any(thing.deed not in (None, "still") for thing in said.things) else "still"
+
     def render(self, scene: Scene) -> Video:
         """See `World`."""
         return render(scene)
