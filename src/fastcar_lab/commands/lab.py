@@ -23,6 +23,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "curves": figures.curves,
     "evaluate": worlds.evaluate,
     "contact-sheet": worlds.contact_sheet,
+    "showcase": worlds.showcase,
     "replay-plot": figures.replay_plot,
     "learning-curve": figures.learning_curve,
     "clips": worlds.clips,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fastcar_cli.cli.flags import one_of
+from fastcar_cli.errors import RequestError
 from fastcar_lab import worlds
 from fastcar_lab.commands.options import Debug, Overrides, Plot, Seed
 
@@ -65,6 +66,31 @@ def contact_sheet(
 
     wrong = draw(output, model, tau, count, seed)
     typer.echo(f"{output}: {count} videos, {wrong} of them wrong")
+
+
+def showcase(
+    output: Plot,
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What the videos show.")],
+    model: Annotated[str, typer.Option(help="Name or folder.")] = "mini",
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", help="Repeat it for a seed each; one is for all. [default: 0]")
+    ] = None,
+    tau: Annotated[str, typer.Option(help="Threshold of replay.")] = "off",
+    columns: Annotated[int, typer.Option(help="Videos in a row.", min=1)] = 4,
+    scale: Annotated[int, typer.Option(help="Times as large as the model draws them.", min=1)] = 2,
+    replayed: Annotated[bool, typer.Option("--replayed", help="Beside each video show what was replayed.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Draw videos side by side into one file, each under its prompt."""
+    from fastcar_lab.figures.showcase import showcase as draw
+
+    given = seeds or [0]
+    numbers = given * len(prompts) if len(given) == 1 else given
+    if len(numbers) != len(prompts):
+        raise RequestError(f"{len(numbers)} --seed for {len(prompts)} prompts", hint="one each, or one for all")
+    ratios = draw(output, model, prompts, numbers, tau=tau, columns=columns, scale=scale, replayed=replayed)
+    for prompt, seed, ratio in zip(prompts, numbers, ratios, strict=True):
+        typer.echo(f"seed {seed}, replayed {ratio:.1%}: {prompt}")
 
 
 def clips(

@@ -60,5 +60,5 @@ def contact_sheet(file: Path, model: str, tau: str, count: int, seed: int) -> in
     videos, _ = generate_videos(pipe, texts, seeds, batch=12)
     said = [words.complete(words.read(text), seed).tokens for text, seed in zip(texts, seeds, strict=True)]
     wrong = [not world.judge(video, tokens)["all_right"] for video, tokens in zip(videos, said, strict=True)]
-    draw_sheet(file, videos, texts, wrong)
+    draw_sheet(file, videos, [f"{text} (seed {seed})" for text, seed in zip(texts, seeds, strict=True)], wrong)
     return sum(wrong)
