@@ -122,7 +122,7 @@ def test_comparison_against_itself_without_replay() -> None:
 
 def test_what_broadcast_costs_is_printed_from_copies_of_a_preset(run: Run) -> None:
     # Slow memory: without sharing each core waits for its own share.
-    slow, wide = preset(hbm__channel_bandwidth=0.05), work(frames=30)
+    slow, wide = preset(hbm__port_clock=0.8), work(frames=30)
     rows = [line.strip("| ").split(" | ") for line in broadcast.table(slow, wide)]
     assert [tuple(row[1:3]) for row in rows] == list(broadcast.WAYS)
     for row, (weights, fetch) in zip(rows, broadcast.WAYS, strict=True):

@@ -14,6 +14,7 @@ from support.fpga_presets import preset, work
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.isa import compile_linear, compile_mlp
 from fastcar_cli.backends.fpga.layer import Accelerator
+from fastcar_cli.backends.fpga.preset import Weights
 from fastcar_cli.backends.fpga.summary import energy_of
 from fastcar_cli.backends.fpga.timing import Rates, cycles, spans
 
@@ -77,7 +78,7 @@ def test_rounds_are_the_ceiling_of_rows_over_cores(rows: int, cores: int, weight
 
 
 def test_private_weights_have_a_share_of_the_channels_and_shared_ones_all_of_them() -> None:
-    slow = {"cores": 4, "hbm__channel_bandwidth": 0.01}
+    slow = {"cores": 4, "hbm__port_clock": 0.16}
     shared, private = (Emulator(preset(**slow, hbm__weights=w), work(rows=4)) for w in ("lockstep", "private"))
     assert private.accelerator.row == pytest.approx(4 * shared.accelerator.row, rel=0.01)
     nothing = np.zeros((2, 4, 8), dtype=bool)
@@ -110,8 +111,8 @@ def test_a_full_queue_stalls_every_packet_behind_it() -> None:
 
 
 def test_broadcast_costs_a_barrier_or_the_latest_core_or_bandwidth() -> None:
-    common = {"row": 500, "late": 450, "remap": 0, "packet": 100, "drop": 1, "queue": 2}
-    ends = {w: Accelerator(4, w, **common).layer(0b1111, 4)[1] for w in ("lockstep", "multicast", "private")}
+    kinds: tuple[Weights, ...] = ("lockstep", "multicast", "private")
+    ends = {w: Accelerator(4, w, 500, 450, remap=0, packet=100, drop=1, queue=2).layer(0b1111, 4)[1] for w in kinds}
     # The fourth packet is whole at 401: all start then, or the fourth catches up with tiles that were sent.
     assert ends == {"lockstep": 401 + 1 + 500, "multicast": 401 + 1 + 450, "private": 401 + 1 + 500}
 
@@ -159,7 +160,7 @@ def test_energy_is_the_sum_of_its_parts() -> None:
     result = emulator.run(np.zeros((2, 6, 8), dtype=bool))
     energy = energy_of(result, p)
     seconds = result.cycles * p.seconds_per_cycle
-    assert energy.constant == pytest.approx(p.energy.board_power.value * seconds)
+    assert energy.constant == pytest.approx(p.card.power.board.value * seconds)
     assert energy.activity == pytest.approx(sum(energy.by_component.values()))
     assert energy.activity == pytest.approx(sum(energy.by_level.values()))
     mlp = result.components["mlp"]

@@ -21,10 +21,14 @@ from fastcar_cli.presets import preset_folder
         (lambda d: d.update(speed=3), "key 'speed' is unknown"),
         (lambda d: d["core"]["mac_array"].update(unit="GOPS"), "core.mac_array.unit is 'GOPS'"),
         (lambda d: d["clock"].pop("source"), "key 'clock.source'"),
-        (lambda d: d["hbm"]["efficiency"].update(value=1.5), "hbm.efficiency.value is 1.5"),
+        (lambda d: d["core"]["utilisation"].update(value=1.5), "core.utilisation.value is 1.5"),
+        (lambda d: d["hbm"].update(efficiency=0.7), "key 'hbm.efficiency' is unknown"),
+        (lambda d: d["hbm"]["ports"].update(value=2), "hbm.ports needs 2 ports, device edge has 1 (LPDDR4-3200)"),
+        (lambda d: d["hbm"]["channels"].update(value=4), "hbm.channels needs 4 channels, device edge has 1"),
+        (lambda d: d["hbm"]["beat"].update(value=128), "hbm.beat needs 1024 bits of a port, device edge has 512"),
         (lambda d: d["core"]["mac_array"].update(value=float("inf")), "finite number"),
         (lambda d: d["rest"].update(mode="constant"), "mode 'constant' needs seconds_per_step"),
-        (lambda d: [d["hbm"][k].update(kind="fitted") for k in ("capacity", "channels", "efficiency")], "3 fitted"),
+        (lambda d: [d["hbm"][k].update(kind="fitted") for k in ("port_clock", "channels", "ahead")], "3 fitted"),
         (lambda d: d.update(cores=0), "key 'cores'"),
         (lambda d: d["hbm"]["beat"].update(value=0.5), "hbm.beat.value is 0.5, needed: an integer"),
         (lambda d: d["drs"]["queue"].update(value=0), "drs.queue.value is 0"),
@@ -42,5 +46,5 @@ def test_bad_presets_are_refused(tmp_path: Path, change: Any, message: str) -> N
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_arithmetic() -> None:
-    with pytest.raises(RequestError, match=r"x 16 bit / 8 = 18.63 GiB, it has 0.5 GiB"):
+    with pytest.raises(RequestError, match=r"x 16 bit / 8 = 18.63 GiB, .* LPDDR4-3200: 1 with 0.5 GiB"):
         Emulator(preset(), work(resident_weights=10**10))

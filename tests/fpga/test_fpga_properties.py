@@ -25,7 +25,7 @@ def situations(draw_: Any) -> tuple[Preset, Workload, np.ndarray]:
         cores=cores,
         core__mac_array=draw_(st.sampled_from([4, 64])),
         hbm__weights=draw_(st.sampled_from(["lockstep", "multicast", "private"])),
-        hbm__channel_bandwidth=draw_(st.sampled_from([0.1, 1.0, 12.8])),
+        hbm__port_clock=draw_(st.sampled_from([1.5, 15.0, 200.0])),
         hbm__latency=draw_(st.sampled_from([0, 1, 20])),
         core__buffer=draw_(st.sampled_from([1, 32])),
         drs__fetch=draw_(st.sampled_from(["skip", "stream"])),

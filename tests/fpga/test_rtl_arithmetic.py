@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,14 +14,13 @@ from support.processes import Run
 
 from fastcar_cli.backends.fpga import integer
 from fastcar_cli.backends.fpga.integer import Coded, Rows
-from fastcar_cli.backends.fpga.isa import compile_mlp
 from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.rtl.core import expected, random_rows
-from fastcar_cli.backends.fpga.rtl.tools import compiler, verilator, yosys
-from fastcar_cli.backends.fpga.timing import Rates, spans
+from fastcar_cli.backends.fpga.rtl import bundle, joined
+from fastcar_cli.backends.fpga.rtl.tools import call, compiler, verilator, yosys
+from fastcar_cli.backends.fpga.timing import spans
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_lab.accelerator.arithmetic import Core, Units, write_arithmetic
-from fastcar_lab.accelerator.decoded import compared, core_row, decoded
+from fastcar_lab.accelerator.arithmetic import Layers, Units, write_arithmetic
+from fastcar_lab.accelerator.decoded import compared, decoded, layer_of
 
 PRESET = load_preset("edge-int8")
 LIMIT = integer.LIMIT
@@ -133,7 +131,7 @@ def test_a_fault_in_each_part_is_seen(tmp_path: Path) -> None:
     needs(verilator, compiler)
     write_arithmetic(tmp_path)
     for name, (right, wrong) in FAULTS.items():
-        file = tmp_path / f"{name}.sv"
+        file = tmp_path / "arithmetic" / f"{name}.sv"
         text = file.read_text()
         assert text.count(right) == 1
         file.write_text(text.replace(right, wrong))
@@ -146,69 +144,90 @@ def test_a_fault_in_each_part_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_core_sums_the_mlps_of_a_real_decode_in_the_cycles_that_the_emulator_says(tmp_path: Path) -> None:
+def test_layers_of_a_real_decode_have_the_cycles_and_outputs_of_the_emulator(tmp_path: Path) -> None:
     needs(verilator, compiler)
     write_arithmetic(tmp_path)
-    macs = int(PRESET.core.mac_array.value)
-    rows = [core_row(PRESET, token) for token in decoded("mini", PRESET, every=64)]
-    core = Core(tmp_path, rows[0], macs, PRESET.window)
-    for row in rows:
-        sums = torch.cat([matrix.long() @ row.x.long() for matrix in (row.gate, row.up)])
-        found = core.sums(row)
-        # The emulator's sums are those of the matrices, whatever order the tiles come in.
-        assert sorted(found[: len(sums), 1].tolist()) == sorted(sums.tolist())
-        assert torch.equal(found[len(sums) :, 1], row.down.long() @ row.activated.long())
-        assert torch.equal(found, expected(row, macs))
-        # The last sum leaves the array when the emulator has the last multiply done, its pipeline later.
-        done = max(s.end for s in spans(row.program, row.rates) if s.op == "multiply")
-        assert int(found[-1, 0]) == done - 1 + 10
+    tokens = decoded("mini", PRESET, every=12)
+    rows = [[t for t in tokens if t.layer == layer] for layer in range(6)]
+    layers = [layer_of(PRESET, row) for row in rows]
+    said = Layers(tmp_path, PRESET, layers[0]).compare(layers)
+    assert f"6 layers, {len(tokens) * 256} outputs" in said and said.endswith("no difference")
+    # The outputs are those of the backend that decodes.
+    for row, layer in zip(rows, layers, strict=True):
+        for at, token in enumerate(row):
+            assert torch.equal(layer.outputs(at), token.mlp.whole(token.x)[0])
+
+
+def test_a_layer_waits_for_refreshes_and_for_the_pipelines_of_its_cores() -> None:
+    layer = next(x for x in joined.random_mlps(PRESET) if x.dram and x.index)
+    steady = replace(layer, dram=False, rates=replace(layer.rates, bytes=PRESET.bytes_per_cycle))
+    assert layer.run(PRESET)[1] != steady.run(PRESET)[1]
+    without = replace(steady, rates=replace(steady.rates, drain=0, settle=0))
+    ran, shorter = spans(steady.program, steady.rates), spans(without.program, without.rates)
+    lag = max(s.end for s in ran) - max(s.end for s in shorter)
+    # Drained and settled before the code and before down, and at the end of the row.
+    assert lag >= steady.rates.drain + 2 * steady.rates.settle
+
+
+JOINED = {
+    "overwritten": ("sequencer.sv", "macs_done >= needs", "macs_done + 16'd1 >= needs"),
+    "unloaded": ("sequencer.sv", "loads_done >= next_mac[47:32]", "loads_done + 16'd1 >= next_mac[47:32]"),
+    "vector": ("sequencer.sv", "next_mac[63:48] != '0 : waited", "1'b0 : waited"),
+    "undrained": ("arithmetic/layer.sv", ".DRAIN($clog2(MACS) + 9)", ".DRAIN($clog2(MACS) + 8)"),
+    "unsettled": ("arithmetic/layer.sv", ".SETTLE(10)", ".SETTLE(9)"),
+    "stale pulse": ("sequencer.sv", "settle (.clk, .clear(rst || opens)", "settle (.clk, .clear(rst)"),
+    "row": ("arithmetic/datapath.sv", "scales[row]", "scales[0]"),
+    "turn": ("arithmetic/datapath.sv", "up <= !up", "up <= 1'b1"),
+    "multiplier": (
+        "arithmetic/datapath.sv",
+        "multipliers[{matrix, number[matrix]}];",
+        "multipliers[{matrix, number[0]}];",
+    ),
+    "largest": ("arithmetic/coder.sv", "for (int l = 0; l < LANES; l++) if", "for (int l = 0; l < 1; l++) if"),
+    "group": ("arithmetic/datapath.sv", "GROUP_BITS'(GROUPS - 1) ? '0 : group", "GROUP_BITS'(GROUPS - 2) ? '0 : group"),
+    "member": ("arithmetic/layer.sv", "weight_valid[P] && member[c]", "weight_valid[P]"),
+    "port": ("arithmetic/layer.sv", "localparam int P = WEIGHTS == 0 ? c : 0", "localparam int P = 0"),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("macs_done >= needs", "macs_done + 16'd1 >= needs"),
-        ("loads_done >= next_mac[44:29]", "loads_done + 16'd1 >= next_mac[44:29]"),
-        ("next_mac[60:45] != '0 : waited", "1'b0 : waited"),
-    ],
-    ids=["overwritten", "unloaded", "vector"],
-)
-def test_a_wrong_sequencer_sums_wrongly_or_at_another_time(tmp_path: Path, right: str, wrong: str) -> None:
+@pytest.mark.parametrize("fault", JOINED)
+def test_a_fault_in_the_joined_cores_is_seen(tmp_path: Path, fault: str) -> None:
     needs(verilator, compiler)
-    write_arithmetic(tmp_path)
-    file = tmp_path / "sequencer.sv"
+    name, right, wrong = JOINED[fault]
+    bundle.write(tmp_path, PRESET, None)
+    file = tmp_path / name
     text = file.read_text()
     assert text.count(right) == 1
     file.write_text(text.replace(right, wrong))
-    rows = random_rows(16, 20, 2)
-    core = Core(tmp_path, rows[0], 16, 2)
-    assert not all(torch.equal(core.sums(row), expected(row, 16)) for row in rows)
+    weights = "private" if fault == "port" else "lockstep"
+    folder = f"arithmetic/layer_{weights}"
+    words = [folder, "layer", "arithmetic/layer.cpp", "-y", "arithmetic", "-y", ".", "arithmetic/layer.sv"]
+    code, said = call(["./build.sh", *words], tmp_path, {"VERILATOR": verilator(), "CXX": compiler()})
+    assert code == 0, said
+    files = [f"layer_{weights}/{name}.bin" for name in ("requests", "expected")]
+    code, said = call([f"layer_{weights}/build/simulate", *files], tmp_path / "arithmetic")
+    assert code == 1 and re.match(r"DIFFERENCE: layer \d+, row \d+, cycle \d+: ", said), said
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"program": compile_mlp(128, 192, 8, 3000)},
-        {"rates": Rates(64.0, 8.0, 65.0)},
-        {"rates": Rates(32.0, 8.0, 64.0)},
-        {"x": torch.zeros(100)},
-    ],
-    ids=["tiles", "memory", "array", "vector"],
+    ("macs", "lanes", "message"),
+    [(16, 3, "16 MACs and 3 lanes"), (24, 4, "24 MACs and 4 lanes"), (8, 4, "layer.sv takes a word of weights")],
+    ids=["lanes", "words", "rate"],
 )
-def test_rows_that_a_core_can_not_run_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="an array of 64 MACs does not run mlp as core.sv has it"):
-        Core(tmp_path, replace(random_rows(64, 20, 2)[0], **changes), 64, 2)
+def test_layers_that_cores_can_not_run_are_refused(macs: int, lanes: int, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        joined.random_mlps(PRESET)[0].check(macs, lanes)
 
 
 @pytest.mark.slow
 def test_lint_says_nothing(tmp_path: Path) -> None:
     needs(verilator, compiler)
     write_arithmetic(tmp_path)
-    for name in (*FAULTS, "core"):
+    for name in (*FAULTS, "datapath", "layer"):
         done = subprocess.run(
-            [verilator(), "--lint-only", "-Wall", "--quiet", "-y", ".", "--top", name, f"{name}.sv"],
-            cwd=tmp_path, capture_output=True, text=True,
+            [verilator(), "--lint-only", "-Wall", "--quiet", "-y", ".", "-y", "..", "--top", name, f"{name}.sv"],
+            cwd=tmp_path / "arithmetic", capture_output=True, text=True,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
@@ -217,7 +236,9 @@ def test_lint_says_nothing(tmp_path: Path) -> None:
 def test_yosys_reads_every_part_and_gives_each_product_a_multiplier(tmp_path: Path) -> None:
     needs(yosys)
     write_arithmetic(tmp_path)
-    read = " ".join(f"{name}.sv" for name in (*FAULTS, "core", "sequencer", "instructions"))
+    control = ("accelerator", "drs", "barrier", "sequencer", "instructions", "late", "stream")
+    names = (*(f"arithmetic/{name}" for name in (*FAULTS, "datapath", "layer")), *control)
+    read = " ".join(f"{name}.sv" for name in names)
     script = f"read_verilog -sv {read}; hierarchy -check; chparam -set MACS 16 mac_array; "
     script += "hierarchy -top mac_array; synth_xilinx -family xcup -top mac_array -flatten -run begin:map_luts; "
     script += "select -assert-count 16 t:DSP48E2"
@@ -227,10 +248,10 @@ def test_yosys_reads_every_part_and_gives_each_product_a_multiplier(tmp_path: Pa
 
 def test_the_table_is_the_one_of_the_values(tmp_path: Path) -> None:
     write_arithmetic(tmp_path)
-    numbers = [int(line, 16) for line in (tmp_path / "logistic.hex").read_text().split()]
+    numbers = [int(line, 16) for line in (tmp_path / "arithmetic" / "logistic.hex").read_text().split()]
     # The last number is read with one behind it, of which nothing is ever added.
     assert numbers[:-1] == integer.TABLE.tolist() and numbers[-1] == numbers[-2] == 2**16
-    declared = re.search(r"table_low\[0:(\d+)\]", (tmp_path / "activate.sv").read_text())
+    declared = re.search(r"table_low\[0:(\d+)\]", (tmp_path / "arithmetic" / "activate.sv").read_text())
     assert declared is not None and len(numbers) == int(declared.group(1)) + 1
 
 

@@ -15,6 +15,7 @@ from fastcar_cli.config import MODELS, load_config
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
+    from fastcar_cli.backends.fpga.predicted import Point
     from fastcar_cli.backends.fpga.preset import Preset
 
 
@@ -140,26 +141,29 @@ def _ratios(text: str) -> list[float]:
     return values
 
 
-def _decode_speed(preset: Preset, as_json: bool) -> None:
-    from fastcar_cli.backends.fpga.predicted import POINTS, predict
+def _decode_speed(preset: Preset, points: list[Point], as_json: bool) -> None:
+    from fastcar_cli.backends.fpga.predicted import predict
 
-    row = predict(preset, POINTS[preset.name])
+    rows = [predict(preset, point) for point in points]
     if as_json:
-        typer.echo(json.dumps({"preset": preset.name, "rows": [row]}))
+        typer.echo(json.dumps({"preset": preset.name, "rows": rows}))
         return
-    typer.echo(
-        f"{row['work']}, {row['model']}: {row['predicted_tokens_per_s']:.1f} tokens/s predicted, "
-        f"{row['published_tokens_per_s']:g} published ({row['source']}), error {row['error']:+.0%}; "
-        f"at most {row['bandwidth_bound_tokens_per_s']:.1f} by the bandwidth that it is said to reach"
-    )
+    for row in rows:
+        published, error = row["published_tokens_per_s"], row["error"]
+        fitted = f", fitted: {', '.join(row['fitted'])}" if row["fitted"] else ""
+        typer.echo(
+            f"{row['work']}, {row['model']}: {row['predicted_tokens_per_s']:.1f} tokens/s predicted, "
+            + (f"{published:g} published ({row['source']}), error {error:+.0%}" if published else "held out")
+            + f"; {row['share_of_peak']:.0%} of the memory's peak, {row['predicted_watts']:.1f} W{fitted}"
+        )
 
 
 def _table(preset: Preset, as_json: bool) -> None:
-    from fastcar_cli.backends.fpga.predicted import POINTS
+    from fastcar_cli.backends.fpga.predicted import points_of
     from fastcar_cli.backends.fpga.published import emulate_table
 
-    if preset.name in POINTS:
-        _decode_speed(preset, as_json)
+    if points := points_of(preset.name):
+        _decode_speed(preset, points, as_json)
         return
     rows = emulate_table(preset)
     if as_json:

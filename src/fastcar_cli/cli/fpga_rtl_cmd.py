@@ -64,17 +64,21 @@ def rtl(
 
 
 def _resources(rows: list[dict[str, Any]], by_preset: dict[str, float]) -> None:
+    from fastcar_cli.backends.fpga.rtl.synth import CARDS
     from fastcar_cli.cli.render import columns, console
 
     shown = columns(
         "resources (yosys estimates, not vendor figures)",
-        *("unit", "LUT", "FF", "DSP", "BRAM36", "URAM", "share"),
+        *("unit", "LUT", "FF", "DSP", "BRAM36", "URAM", *CARDS),
         caption=f"All cores, by the preset: weight buffers {by_preset['RAMB36']:,.0f} RAMB36 or "
         f"{by_preset['URAM288']:,.0f} URAM288 by their bits, MAC arrays {by_preset['DSP']:,.0f} DSP. "
-        "A core: its sequencer, a DSP a MAC, its weight buffer in RAMB36. LUT and FF of a MAC array are an artefact "
-        "and not among a core's. Share: the largest of a U280. Cells and caveats: resources.csv.",
+        "A core: its sequencer, in int8-exact its vector unit, a DSP a MAC, its weight buffer in RAMB36; LUT and FF "
+        "of the MAC array are an artefact and not in it. Shares: the largest of a device's resources, named where it "
+        "does not fit. Cells and caveats: resources.csv.",
     )
     for row in rows:
         used = [f"{row[k]:g}" for k in ("LUT", "FF", "DSP", "BRAM36", "URAM")]
-        shown.add_row(row["unit"], *used, f"{max(row['share_of_u280'].values()):.3%}")
+        most = (max((share, kind) for kind, share in row["share"][card].items()) for card in CARDS)
+        shares = (f"{share:.3%}" + (f" {kind}" if share > 1 else "") for share, kind in most)
+        shown.add_row(row["unit"], *used, *shares)
     console().print(shown)

@@ -1,104 +1,83 @@
 """The arithmetic of a core in SystemVerilog (folder arithmetic/), built with Verilator and run.
 
 mac_array.sv sums int8 products; requantise.sv, activate.sv and coder.sv are the vector unit of integer.py. units.cpp is
-the harness of all four; core.sv is the array with the sequencer that drives it, core.cpp its harness. What a harness
+the harness of all four; layer.sv is whole layers on cores with that arithmetic, layer.cpp its harness. What a harness
 reads and writes is in its head.
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fastcar_cli.backends.fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows
-from fastcar_cli.backends.fpga.rtl.core import CoreRow, parameters, requests
-from fastcar_cli.backends.fpga.rtl.tools import ARITHMETIC, SOURCE, call, compiler, verilator
+from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.rtl.bundle import write_parameters, write_sources
+from fastcar_cli.backends.fpga.rtl.joined import MLPLayer, expected, parameters, requests
+from fastcar_cli.backends.fpga.rtl.tools import call, compiler, verilator
 from fastcar_cli.backends.fpga.rtl.vectors import ACTIVATE, CODE, REQUANTISE, SUMS
 from fastcar_cli.errors import RunError
-from fastcar_cli.files import write_whole
+from fastcar_cli.files import make_folder, write_whole
 
 
 def write_arithmetic(folder: Path) -> None:
-    """Write the sources, the table that activate.sv reads, and the sequencer. Raises RunError where a file can't be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise RunError(f"the folder {folder} can't be made: {e.strerror}") from None
-    for source in [*ARITHMETIC.iterdir(), SOURCE / "sequencer.sv", SOURCE / "instructions.sv"]:
-        write_whole(folder / source.name, source.read_bytes())
+    """Write the sources, and the table that activate.sv reads. Raises RunError where a file can't be."""
+    for part in (folder, folder / "arithmetic"):
+        make_folder(part)
+    write_sources(folder)
 
 
-def _run(arguments: Sequence[str], folder: Path) -> str:
-    code, output = call(arguments, folder)
-    if code:
-        raise RunError(f"{Path(arguments[0]).name} failed in {folder} (status {code})", hint=output[-1500:])
-    return output
+class Built:
+    """A module of a folder with these parameters and its harness, built by its build.sh.
 
-
-def _built(folder: Path, top: str, parameters: Mapping[str, int]) -> Path:
-    """The harness of a module of a folder, or of the one above it, with these parameters, built."""
-    build = f"made_{top}"
-    shutil.rmtree(folder / build, ignore_errors=True)
-    program = verilator()
-    include = Path(_run([program, "--getenv", "VERILATOR_ROOT"], folder).strip()) / "include"
-    values = [f"-G{name}={value}" for name, value in parameters.items()]
-    options = ["--cc", "--top", top, "-y", ".", "-y", "..", "-Mdir", build, "-O3", "-Wno-fatal", *values]
-    _run([program, *options, f"{top}.sv"], folder)
-    sources = [top + ".cpp", *sorted(str(f.relative_to(folder)) for f in (folder / build).glob("*.cpp"))]
-    searched = [f"-I{build}", f"-I{include}", f"-I{include / 'vltstd'}"]
-    flags = ["-std=c++17", "-O1", f"-DMACS={parameters['MACS']}", *searched, "-pthread", "-o", top]
-    _run([compiler(), *flags, *sources, *_runtime(compiler(), include)], folder)
-    return folder / top
-
-
-@cache
-def _runtime(program: str, include: Path) -> tuple[str, ...]:
-    """Verilator's own part, the same for every module: compiled once a process."""
-    folder = Path(_temporary().name)
-    objects = []
-    for name in ("verilated", "verilated_threads"):
-        objects.append(str(folder / f"{name}.o"))
-        searched = [f"-I{include}", f"-I{include / 'vltstd'}"]
-        _run([program, "-std=c++17", "-O1", "-c", *searched, "-o", objects[-1], str(include / f"{name}.cpp")], folder)
-    return tuple(objects)
-
-
-@cache
-def _temporary() -> TemporaryDirectory[str]:
-    """A folder that goes when the process does."""
-    return TemporaryDirectory(prefix="fastcar-verilator-")
-
-
-def _answer(program: Path, request: bytes) -> Tensor:
-    """What a harness answers: int64 words."""
-    done = subprocess.run([program], cwd=program.parent, input=request, capture_output=True)
-    if done.returncode:
-        raise RunError(f"the arithmetic in {program.parent}: {done.stderr.decode().strip()}")
-    return torch.from_numpy(np.frombuffer(done.stdout, np.int32).astype(np.int64))
-
-
-class Core:
-    """A core as it lies in a folder, simulated; `row` has the shapes of those it will run.
-
-    Raises RequestError where a program is missing or for rows that core.sv can't run, RunError where it is not built.
+    Raises RequestError where a program is missing, RunError where it is not built.
     """
 
-    def __init__(self, folder: Path, row: CoreRow, macs: int, window: int) -> None:
-        row.check(macs)
-        self._macs = macs
-        self._program = _built(folder.resolve(), "core", parameters(row, macs, window))
+    def __init__(self, folder: Path, top: str, values: Mapping[str, int]) -> None:
+        self.arithmetic, self.made = folder.resolve() / "arithmetic", f"decoded_{top}"
+        make_folder(self.arithmetic / self.made)
+        write_parameters(self.arithmetic / self.made, values)
+        words = [f"arithmetic/{self.made}", top, f"arithmetic/{top}.cpp", "-y", "arithmetic", "-y", "."]
+        tools = {"VERILATOR": verilator(), "CXX": compiler()}
+        code, output = call(["./build.sh", *words, f"arithmetic/{top}.sv"], folder, tools)
+        if code:
+            raise RunError(f"{top} could not be built in {folder} (status {code})", hint=output[-1500:])
 
-    def sums(self, row: CoreRow) -> Tensor:
-        """What it sums and when, int64 [sums, 2], as `core.expected` has it."""
-        return _answer(self._program, requests([row], self._macs))[1:].view(-1, 2)
+    def run(self, sent: bytes, answers: bytes | None = None) -> bytes:
+        """What the harness answers, or says where it compares. Raises RunError for a difference."""
+        files = [f"{self.made}/requests.bin", f"{self.made}/expected.bin"][: 1 if answers is None else 2]
+        for name, data in zip(files, (sent, answers or b""), strict=False):
+            write_whole(self.arithmetic / name, data)
+        done = subprocess.run([f"{self.made}/build/simulate", *files], cwd=self.arithmetic, capture_output=True)
+        if done.returncode:
+            said = (done.stdout if answers is not None else b"").decode() + done.stderr.decode()
+            raise RunError(f"the arithmetic in {self.arithmetic}: {said.strip()}")
+        return done.stdout
+
+
+class Layers:
+    """Whole layers on the cores of a preset; `first` has the shapes of those it will run.
+
+    Raises RequestError where a program is missing or for layers that layer.sv can't run, RunError where it can't be
+    built.
+    """
+
+    def __init__(self, folder: Path, preset: Preset, first: MLPLayer) -> None:
+        self.preset, lanes = preset, int(preset.core.vector_lanes.value)
+        first.check(int(preset.core.mac_array.value), lanes)
+        self._built = Built(folder, "layer", parameters(first, preset, lanes))
+
+    def compare(self, layers: Sequence[MLPLayer]) -> str:
+        """What the harness says of layers whose rows' cycles and outputs are those of the emulator.
+
+        Raises RunError for the first difference.
+        """
+        return self._built.run(requests(layers, self.preset), expected(layers, self.preset)).decode().strip()
 
 
 class Units:
@@ -108,11 +87,12 @@ class Units:
     """
 
     def __init__(self, folder: Path, macs: int) -> None:
-        self._program = _built(folder.resolve(), "units", {"MACS": macs})
+        self._built = Built(folder, "units", {"MACS": macs})
 
     def _ask(self, *words: Tensor | Sequence[int]) -> Tensor:
         request = torch.cat([torch.as_tensor(w, dtype=torch.int64).flatten() for w in words])
-        return _answer(self._program, request.numpy().astype(np.int32).tobytes())
+        answer = self._built.run(request.numpy().astype(np.int32).tobytes())
+        return torch.from_numpy(np.frombuffer(answer, np.int32).astype(np.int64))
 
     def sums(self, q: Tensor, weight: Tensor) -> Tensor:
         """Sums of an input int8 [in] and weights int8 [out, in], int64 [out]."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from fastcar_cli.backends.fpga.constants import Constant
 from fastcar_cli.backends.fpga.decisions import draw
 from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights, fpga_presets, load_preset
+from fastcar_cli.backends.fpga.preset import Preset, Weights, fpga_presets, load_preset
 from fastcar_cli.backends.fpga.workload import Workload, workload_of
 from fastcar_cli.models.loading.registry import spec_of
 

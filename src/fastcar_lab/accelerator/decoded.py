@@ -16,16 +16,16 @@ from torch import Tensor
 
 from fastcar_cli.backends.fpga import integer
 from fastcar_cli.backends.fpga.backend import FpgaBackend, mlp_of
+from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.integer import Coded, IntegerMLP, Rows, code_floats
-from fastcar_cli.backends.fpga.isa import compile_mlp
 from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.rtl.core import CoreRow, expected
-from fastcar_cli.backends.fpga.timing import Rates
+from fastcar_cli.backends.fpga.rtl.joined import MLPLayer
+from fastcar_cli.backends.fpga.timing import Rates, mlp_program
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.models import load
 from fastcar_cli.models.decoder import Decoder
-from fastcar_lab.accelerator.arithmetic import Core, Units, write_arithmetic
+from fastcar_lab.accelerator.arithmetic import Layers, Units, write_arithmetic
 
 
 @dataclass(frozen=True)
@@ -109,35 +109,24 @@ def compared(units: Units, token: Token) -> Iterator[tuple[str, int]]:
     yield from product("down", mlp.down, coded)
 
 
-def core_row(preset: Preset, token: Token) -> CoreRow:
-    """The row of a token for a core of the preset."""
-    mlp, x = token.mlp, token.x
+def layer_of(preset: Preset, tokens: Sequence[Token]) -> MLPLayer:
+    """The rows of a layer, all of which compute, on the cores of the preset with its memory."""
+    mlp = tokens[0].mlp
     inner, width = mlp.gate.weight.shape
-    hidden = integer.activated(integer.product(mlp.gate, x), integer.product(mlp.up, x))
-    program = compile_mlp(width, inner, 8, preset.tile_bytes, preset.window)
-    matrices = (mlp.gate.weight, mlp.up.weight, mlp.down.weight)
-    return CoreRow(program, Rates.of(preset), *matrices, x.q[0], integer.code(hidden).q[0])
-
-
-def summed(core: Core | None, preset: Preset, token: Token) -> Iterator[tuple[str, int]]:
-    """The sums of an MLP through a core, and their cycles; RunError for one that was not equal."""
-    if core is None:
-        return
-    row = core_row(preset, token)
-    actual, wanted = core.sums(row), expected(row, int(preset.core.mac_array.value))
-    if len(actual) != len(wanted):
-        raise RunError(f"pass {token.step}, layer {token.layer}: the core has {len(actual)} sums, not {len(wanted)}")
-    _equal(token, "cycle of the core's sum", actual[:, 0], wanted[:, 0])
-    yield "sums of a core in their cycles", _equal(token, "the core's sum", actual[:, 1], wanted[:, 1])
+    rows, index = [token.x for token in tokens], (1 << len(tokens)) - 1
+    return MLPLayer(
+        mlp_program(preset, width, inner), Rates.of(preset), mlp.gate, mlp.up, mlp.down, rows, index, (), dram=True
+    )
 
 
 @dataclass(frozen=True)
 class Held:
-    """What was equal: MLPs, numbers by kind, and why none ran on a core, where none did."""
+    """What was equal: MLPs, numbers by kind, what was said of whole layers, and why none ran, where none did."""
 
     mlps: int
     counts: dict[str, int]
-    no_core: str | None
+    layers: str
+    no_layers: str | None
 
 
 def hold(folder: Path, model: str, preset: Preset, every: int, seed: int) -> Held:
@@ -148,21 +137,25 @@ def hold(folder: Path, model: str, preset: Preset, every: int, seed: int) -> Hel
     """
     if preset.format.kind != "int8-exact":
         raise RequestError(f"preset {preset.name} has format {preset.format.kind}, needed: int8-exact")
-    if not (folder / "units.sv").exists():
+    if not (folder / "arithmetic" / "units.sv").exists():
         write_arithmetic(folder)
     macs = int(preset.core.mac_array.value)
     units = Units(folder, macs)
     tokens = decoded(model, preset, every, seed)
     if not tokens:
         raise RequestError("the decode has fewer passes", key="every", value=every, hint="a smaller number")
-    row, core, no_core = core_row(preset, tokens[0]), None, None
+    by_layer: dict[int, list[Token]] = {}
+    for token in tokens:
+        by_layer.setdefault(token.layer, []).append(token)
+    layers = [layer_of(preset, rows[:INDEX_BITS]) for rows in by_layer.values()]
+    said, no_layers = "", None
     try:
-        row.check(macs)
-        core = Core(folder, row, macs, preset.window)
+        layers[0].check(macs, int(preset.core.vector_lanes.value))
+        said = Layers(folder, preset, layers[0]).compare(layers)
     except RequestError as e:
-        no_core = f"{e}; {e.hint}"
+        no_layers = f"{e}; {e.hint}"
     counts: dict[str, int] = {}
     for token in tokens:
-        for what, count in (*compared(units, token), *summed(core, preset, token)):
+        for what, count in compared(units, token):
             counts[what] = counts.get(what, 0) + count
-    return Held(len(tokens), counts, no_core)
+    return Held(len(tokens), counts, said, no_layers)

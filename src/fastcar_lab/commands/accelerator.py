@@ -1,4 +1,4 @@
-"""Commands about the emulated accelerator: `broadcast`, `fit-table`, `rtl-decoded`."""
+"""Commands about the emulated accelerator: `accelerators`, `broadcast`, `fit-table`, `readings`, `rtl-decoded`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,28 @@ def fit_table(debug: Debug = False) -> None:
     typer.echo(f"core.utilisation {utilisation:.4f}, rest.seconds_per_step {per_step:.5f}")
 
 
+def accelerators(
+    folder: Annotated[Path, typer.Argument(help="Where accelerators.md and accelerators.csv are written.")],
+    debug: Debug = False,
+) -> None:
+    """Predict published accelerators from their data sheets, and write the table of docs/data."""
+    from fastcar_lab.accelerator.points import write
+
+    for file in write(folder):
+        typer.echo(file)
+
+
+def readings(
+    limit: Annotated[float, typer.Option(help="Largest error of a row that is fitted.", min=0, max=1)] = 0.015,
+    debug: Debug = False,
+) -> None:
+    """Which numbers of cores and rows explain the published latencies, by formula: a table, best first."""
+    from fastcar_lab.accelerator.readings import lines
+
+    for line in lines(limit):
+        typer.echo(line)
+
+
 def rtl_decoded(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the sources; a new one gets them first.")],
     model: Annotated[str, typer.Option(help="Model that decodes.")] = "mini",
@@ -45,6 +67,8 @@ def rtl_decoded(
     from fastcar_lab.accelerator.decoded import hold
 
     held = hold(folder, model, load_preset(preset), every, seed)
-    if held.no_core:
-        typer.echo(f"not run on a core: {held.no_core}", err=True)
+    if held.no_layers:
+        typer.echo(f"layers were not run: {held.no_layers}", err=True)
     typer.echo(f"{held.mlps} MLPs: " + ", ".join(f"{n:,} {what}" for what, n in held.counts.items()) + " are equal")
+    if held.layers:
+        typer.echo(held.layers)

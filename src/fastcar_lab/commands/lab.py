@@ -32,8 +32,10 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "store": checkpoints.store,
     "text-embedding": checkpoints.text_embedding,
     "conversion-error": checkpoints.conversion_error,
+    "accelerators": accelerator.accelerators,
     "broadcast": accelerator.broadcast,
     "fit-table": accelerator.fit_table,
+    "readings": accelerator.readings,
     "rtl-decoded": accelerator.rtl_decoded,
 }
 for name, command in _COMMANDS.items():

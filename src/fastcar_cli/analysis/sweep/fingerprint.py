@@ -47,7 +47,8 @@ def fingerprint(
         keys["lpips weights"] = sha256_of(lpips)
     if "fpga-sim" in backends:
         accelerator = load_preset(pipe.effective["backend"]["preset"])
-        keys["backend.preset"] = hashlib.sha256(repr(accelerator).encode()).hexdigest()
+        known = (accelerator, accelerator.card, accelerator.part)
+        keys["backend.preset"] = hashlib.sha256(repr(known).encode()).hexdigest()
     return keys
 
 

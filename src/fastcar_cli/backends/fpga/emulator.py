@@ -9,16 +9,16 @@ is stepped cycle by cycle.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.backends.fpga.drs import INDEX_BITS
-from fastcar_cli.backends.fpga.isa import Program, compile_linear, compile_mlp
+from fastcar_cli.backends.fpga.isa import Program, compile_linear
 from fastcar_cli.backends.fpga.layer import START, Accelerator
 from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.timing import Rates, cycles
+from fastcar_cli.backends.fpga.timing import Rates, cycles, mlp_program
 from fastcar_cli.backends.fpga.workload import Workload, check_memory, check_rows
 from fastcar_cli.errors import RequestError
 
@@ -69,9 +69,10 @@ class Emulator:
         check_memory(work, preset)
         self.preset, self.work = preset, work
         self.rates = Rates.of(preset)
+        self.keys_rate = preset.keys_per_cycle(work.layers, work.kv_width)
         self.shared = preset.hbm.weights != "private"
         how = (preset.format.stored_bits, preset.tile_bytes, preset.window)
-        self.mlp = compile_mlp(work.width, work.mlp_width, *how)
+        self.mlp = mlp_program(preset, work.width, work.mlp_width)
         self.projections = compile_linear("projections", work.projection_weights, work.width, *how)
         self.depth = compile_linear("depth", work.depth_weights, work.depth_outputs, *how)
         self.accelerator = Accelerator.of(preset, self.mlp)
@@ -106,11 +107,26 @@ class Emulator:
         work, rates = self.work, self.rates
         size = context * 2 * work.kv_width * self.preset.format.kv_bits / 8
         tiles = np.ceil(size / self.preset.tile_bytes).clip(min=1)
-        load = np.ceil(np.ceil(size / tiles / rates.burst) * rates.burst * cores / self.preset.bytes_per_cycle)
+        load = np.ceil(np.ceil(size / tiles / rates.burst) * rates.burst * cores / self.keys_rate)
         multiply = context * 2 * work.width / rates.macs / tiles
         soft = context * work.heads / rates.lanes / tiles
         busy = np.ceil(np.maximum(multiply, soft))
         return START + rates.latency + load + (tiles - 1) * np.maximum(load, busy) + busy
+
+    def prefill(self) -> float:
+        """Cycles until every row has its first token: all tokens of the prompts at once, dealt to the cores.
+
+        A tile of weights stays while the tokens of a core are multiplied by it; heads run for the last token.
+        """
+        work, c = self.work, self.preset.cores
+        dealt = -(-work.rows * work.prompt // c)
+        rates = replace(self.rates, macs=self.rates.macs / dealt, lanes=self.rates.lanes / dealt)
+        maps = sum(START + cycles(program, rates) for program in (self.projections, self.mlp))
+        seen = np.repeat(np.arange(work.prompt) + 1, work.rows)
+        context = np.pad(seen, (0, dealt * c - len(seen))).reshape(dealt, c).T
+        rest = self.preset.rest.seconds_per_step
+        heads = self.all_rows(self.depth) if rest is None else rest.value / self.preset.seconds_per_cycle
+        return work.layers * (maps + float(self.attention(context).sum())) + heads
 
     def layer_cycles(self, computing: Bits, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Cycles of one layer's MLPs under DRS, itself included, by which slots compute [..., slots].

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastcar_cli.backends.fpga.constants import constants
 from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.layer import START, Row
-from fastcar_cli.backends.fpga.preset import constants
+from fastcar_cli.backends.fpga.memory import share
 
 
 def explain(emulator: Emulator, computing: int, rows: int | None = None) -> list[str]:
@@ -26,7 +27,7 @@ def explain(emulator: Emulator, computing: int, rows: int | None = None) -> list
     mlp_cycles = accelerator.rounds(rounds)
     ran, total = accelerator.layer((1 << computing) - 1, rows)
     streams = rounds if emulator.shared else computing
-    prices = preset.energy
+    prices, hbm, power, bit = preset.energy, preset.hbm, preset.card.power, preset.bank.energy.value
     weight_bytes = streams * emulator.weight_bytes(mlp)
     loads = [i for i in mlp.instructions if i.op == "load"]
     lines = [
@@ -35,9 +36,10 @@ def explain(emulator: Emulator, computing: int, rows: int | None = None) -> list
         "",
         f"MACs a cycle and core = array {preset.core.mac_array.value:g} x utilisation {preset.core.utilisation.value:g}"
         f" = {rates.macs:g}",
-        f"HBM bytes a cycle = {preset.hbm.channels.value:g} channels x {preset.hbm.channel_bandwidth.value:g} GB/s x "
-        f"efficiency {preset.hbm.efficiency.value:g} / clock = {preset.bytes_per_cycle:.1f}, in bursts of "
-        f"{rates.burst} bytes, {rates.latency} cycles after the request",
+        f"HBM bytes a cycle = {hbm.channels.value:g} channels of {preset.part.name} x {preset.part.peak:g} GB/s x "
+        f"{share(preset.stream()):.1%} by its timing and {hbm.ports.value:g} ports x {hbm.beat.value:g} bytes x "
+        f"{hbm.port_clock.value:g} MHz / clock = {preset.bytes_per_cycle:.1f}, in requests of {rates.burst} bytes, "
+        f"{rates.latency} cycles after the request",
         f"MLP weights = 3 x {work.width} x {work.mlp_width} = {mlp.macs:,} = MACs of a row; x "
         f"{preset.format.stored_bits:g} bit = {mlp.weight_bytes:,} bytes in {len(loads)} tiles of at most "
         f"{preset.tile_bytes:,} bytes",
@@ -45,7 +47,7 @@ def explain(emulator: Emulator, computing: int, rows: int | None = None) -> list
         f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {accelerator.row:,} cycles",
         f"DRS deals {computing} rows round-robin to {c} cores: ceil({computing} / {c}) = {rounds} rounds "
         f"({Drs(c).mapping_bits} mapping bits a row)",
-        f"weights are {preset.hbm.weights}: "
+        f"weights are {hbm.weights}: "
         + ("a round streams them once" if emulator.shared else "each core streams its own from its share of channels"),
         f"MLP = {rounds} x (start {START} + row {accelerator.row:,}) = {mlp_cycles:,} cycles",
         f"DRS = start {START} + remap {accelerator.remap} + dispatch {mlp.words} words a packet, "
@@ -61,20 +63,23 @@ def explain(emulator: Emulator, computing: int, rows: int | None = None) -> list
         f"layer = {total + projections + attention:,.0f} cycles = "
         f"{(total + projections + attention) * preset.seconds_per_cycle * 1e3:.3f} ms",
         "",
-        f"energy of the MLP: HBM {weight_bytes:,.0f} bytes x 8 x {prices.hbm.value:g} pJ = "
-        f"{weight_bytes * 8 * prices.hbm.value * 1e-9:.4f} mJ",
+        f"energy of the MLP: HBM {weight_bytes:,.0f} bytes x 8 x {bit:g} pJ = {weight_bytes * 8 * bit * 1e-9:.4f} mJ",
         f"  MACs {computing * mlp.macs:,} x {prices.mac.value:g} pJ = "
         f"{computing * mlp.macs * prices.mac.value * 1e-9:.4f} mJ",
         f"  buffer 2 x {computing * mlp.weight_bytes:,} bytes x {prices.buffer.value:g} pJ = "
         f"{2 * computing * mlp.weight_bytes * prices.buffer.value * 1e-9:.4f} mJ",
-        f"  background {prices.background.value:g} W x {mlp_cycles * preset.seconds_per_cycle * 1e3:.3f} ms = "
-        f"{prices.background.value * mlp_cycles * preset.seconds_per_cycle * 1e3:.4f} mJ",
-        f"  constant model: {prices.board_power.value:g} W x the same time = "
-        f"{prices.board_power.value * mlp_cycles * preset.seconds_per_cycle * 1e3:.4f} mJ",
+        f"  idle {power.idle.value:g} W x {mlp_cycles * preset.seconds_per_cycle * 1e3:.3f} ms = "
+        f"{power.idle.value * mlp_cycles * preset.seconds_per_cycle * 1e3:.4f} mJ",
+        f"  constant model: {power.board.value:g} W x the same time = "
+        f"{power.board.value * mlp_cycles * preset.seconds_per_cycle * 1e3:.4f} mJ",
         "",
         "constants:",
     ]
-    return lines + [f"  {k} = {v.value:g} {v.unit}  ({v.kind}: {v.source})" for k, v in constants(preset).items()]
+    known = {
+        **constants(preset),
+        **{f"device.{k}": v for part in (preset.bank, preset.card.power) for k, v in constants(part).items()},
+    }
+    return lines + [f"  {k} = {v.value:g} {v.unit}  ({v.kind}: {v.source})" for k, v in known.items()]
 
 
 def _dispatched(rows: list[Row]) -> list[str]:

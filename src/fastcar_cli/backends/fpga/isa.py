@@ -2,7 +2,7 @@
 
 A stream streams the weights of a layer through the local buffer, tile by tile. Its instructions run
 on three units of a core: `load` on the memory port, `multiply` on the MAC array, `activate` (SiLU of
-the gate times up), `accumulate` and `store` on the vector unit.
+the gate times up), `accumulate` and `store` on the vector unit, and `code` (activated numbers as int8) in int8-exact.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Op = Literal["load", "multiply", "activate", "accumulate", "store"]
+Op = Literal["load", "multiply", "activate", "accumulate", "store", "code"]
 UNIT_OF: dict[str, str] = {
     "load": "memory", "multiply": "mac", "activate": "vector", "accumulate": "vector", "store": "vector",
+    "code": "vector",
 }  # fmt: skip
 HEADER_WORDS = 1
 """Words of a packet before its instructions: the row, and how many words follow."""
@@ -62,7 +63,7 @@ class Program:
     @property
     def vector_elements(self) -> int:
         """Elements through the vector unit."""
-        return self.total("activate") + self.total("accumulate") + self.total("store")
+        return sum(self.total(op) for op in ("activate", "accumulate", "store", "code"))
 
 
 class _Stream:
@@ -103,10 +104,13 @@ def _tiles(inputs: int, outputs: int, bits: float, tile_bytes: int) -> list[tupl
     return list(zip(_split(outputs, count), _split(size, count), _split(inputs * outputs, count), strict=True))
 
 
-def compile_mlp(width: int, mlp_width: int, bits: float, tile_bytes: int, window: int = 2) -> Program:
+def compile_mlp(
+    width: int, mlp_width: int, bits: float, tile_bytes: int, window: int = 2, coded: bool = False
+) -> Program:
     """SwiGLU of one row: gate and up tile by tile, activated as they come, then down, accumulated and stored.
 
-    window: tiles the buffer holds. A tile that completes no output has nothing for the vector unit.
+    window: tiles the buffer holds. coded: the vector unit codes the activated vector before down. A tile that completes
+    no output has nothing for the vector unit.
     """
     stream = _Stream(window)
     activated: list[int] = []
@@ -115,6 +119,8 @@ def compile_mlp(width: int, mlp_width: int, bits: float, tile_bytes: int, window
         up = stream.tile(size, macs)
         if channels:
             activated.append(stream.add("activate", channels, (gate, up)))
+    if coded:
+        activated.append(stream.add("code", mlp_width, (activated[-1],)))
     last: tuple[int, ...] = ()
     for channels, size, macs in _tiles(mlp_width, width, bits, tile_bytes):
         # The first tile of down needs the whole activated vector; in-order units take care of the rest.

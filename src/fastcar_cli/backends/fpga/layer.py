@@ -13,7 +13,7 @@ every core of the round has room for it; with `private` no core waits for anothe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,8 +44,9 @@ class Row(NamedTuple):
 class Accelerator:
     """What the time of a layer depends on, in cycles.
 
-    row: of a row from its begin. late: of a row whose first tiles are there before it begins (`multicast`).
-    packet, drop: words of a row's packet passing, and of a dropped one. queue: packets a core can hold.
+    row: of a row from its begin; timed: instead, of a row of a core that begins in a cycle of the layer. late: of a row
+    whose first tiles are there before it begins (`multicast`). packet, drop: words of a row's packet passing, and of a
+    dropped one. queue: packets a core can hold.
     """
 
     cores: int
@@ -56,6 +57,7 @@ class Accelerator:
     packet: int
     drop: int
     queue: int
+    timed: Callable[[int, int], int] | None = None
 
     @classmethod
     def of(cls, preset: Preset, program: Program) -> Accelerator:
@@ -76,6 +78,10 @@ class Accelerator:
     def rounds(self, rounds: int) -> int:
         """Cycles of so many rounds whose packets are all there: a layer without what DRS costs."""
         return rounds * (START + self.row)
+
+    def length(self, core: int, begin: int) -> int:
+        """Cycles of a row of a core that begins in this cycle of the layer."""
+        return self.row if self.timed is None else self.timed(core, begin)
 
     def layer(self, index: int, rows: int, gaps: Sequence[int] = (), drs: Drs | None = None) -> tuple[list[Row], int]:
         """Run a layer whose Index Register is `index`; returns its rows and its cycles.
@@ -112,7 +118,7 @@ class _Cores:
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.arrived: dict[int, list[int]] = defaultdict(list)
-        self.ends: dict[int, list[int]] = defaultdict(list)
+        self.spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def arrive(self, core: int, now: int) -> None:
         """A packet is whole in the queue of a core."""
@@ -125,22 +131,22 @@ class _Cores:
     def span(self, core: int, turn: int) -> tuple[int, int]:
         """Begin and end of a row."""
         m = self.accelerator
-        if m.weights == "private":
-            ends = self.ends[core]
-            while len(ends) <= turn:
-                ends.append(max(self.arrived[core][len(ends)], ends[-1] if ends else 0) + START + m.row)
-            return ends[turn] - m.row, ends[turn]
-        # All cores of a round end it together: here `ends` has one list, that of the rounds.
-        ends = self.ends[0]
-        while len(ends) <= turn:
-            there = [a[len(ends)] for a in self.arrived.values() if len(a) > len(ends)]
-            free = ends[-1] if ends else 0
+        # All cores of a round end it together: but for private weights `spans` has one list, that of the rounds.
+        spans = self.spans[core if m.weights == "private" else 0]
+        while len(spans) <= turn:
+            free = spans[-1][1] if spans else 0
+            if m.weights == "private":
+                begin = max(self.arrived[core][len(spans)], free) + START
+                spans.append((begin, begin + m.length(core, begin)))
+                continue
+            there = [a[len(spans)] for a in self.arrived.values() if len(a) > len(spans)]
             last = max(*there, free) if there else free
             if m.weights == "lockstep":
-                ends.append(last + START + m.row)
+                spans.append((last + START, last + START + m.length(0, last + START)))
             else:
-                first = max(min(there), free)
-                ends.append(max(first + START + m.row, last + START + m.late))
-        if m.weights == "lockstep":
-            return ends[turn] - m.row, ends[turn]
-        return max(self.arrived[core][turn], ends[turn - 1] if turn else 0) + START, ends[turn]
+                first = max(min(there), free) + START
+                spans.append((first, max(first + m.length(0, first), last + START + m.late)))
+        begin, end = spans[turn]
+        if m.weights == "multicast":
+            begin = max(self.arrived[core][turn], spans[turn - 1][1] if turn else 0) + START
+        return begin, end

@@ -1,38 +1,36 @@
-"""Decode speeds that others published, predicted from their own figures: a check of the emulator that nobody fitted.
+"""Decode speeds and watts that others published, predicted from data sheets of their accelerators.
 
-One request, one core that is the whole accelerator, every MLP computed. What a preset takes from a publication (clock,
-DSP, bits a weight, share of the bandwidth reached) and what is assumed is written in the preset.
+One request, one core that is the whole accelerator, every MLP computed. What a preset takes from a publication and
+what is assumed is written in the preset; where a constant is fitted to the speed itself, the speed predicts nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from fastcar_cli.backends.fpga.constants import constants
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.summary import energy_of
 from fastcar_cli.backends.fpga.workload import Workload
 
-CONTEXT = 512
-"""Tokens attended to: an assumption, as the publications give a range. A 7B model's keys and values of 512 tokens in
-8 bit are 4 % of its weights in 4 bit."""
 
-
-def _token(name: str, layers: int, width: int, mlp_width: int, heads: int, vocabulary: int) -> Workload:
-    """One token of one request after `CONTEXT` - 1 others, of a decoder that is no video model.
+def _token(name: str, layers: int, width: int, mlp_width: int, heads: int, kv_width: int, vocabulary: int) -> Workload:
+    """One token of one request, of a decoder that is no video model.
 
     MLP width is that of a SwiGLU of as many weights; the head counts as the depth transformer.
     """
-    projections, head = 4 * width * width, vocabulary * width
+    projections, head = 2 * width * (width + kv_width), vocabulary * width
     return Workload(
         name=name,
         layers=layers,
         rows=1,
         width=width,
         mlp_width=mlp_width,
-        kv_width=width,
+        kv_width=kv_width,
         heads=heads,
         projection_weights=projections,
         depth_weights=head,
@@ -40,44 +38,106 @@ def _token(name: str, layers: int, width: int, mlp_width: int, heads: int, vocab
         resident_weights=layers * (projections + 3 * width * mlp_width) + head,
         tokens_per_frame=2,
         frames=1,
-        prompt=CONTEXT - 1,
+        prompt=1,
     )
 
 
-LLAMA2_7B = _token("LLaMA-2-7B", 32, 4096, 11008, 32, 32_000)
-GPT2_345M = _token("GPT-2 345M", 24, 1024, 2731, 16, 50_257)
+LLAMA2_7B = _token("LLaMA-2-7B", 32, 4096, 11008, 32, 4096, 32_000)
+LLAMA3_8B = _token("LLaMA-3-8B", 32, 4096, 14336, 32, 1024, 128_256)
+GLM_6B = _token("GLM-6B", 28, 4096, 13696, 32, 256, 65_024)
+QWEN_7B = _token("Qwen-7B", 32, 4096, 11008, 32, 4096, 151_936)
+GPT2_M = _token("GPT-2 medium", 24, 1024, 2731, 16, 1024, 50_257)
+TERNARY = _token("ternary 0.73B", 24, 1536, 4096, 24, 1536, 32_000)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A published decode speed in tokens a second, and its source."""
+    """A published run and its source; None where a figure is held out, or not published.
+
+    context: tokens attended to, an assumption where only a range is published. steps: decode passes a token of the
+    published rate takes. first: milliseconds to the first token by tokens in. missing: what the prediction lacks.
+    """
 
     work: str
+    preset: str
     model: Workload
-    tokens_per_s: float
+    context: int
+    tokens_per_s: float | None
+    watts: float | None
     source: str
+    missing: str = ""
+    steps: float = 1.0
+    first: tuple[tuple[int, float], ...] = ()
+    held_out: bool = False
 
 
-POINTS = {
-    "flightllm-u280": Point("FlightLLM", LLAMA2_7B, 55.0, "FlightLLM (FPGA 24), as AccLLM quotes it"),
-    "dfx-u280": Point("DFX", GPT2_345M, 185.0, "DFX (MICRO 22)"),
-    "kv260-llama": Point("LLaMA-2-7B on a KV260", LLAMA2_7B, 5.0, "arXiv 2502.10659: around 5 tokens a second"),
-}
-"""By the preset that predicts it."""
+_HB = "Hummingbird, arXiv 2507.03308"
+POINTS = (
+    Point("arXiv 2502.10659", "kv260-llama", LLAMA2_7B, 512, 4.9, 6.57, "DATE 25, arXiv 2502.10659"),
+    Point(
+        "FlightLLM", "flightllm-u280", LLAMA2_7B, 512, 55.0, 45.0, "FPGA 24, as AccLLM quotes it",
+        "indices of its N:M sparse weights, whose bits are not published",
+    ),
+    Point(
+        "DFX, one card", "dfx-u280", GPT2_M, 64, 93.1, 45.0, "MICRO 22, 64 in and 64 out, one pass a token",
+        steps=127 / 64,
+    ),
+    Point(
+        "CODO", "codo-u280", GPT2_M, 64, 231.5, None, "ISCA 26", first=((32, 20.4), (64, 32.6), (128, 110.4)),
+    ),
+    Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "TeLLMe v2, beside PD-Swap"),
+    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, None, None, _HB, held_out=True),
+    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, None, None, _HB, held_out=True),
+    Point(_HB, "hummingbird-u250", LLAMA3_8B, 128, None, None, _HB, held_out=True),
+    Point("llama-fpga", "llama-fpga-u250", LLAMA2_7B, 128, None, None, "an open RTL", held_out=True),
+    Point("EdgeLLM", "edgellm-vcu128", GLM_6B, 256, None, None, "EdgeLLM (2025)", held_out=True),
+    Point("EdgeLLM", "edgellm-vcu128", QWEN_7B, 256, None, None, "EdgeLLM (2025)", held_out=True),
+    Point("StreamTensor", "streamtensor-u55c", GPT2_M, 64, None, None, "StreamTensor", held_out=True),
+)  # fmt: skip
+
+
+def points_of(preset: str) -> list[Point]:
+    """What was published of the accelerator of a preset."""
+    return [point for point in POINTS if point.preset == preset]
+
+
+def _error(predicted: float, published: float | None) -> float | None:
+    return None if published is None else predicted / published - 1
 
 
 def predict(preset: Preset, point: Point) -> dict[str, Any]:
-    """Predicted and published decode speed, and the bound by the bandwidth the publication says it reaches."""
-    result = Emulator(preset, point.model).run(np.zeros((point.model.layers, 1, 1), dtype=bool), "static")
+    """Predicted and published decode speed, watts and time to the first token; errors are shares of the published."""
+    emulator = Emulator(preset, replace(point.model, prompt=point.context - 1))
+    result = emulator.run(np.zeros((point.model.layers, 1, 1), dtype=bool), "static")
     seconds = result.cycles * preset.seconds_per_cycle
     moved = sum(t.weight_bytes + t.kv_bytes for t in result.components.values())
-    rate = preset.bytes_per_cycle / preset.seconds_per_cycle
+    speed, watts = 1 / (seconds * point.steps), energy_of(result, preset).activity / seconds
+    first = [
+        {
+            "tokens": tokens,
+            "predicted_ms": 1e3
+            * Emulator(preset, replace(point.model, prompt=tokens)).prefill()
+            * preset.seconds_per_cycle,
+            "published_ms": published,
+        }
+        for tokens, published in point.first
+    ]
     return {
         "work": point.work,
+        "preset": preset.name,
         "model": point.model.name,
         "source": point.source,
+        "context": point.context,
+        "held_out": point.held_out,
+        "fitted": [k for k, c in constants(preset).items() if c.kind == "fitted"],
+        "predicted_tokens_per_s": speed,
         "published_tokens_per_s": point.tokens_per_s,
-        "predicted_tokens_per_s": 1 / seconds,
-        "error": 1 / seconds / point.tokens_per_s - 1,
-        "bandwidth_bound_tokens_per_s": rate / moved,
+        "error": _error(speed, point.tokens_per_s),
+        "predicted_watts": watts,
+        "published_watts": point.watts,
+        "watts_error": _error(watts, point.watts),
+        "first_token": [row | {"error": _error(row["predicted_ms"], row["published_ms"])} for row in first],
+        "moved_bytes": moved,
+        "share_of_peak": moved / seconds / preset.peak / 1e9,
+        "missing": point.missing,
     }

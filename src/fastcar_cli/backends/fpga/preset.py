@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from fastcar_cli.backends.fpga.constants import Constant, In, Section, check_constants, constants
+from fastcar_cli.backends.fpga.device import Bank, Device, load_device
+from fastcar_cli.backends.fpga.memory import Order, Part, Stream, load_part, share
+from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import GROUP
 from fastcar_cli.plain_data import checked
 from fastcar_cli.presets import preset_folder, read_preset
@@ -16,46 +17,28 @@ from fastcar_cli.presets import preset_folder, read_preset
 MAX_FITTED = 2
 """Constants of a preset that may be fitted to a measurement."""
 
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Constant(_Part):
-    """A number with its unit, where it comes from, and what kind of knowledge that is."""
-
-    value: float = Field(ge=0, allow_inf_nan=False)
-    unit: str
-    source: str = Field(min_length=3)
-    kind: Literal["datasheet", "measured", "assumption", "fitted"]
-
-
-@dataclass(frozen=True)
-class In:
-    """The unit that a constant must be given in; whether it may be 0 and must be an integer; the most it may be."""
-
-    unit: str
-    zero: bool = False
-    whole: bool = False
-    most: float = math.inf
-
-
 Weights = Literal["lockstep", "multicast", "private"]
 """How cores get a layer's weights: layer.py says what each means."""
 
 
-class Hbm(_Part):
-    """Memory: pseudo-channels shared by the cores, or dealt to them where weights are private.
+class Hbm(Section):
+    """Memory and its layout: channels that the cores share, or that are dealt to them where weights are private.
 
-    window: tiles a core's buffer holds under multicast; otherwise it has two halves.
+    part: of the device's memories. ports: of `beat` bytes at port_clock; requests have `burst` beats. order: where the
+    next burst of a stream lies. keys: whether those of a layer lie one behind the other (layer), or those of a token
+    (token). ahead: bursts of a channel that are requested and not there yet. window: tiles a core's buffer holds under
+    multicast; otherwise it has two halves.
     """
 
-    capacity: Annotated[Constant, In("GiB")]
-    channels: Annotated[Constant, In("1")]
-    channel_bandwidth: Annotated[Constant, In("GB/s")]
-    efficiency: Annotated[Constant, In("1", most=1)]
+    part: str
+    channels: Annotated[Constant, In("1", whole=True)]
+    ports: Annotated[Constant, In("1", whole=True)]
+    port_clock: Annotated[Constant, In("MHz")]
     beat: Annotated[Constant, In("bytes", whole=True)]
     burst: Annotated[Constant, In("beats", whole=True)]
+    order: Order
+    keys: Literal["layer", "token"] = "layer"
+    ahead: Annotated[Constant, In("bursts", whole=True)]
     latency: Annotated[Constant, In("cycles", zero=True, whole=True)]
     weights: Weights
     window: Annotated[Constant | None, In("tiles", whole=True)] = None
@@ -67,7 +50,7 @@ class Hbm(_Part):
         return self
 
 
-class Core(_Part):
+class Core(Section):
     """One core: MAC array, vector unit, local weight buffer."""
 
     mac_array: Annotated[Constant, In("MAC/cycle")]
@@ -76,11 +59,11 @@ class Core(_Part):
     buffer: Annotated[Constant, In("KiB")]
 
 
-class Format(_Part):
+class Format(Section):
     """Numbers: `float` passes values through, in any bits; others hold weights and int8 activations (formats.py)."""
 
     kind: Literal["float", "int8", "int8-exact", "int4"]
-    weight_bits: int | float = Field(ge=2, le=32)
+    weight_bits: int | float = Field(ge=1, le=32)
     kv_bits: int = Field(ge=4, le=32)
 
     @model_validator(mode="after")
@@ -95,7 +78,7 @@ class Format(_Part):
         return self.weight_bits + (16 / GROUP if self.kind == "int4" else 0)
 
 
-class Drs(_Part):
+class Drs(Section):
     """Cost of Dynamic Resource Scheduling.
 
     dispatch: cycles a dispatched packet takes; left out, one for each of its words. fetch: a dropped packet
@@ -109,7 +92,7 @@ class Drs(_Part):
     queue: Annotated[Constant, In("packets", whole=True)]
 
 
-class Rest(_Part):
+class Rest(Section):
     """Depth transformer and heads: timed by the core model, or one constant a step."""
 
     mode: Literal["modelled", "constant"]
@@ -122,22 +105,20 @@ class Rest(_Part):
         return self
 
 
-class Energy(_Part):
-    """Both energy models."""
+class Energy(Section):
+    """Prices of activity in the logic; the device has those of its memories and what flows besides."""
 
-    board_power: Annotated[Constant, In("W", zero=True)]
-    hbm: Annotated[Constant, In("pJ/bit", zero=True)]
     mac: Annotated[Constant, In("pJ/MAC", zero=True)]
     vector: Annotated[Constant, In("pJ/element", zero=True)]
     buffer: Annotated[Constant, In("pJ/byte", zero=True)]
-    background: Annotated[Constant, In("W", zero=True)]
 
 
-class Preset(_Part):
+class Preset(Section):
     """An accelerator."""
 
     name: str
     title: str
+    device: str
     cores: int = Field(ge=1, le=32)
     clock: Annotated[Constant, In("MHz")]
     core: Core
@@ -149,27 +130,68 @@ class Preset(_Part):
 
     @model_validator(mode="after")
     def _check(self) -> Preset:
-        for path, constant, wanted in _constants(self):
-            if constant.unit != wanted.unit:
-                raise ValueError(f"{path}.unit is {constant.unit!r}, needed: {wanted.unit!r}")
-            needed = (
-                (constant.value == 0 and not wanted.zero, "above 0"),
-                (wanted.whole and bool(constant.value % 1), "an integer"),
-                (constant.value > wanted.most, f"at most {wanted.most:g}"),
-            )
-            for wrong, what in needed:
-                if wrong:
-                    raise ValueError(f"{path}.value is {constant.value:g}, needed: {what}")
+        check_constants(self)
+        hbm, bank = self.hbm, self.bank
+        limits = (
+            ("channels", hbm.channels.value, bank.channels.value, "channels"),
+            ("ports", hbm.ports.value, bank.ports.value, "ports"),
+            ("port_clock", hbm.port_clock.value, bank.port_clock.value, "MHz at a port"),
+            ("beat", hbm.beat.value * 8, bank.port.value, "bits of a port"),
+        )
+        for key, wanted, most, what in limits:
+            if wanted > most:
+                raise ValueError(f"hbm.{key} needs {wanted:g} {what}, device {self.device} has {most:g} ({hbm.part})")
         fitted = [path for path, c in constants(self).items() if c.kind == "fitted"]
         if len(fitted) > MAX_FITTED:
             raise ValueError(f"{len(fitted)} fitted constants ({', '.join(fitted)}), at most {MAX_FITTED}")
         return self
 
     @property
+    def card(self) -> Device:
+        """The board."""
+        return load_device(self.device)
+
+    @property
+    def bank(self) -> Bank:
+        """The board's memory that is used."""
+        return self.card.bank(self.hbm.part)
+
+    @property
+    def part(self) -> Part:
+        """A channel of it."""
+        return load_part(self.hbm.part)
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of the channels that are used."""
+        return self.bank.capacity.value * 2**30 * self.hbm.channels.value / self.bank.channels.value
+
+    @property
+    def peak(self) -> float:
+        """GB/s of the channels that are used."""
+        return self.hbm.channels.value * self.part.peak
+
+    def stream(self, chunk: float = 0, stride: float = 0) -> Stream:
+        """How a channel is read; chunk, stride: bytes of all channels that lie together, and from one to the next."""
+        hbm = self.hbm
+        across = self.part.burst_bytes * hbm.channels.value
+        port = across * 1e6 / (hbm.ports.value * hbm.beat.value * hbm.port_clock.value)
+        bursts = (max(1, round(size / across)) if chunk else 0 for size in (chunk, stride))
+        return Stream(self.part, hbm.order, round(port), int(hbm.ahead.value), *bursts)
+
+    def rate(self, chunk: float = 0, stride: float = 0) -> float:
+        """Bytes a cycle, all cores together, of a stream that never ends."""
+        return self.peak * 1e3 * share(self.stream(chunk, stride)) / self.clock.value
+
+    @property
     def bytes_per_cycle(self) -> float:
-        """HBM bytes a cycle, all cores together."""
-        h = self.hbm
-        return h.channels.value * h.channel_bandwidth.value * 1e9 * h.efficiency.value / (self.clock.value * 1e6)
+        """Bytes of weights a cycle, all cores together: they lie in the order in which they are read."""
+        return self.rate()
+
+    def keys_per_cycle(self, layers: int, kv_width: int) -> float:
+        """Bytes of keys and values a cycle, all cores together."""
+        chunk = kv_width * self.format.kv_bits / 8
+        return self.bytes_per_cycle if self.hbm.keys == "layer" else self.rate(chunk, 2 * layers * chunk)
 
     @property
     def macs_per_cycle(self) -> float:
@@ -192,27 +214,28 @@ class Preset(_Part):
         return 1e-6 / self.clock.value
 
 
-def _constants(part: BaseModel, prefix: str = "") -> Iterator[tuple[str, Constant, In]]:
-    """Every constant of a preset: its dotted path, itself, and what is wanted of it."""
-    for name, field in type(part).model_fields.items():
-        value = getattr(part, name)
-        if isinstance(value, Constant):
-            yield prefix + name, value, next(m for m in field.metadata if isinstance(m, In))
-        elif isinstance(value, BaseModel):
-            yield from _constants(value, f"{prefix}{name}.")
-
-
-def constants(preset: Preset) -> dict[str, Constant]:
-    """Every constant of a preset by its dotted path."""
-    return {path: constant for path, constant, _ in _constants(preset)}
-
-
 def fpga_presets() -> list[str]:
     """Names of the shipped accelerators."""
     return sorted(p.stem for p in (preset_folder() / "fpga").glob("*.yaml"))
 
 
 def load_preset(name: str) -> Preset:
-    """A shipped preset by name or a YAML file by path. Raises RequestError naming file and key."""
-    data, path = read_preset("accelerator preset", name, fpga_presets(), preset_folder() / "fpga")
+    """A shipped preset by name or a YAML file by path. Raises RequestError naming file and key.
+
+    `base` names the preset whose keys hold where the file has no others.
+    """
+    folder = preset_folder() / "fpga"
+    data, path = read_preset("accelerator preset", name, fpga_presets(), folder)
+    bases: list[str] = []
+    while (base := data.pop("base", None)) is not None:
+        if base in bases:
+            raise RequestError(f"accelerator preset {path}: key 'base': {base} is a base of itself")
+        bases.append(base)
+        data = _over(read_preset("accelerator preset", str(base), fpga_presets(), folder)[0], data)
     return checked(Preset, data, f"accelerator preset {path}")
+
+
+def _over(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """The keys of `data` over those of `base`, section by section."""
+    both = {k: (base[k], v) for k, v in data.items() if isinstance(base.get(k), dict) and isinstance(v, dict)}
+    return {**base, **data, **{k: _over(old, new) for k, (old, new) in both.items() if "value" not in new}}

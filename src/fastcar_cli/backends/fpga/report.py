@@ -52,9 +52,8 @@ def _compute(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
 def _bandwidth(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     preset, result = comparison.emulator.preset, comparison.drs
     reached = result.layer_bytes / (result.layer_cycles * preset.seconds_per_cycle) / 1e9
-    peak = preset.hbm.channels.value * preset.hbm.channel_bandwidth.value
     rows = [
-        [i, round(float(b)), round(float(c)), float(g), float(g) / peak]
+        [i, round(float(b)), round(float(c)), float(g), float(g) / preset.peak]
         for i, (b, c, g) in enumerate(zip(result.layer_bytes, result.layer_cycles, reached, strict=True))
     ]
     return ["layer", "hbm_bytes", "cycles", "hbm_GB_per_s", "share_of_peak_1"], rows

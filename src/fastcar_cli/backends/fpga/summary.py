@@ -1,7 +1,7 @@
 """One run on an accelerator as a document: against dense decoding, static mapping and the ideal, and its energy.
 
 There are two energy models. `constant`: board power times time, which is what the published efficiencies
-imply. `activity`: what moves and computes times its price, plus a background power that flows all the time.
+imply. `activity`: what moves and computes times its price, plus the board's idle power.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class EnergyReport:
 
 def energy_of(result: Result, preset: Preset) -> EnergyReport:
     """Energy of a run under both models."""
-    prices = preset.energy
+    prices, memory, power = preset.energy, preset.bank.energy.value, preset.card.power
     seconds = result.cycles * preset.seconds_per_cycle
     levels = {"hbm_weights": 0.0, "hbm_kv": 0.0, "buffer": 0.0, "mac": 0.0, "vector": 0.0}
     components: dict[str, float] = {}
     for name, t in result.components.items():
         parts = {
-            "hbm_weights": t.weight_bytes * 8 * prices.hbm.value * 1e-12,
-            "hbm_kv": t.kv_bytes * 8 * prices.hbm.value * 1e-12,
+            "hbm_weights": t.weight_bytes * 8 * memory * 1e-12,
+            "hbm_kv": t.kv_bytes * 8 * memory * 1e-12,
             "buffer": t.buffer_bytes * prices.buffer.value * 1e-12,
             "mac": t.macs * prices.mac.value * 1e-12,
             "vector": t.vector_elements * prices.vector.value * 1e-12,
@@ -51,10 +51,10 @@ def energy_of(result: Result, preset: Preset) -> EnergyReport:
         components[name] = sum(parts.values())
         for level, joules in parts.items():
             levels[level] += joules
-    background = prices.background.value * seconds
+    background = power.idle.value * seconds
     components["background"] = background
     levels["background"] = background
-    return EnergyReport(prices.board_power.value * seconds, sum(components.values()), components, levels)
+    return EnergyReport(power.board.value * seconds, sum(components.values()), components, levels)
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ class Comparison:
             "preset": preset.name,
             "cycles": result.cycles,
             "latency_s": seconds,
+            "first_token_s": self.emulator.prefill() * preset.seconds_per_cycle,
             "energy_j": energy.constant,
             "energy_activity_j": energy.activity,
             "energy_per_token_j": energy.constant / work.steps,

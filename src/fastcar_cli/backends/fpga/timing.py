@@ -7,13 +7,30 @@ unit is free and what it needs is done, so begin and end follow from those befor
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fastcar_cli.backends.fpga.isa import UNIT_OF, Instruction, Program
+from fastcar_cli.backends.fpga.isa import UNIT_OF, Instruction, Program, compile_mlp
 from fastcar_cli.backends.fpga.preset import Preset
 
 _EPSILON = 1e-9
+
+SETTLE = 10
+"""Cycles from an operation of the vector unit in int8-exact to its results: those of coder.sv, the longest."""
+
+
+def drain(macs: int) -> int:
+    """Cycles from a multiply in int8-exact to its fixed-point numbers: an array of so many MACs, requantise.sv."""
+    return (macs - 1).bit_length() + 9
+
+
+def mlp_program(preset: Preset, width: int, mlp_width: int) -> Program:
+    """The stream of an MLP of these widths on a preset's core."""
+    return compile_mlp(
+        width, mlp_width, preset.format.stored_bits, preset.tile_bytes, preset.window,
+        preset.format.kind == "int8-exact",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -21,7 +38,8 @@ class Rates:
     """What a core does in a cycle.
 
     bytes: of the memory it streams from, a cycle. burst: bytes of a burst; a transfer moves whole bursts.
-    latency: cycles from a request to its first beat; requests are pipelined, one a cycle.
+    latency: cycles from a request to its first beat; requests are pipelined, one a cycle. drain, settle: cycles from
+    the end of a multiply until the vector unit has its sums, and from the end of one of its operations to the results.
     """
 
     macs: float
@@ -29,18 +47,26 @@ class Rates:
     bytes: float
     burst: int = 1
     latency: int = 0
+    drain: int = 0
+    settle: int = 0
 
     @classmethod
     def of(cls, preset: Preset) -> Rates:
         """The rates of a core of a preset: cores with private weights have a fixed share of the channels each."""
-        hbm = preset.hbm
+        hbm, exact = preset.hbm, preset.format.kind == "int8-exact"
         return cls(
             preset.macs_per_cycle,
             preset.core.vector_lanes.value,
             preset.bytes_per_cycle / (preset.cores if hbm.weights == "private" else 1),
             int(hbm.beat.value * hbm.burst.value),
             int(hbm.latency.value),
+            drain(int(preset.core.mac_array.value)) if exact else 0,
+            SETTLE if exact else 0,
         )
+
+    def lag(self, unit: str, for_unit: str) -> int:
+        """Cycles from the end of an instruction of `unit` until one of `for_unit` may use what it made."""
+        return self.settle if unit == "vector" else self.drain if (unit, for_unit) == ("mac", "vector") else 0
 
     def moved(self, size: float) -> float:
         """Bytes that cross the memory port for `size` bytes."""
@@ -64,17 +90,20 @@ class Span:
     end: int
 
 
-def spans(program: Program, rates: Rates, *, loaded: bool = False) -> list[Span]:
+def spans(
+    program: Program, rates: Rates, *, loaded: bool = False, serve: Callable[[int, int], int] | None = None
+) -> list[Span]:
     """Every instruction of a stream as it runs on one core.
 
-    loaded: the tiles that fit the buffer wait in it already (a core that joins a multicast late).
+    loaded: the tiles that fit the buffer wait in it already (a core that joins a multicast late). serve: the memory, by
+    when a load is requested and its bytes: when they are there; None: beats at the rate, `latency` after the request.
     """
     ran: list[Span] = []
     free = {"memory": 0, "mac": 0, "vector": 0}
     passed = 0
     for instruction in program.instructions:
         unit = UNIT_OF[instruction.op]
-        ready = max((ran[i].end for i in instruction.after), default=0)
+        ready = max((ran[i].end + rates.lag(ran[i].unit, unit) for i in instruction.after), default=0)
         length = rates.length(instruction)
         if unit != "memory":
             begin = max(free[unit], ready)
@@ -85,7 +114,8 @@ def spans(program: Program, rates: Rates, *, loaded: bool = False) -> list[Span]
             begin = max(free[unit], ready)
             free[unit] = begin + 1
             # Beats pass in the order of the requests; the latency of one passes beside the beats of another.
-            end = passed = max(begin + rates.latency, passed) + length
+            asked = begin + rates.latency
+            end = passed = serve(asked, instruction.amount) if serve else max(asked, passed) + length
         ran.append(Span(unit, instruction.op, begin, end))
     return ran
 

@@ -90,12 +90,13 @@ def workload_of(
 
 
 def check_memory(work: Workload, preset: Preset) -> None:
-    """Refuse weights that do not fit the card's memory. Raises RequestError with the arithmetic."""
+    """Refuse weights that do not fit the channels of a preset's layout. Raises RequestError with the arithmetic."""
     bits = preset.format.stored_bits
-    needed, capacity = work.resident_weights * bits / 8, preset.hbm.capacity.value * 2**30
+    needed, capacity = work.resident_weights * bits / 8, preset.capacity
     if needed > capacity:
         raise RequestError(
             f"the weights of {work.name} do not fit the memory of {preset.name}: {work.resident_weights:,} weights x "
-            f"{bits:g} bit / 8 = {needed / 2**30:.2f} GiB, it has {preset.hbm.capacity.value:g} GiB",
-            hint="fewer weight bits, or an accelerator with more memory",
+            f"{bits:g} bit / 8 = {needed / 2**30:.2f} GiB, channels of {preset.hbm.part}: "
+            f"{preset.hbm.channels.value:g} with {capacity / 2**30:g} GiB in all",
+            hint="fewer weight bits, more channels, or an accelerator with more memory",
         )

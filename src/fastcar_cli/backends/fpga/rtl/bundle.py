@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
+from fastcar_cli.backends.fpga.constants import Constant
 from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
-from fastcar_cli.backends.fpga.isa import compile_mlp
-from fastcar_cli.backends.fpga.preset import Constant, Preset, Weights
-from fastcar_cli.backends.fpga.rtl.core import expected, random_rows, requests
-from fastcar_cli.backends.fpga.rtl.core import parameters as core_parameters
-from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
-from fastcar_cli.backends.fpga.rtl.stimulus import Layer, Packet, layers_of, packet_of, random_layers, short_packets
+from fastcar_cli.backends.fpga.preset import Preset, Weights
+from fastcar_cli.backends.fpga.rtl import joined
+from fastcar_cli.backends.fpga.rtl.packets import words_of
+from fastcar_cli.backends.fpga.rtl.stimulus import (
+    WEIGHTS,
+    Layer,
+    Packet,
+    control_parameters,
+    layers_of,
+    packet_of,
+    random_layers,
+    short_packets,
+)
 from fastcar_cli.backends.fpga.rtl.tools import ARITHMETIC, SOURCE
 from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
-from fastcar_cli.backends.fpga.timing import Rates
+from fastcar_cli.backends.fpga.timing import Rates, mlp_program
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, make_folder, sha256_of, write_whole
 from fastcar_cli.models.loading.specs import spec_from_dict
 from fastcar_cli.plain_data import parse_json
-
-WEIGHTS: tuple[Weights, ...] = ("private", "lockstep", "multicast")
-"""By the number that barrier.sv has for each."""
 
 RANDOM_LAYERS = 320
 """Random layers that are run before those of saved decisions."""
@@ -47,52 +49,42 @@ def check(preset: Preset) -> None:
             raise RequestError(f"accelerator preset {preset.name}: the RTL has no {what}", hint=hint)
 
 
-def parameters(preset: Preset, packets: Sequence[Packet]) -> dict[str, int]:
-    """Parameters of accelerator.sv."""
-    queue = int(preset.drs.queue.value)
+def _constant(value: float, unit: str) -> Constant:
+    return Constant(value=value, unit=unit, source="another accelerator for the RTL", kind="assumption")
 
-    def bits(unit: str) -> int:
-        most = max(counts(p.program)[unit] for p in packets)
-        return max(1, (queue * most - 1).bit_length())
 
-    return {
-        "CORES": preset.cores,
-        "REMAP": int(preset.drs.remap.value),
-        "DROP": max(1, int(preset.drs.drop.value)),
-        "STREAM": int(preset.drs.fetch == "stream"),
-        "DISPATCH": 0 if preset.drs.dispatch is None else int(preset.drs.dispatch.value),
-        "WEIGHTS": WEIGHTS.index(preset.hbm.weights),
-        "WINDOW": preset.window,
-        "QUEUE": queue,
-        "LATENCY": int(preset.hbm.latency.value),
-        "LOAD_BITS": bits("memory"),
-        "MAC_BITS": bits("mac"),
-        "VECTOR_BITS": bits("vector"),
-    }
+def _sharing(preset: Preset, weights: Weights, cores: int) -> Preset:
+    """A preset with another way to share weights on so many cores."""
+    window = _constant(2, "tiles") if weights == "multicast" else None
+    hbm = preset.hbm.model_copy(update={"weights": weights, "window": window})
+    return preset.model_copy(update={"cores": cores, "hbm": hbm})
 
 
 def others(preset: Preset) -> dict[str, Preset]:
     """Two more accelerators by folder, whose DRS does what the preset's leaves out, so that a fault there shows.
 
-    Cores in no power of two, the other way to drop, paced packets, a jump of one cycle, a longer mapping.
+    Cores in no power of two, the other way to drop, paced packets, a jump of one cycle, a longer mapping, and weights
+    that each core streams for itself, or that are sent when every core has room.
     """
 
-    def constant(value: float, unit: str) -> Constant:
-        return Constant(value=value, unit=unit, source="another accelerator for drs.sv", kind="assumption")
-
-    def variant(cores: int, remap: int, fetch: Literal["skip", "stream"], drop: int, dispatch: int | None) -> Preset:
+    def variant(
+        weights: Weights, cores: int, remap: int, fetch: Literal["skip", "stream"], drop: int, dispatch: int | None
+    ) -> Preset:
         drs = preset.drs.model_copy(
             update={
-                "remap": constant(remap, "cycles/layer"),
+                "remap": _constant(remap, "cycles/layer"),
                 "fetch": fetch,
-                "drop": constant(drop, "cycles/row"),
-                "dispatch": None if dispatch is None else constant(dispatch, "cycles/row"),
+                "drop": _constant(drop, "cycles/row"),
+                "dispatch": None if dispatch is None else _constant(dispatch, "cycles/row"),
             }
         )
-        return preset.model_copy(update={"cores": cores, "drs": drs})
+        return _sharing(preset, weights, cores).model_copy(update={"drs": drs})
 
     short = 1 if preset.drs.fetch == "skip" else 9
-    return {"machine_3": variant(3, 40, "stream", 1, 70), "machine_5": variant(5, 33, "skip", short, None)}
+    return {
+        "machine_3": variant("private", 3, 40, "stream", 1, 70),
+        "machine_5": variant("multicast", 5, 33, "skip", short, None),
+    }
 
 
 def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int | None = None) -> dict[str, Any]:
@@ -106,9 +98,7 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
     if decisions is not None:
         decisions = decisions.fitting()
         decoder = spec_from_dict(decisions.spec).decoder
-        program = compile_mlp(
-            decoder.width, decoder.mlp_width, preset.format.stored_bits, preset.tile_bytes, preset.window
-        )
+        program = mlp_program(preset, decoder.width, decoder.mlp_width)
         packets.append(packet_of(preset, program, Rates.of(preset)))
         _check_dispatch(preset, packets[0])
         layers += layers_of(decisions, 0, passes)
@@ -118,7 +108,7 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
     machines = others(preset)
     for directory in (folder, *(folder / name for name in (ARITHMETIC.name, *machines))):
         make_folder(directory)
-    kept = _sources(folder)
+    kept = write_sources(folder)
     values = _machine(folder, preset, packets, layers)
     for name, other in machines.items():
         short = _short(other)
@@ -128,21 +118,30 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
 
 
 def _arithmetic(folder: Path, preset: Preset) -> None:
-    """Write what a core and the parts of its arithmetic are built with, their requests, and the expected answers."""
-    macs = macs_of(preset)
-    rows = random_rows(macs, int(preset.hbm.latency.value), preset.window)
-    sums = b"".join(_counted(expected(row, macs)) for row in rows)
-    for name, values, (sent, answers) in (
-        ("units", {"MACS": macs}, vectors()),
-        ("core", core_parameters(rows[0], macs, preset.window), (requests(rows, macs), sums)),
-    ):
-        write_whole(folder / f"{name}.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
-        write_whole(folder / f"{name}_requests.bin", sent)
-        write_whole(folder / f"{name}_expected.bin", answers)
+    """Write what layers and the parts of a core's arithmetic are built with, their requests, and expected answers."""
+    _built(folder / "units", {"MACS": macs_of(preset)}, *vectors())
+    paced = preset.model_copy(update={"drs": preset.drs.model_copy(update={"dispatch": None})})
+    for weights in WEIGHTS:
+        cores = preset.cores if weights == "lockstep" else 3
+        machine = _sharing(paced, weights, cores)
+        layers = joined.random_mlps(machine)
+        layers[0].check(joined.MACS, joined.LANES)
+        sent, answers = joined.requests(layers, machine), joined.expected(layers, machine)
+        _built(folder / f"layer_{weights}", joined.parameters(layers[0], machine, joined.LANES), sent, answers)
 
 
-def _counted(sums: Tensor) -> bytes:
-    return bytes(torch.cat([torch.tensor([len(sums)], dtype=torch.int32), sums.flatten()]).numpy().tobytes())
+def _built(folder: Path, values: Mapping[str, int], sent: bytes, answers: bytes) -> None:
+    """What build.sh and the harness of a part read."""
+    make_folder(folder)
+    write_parameters(folder, values)
+    write_whole(folder / "requests.bin", sent)
+    write_whole(folder / "expected.bin", answers)
+
+
+def write_parameters(folder: Path, values: Mapping[str, int], widths: Mapping[str, int] | None = None) -> None:
+    """Parameters for Verilator and, with what else it compares, for a harness."""
+    write_whole(folder / "parameters.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
+    write_whole(folder / "parameters.h", "".join(f"#define {k} {v}\n" for k, v in {**values, **(widths or {})}.items()))
 
 
 def _short(preset: Preset) -> list[Packet]:
@@ -154,11 +153,9 @@ def _short(preset: Preset) -> list[Packet]:
 
 def _machine(folder: Path, preset: Preset, packets: Sequence[Packet], layers: Sequence[Layer]) -> dict[str, int]:
     """Write what one accelerator is built with, runs, and is expected to do; returns its parameters."""
-    values = parameters(preset, packets)
-    write_whole(folder / "parameters.f", "".join(f"-G{k}={v}\n" for k, v in values.items()))
+    values = control_parameters(preset, packets)
     # The RTL has widths of its own, which the harness compares with those of drs.py.
-    widths = {"INDEX_BITS": INDEX_BITS, "MAPPING_BITS": Drs(preset.cores).mapping_bits}
-    write_whole(folder / "parameters.h", "".join(f"#define {k} {v}\n" for k, v in {**values, **widths}.items()))
+    write_parameters(folder, values, {"INDEX_BITS": INDEX_BITS, "MAPPING_BITS": Drs(preset.cores).mapping_bits})
     write_whole(folder / "parameters.json", json.dumps({"preset": preset.name, **values}, indent=1) + "\n")
     for number, packet in enumerate(packets):
         words = words_of(packet.program, packet.rates)
@@ -176,7 +173,7 @@ def _check_dispatch(preset: Preset, packet: Packet) -> None:
         )
 
 
-def _sources(folder: Path) -> list[str]:
+def write_sources(folder: Path) -> list[str]:
     """Copy the sources; one that was changed in the folder since stays, and its name is returned."""
     written_file = folder / "sources.json"
     written: dict[str, str] = {}

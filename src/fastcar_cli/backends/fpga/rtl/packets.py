@@ -6,7 +6,7 @@ from fastcar_cli.backends.fpga.isa import UNIT_OF, Program
 from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.errors import RequestError
 
-OPERATIONS = {"load": 0, "multiply": 1, "activate": 2, "accumulate": 3, "store": 4}
+OPERATIONS = {"load": 0, "multiply": 1, "activate": 2, "accumulate": 3, "store": 4, "code": 5}
 _COUNT_BITS, _LENGTH_BITS = 16, 29
 
 
@@ -44,6 +44,7 @@ def words_of(program: Program, rates: Rates) -> list[int]:
             raise RequestError(
                 f"{instruction.op} takes {length:,} cycles, a packet holds at most {1 << _LENGTH_BITS:,}"
             )
-        first, second = (needs["memory"], needs["vector"]) if unit == "mac" else (needs["mac"], 0)
+        first = needs["memory" if unit == "mac" else "mac"]
+        second = 0 if unit == "memory" else needs["vector"]
         words.append(OPERATIONS[instruction.op] | length << 3 | first << 32 | second << 48)
     return words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,11 +11,16 @@ from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.isa import Program, compile_mlp
 from fastcar_cli.backends.fpga.layer import Accelerator
-from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.preset import Preset, Weights
+from fastcar_cli.backends.fpga.rtl.packets import counts
 from fastcar_cli.backends.fpga.timing import Rates, cycles
 
 SHORT = ((4, 4, 64, 64.0), (16, 24, 64, 4.0), (16, 24, 64, 64.0), (24, 40, 128, 2.0))
 """Small streams (width, MLP width, bytes of a tile, memory bytes a cycle): rows shorter and longer than a packet."""
+
+
+WEIGHTS: tuple[Weights, ...] = ("private", "lockstep", "multicast")
+"""By the number that barrier.sv has for each."""
 
 
 @dataclass(frozen=True)
@@ -86,3 +91,27 @@ def layers_of(decisions: Decisions, packet: int, passes: int | None) -> Iterator
         for layer in range(computing.shape[0]):
             index = sum(1 << int(r) for r in np.flatnonzero(computing[layer, :slots, step]))
             yield Layer(step, layer, index, slots, packet)
+
+
+def control_parameters(preset: Preset, packets: Sequence[Packet]) -> dict[str, int]:
+    """Parameters of accelerator.sv."""
+    queue = int(preset.drs.queue.value)
+
+    def bits(unit: str) -> int:
+        most = max(counts(p.program)[unit] for p in packets)
+        return max(1, (queue * most - 1).bit_length())
+
+    return {
+        "CORES": preset.cores,
+        "REMAP": int(preset.drs.remap.value),
+        "DROP": max(1, int(preset.drs.drop.value)),
+        "STREAM": int(preset.drs.fetch == "stream"),
+        "DISPATCH": 0 if preset.drs.dispatch is None else int(preset.drs.dispatch.value),
+        "WEIGHTS": WEIGHTS.index(preset.hbm.weights),
+        "WINDOW": preset.window,
+        "QUEUE": queue,
+        "LATENCY": int(preset.hbm.latency.value),
+        "LOAD_BITS": bits("memory"),
+        "MAC_BITS": bits("mac"),
+        "VECTOR_BITS": bits("vector"),
+    }

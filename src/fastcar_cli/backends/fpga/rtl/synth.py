@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from fastcar_cli.backends.fpga.device import load_device
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.backends.fpga.rtl.tools import call, yosys
 from fastcar_cli.errors import RunError
@@ -15,8 +16,10 @@ from fastcar_cli.files import csv_of, write_whole
 
 FAMILY = "xcup"
 CAVEAT = "yosys estimate"
-CARD = {"LUT": 1_303_680, "FF": 2_607_360, "DSP": 9_024, "BRAM36": 2_016, "URAM": 960}
-"""An Alveo U280 (LUT and FF: AMD's product table of the XCU280; DSP and BRAM: UG1393; URAM: DS963)."""
+CARDS = ("KV260", "U280", "V80")
+"""Devices of which units take a share; device.py has what each has, and from where."""
+
+KINDS = ("LUT", "FF", "DSP", "BRAM36", "URAM")
 
 MACS = 16
 """MACs of the array that is synthesised: a core's has more of the same."""
@@ -24,13 +27,20 @@ MACS = 16
 ARTEFACT = "yosys estimate; the adder tree takes LUTs and FFs, which a vendor's tool packs into the DSPs in part"
 
 CORE = "a core"
-CORE_CAVEAT = f"{CAVEAT} of the sequencer; a DSP a MAC, weight buffer by bits: preset; no LUT and FF of the MAC array"
+CORE_CAVEAT = (
+    f"{CAVEAT} of sequencer and, in int8-exact, vector unit; a DSP a MAC, weight buffer by bits: preset; no LUT and FF "
+    "of the MAC array"
+)
+ALL = "all cores with DRS"
 
 UNITS = {
     "DRS": ("drs", ("CORES", "REMAP", "DROP", "STREAM", "DISPATCH"), CAVEAT),
     "barrier": ("barrier", ("CORES", "WEIGHTS"), CAVEAT),
     "sequencer of a core": ("sequencer", ("QUEUE", "WINDOW", "LOAD_BITS", "MAC_BITS", "VECTOR_BITS"), CAVEAT),
     f"MAC array, {MACS} MACs": ("mac_array", ("MACS",), ARTEFACT),
+    "requantisation": ("requantise", (), CAVEAT),
+    "SiLU of a lane": ("activate", (), CAVEAT),
+    "coder of a lane": ("coder", (), CAVEAT),
 }
 """What is synthesised: its name, its module, its parameters, and what to know of its counts."""
 
@@ -59,7 +69,7 @@ def kind_of(cell: str) -> str | None:
 
 def totals(cells: dict[str, int]) -> dict[str, float]:
     """LUT, FF, DSP, BRAM36 (two RAMB18 are one) and URAM of counted cells."""
-    used = dict.fromkeys(CARD, 0.0)
+    used = dict.fromkeys(KINDS, 0.0)
     for cell, count in cells.items():
         kind = kind_of(cell)
         if kind == "LUT":
@@ -71,10 +81,17 @@ def totals(cells: dict[str, int]) -> dict[str, float]:
     return used
 
 
-def synthesise(folder: Path, parameters: dict[str, int], preset: Preset) -> list[dict[str, Any]]:
-    """Synthesise the sources in a folder; writes resources.csv there and returns a row a unit, and one for a core.
+def _share(used: dict[str, float], card: str) -> dict[str, float]:
+    """What a unit takes of each resource of a device, above 1 where it does not fit."""
+    there = load_device(card).resources
+    return {} if there is None else {kind: used[kind] / getattr(there, kind) for kind in KINDS}
 
-    A core is its sequencer as synthesised, and from the preset a DSP a MAC and its weight buffer in RAMB36. Raises
+
+def synthesise(folder: Path, parameters: dict[str, int], preset: Preset) -> list[dict[str, Any]]:
+    """Synthesise the sources in a folder; writes resources.csv there and returns a row a unit, a core, and all.
+
+    A core is its sequencer as synthesised, and in int8-exact its vector unit, and from the preset a DSP a MAC and its
+    weight buffer in RAMB36. share: of the devices CARDS, above 1 where it does not fit. Raises
     RequestError where yosys is missing, RunError where it fails.
     """
     program = yosys()
@@ -84,7 +101,7 @@ def synthesise(folder: Path, parameters: dict[str, int], preset: Preset) -> list
     version = version.strip().splitlines()[-1]
     rows: list[dict[str, Any]] = []
     table: list[list[object]] = []
-    core: Counter[str] = Counter()
+    made: dict[str, Counter[str]] = {}
 
     def add(name: str, module: str, cells: dict[str, int], tool: str, caveat: str) -> None:
         table.extend(
@@ -92,17 +109,21 @@ def synthesise(folder: Path, parameters: dict[str, int], preset: Preset) -> list
             for cell, count in sorted(cells.items())
         )
         used = totals(cells)
-        rows.append({"unit": name, **used, "share_of_u280": {k: used[k] / CARD[k] for k in CARD}})
+        rows.append({"unit": name, **used, "share": {card: _share(used, card) for card in CARDS}})
 
     parameters = {**parameters, "MACS": MACS}
     for name, (module, names, caveat) in UNITS.items():
-        cells = _cells(program, folder, module, {n: parameters[n] for n in names})
-        add(name, module, cells, "yosys", caveat)
-        if module == "sequencer":
-            core = Counter(cells)
+        made[module] = Counter(_cells(program, folder, module, {n: parameters[n] for n in names}))
+        add(name, module, made[module], "yosys", caveat)
+    lanes = int(preset.core.vector_lanes.value) if preset.format.kind == "int8-exact" else 0
+    core = made["sequencer"].copy()
+    for module, count in (("requantise", min(lanes, 1)), ("activate", lanes), ("coder", lanes)):
+        core.update({cell: count * n for cell, n in made[module].items()})
     by_preset = arithmetic(preset)
     core.update(DSP48E2=round(by_preset["DSP"] / preset.cores), RAMB36E2=math.ceil(by_preset["RAMB36"] / preset.cores))
-    add(CORE, "sequencer", dict(core), "yosys, preset", CORE_CAVEAT)
+    add(CORE, "sequencer", core, "yosys, preset", CORE_CAVEAT)
+    every = made["drs"] + made["barrier"] + Counter({cell: preset.cores * n for cell, n in core.items()})
+    add(ALL, "accelerator", every, "yosys, preset", CORE_CAVEAT)
     header = ["unit", "module", "cell", "count", "counts_as", "tool", "version", "family", "caveat"]
     write_whole(folder / "resources.csv", csv_of(header, table))
     return rows
@@ -111,10 +132,10 @@ def synthesise(folder: Path, parameters: dict[str, int], preset: Preset) -> list
 def _cells(program: str, folder: Path, module: str, parameters: dict[str, int]) -> dict[str, int]:
     """Cells of one module after synthesis, by a script that stays in the folder: synth_MODULE.ys."""
     sources = [f"{module}.sv" if (folder / f"{module}.sv").exists() else f"arithmetic/{module}.sv"]
-    sources += ["instructions.sv"] if module == "sequencer" else []
+    sources += ["instructions.sv", "late.sv"] if module == "sequencer" else []
     lines = (
         f"read_verilog -sv {' '.join(sources)}",
-        f"chparam {' '.join(f'-set {k} {v}' for k, v in parameters.items())} {module}",
+        *([f"chparam {' '.join(f'-set {k} {v}' for k, v in parameters.items())} {module}"] if parameters else []),
         f"hierarchy -top {module}",
         f"synth_xilinx -family {FAMILY} -flatten -noiopad -noclkbuf",
         f"tee -q -o synth_{module}.json stat -json",

@@ -67,13 +67,15 @@ def call(arguments: Sequence[str], folder: Path, extra: Mapping[str, str] | None
 def simulate(folder: Path, *, layers: int | None = None, saif: bool = False) -> tuple[bool, str]:
     """Build what lies in a folder and compare it with the emulator; whether they are equal, and what it printed.
 
-    layers: run so many of the preset's accelerator alone; None: all of it, the others and the arithmetic. Raises
+    layers: run so many of the preset's accelerator alone; None: all, with others, arithmetic and proof. Raises
     RequestError where a program is missing, RunError where the sources do not build.
     """
     programs = {"VERILATOR": verilator(), "CXX": compiler(), "SAIF": "1" if saif else ""}
+    if layers is None:
+        programs["YOSYS"] = yosys()
     code, output = call(["./run.sh", *([] if layers is None else [str(layers)])], folder, programs)
     lines = output.strip().splitlines() or ["no output"]
-    different = [line for line in lines if line.startswith("DIFFERENCE")]
+    different = [line for line in lines if line.startswith(("DIFFERENCE", "NOT PROVED"))]
     if code and not different:
         raise RunError(f"{folder}: the RTL does not build or ends early (status {code})", hint="\n".join(lines[-12:]))
     return code == 0, different[0] if different else "\n".join(lines)

@@ -1,12 +1,12 @@
-// Feeds the parts of units.sv from standard input and writes what they give to standard output, all int32.
+// Feeds the parts of units.sv from a file and compares what they give with another, or writes it to standard output.
 //
-// Input: words; a request is its number, a count n and its arrays, one after another:
+// All words are int32; a request is its number, a count n and its arrays, one after another:
 //   1 sums: n outputs; each is its terms k, then k inputs, then k weights               -> n sums
 //   2 requantise: n sums, n multipliers, n mantissas, n shifts                          -> n numbers
 //   3 activate: n gates, n ups                                                          -> n numbers
 //   4 code: n numbers                                                                   -> mantissa, drop, n codes
-// Gaps of random length lie between the inputs. What does not come when it should is an error: exit status 1. With a file
-// as argument the results are compared with its words instead; exit status 1 at the first difference.
+// Gaps of random length lie between the inputs. What does not come when it should is an error; exit status 1 at the first
+// difference.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -15,11 +15,13 @@
 #include <random>
 #include <vector>
 
+#include <parameters.h>
 #include "Vunits.h"
 
 using Words = std::vector<int32_t>;
 static std::mt19937 randomness(1);
 static Vunits top;
+static FILE* given;
 
 static bool gap() { return randomness() % 4 == 0; }
 
@@ -32,7 +34,7 @@ static void tick() {
 
 static Words read_words(size_t n) {
     Words words(n);
-    if (n && fread(words.data(), 4, n, stdin) != n) exit(2);
+    if (n && fread(words.data(), 4, n, given) != n) exit(2);
     return words;
 }
 
@@ -162,15 +164,16 @@ static bool same(const Words& found, FILE* expected, const char* part) {
 }
 
 int main(int argc, char** argv) {
-    FILE* expected = argc > 1 ? fopen(argv[1], "rb") : nullptr;
-    expect(argc == 1 || expected, "the file of expected results can't be read");
+    given = argc > 1 ? fopen(argv[1], "rb") : nullptr;
+    FILE* expected = argc > 2 ? fopen(argv[2], "rb") : nullptr;
+    expect(given && (argc == 2 || expected), "a file can't be read");
     top.reset = 1;
     for (int i = 0; i < 16; i++) tick();
     top.reset = 0;
     const char* parts[] = {"mac_array", "requantise", "activate", "coder"};
     size_t count = 0;
     int32_t request[2];
-    while (fread(request, 4, 2, stdin) == 2) {
+    while (fread(request, 4, 2, given) == 2) {
         const size_t n = request[1];
         const Words found = request[0] == 1   ? sums(n)
                             : request[0] == 2 ? requantise(n)

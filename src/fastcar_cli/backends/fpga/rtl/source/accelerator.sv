@@ -1,4 +1,5 @@
-// The accelerator as far as layer.py times it: DRS, the barrier, a sequencer a core, the weight streams.
+// The accelerator as far as layer.py times it: DRS, the barrier, a sequencer a core, and with MEMORY the weight streams;
+// without it `ask`, `load_cycles` and `load_there` are its memory's. layer.sv has the arithmetic that it drives.
 //
 // Cycle contract of a layer, counted from the cycle in which `start` is 1: docs/rtl.md.
 `default_nettype none
@@ -14,7 +15,10 @@ module accelerator #(
     parameter int LATENCY = 64,
     parameter int LOAD_BITS = 8,
     parameter int MAC_BITS = 8,
-    parameter int VECTOR_BITS = 8
+    parameter int VECTOR_BITS = 8,
+    parameter int MEMORY = 1,
+    parameter int DRAIN = 0,
+    parameter int SETTLE = 0
 ) (
     input  wire logic               clk,
     input  wire logic               rst,
@@ -33,19 +37,24 @@ module accelerator #(
     output wire logic [CORES-1:0]   go,
     output wire logic [CORES-1:0]   finished,
     output wire logic [8*CORES-1:0] row,
-    output wire logic               out_of_step
+    output wire logic               out_of_step,
+
+    output wire logic [CORES-1:0]   ask,        // a tile, for all of a round from core 0 but with private weights
+    output wire logic [29*CORES-1:0] load_cycles,
+    input  wire logic [CORES-1:0]   load_there, // in the last cycle in which beats of it pass
+    output wire logic [CORES-1:0]   member,     // cores of the round that runs
+    output wire logic [CORES-1:0]   mac_run, mac_activated, mac_done, vector_run, vector_begin,
+    output wire logic [3*CORES-1:0] vector_operation
 );
   wire logic             head, last, idle;
   wire logic [5:0]       computing;
   wire logic [63:0]      word;
-  wire logic [CORES-1:0] room, there, core_idle, empty, ask, opens, member, through, may_end, has_room, may_load;
+  wire logic [CORES-1:0] room, there, core_idle, empty, opens, through, may_end, has_room, may_load;
   wire logic [15:0]      load_needs [CORES], needs [CORES];
   wire logic [28:0]      cycles [CORES];
   logic                  was_dealing, in_layer;
   wire logic [CORES-1:0] load_done;
   wire logic             all_started;
-  wire logic [CORES-1:0] mac_run, mac_activated;
-  wire logic             unused_array = &{1'b0, mac_run, mac_activated};
 
   drs #(.CORES(CORES), .REMAP(REMAP), .DROP(DROP), .STREAM(STREAM), .DISPATCH(DISPATCH)) scheduler (
       .clk, .rst, .start, .index_in(index), .rows_in(rows), .idle, .computing,
@@ -75,20 +84,26 @@ module accelerator #(
   for (genvar c = 0; c < CORES; c++) begin : core
     // Core 0 has a row in every round: under multicast it asks for the tiles of all.
     sequencer #(.QUEUE(QUEUE), .WINDOW(WINDOW), .LOADS(WEIGHTS != 2 || c == 0 ? 1 : 0), .LOAD_BITS(LOAD_BITS),
-                .MAC_BITS(MAC_BITS), .VECTOR_BITS(VECTOR_BITS)) sequence_ (
+                .MAC_BITS(MAC_BITS), .VECTOR_BITS(VECTOR_BITS), .DRAIN(DRAIN), .SETTLE(SETTLE)) sequence_ (
         .clk, .rst, .in_valid(sent[c]), .in_head(head), .in_last(last), .in_word(word),
         .room(room[c]), .there(there[c]), .idle(core_idle[c]), .go(go[c]), .opens(opens[c]),
         .row(row[8*c+:8]), .through(through[c]), .may_end(may_end[c]), .finished(finished[c]), .empty(empty[c]),
         .load_needs(load_needs[c]), .needs(needs[c]), .has_room(has_room[c]), .may_load(may_load[c]),
         .load_valid(ask[c]), .load_cycles(cycles[c]), .load_done(load_done[c]),
-        .mac_run(mac_run[c]), .mac_activated(mac_activated[c]));
+        .mac_run(mac_run[c]), .mac_activated(mac_activated[c]), .mac_done(mac_done[c]), .vector_run(vector_run[c]),
+        .vector_begin(vector_begin[c]), .vector_operation(vector_operation[3*c+:3]));
+    assign load_cycles[29*c+:29] = cycles[c];
   end
 
-  if (WEIGHTS != 0) begin : shared
+  if (MEMORY == 0) begin : outside
+    assign load_done = WEIGHTS == 0 ? load_there : load_there[0] ? member : '0;
+  end else if (WEIGHTS != 0) begin : shared
     wire logic whole;
     stream #(.LATENCY(LATENCY), .DEPTH(WINDOW)) weights (.clk, .rst, .ask(ask[0]), .cycles(cycles[0]), .done(whole));
+    wire logic unused = &{1'b0, load_there};
     assign load_done = whole ? member : '0;
   end else begin : each
+    wire logic unused = &{1'b0, load_there};
     for (genvar c = 0; c < CORES; c++) begin : port
       stream #(.LATENCY(LATENCY), .DEPTH(WINDOW)) weights (
           .clk, .rst, .ask(ask[c]), .cycles(cycles[c]), .done(load_done[c]));

@@ -6,11 +6,11 @@ module instructions #(
     input  wire logic        clk,
     input  wire logic        rst,
     input  wire logic        write,
-    input  wire logic [60:0] word,
+    input  wire logic [63:0] word,
     input  wire logic        next,
-    output      logic [60:0] first
+    output      logic [63:0] first
 );
-  logic [60:0]     memory [2**BITS];
+  logic [63:0]     memory [2**BITS];
   logic [BITS-1:0] in, out;
   wire logic [BITS-1:0] out_next = next ? out + 1'b1 : out;
   always_ff @(posedge clk) begin

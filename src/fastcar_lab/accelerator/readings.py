@@ -1,0 +1,104 @@
+"""Readings of the published latencies: how well each number of cores and rows explains them, by formula.
+
+Seconds = passes x (rest + round x (E[ceil(computing rows / cores)] + attention)): a row's attention core is charged at
+the MLP's rate per multiply-accumulate. Rest and round are fitted, by relative error, to the first seven rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.backends.fpga.published import FRAMES, PROMPT, TABLE, Published
+from fastcar_cli.models.loading.published import full_spec
+
+FITTED = 7
+SINKS = 4
+
+
+def rounds(cores: int, rows: int, replay: float) -> float:
+    """The mean of ceil(computing rows / cores) where each row computes on its own with chance 1 - replay."""
+    return sum(
+        comb(rows, n) * (1 - replay) ** n * replay ** (rows - n) * -(-n // cores) for n in range(rows + 1)
+    )  # fmt: skip
+
+
+def paired(cores: int, rows: int, replay: float) -> float:
+    """The same where both rows of a guided pair decide as one."""
+    return sum(
+        comb(rows // 2, n) * (1 - replay) ** n * replay ** (rows // 2 - n) * -(-2 * n // cores)
+        for n in range(rows // 2 + 1)
+    )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Cores and rows with both fitted constants, the relative errors of all rows, and whether a pair decides as one."""
+
+    cores: int
+    rows: int
+    together: bool
+    rest: float
+    round: float
+    errors: NDArray[np.float64]
+
+    @property
+    def worst(self) -> float:
+        """The largest error of the rows that are fitted."""
+        return float(np.abs(self.errors[:FITTED]).max())
+
+
+def _attention(row: Published) -> float:
+    """MACs of a row's attention core a layer, in those of its MLP."""
+    decoder, tokens = full_spec().decoder, full_spec().tokens_per_frame * FRAMES - 1
+    context = PROMPT + 1 + tokens / 2 if row.window is None else row.window + SINKS
+    return 2 * decoder.width * context / decoder.mlp_weights
+
+
+def read(cores: int, rows: int, together: bool = False) -> Reading:
+    """Fit a reading."""
+    passes = FRAMES * full_spec().tokens_per_frame - 1
+    expected = paired if together else rounds
+    busy = np.array([expected(cores, rows, row.replay) + -(-rows // cores) * _attention(row) for row in TABLE])
+    wanted = np.array([row.seconds for row in TABLE])
+    system = passes * np.stack([np.ones(len(TABLE)), busy], 1) / wanted[:, None]
+    constants = np.linalg.lstsq(system[:FITTED], np.ones(FITTED), rcond=None)[0]
+    return Reading(cores, rows, together, float(constants[0]), float(constants[1]), system @ constants - 1)
+
+
+def needed(reading: Reading) -> float:
+    """The replay ratio at which the reading has the seconds of the table's last row; above 1: none has."""
+    row, passes = TABLE[-1], FRAMES * full_spec().tokens_per_frame - 1
+    left = row.seconds / passes - reading.rest
+    fixed = -(-reading.rows // reading.cores) * _attention(row)
+    expected = paired if reading.together else rounds
+    ratios = np.linspace(0, 1, 1001)
+    busy = np.array([expected(reading.cores, reading.rows, float(r)) + fixed for r in ratios])
+    reached = ratios[busy * reading.round <= left]
+    return float(reached[0]) if len(reached) else float("inf")
+
+
+def best(limit: float) -> Iterator[Reading]:
+    """Readings on up to 16 cores whose fitted rows are within a limit and whose rest is not negative, best first."""
+    made = [
+        read(cores, rows, together)
+        for cores in range(1, 17)
+        for rows in range(cores + 1, 33)
+        for together in ((False, True) if rows % 2 == 0 else (False,))
+    ]
+    yield from sorted((r for r in made if r.worst <= limit and r.rest >= 0), key=lambda r: r.worst)
+
+
+def lines(limit: float) -> Iterator[str]:
+    """A table of the docs."""
+    yield "| cores | rows | whole pairs | a pair decides | worst of seven | last row | ratio it needs | rest, ms |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for r in best(limit):
+        pairs, decides = "yes" if r.rows % 2 == 0 else "no", "as one" if r.together else "each row"
+        ratio = f"{needed(r):.1%}" if needed(r) <= 1 else "none"
+        shares = f"{r.worst:.1%} | {r.errors[-1]:+.1%} | {ratio}"
+        yield f"| {r.cores} | {r.rows} | {pairs} | {decides} | {shares} | {r.rest * 1e3:.1f} |"

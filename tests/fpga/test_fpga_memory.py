@@ -1,0 +1,114 @@
+"""The timing of a memory against closed forms, published streams, and what a preset may request of a device."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fpga_presets import preset
+
+from fastcar_cli.backends.fpga.memory import Dram, Order, Part, Stream, load_part, share
+from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
+from fastcar_cli.errors import RequestError
+from fastcar_cli.presets import preset_folder
+from fastcar_lab.accelerator.points import closed, streams
+
+
+@pytest.mark.parametrize("name", ["DDR4-1600", "DDR4-2133", "DDR4-2400", "DDR4-2666", "HBM2-1800", "LPDDR4-3200"])
+@pytest.mark.parametrize("order", ["groups", "rows"])
+def test_an_endless_stream_has_the_share_of_the_formula(name: str, order: Order) -> None:
+    assert share(Stream(load_part(name), order, 1, 64)) == pytest.approx(closed(name, order, 64), abs=0.012)
+
+
+def test_published_streams() -> None:
+    known = [(row[2], row[4]) for row in streams() if row[4] is not None]
+    assert len(known) == 4
+    for emulated, published in known:
+        assert emulated == pytest.approx(published, abs=0.02)
+
+
+def test_a_port_slower_than_the_memory_sets_the_rate() -> None:
+    part = load_part("HBM2-1800")
+    # 256 bit at 225 MHz: half of the peak, and the refresh passes while the port works off what is there.
+    half = share(Stream(part, "groups", round(32e6 / (32 * 225)), 256))
+    assert half == pytest.approx(225 / 450, rel=0.01)
+    assert share(Stream(part, "groups", round(32e6 / (32 * 225)), 64)) < half
+
+
+def test_few_bursts_under_way_are_bound_by_their_latency() -> None:
+    part = load_part("DDR4-2400")
+    alone = share(Stream(part, "groups", 1, 1))
+    # One after another: tCL and the burst, and a row is opened now and then.
+    assert 0.6 * 3.33 / (14.16 + 3.33) < alone < 3.34 / (14.16 + 3.33)
+
+
+def test_pieces_of_a_row_cost_opening_one_each() -> None:
+    part = load_part("DDR4-2400")
+    shares = [share(Stream(part, "rows", 1, 4, chunk, 4096)) for chunk in (1, 4, 32, 128)]
+    assert shares == sorted(shares) and shares[0] < 0.2 < 0.55 < shares[-1]
+    keys = preset(hbm__keys="token").keys_per_cycle(6, 256)
+    assert keys < preset().keys_per_cycle(6, 256) == preset().bytes_per_cycle
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(["DDR4-2400", "HBM2-1800", "LPDDR4-3200"]), st.sampled_from(["groups", "rows"]), st.data())
+def test_commands_keep_the_distances_of_the_data_sheet(name: str, order: Order, data: st.DataObject) -> None:
+    part = load_part(name)
+    dram = Dram(Stream(part, order, 1, data.draw(st.sampled_from([1, 4, 64]))))
+    seen: list[tuple[int, int, tuple[int, int, int]]] = []
+    for burst in range(600):
+        done = dram.read(burst)
+        seen.append((dram.last[0], done, dram.place(burst)))
+    for (first, _, a), (second, _, b) in pairwise(seen):
+        assert second - first >= dram.ccd[a[0] == b[0]]
+    for command, done, (group, bank, row) in seen:
+        assert done >= command + dram.cl + dram.data
+        # No read within the quiet time of a refresh.
+        assert not 0 <= command % dram.refi < dram.rfc or command < dram.refi
+        assert 0 <= group < part.groups and 0 <= bank < part.banks and row >= 0
+
+
+def _file(tmp_path: Path, change: Any) -> str:
+    data = yaml.safe_load((preset_folder() / "fpga" / "memory" / "DDR4-2400.yaml").read_text())
+    change(data)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(data))
+    return str(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("timing"), "key 'timing' is missing"),
+        (lambda d: d["timing"].pop("tRFC"), "key 'timing.tRFC' is missing"),
+        (lambda d: d["timing"].update(tREFI=300), "tREFI is 300, needed: above tRFC + tRP + tRCD = 378.32"),
+        (lambda d: d["timing"].update(tCCD_L=0), "key 'timing.tCCD_L' is 0"),
+    ],
+)  # fmt: skip
+def test_a_part_without_a_timing_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        load_part(_file(tmp_path, change))
+    assert message in str(caught.value) and "mine.yaml" in str(caught.value)
+
+
+def test_a_part_that_there_is_not_and_one_that_a_device_has_not() -> None:
+    with pytest.raises(RequestError, match="memory part DDR5-4800: no preset of that name"):
+        load_part("DDR5-4800")
+    with pytest.raises(RequestError, match="device edge has no memory DDR4-2400"):
+        preset(hbm__part="DDR4-2400")
+
+
+def test_presets_have_devices_whose_memory_has_a_timing(tmp_path: Path) -> None:
+    for name in fpga_presets():
+        p = load_preset(name)
+        assert isinstance(p.part, Part) and 0 < p.bytes_per_cycle * p.clock.value / 1e3 <= p.peak
+    (tmp_path / "mine.yaml").write_text("base: u280-int8\nname: mine\ncores: 4\n")
+    mine = load_preset(str(tmp_path / "mine.yaml"))
+    assert (mine.name, mine.cores, mine.hbm) == ("mine", 4, load_preset("u280-int8").hbm)
+    (tmp_path / "mine.yaml").write_text(f"base: {tmp_path / 'mine.yaml'}\n")
+    with pytest.raises(RequestError, match="is a base of itself"):
+        load_preset(str(tmp_path / "mine.yaml"))
