@@ -98,12 +98,63 @@ def test_places_are_known_for_what_people_write(prompt: str) -> None:
     assert any(t.startswith("column") for t in WORDS.complete(WORDS.read(prompt), 0).tokens)
 
 
-def test_what_no_layout_is_kept_for_is_told_and_drawn_without_one() -> None:
-    prompt = "a ball and a ball and a ball and a ball hit a cube"
-    assert "knows no places" in " ".join(WORDS.notices(prompt, "table"))
-    complete = WORDS.complete(WORDS.read(prompt), 0)
-    assert not set(complete.tokens) & set(TOKENS)
-    assert sum(t in SIZES for t in complete.tokens) == 5
+@pytest.mark.parametrize(
+    ("prompt", "nearest"),
+    [
+        ("a red ball and a blue cube hit each other", "red ball hits blue cube"),
+        ("two red balls collide", "red ball hits red ball"),
+        ("a cylinder enters from the left and hits a ball", "cylinder hits ball"),
+        ("on the grass a ball rolls away and a cube", "ball moves back cube still grass"),
+    ],
+)
+def test_a_scene_without_a_plan_is_the_nearest_one_that_has_one(prompt: str, nearest: str) -> None:
+    [note] = WORDS.notices(prompt, "table")
+    assert f"draws the nearest: {nearest!r}" in note
+    complete = WORDS.complete(WORDS.read(prompt), 11)
+    assert any(t.startswith("column") for t in complete.tokens)
+    things = [t for t in complete.tokens if t in WORDS.things]
+    assert things == [t for t in nearest.split() if t in WORDS.things]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "unknown"),
+    [
+        ("three small cubes", ("small", "cube") * 3, ()),
+        ("a pair of balls that are red", ("red", "ball") * 2, ()),
+        ("pan left over a ring", ("pan_left", "ring"), ()),
+        ("a camera panning to the right, a ring", ("pan_right", "ring"), ()),
+        ("a ball that does not roll", ("ball", "still"), ()),
+        ("a ball isn't moving", ("ball", "still"), ()),
+        ("a gray cube", ("cube",), ("gray",)),
+        ("a gray metal ball on the gray floor", ("metal", "ball", "grey"), ("gray",)),
+        ("on grass red ball rolls", ("grass", "red", "ball", "moves"), ()),
+        ("a wooden ring", ("ring",), ("wooden",)),
+        ("a cube without a ball", ("cube", "ball"), ("without",)),
+        ("four rings", ("ring",), ("four",)),
+    ],
+)
+def test_counts_pans_denials_and_grounds_as_colours(
+    prompt: str, tokens: tuple[str, ...], unknown: tuple[str, ...]
+) -> None:
+    reading = WORDS.read(prompt)
+    assert (reading.tokens, reading.unknown) == (tokens, unknown)
+    notes = " ".join(WORDS.notices(prompt, "table"))
+    assert all(f"{word!r}" in notes for word in unknown)
+
+
+def test_a_note_never_proposes_the_word_itself() -> None:
+    [note] = WORDS.notices("a gray cube", "table")
+    assert note == "the model 'table' does not understand 'gray' here and leaves it out"
+
+
+def test_looks_that_belong_to_no_thing_are_said() -> None:
+    assert "leaves out red, blue" in WORDS.notices("two balls, one red and one blue", "table")[-1]
+
+
+@pytest.mark.parametrize("prompt", ["a ball and a ball and a ball and a ball hit a cube", "grass at dusk"])
+def test_a_scene_of_no_thing_or_too_many_is_refused(prompt: str) -> None:
+    with pytest.raises(RequestError, match="draws 1 to 3"):
+        WORDS.notices(prompt, "table")
 
 
 def test_a_prompt_too_long_to_complete_stays_as_it_is() -> None:

@@ -14,6 +14,7 @@ from fastcar_cli.prompt import OnProgress, Prompt, Reading, text_of
 
 _BEHIND_IN = ("from", "and", "then", "while")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+OUT_OF_PLACE = "~"
 _OBJECT_GROUPS = 3
 """The first groups of attributes are the object's: size, color and shape; motion and background follow."""
 
@@ -59,8 +60,9 @@ class PhraseTokenizer:
                     i += n
                     break
             else:
-                if words[i] not in self.fillers and words[i] not in unknown:
-                    unknown.append(words[i])
+                word = words[i].rstrip(OUT_OF_PLACE)
+                if words[i] not in self.fillers and word not in unknown:
+                    unknown.append(word)
                 i += 1
         room = self.length - 2
         if len(tokens) > room:
@@ -71,7 +73,7 @@ class PhraseTokenizer:
         return Reading(self._ids(tokens), tuple(self.vocabulary[t] for t in tokens), tuple(unknown))
 
     def _arranged(self, words: list[str]) -> list[str]:
-        """The words of a prompt in the order in which they are read."""
+        """The words of a prompt in the order in which they are read; one that means nothing there ends OUT_OF_PLACE."""
         return words
 
     def _ends(self, words: Sequence[str], end: int) -> bool:
@@ -129,6 +131,9 @@ class PhraseTokenizer:
             )
         notices = []
         for word in reading.unknown:
+            if word in self._single:
+                notices.append(f"the model {model!r} does not understand {word!r} here and leaves it out")
+                continue
             near = difflib.get_close_matches(word, self._single, n=3, cutoff=0.6)
             notices.append(
                 f"the model {model!r} does not know {word!r} and leaves it out"

@@ -7,13 +7,25 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
+from fastcar_cli.errors import RequestError
 from fastcar_cli.prompt import Prompt, Reading, text_of
-from fastcar_cli.worlds.phrases import PhraseTokenizer
+from fastcar_cli.worlds.phrases import OUT_OF_PLACE, PhraseTokenizer
 
 Placements = Mapping[str, Sequence[Sequence[Sequence[int]]]]
 """Placements by signature: of each the ids of the tokens behind every thing, and last of those behind all."""
+
+
+_SAID_OTHERWISE = {
+    r"(?:camera )?pan(?:s|ning)? (?:(?:slowly|to|the) )*(left|right)": r"camera pans \1",
+    r"(?:each other|one another)": "",
+    r"(?:collid(?:es?|ing)|crash(?:es)?|bumps?)(?! with| into)": "hits",
+}
+"""What people write, and the words of it that the vocabulary has."""
+
+_COUNTS = {"two": 2, "2": 2, "pair of": 2, "couple of": 2, "three": 3, "3": 3}
 
 
 @dataclass(eq=False)
@@ -33,17 +45,30 @@ class PlacementTokenizer(PhraseTokenizer):
         super().__post_init__()
         self.usual = dict(self.usual)
         looks = [token for tokens in self.looks.values() for token in tokens]
-        thing, look = (
-            "|".join(sorted((p for token in tokens for p in self.phrases[token]), key=len, reverse=True))
-            for tokens in (self.things, looks)
+        thing, look, ground, motion = (
+            "|".join(sorted((p for t in tokens for p in self.phrases.get(t, ())), key=len, reverse=True))
+            for tokens in (self.things, looks, self.groups["ground"], ("moves", "bounces", "turns"))
         )
         behind = rf"\b({thing}) (?:(?:that|which) )?(?:is|are) ((?:{look})(?: (?:and )?(?:{look}))*)\b"
         self._said_behind = re.compile(behind)
+        self._counted = re.compile(rf"\b({'|'.join(_COUNTS)}) ((?:(?:{look}) (?:and )?)*(?:{thing}))\b")
+        # A ground is no colour: "a gray cube".
+        self._colour = re.compile(rf"(?<!on )(?<!onto )(?<!over )\b({ground})(?= (?:(?:{look}) )*(?:{thing})\b)")
+        self._denied = re.compile(rf"\b(?:(?:does|do|is|are) not|(?:does|do|is|are)n't|never) (?:{motion})\b")
+        self._most = max((k.split().count("thing") for k in self.placements), default=0)
         self._deeds = set(self._drawable).difference(self.things, looks, self._attributes)
 
     def _arranged(self, words: list[str]) -> list[str]:
-        """Looks said behind a thing before it: "a ball that is red and small" as "a red and small ball"."""
-        return self._said_behind.sub(r"\2 \1", " ".join(words)).split()
+        """Looks said behind a thing before it: "a ball that is red and small" as "a red and small ball".
+
+        Several things of a kind become one behind another, and what is said not to move does not move.
+        """
+        text = " ".join(words)
+        for said, meant in _SAID_OTHERWISE.items():
+            text = re.sub(rf"\b{said}\b", meant, text)
+        text = self._said_behind.sub(r"\2 \1", self._denied.sub("does not move", text))
+        text = self._counted.sub(lambda m: " ".join([m[2]] * _COUNTS[m[1]]), text)
+        return self._colour.sub(lambda m: " ".join(w + OUT_OF_PLACE for w in m[1].split()), text).split()
 
     def to_dict(self) -> dict[str, Any]:
         """What it is made of, as plain data: its own arguments, of which files call placements layouts."""
@@ -55,6 +80,29 @@ class PlacementTokenizer(PhraseTokenizer):
         said = ["thing" if t in self.things else t for t in tokens if t in self.things or t in self._deeds]
         first = said.index("thing") if "thing" in said else 0
         return " ".join(said[first:] + said[:first])
+
+    def _planned(self, tokens: Sequence[str]) -> tuple[str, ...]:
+        """The tokens as the nearest scene of which a placement is kept says them: with its deeds in its order."""
+        wanted = self.signature(tokens).split()
+        plans = [p for p in map(str.split, self.placements) if p.count("thing") == wanted.count("thing")]
+        if " ".join(wanted) in self.placements or not plans or "thing" not in wanted:
+            return tuple(tokens)
+
+        def likeness(plan: list[str]) -> tuple[float, float]:
+            said, here = Counter(wanted), Counter(plan)
+            # That a thing stands still changes least.
+            differs = sum(0.5 if word == "still" else 1 for word in ((said - here) + (here - said)).elements())
+            return -differs, SequenceMatcher(None, wanted, plan).ratio()
+
+        things: list[list[str]] = [[]]
+        for token in tokens:
+            if token in self.things or any(token in values for values in self.looks.values()):
+                things[-1].append(token)
+                things += [[]] if token in self.things else []
+        parts = iter(things)
+        around = [t for t in tokens if any(t in values for values in self.groups.values())]
+        deeds = [next(parts) if word == "thing" else [word] for word in max(plans, key=likeness)]
+        return (*(token for part in deeds for token in part), *around)
 
     def completed(
         self,
@@ -87,27 +135,43 @@ class PlacementTokenizer(PhraseTokenizer):
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with looks, surroundings and a placement drawn from the seed where the prompt leaves them open.
 
-        A prompt of which no placement is kept has none: then the model places what it draws. One without any token, or
-        with too many, stays as it is.
+        A prompt of which no placement is kept is read as the nearest one. One without any token, or with too many,
+        stays as it is.
         """
         rng = random.Random(seed)
-        count = sum(t in self.things for t in reading.tokens)
+        said = self._planned(reading.tokens)
+        count = sum(t in self.things for t in said)
         looks = [{name: rng.choice(values) for name, values in self.looks.items()} for _ in range(count)]
         around = {name: rng.choice(values) for name, values in self.groups.items()} | self.usual
-        rows = self.placements.get(self.signature(reading.tokens))
+        rows = self.placements.get(self.signature(said))
         placement = [[self.vocabulary[i] for i in ids] for ids in rng.choice(rows)] if rows else ()
-        tokens = self.completed(reading.tokens, looks, around, placement)
+        tokens = self.completed(said, looks, around, placement)
         if not reading.tokens or len(tokens) > self.length - 2:
             return reading
         drawn = Counter(tokens) - Counter(reading.tokens)
         return Reading(self.ids_of(tokens), tuple(tokens), reading.unknown, tuple(drawn.elements()))
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """Words the model does not know, and whether it has to place things by itself. Raises as its base does."""
+        """Words the model does not know, and what it draws in place of a scene without a plan.
+
+        Raises RequestError as its base does, and for no thing or too many.
+        """
         notices = super().notices(prompt, model)
         text = text_of(prompt, f"the model {model!r}")
-        if self.placements and self.signature(self.read(text).tokens) not in self.placements:
-            notices.append(f"the model {model!r} knows no places for what {text!r} says and draws it where it likes")
+        tokens = self.read(text).tokens
+        count = sum(t in self.things for t in tokens)
+        if self.placements and not 0 < count <= self._most:
+            said = f"{count} things" if count else "nothing to draw"
+            raise RequestError(
+                f"the prompt {text!r} names {said}, the model {model!r} draws 1 to {self._most}",
+                hint=f"things: {', '.join(self.things)}",
+            )
+        if (said := " ".join(self._planned(tokens))) != " ".join(tokens):
+            notices.append(f"the model {model!r} has no plan of {' '.join(tokens)!r} and draws the nearest: {said!r}")
+        behind = [*tokens[max(i for i, t in enumerate(tokens) if t in self.things) + 1 :]] if count else []
+        lost = [t for t in behind if any(t in values for values in self.looks.values())]
+        if lost:
+            notices.append(f"the model {model!r} leaves out {', '.join(lost)}: no thing is named behind")
         return notices
 
 
