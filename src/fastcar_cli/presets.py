@@ -3,19 +3,76 @@
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import read_text
 
+MOST_NODES = 100_000
+"""Values of a document with its aliases written out: a few lines of aliases of aliases may stand for billions."""
+
+_NUMBER = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+_CORE: dict[str, tuple[re.Pattern[str], str]] = {
+    "null": (re.compile(r"~|null|Null|NULL|"), "~nN"),
+    "bool": (re.compile(r"true|True|TRUE|false|False|FALSE"), "tTfF"),
+    "int": (re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), "-+0123456789"),
+    "float": (_NUMBER, "-+.0123456789"),
+    "merge": (re.compile("<<"), "<"),
+}
+"""Plain scalars of YAML 1.2's core schema by tag, with the characters that they begin with."""
+
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice."""
+    """Safe YAML that reads scalars as YAML 1.2 does and refuses a key given twice, and aliases without an end.
+
+    PyYAML alone reads YAML 1.1, where 1e-1 is a text, 0123 is 83, 1:30 is 90 and `no` is false.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}  # type: ignore[misc]
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None and _size(node, {}) > MOST_NODES:
+            raise yaml.composer.ComposerError(None, None, "its aliases stand for too many values", node.start_mark)
+        return node
+
+
+for _tag, (_pattern, _first) in _CORE.items():
+    _whole = re.compile(rf"(?:{_pattern.pattern})\Z")
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _whole, ["", *_first] if _tag == "null" else [*_first])
+
+
+def _size(node: Any, known: dict[int, float]) -> float:
+    """Values in a node and below it; without an end where it holds itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = node.value if isinstance(node, yaml.SequenceNode) else ()
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+
+
+def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    text = loader.construct_scalar(node)
+    value = float(re.sub(r"\.(?=[iInN])", "", text))
+    if math.isinf(value) and text[-1].isdigit():
+        raise ValueError(f"{text} is too large for a number")
+    return value
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -29,16 +86,18 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return seen
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
 def parse_yaml(text: str) -> Any:
     """Plain data of a YAML text. Raises ValueError with one line on what is wrong with it."""
     try:
         return yaml.load(text, Loader=_Loader)
-    # Of odd scalars and keys PyYAML lets through what Python says: dates that do not exist, numbers without digits.
+    # Of odd scalars and keys PyYAML lets through what Python says.
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as e:
         raise ValueError(" ".join(str(e).split())) from None
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 def preset_folder() -> Path:
