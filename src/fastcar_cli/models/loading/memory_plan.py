@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
 from fastcar_cli.errors import Key, RequestError, Text
+from fastcar_cli.limits import free_memory
 from fastcar_cli.models.loading.checkpoint import empty_network, no_such_dtype
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.weight_format import WeightFormat
@@ -95,16 +95,10 @@ def gib(size: int) -> str:
 
 
 def available_bytes(device: str) -> int:
-    """Free memory of a device: of the GPU, or of the machine and the process's control group."""
+    """Free memory of a device: of the GPU, or of the machine and the process's control groups."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else min(free, max(0, int(limit) - used))
+    return free_memory(int(psutil.virtual_memory().available))
 
 
 def peak_bytes(device: torch.device) -> int:
