@@ -4,6 +4,15 @@
 """
 
 from fastcar_cli.video.reader import frames_of, read_frames, read_recipe
-from fastcar_cli.video.writer import Writer, check_target, default_name, open_writer
+from fastcar_cli.video.writer import Writer, check_target, default_name, folder_named, open_writer
 
-__all__ = ["Writer", "check_target", "default_name", "frames_of", "open_writer", "read_frames", "read_recipe"]
+__all__ = [
+    "Writer",
+    "check_target",
+    "default_name",
+    "folder_named",
+    "frames_of",
+    "open_writer",
+    "read_frames",
+    "read_recipe",
+]

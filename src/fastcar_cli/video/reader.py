@@ -1,14 +1,13 @@
 """Frames out of whatever a user has (a video, a GIF, a picture, a folder of pictures, an array), and recipes of videos.
 
 Each frame is decoded when it is requested, so a long video costs no more than the part that is used. Files are
-opened here and handed over as streams: a playlist can't make a decoder read other files or addresses.
+opened and handed over as streams: a playlist can't make a decoder read other files or addresses.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,23 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fastcar_cli.errors import Key, RequestError, Text
+from fastcar_cli.files import file_text
 from fastcar_cli.plain_data import parse_json
 from fastcar_cli.video.arrays import SUFFIXES, Array, arrays_of, reason
+from fastcar_cli.video.container import on_ground, open_container, video_frames
 
 Image8 = NDArray[np.uint8]
 Image8OrFloat = Image8 | NDArray[np.float32]
 """Of arrays of floats the numbers as they are, 0 .. 255."""
 
-PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".heic", ".heif")
 """Suffixes of what is taken out of a folder; the rest of it is left alone."""
 
-_MOVING = ("WEBP", "PNG", "TIFF")
+_MOVING = ("WEBP", "PNG", "TIFF", "GIF", "AVIF")
 """Pillow's names of formats whose further images are frames (those of a JPEG are previews)."""
+
+_SUBFILE = 254
+"""TIFF's tag of what a page is: 1 is a preview, 4 a mask."""
 
 _KEY = "image"
 """Of the frames in the files of iVideoGPT, where a file holds several arrays of that kind."""
@@ -45,18 +49,24 @@ def read_recipe(path: Path) -> dict[str, Any]:
     """The recipe that a video carries. Raises RequestError where there is none."""
     try:
         if path.is_dir():
-            text = (path / "recipe.json").read_text(encoding="utf-8")
+            text = file_text(path / "recipe.json")
         elif path.suffix.lower() == ".gif":
             with Image.open(path) as image:
                 text = image.info.get("comment", b"").decode()
+        elif path.suffix.lower() == ".json":
+            text = file_text(path)
         else:
-            with _open_video(path) as video:
-                text = video.container_metadata.get("comment", "")
+            with open_container(path) as video:
+                # Matroska writes its names in capitals.
+                text = {key.lower(): value for key, value in video.metadata.items()}.get("comment", "")
         recipe = parse_json(text)
     except FileNotFoundError:
         raise RequestError(f"{path}: there is no such video") from None
     except (OSError, ValueError):
         raise RequestError(f"{path} carries no recipe of fastcar") from None
+    if isinstance(recipe, dict):
+        # What generate writes beside many videos is a report that holds it.
+        recipe = recipe.get("recipe", recipe)
     kinds = {"prompt": str, "seed": int, "settings": dict}
     if not isinstance(recipe, dict) or not all(isinstance(recipe.get(k), kind) for k, kind in kinds.items()):
         raise RequestError(f"{path} carries no recipe of fastcar")
@@ -100,13 +110,7 @@ def _folder(folder: Path) -> Iterator[Image8]:
     if not files:
         raise RequestError("holds no picture", key="input", value=folder, allowed=", ".join(PICTURES))
     for file in sorted(files, key=lambda f: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(f.name)]):
-        try:
-            with Image.open(file) as image:
-                yield _rgb(image, file)
-        except RequestError:
-            raise
-        except Exception as e:  # each format of pictures has errors of its own
-            raise _refused(file, f"is a damaged picture ({reason(e)})") from None
+        yield next(_file(file))
 
 
 def _parts(name: str) -> list[str]:
@@ -116,24 +120,21 @@ def _parts(name: str) -> list[str]:
 
 def _file(path: Path) -> Iterator[Image8]:
     """The images of a picture or GIF, or the frames of a video."""
-    import imageio.v3 as iio
-
     try:
         image = Image.open(path)
     except UnidentifiedImageError:
-        yield from _video(path)
+        yield from video_frames(path)
         return
     except Exception as e:
         raise _refused(path, f"is a damaged picture ({reason(e)})") from None
     with image:
         try:
-            if image.format == "GIF":
-                yield from iio.imiter(path, plugin="pillow", mode="RGB")
-                return
-            # imageio turns grey pictures wrongly, and names no format: the previews of a JPEG are no frames.
-            for index in range(getattr(image, "n_frames", 1) if image.format in _MOVING else 1):
+            # The poster of an animated PNG is no frame of it, nor are the previews of a JPEG and of a TIFF.
+            first = int(bool(getattr(image, "default_image", False)))
+            for index in range(first, getattr(image, "n_frames", 1) if image.format in _MOVING else 1):
                 image.seek(index)
-                yield _rgb(image, path)
+                if index == first or not getattr(image, "tag_v2", {}).get(_SUBFILE, 0) & 5:
+                    yield _rgb(image, path)
         except RequestError:
             raise
         except Exception as e:
@@ -141,55 +142,16 @@ def _file(path: Path) -> Iterator[Image8]:
 
 
 def _rgb(image: Image.Image, file: Path) -> Image8:
-    """Pixels as they are meant to be seen: turned as a camera says, colours in RGB."""
+    """Pixels as they are meant to be seen: turned as a camera says, on a ground, colours in RGB."""
     if image.mode.startswith(("I", "F")):
         raise _refused(file, "has more than 8 bits a colour", "save it with 8 bits a colour")
     if max(image.size) > _SIDE:
         raise _refused(file, f"has {image.width} x {image.height} pixels", "resize it first")
-    return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    return on_ground(ImageOps.exif_transpose(image))
 
 
 def _refused(path: Path, message: str, hint: Text | None = None) -> RequestError:
     return RequestError(message, key="input", value=path, hint=hint)
-
-
-@contextmanager
-def _open_video(path: Path) -> Iterator[Any]:
-    """Imageio's reader of a video. Raises OSError for what is none."""
-    import imageio.v3 as iio
-
-    with path.open("rb") as stream:
-        nameless: Any = _Nameless(stream)
-        with iio.imopen(nameless, "r", plugin="pyav") as video:
-            yield video
-
-
-def _video(path: Path) -> Iterator[Image8]:
-    from av import FFmpegError
-
-    index = -1
-    try:
-        with _open_video(path) as video:
-            for index, image in enumerate(video.iter()):  # noqa: B007 (used below)
-                yield image
-    except FFmpegError as e:
-        where = "at its first frame" if index < 0 else f"after frame {index}"
-        hint = None if index < 0 else ("fewer ", Key("frames"), " may do without the rest")
-        raise _refused(path, f"is a damaged video ({where}: {e.strerror})", hint) from None
-    except OSError:
-        raise RequestError(
-            "is neither a video nor a picture that can be read",
-            key="input",
-            value=path,
-            allowed="a video, a GIF, a picture, a folder of pictures, or an .npz file with frames",
-        ) from None
-
-
-class _Nameless:
-    """A file without its name, which would have a say in what FFmpeg takes it for (text as a drawing of letters)."""
-
-    def __init__(self, stream: Any) -> None:
-        self.read, self.seek, self.tell, self.close = stream.read, stream.seek, stream.tell, stream.close
 
 
 def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:

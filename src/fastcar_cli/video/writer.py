@@ -34,8 +34,29 @@ MOST_GIF_FPS = 50
 """A GIF counts in hundredths of a second, and viewers show frames of one hundredth far slower."""
 
 
-def check_target(path: Path, fps: int | None = None) -> None:
-    """Refuse a name that can't be written (at so many frames a second), before any work. Raises RequestError."""
+def folder_named(output: str, videos: int, *, listed: bool) -> Path | None:
+    """The folder that a name stands for where videos get a file each; None where one gets the name itself.
+
+    That is a folder for several videos, for those of a list, where it ends with a slash, and where it is there.
+    Raises RequestError for a single file for several videos.
+    """
+    path = Path(output)
+    if output == "-":
+        raise RequestError("-o -: videos are not written to standard output", hint="name a file")
+    there = os.path.isdir(path)
+    if videos > 1 and path.suffix.lower() in SUFFIXES and not there:
+        raise RequestError(f"-o {output}: a single file for {videos} videos", hint=f"a folder, such as {path.stem}")
+    named = videos > 1 or output.endswith("/") or there
+    return path if named or (listed and not path.suffix) else None
+
+
+def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> None:
+    """Refuse a name that can't be written (at so many frames a second), before any work. Raises RequestError.
+
+    Folders above it may be missing. Without `force` an existing file is refused too.
+    """
+    if str(path) == os.devnull:
+        return
     if not path.name or path.name.lower() in SUFFIXES:
         raise RequestError(f"{path}: has no name of a file", hint="such as video.mp4, or frames for a folder of PNGs")
     if path.suffix and path.suffix.lower() not in SUFFIXES:
@@ -45,9 +66,9 @@ def check_target(path: Path, fps: int | None = None) -> None:
         )
     if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
         raise RequestError(f"{path}: a GIF can't have {fps} frames a second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
-    parent = path.parent
+    parent = next((p for p in path.absolute().parents if os.path.exists(p)), Path("/"))
     if not parent.is_dir():
-        raise RequestError(f"{path}: the folder {parent} does not exist", hint="make it first")
+        raise RequestError(f"{path}: {parent} is no folder")
     if not os.access(parent, os.W_OK):
         raise RequestError(f"{path}: the folder {parent} is not writable")
     try:
@@ -58,6 +79,8 @@ def check_target(path: Path, fps: int | None = None) -> None:
         raise RequestError(f"{path.name[:80]}: {e.strerror}") from None
     if path.suffix and path.is_dir():
         raise RequestError(f"{path} is a folder")
+    if path.suffix and path.exists() and not force:
+        raise RequestError(f"{path} is there already", hint="--force writes over it")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RequestError(f"{path} exists and is not an empty folder", hint="name a new folder")
 
@@ -162,6 +185,7 @@ class _Mp4Writer(Writer):
 
     def _open(self) -> None:
         import imageio.v3 as iio
+        from av.video.reformatter import ColorRange, Colorspace
 
         super()._open()
         flags: Any = {"options": {"movflags": "+faststart+use_metadata_tags"}}
@@ -173,6 +197,9 @@ class _Mp4Writer(Writer):
         encoder = self._video._video_stream.codec_context
         encoder.options = {"crf": "16", "preset": "medium", "x264-params": "cpu-independent=1"}
         encoder.thread_count = 1
+        # The frames become BT.601 in limited range. Players take untagged large ones for BT.709.
+        encoder.colorspace, encoder.color_range = Colorspace.ITU601, ColorRange.MPEG
+        encoder.color_primaries, encoder.color_trc = 1, 13  # of sRGB: BT.709's primaries, IEC 61966-2-1
 
     def _write(self, image: Image8) -> None:
         self._video.write_frame(image)
@@ -243,11 +270,26 @@ class _PngWriter(Writer):
         shutil.rmtree(self._hidden, ignore_errors=True)
 
 
+class _NoWriter(Writer):
+    """Of the null device."""
+
+    def _open(self) -> None: ...
+
+    def _write(self, image: Image8) -> None: ...
+
+    def _finish(self) -> None: ...
+
+    def _discard(self) -> None: ...
+
+
 def open_writer(path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False) -> Writer:
     """A writer for this name; an existing file is replaced, or with `new` kept and the name numbered.
 
     A folder of PNGs is always new. Raises RequestError for a name that can't be written.
     """
     check_target(path, fps)
+    if not path.parent.is_dir():
+        raise RequestError(f"{path}: the folder {path.parent} does not exist")
     kinds: dict[str, type[Writer]] = {".mp4": _Mp4Writer, ".gif": _GifWriter, "": _PngWriter}
-    return kinds[path.suffix.lower()](path, fps, scale, recipe, new)
+    kind = _NoWriter if str(path) == os.devnull else kinds[path.suffix.lower()]
+    return kind(path, fps, scale, recipe, new)

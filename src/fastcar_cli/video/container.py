@@ -1,0 +1,124 @@
+"""Videos as their containers say they are to be shown: which stream, turned how, on what ground."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastcar_cli.errors import Key, RequestError
+
+Image8 = NDArray[np.uint8]
+
+GROUND = (255, 255, 255, 255)
+"""What shows through transparent pixels: white, as on a page."""
+
+_WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+"""Decoders that see the transparency of a codec, beside FFmpeg's own that do not."""
+
+_SAVE = "save it as JPEG or PNG"
+
+
+def on_ground(image: Image.Image) -> Image8:
+    """A picture as uint8 [H, W, 3], transparent pixels laid on the ground."""
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        whole = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", whole.size, GROUND), whole)
+    return np.asarray(image.convert("RGB"))
+
+
+class _Nameless:
+    """A file without its name, which would have a say in what FFmpeg takes it for (text as a drawing of letters)."""
+
+    def __init__(self, stream: Any) -> None:
+        self.read, self.seek, self.tell, self.close = stream.read, stream.seek, stream.tell, stream.close
+
+
+@contextmanager
+def open_container(path: Path) -> Iterator[Any]:
+    """PyAV's container of a video. Raises OSError for what is none."""
+    import av
+
+    with path.open("rb") as stream:
+        try:
+            container = av.open(_Nameless(stream), metadata_errors="replace")
+        except av.FFmpegError as e:
+            raise OSError(str(e)) from None
+        with container:
+            yield container
+
+
+def video_frames(path: Path) -> Iterator[Image8]:
+    """The frames of a video in order, uint8 [H, W, 3]. Raises RequestError, at the frame where it shows."""
+    from av import FFmpegError
+
+    index = -1
+    try:
+        with open_container(path) as container:
+            for index, (frame, aspect) in enumerate(_decoded(container, path)):
+                if frame.is_corrupt:
+                    raise _damaged(path, f"frame {index} is corrupt", index)
+                yield _as_shown(frame, aspect, path)
+    except FFmpegError as e:
+        where = "at its first frame" if index < 0 else f"after frame {index}"
+        raise _damaged(path, f"{where}: {e.strerror}", index + 1) from None
+    except OSError:
+        raise RequestError(
+            "is neither a video nor a picture that can be read",
+            key="input",
+            value=path,
+            allowed="a video, a GIF, a picture, a folder of pictures, or an .npz file with frames",
+        ) from None
+
+
+def _damaged(path: Path, how: str, whole: int) -> RequestError:
+    hint = ("fewer ", Key("frames"), " may do without the rest") if whole else None
+    return RequestError(f"is a damaged video ({how})", key="input", value=path, hint=hint)
+
+
+def _decoded(container: Any, path: Path) -> Iterator[tuple[Any, Any]]:
+    """The frames of the stream that is shown: the default one, and no cover. Raises RequestError for tiles of HEIF."""
+    from av import CodecContext
+    from av.stream import Disposition
+
+    streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    if any(s.disposition & Disposition.dependent for s in streams):
+        raise RequestError("is a picture of several tiles, which is not read", key="input", value=path, hint=_SAVE)
+    if not streams:
+        raise RequestError("holds no video, at most a cover", key="input", value=path)
+    stream = next((s for s in streams if s.disposition & Disposition.default), streams[0])
+    if stream.metadata.get("alpha_mode") == "1" and stream.codec_context.name in _WITH_ALPHA:
+        decoder: Any = CodecContext.create(_WITH_ALPHA[stream.codec_context.name], "r")
+        frames = (frame for packet in container.demux(stream) for frame in decoder.decode(packet))
+    else:
+        # Not in threads by frame, which swallow the decoder's errors.
+        frames = container.decode(stream)
+    for frame in frames:
+        yield frame, stream.sample_aspect_ratio
+
+
+def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
+    """Pixels with square sides, the display matrix applied, transparent ones laid on the ground."""
+    clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
+    image = frame.to_ndarray(format="rgba" if clear else "rgb24")
+    image = on_ground(Image.fromarray(image)) if clear else image
+    if aspect and aspect != 1:
+        wide = Image.fromarray(image).resize((max(1, round(frame.width * aspect)), frame.height))
+        image = np.asarray(wide)
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    return image if matrix is None else _turned(image, np.frombuffer(bytes(matrix), np.int32)[[0, 1, 3, 4]], path)
+
+
+def _turned(image: Image8, matrix: NDArray[np.int32], path: Path) -> Image8:
+    """The picture whose point (x, y) is shown at (a x + c y, b x + d y), of a matrix a, b, c, d; sizes do not count."""
+    a, b, c, d = np.sign(np.where(abs(matrix) < abs(matrix).max() / 100, 0, matrix))
+    if a and d and not b and not c:
+        return image[:: int(d), :: int(a)]
+    if b and c and not a and not d:
+        return image.swapaxes(0, 1)[:: int(b), :: int(c)]
+    raise RequestError("is turned by no quarter of a circle", key="input", value=path, hint="turn it upright first")
