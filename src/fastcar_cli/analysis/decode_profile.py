@@ -48,7 +48,7 @@ class DecodeProfile:
     """A dense run (TAS, similarity) and a run at tau (replay), both of the same prompt and seed.
 
     tas [layers, values]; by_position [frames, N] is the share of layers and rows that replayed;
-    images uint8 [frames, H, W, 3] of the run at tau.
+    images uint8 [frames, H, W, 3] of the run at tau. times: seconds of both runs as `generate` decodes, a token a pass.
     """
 
     prompt: str
@@ -61,6 +61,7 @@ class DecodeProfile:
     by_position: NDArray[np.float32]
     grid: tuple[int, int]
     images: NDArray[np.uint8]
+    times: dict[str, Any]
 
     @property
     def warning(self) -> str | None:
@@ -81,6 +82,7 @@ class DecodeProfile:
             "seed": self.seed,
             "tau": Tau((self.tau,)).plain(),
             "tas": self.definition,
+            "times": self.times,
             "replay": asdict(self.replay),
             "tas_percentiles": [
                 {f"p{p}": float(v) for p, v in zip(PERCENTILES, row, strict=True)} for row in percentiles
@@ -103,6 +105,8 @@ def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> DecodeProfile
     dense = pipe.with_settings(rule=ReplayRule(tas_definition=rule.tas_definition), keep_tas=True)
     similarity = _Similarity(pipe.layers, pipe.tokens_per_frame)
     first, images = _run(dense, prompt, seed, similarity)
+    timed, _ = _run(pipe.with_settings(rule=ReplayRule(tas_definition=rule.tas_definition)), prompt, seed)
+    times: dict[str, Any] = {"executor": timed.executor_name, "why": timed.why, "dense_s": timed.clock.decode}
     assert first.replay is not None and first.replay.tas is not None
     scores = first.replay.tas
     tas = scores[:, :, first.replay.gateable(scores.shape[2])].cpu().numpy().reshape(pipe.layers, -1)
@@ -112,6 +116,7 @@ def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> DecodeProfile
         second, images = _run(pipe, prompt, seed)
         assert second.replay is not None
         stats = second.replay.stats(second.passed)
+        times |= {"tau_s": second.clock.decode, "speedup": timed.clock.decode / second.clock.decode}
         by_position[pipe.context :] = second.replay_shares().numpy()
     return DecodeProfile(
         prompt=prompt,
@@ -124,4 +129,5 @@ def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> DecodeProfile
         by_position=by_position,
         grid=pipe.grid,
         images=images,
+        times=times,
     )

@@ -12,7 +12,10 @@ import torch
 from fastcar_cli.analysis.draft_profile import draft_table
 from fastcar_cli.analysis.machine import measure_machine
 from fastcar_cli.analysis.profiler import Shape, profile_length, random_shape, replay_table, vision_seconds
+from fastcar_cli.decoding import native
 from fastcar_cli.errors import RequestError
+from fastcar_cli.kernels.native import instruction_set
+from fastcar_cli.limits import cores
 from fastcar_cli.models.loading.checkpoint import DTYPES
 from fastcar_cli.models.loading.memory_plan import default_dtype
 from fastcar_cli.models.loading.published import published_spec
@@ -26,7 +29,7 @@ class ProfileSettings:
 
     rows: of the batch; None: those of one video. dtype: auto is the model's own, or the device's usual one.
     threads: of a CPU; None: all. repeats: timed steps a length and kind. ratio: of the replay that drafts are held
-    against.
+    against. executor: who runs the steps; auto is what `generate` takes on a CPU, else plain torch.
     """
 
     model: str
@@ -37,6 +40,7 @@ class ProfileSettings:
     threads: int | None
     repeats: int
     ratio: float
+    executor: str = "torch"
 
 
 class StepProfile:
@@ -47,8 +51,7 @@ class StepProfile:
 
     def __init__(self, settings: ProfileSettings) -> None:
         self._settings, device = settings, resolve_device(settings.device)
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
+        torch.set_num_threads(settings.threads or min(torch.get_num_threads(), cores()))
         dtype = _own_dtype(settings.model, default_dtype(device)) if settings.dtype == "auto" else settings.dtype
         self._machine = measure_machine(torch.device(device), DTYPES[dtype])
         self._measured: list[dict[str, Any]] = []
@@ -57,6 +60,7 @@ class StepProfile:
         if not settings.lengths:
             return
         self._shape, self._rows = _shape(settings.model, dtype, device, settings.rows, max(settings.lengths))
+        self._executor, self._why = _executor(settings.executor, self._shape)
         layout = self._shape.spec.layout
         least = 0 if layout.lead is None else layout.lead + layout.stride + 2
         if min(settings.lengths) < least:
@@ -75,7 +79,13 @@ class StepProfile:
         for length in self._settings.lengths:
             self._measured.append(
                 profile_length(
-                    self._shape, self._machine, self._rows, length, repeats=self._settings.repeats, vision=vision
+                    self._shape,
+                    self._machine,
+                    self._rows,
+                    length,
+                    repeats=self._settings.repeats,
+                    vision=vision,
+                    executor=self._executor,
                 )
             )
             drafts = draft_table(self._shape, self._rows, length, self._settings.repeats, self._settings.ratio)
@@ -102,12 +112,24 @@ class StepProfile:
             return document
         document["replay"] = {"rows": self._rows, "lengths": [replay_table(x, self._rows) for x in self._measured]}
         document["drafts"] = self._drafts
+        document["executor"] = {"name": self._executor, "why": self._why}
         document["layers"] = {
             "measured": self._shape.layers,
             "scaled_to": self._shape.spec.decoder.layers,
             "random_weights": self._shape.random,
         }
         return document
+
+
+def _executor(wanted: str, shape: Shape) -> tuple[str, str]:
+    """Who runs the steps, and why. Raises RequestError for what can't be had, or has no parts to time."""
+    why = native.obstacle(shape.network) if shape.network.device.type == "cpu" else "the device is no CPU"
+    if wanted == "auto":
+        return ("native", f"native kernels ({instruction_set()})") if why is None else ("torch", f"plain torch: {why}")
+    if wanted == "graph" or (wanted == "native" and why is not None):
+        said = why if wanted == "native" else "the parts of a graph are not timed"
+        raise RequestError(said or "", key="executor", value=wanted, allowed="auto, torch")
+    return wanted, f"{'native kernels' if wanted == 'native' else 'plain torch'}, requested"
 
 
 def _own_dtype(model: str, default: str) -> str:

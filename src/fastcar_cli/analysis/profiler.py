@@ -183,8 +183,10 @@ def decode_of(network: Network, rows: int, prompt: int, frames: int, **settings:
     return Decode.of(network, [[1] * prompt] * rows, chosen, noise)
 
 
-def decode_at(shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, scored: bool = False) -> Iterator[Any]:
-    """A decode in plain torch that begins with `seq` tokens of context; yields itself, then a step at a time.
+def decode_at(
+    shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, scored: bool = False, executor: str = "torch"
+) -> Iterator[Any]:
+    """A decode that begins with `seq` tokens of context; yields itself, then a step at a time.
 
     `scored` computes TAS whether or not it may exceed tau.
     """
@@ -195,16 +197,41 @@ def decode_at(shape: Shape, rows: int, seq: int, steps: int, tau: Tau = OFF, sco
     if scored:
         first = max(first, n + 1)
     frames = -(-(first + steps + 1) // n)
-    decode = decode_of(shape.network, rows, text, frames, rule=ReplayRule(tau), keep_tas=scored, executor="torch")
+    if executor == "native":
+        # It scores what may replay, and keeps no scores.
+        tau, scored = _NEVER if scored and tau.off else tau, False
+    decode = decode_of(shape.network, rows, text, frames, rule=ReplayRule(tau), keep_tas=scored, executor=executor)
     yield decode
     yield from decode.steps(first=first)
 
 
-def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = OFF, scored: bool = False) -> Measured:
+_NEVER = Tau((1e30,))
+"""A threshold that every score is compared with and none exceeds."""
+
+
+def _clocked(decode: Decode, running: Iterator[Any]) -> dict[str, float]:
+    """Seconds of the parts of a step that the native kernels time; attention is all of a block but its MLP."""
+    before = replace(decode.clock)
+    next(running)
+    mlp, draw = decode.clock.mlp - before.mlp, decode.clock.draw - before.draw
+    attention = decode.clock.decode - before.decode - mlp - draw
+    return {"attention.attention": attention, "mlp.mlp": mlp, "depth_transformer": draw}
+
+
+def measure_step(
+    shape: Shape,
+    rows: int,
+    seq: int,
+    *,
+    repeats: int,
+    tau: Tau = OFF,
+    scored: bool = False,
+    executor: str = "torch",
+) -> Measured:
     """Median seconds of a decode step at this context, whole and by part; arguments as in `decode_at`."""
     device = shape.network.device
     warm = 2
-    running = decode_at(shape, rows, seq, 2 * repeats + warm + 1, tau, scored)
+    running = decode_at(shape, rows, seq, 2 * repeats + warm + 1, tau, scored, executor)
     decode: Decode = next(running)
     watch = Stopwatch(device)
     whole: list[float] = []
@@ -217,6 +244,10 @@ def measure_step(shape: Shape, rows: int, seq: int, *, repeats: int, tau: Tau = 
         next(running)
         synchronise(device)
         whole.append(time.perf_counter() - began)
+        if executor == "native":
+            for name, value in _clocked(decode, running).items():
+                parts.setdefault(name, []).append(value)
+            continue
         decode.observers.mark = watch.mark
         with _hooks(shape.network, watch.mark):
             watch.mark("begin")
@@ -252,12 +283,14 @@ ORDER = ("embedding", "attention", "mlp", "tas", "depth_transformer", "heads", "
 
 
 def profile_length(
-    shape: Shape, machine: Machine, rows: int, seq: int, *, repeats: int, vision: float
+    shape: Shape, machine: Machine, rows: int, seq: int, *, repeats: int, vision: float, executor: str = "torch"
 ) -> dict[str, Any]:
     """The document of one length: modules that add up to step_ms, each with its parts, bytes and floor."""
-    dense = measure_step(shape, rows, seq, repeats=repeats)
-    scored = measure_step(shape, rows, seq, repeats=repeats, scored=True)
-    replayed = measure_step(shape, rows, seq, repeats=repeats, tau=Tau((-math.inf,)), scored=True)
+    how: dict[str, Any] = {"repeats": repeats, "executor": executor}
+    dense = measure_step(shape, rows, seq, **how)
+    scored = measure_step(shape, rows, seq, scored=True, **how)
+    replayed = measure_step(shape, rows, seq, tau=Tau((-math.inf,)), scored=True, **how)
+    tas = scored.parts.get("tas", 0.0) if executor == "torch" else max(0.0, scored.whole - dense.whole)
 
     def full(name: str, value: float) -> float:
         return value * (shape.scale if name.startswith(LAYER_PARTS) else 1.0)
@@ -293,10 +326,11 @@ def profile_length(
         "seq": seq,
         "step_ms": step,
         "modules": document,
-        "tas_ms": full("tas", scored.parts.get("tas", 0.0)) * 1e3,
+        "tas_ms": full("tas", tas) * 1e3,
         "replayed_step_ms": (outside + inside * shape.scale) * 1e3 + modules["vision"]["vision"],
         "method": {
             "rows": rows,
+            "executor": executor,
             "layers_run": shape.layers,
             "layers_scaled_to": shape.spec.decoder.layers,
             "repeats": repeats,

@@ -10,7 +10,7 @@ import typer
 
 from fastcar_cli import choices
 from fastcar_cli.cli.flags import check_file, check_made, one_of, refuse
-from fastcar_cli.cli.options import Debug, Flags, Json, options
+from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcar_cli.analysis.profile_report import ProfileSettings
 
 
-@options("runtime.device", "runtime.threads")
+@options("runtime.device", "runtime.threads", "runtime.executor")
 def profile(
     ctx: typer.Context,
     seq: Annotated[
@@ -39,7 +39,7 @@ def profile(
     repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1, max=10**6)] = 5,
     replay_ratio: Annotated[float, typer.Option(help="Replay that drafts are held against.", min=0, max=1)] = 0.8,
     backend: Annotated[str, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")] = "torch",
-    fpga: Annotated[str, typer.Option(help="Accelerator of fpga-sim: a preset or a YAML file.")] = "paper-u280",
+    fpga: Accelerator = None,
     decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
     tau: Annotated[str, typer.Option(help="Threshold of --decode.")] = "-2",
     seed: Annotated[int, typer.Option(help="Seed of --decode.", min=0, max=2**63 - 1)] = 0,
@@ -48,6 +48,7 @@ def profile(
     save: Annotated[Path | None, typer.Option(help="File to keep the result in (JSON).")] = None,
     compare: Annotated[Path | None, typer.Option(help="Earlier result to print ratios against.")] = None,
     as_json: Json = False,
+    form: Format = "table",
     debug: Debug = False,
 ) -> None:
     """Measure one decode step by context length, or a real run with --decode."""
@@ -66,7 +67,7 @@ def profile(
     if backend == "torch":
         refuse(ctx, ("fpga",), "with the backend torch", "it needs --backend fpga-sim")
     else:
-        of_torch = ("dtype", "device", "threads", "repeats", "replay_ratio", "timeline", "decode")
+        of_torch = ("dtype", "device", "threads", "executor", "repeats", "replay_ratio", "timeline", "decode")
         refuse(ctx, of_torch, "with an emulated accelerator", "leave it out, or leave out --backend fpga-sim")
     lengths = [] if decode is not None and seq is None else parse_lengths(seq or _lengths(model))
     if plots is not None:
@@ -82,7 +83,12 @@ def profile(
     if backend == "fpga-sim":
         document = _emulated(model, lengths, rows, fpga)
     else:
-        plan = ProfileSettings(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats, replay_ratio)
+        if timeline is not None and runtime.executor not in ("auto", "torch"):
+            raise RequestError("--timeline shows steps in plain torch", hint="leave --executor out")
+        plan = ProfileSettings(
+            *(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats, replay_ratio),
+            executor=runtime.executor if timeline is None else "torch",
+        )
         document = _measured(plan, timeline)
     profiled = None
     if decode is not None:
@@ -128,7 +134,7 @@ def _measured(plan: ProfileSettings, timeline: Path | None) -> dict[str, Any]:
     return steps.to_dict()
 
 
-def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str) -> dict[str, Any]:
+def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str | None) -> dict[str, Any]:
     from fastcar_cli.analysis.emulated import emulated_lengths
     from fastcar_cli.models.loading.registry import spec_of
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fastcar_cli.cli.render import columns, console, note
+from fastcar_cli.cli.render import Results, columns, console, note
 
 
 def _number(value: float | None, digits: int = 1) -> str:
@@ -16,7 +16,7 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 def show(document: dict[str, Any]) -> None:
     """Print everything the document holds."""
-    out = console()
+    out = Results()
     machine = document["machine"]
     threads = f", {machine['threads']} threads" if "threads" in machine else ""
     out.print(Text.assemble((machine["device"], "bold"), threads))
@@ -26,6 +26,8 @@ def show(document: dict[str, Any]) -> None:
             f"{machine['dtype']} matrices {machine['matrix_gflop_s']:,.0f} GFLOP/s; torch {machine['torch']}, "
             f"clock {machine['clock']}"
         )
+    if "executor" in document:
+        out.print(f"steps in {document['executor']['why']}")
     layers = document.get("layers")
     if layers and layers["measured"] != layers["scaled_to"]:
         out.print(
@@ -108,7 +110,7 @@ def _drafts(drafts: dict[str, Any]) -> Table:
 
 
 def _decode(profile: dict[str, Any]) -> None:
-    out = console()
+    out = Results()
     replay = profile["replay"]
     table = columns(
         f"{profile['prompt']!r}, seed {profile['seed']}, tau {profile['tau']} (TAS: {profile['tas']}): "
@@ -127,6 +129,11 @@ def _decode(profile: dict[str, Any]) -> None:
             "" if similarity is None else f"{similarity:.3f}",
         )
     out.print(table)
+    times = profile["times"]
+    line = f"  decoding, a token a pass ({times['executor']}): {times['dense_s']:.2f} s dense"
+    if "tau_s" in times:
+        line += f", {times['tau_s']:.2f} s at tau {profile['tau']}, {times['speedup']:.2f} times as fast"
+    out.print(line)
     out.print("  by frame: " + "  ".join(f"{i}: {r:.1%}" for i, r in enumerate(replay["by_frame"])))
     if profile["warning"]:
-        note(out, profile["warning"], "warning")
+        note(console(), profile["warning"], "warning")
