@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 from fastcar_cli.cli.app import main
+from fastcar_cli.cli.streams import close_streams, open_streams
 
 
 def run() -> None:
@@ -14,10 +15,12 @@ def run() -> None:
     seconds of a short `generate`, 0.02 of 0.18 of `config`.
     """
     gc.set_threshold(50_000)
+    open_streams()
     try:
         main()
     finally:
         gc.freeze()
+        close_streams()
 
 
 if __name__ == "__main__":

@@ -161,8 +161,11 @@ class Backend(_Section):
     """Who executes the MLPs."""
 
     name: choices.Backend = _setting("torch", "who executes the MLPs", flag="--backend")
-    preset: str = _setting(
-        "edge-small", "accelerator of fpga-sim: a preset or a YAML file", flag="--fpga", min_length=1
+    preset: str | None = _setting(
+        None,
+        "accelerator of fpga-sim: a preset or a YAML file; default: edge-small, or paper-u280 for larger weights",
+        flag="--fpga",
+        min_length=1,
     )
 
 
@@ -404,6 +407,8 @@ def load_config(
         where = (Key("overrides"), f" {shown(override)}")
         if not equals:
             raise RequestError("needs the form key=value, such as replay.tau=-2", where=where)
+        if not text.strip():
+            raise RequestError("the value is empty", where=where, hint="give one, or leave the key out")
         key = _known(key.strip(), where)
         try:
             data[key] = parse_yaml(text)

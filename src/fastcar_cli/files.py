@@ -5,6 +5,7 @@ New files are made with the mode 0o666 (folders 0o777), from which the system ta
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import csv
 import errno
@@ -13,12 +14,20 @@ import io
 import itertools
 import os
 import secrets
+import shutil
+import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fastcar_cli.errors import RequestError, RunError, Text
 from fastcar_cli.signals import uninterrupted
+
+MOST_PIPED = 2**30
+MOST_TEXT = 2**26
+"""Bytes of the largest text that is read; tokenizers of large models take some 20 MiB."""
 
 
 def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
@@ -126,14 +135,69 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     write_whole(path, packed.getvalue())
 
 
+_KINDS = ((b"PK\x03\x04", ".npz"), (b"\x93NUMPY", ".npy"), (b"GIF8", ".gif"), (b"{", ".json"), (b"[", ".json"))
+"""First bytes of the kinds of files that are known by their suffix."""
+
+
+@cache
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="fastcar-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def spooled(path: Path) -> Path:
+    """A file that may be read twice and has a suffix: itself, or a copy of a pipe or of standard input (also `-`).
+
+    The copy is there until the program ends. Raises RequestError for more than a gigabyte.
+    """
+    path = Path("/dev/stdin") if str(path) == "-" else path
+    try:
+        standard = path.parent in (Path("/dev"), Path("/dev/fd")) and path.name in ("stdin", *map(str, range(1024)))
+        if not standard and not stat.S_ISFIFO(path.stat().st_mode):
+            return path
+        with path.open("rb") as pipe:
+            data = pipe.read(MOST_PIPED + 1)
+    except OSError:
+        return path  # whoever reads it says what is wrong
+    if len(data) > MOST_PIPED:
+        raise RequestError(f"{path} holds more than {MOST_PIPED:,} bytes", hint="give a file")
+    text = "" if b"\0" in data else ".csv"
+    suffix = next((s for begin, s in _KINDS if data.lstrip(b" \r\n\t").startswith(begin)), text)
+    copy = _folder() / f"{path.name}{'.safetensors' if data[8:9] == b'{' else suffix}"
+    copy.write_bytes(data)
+    return copy
+
+
+def file_text(path: Path, encoding: str = "utf-8") -> str:
+    """The text of a file, each end of a line one character. Raises OSError or UnicodeDecodeError.
+
+    Only regular files of at most 64 MiB are read: a pipe may wait for ever, a device may never end.
+    """
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    if state.st_size > MOST_TEXT:
+        raise OSError(errno.EFBIG, f"has {state.st_size:,} bytes, at most {MOST_TEXT:,} are read", str(path))
+    return path.read_text(encoding=encoding)
+
+
 def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
     """The text of a file that the user named. Raises RequestError, in a sentence that begins with `what`."""
     try:
-        return path.read_text(encoding=encoding)
+        return file_text(path, encoding)
     except FileNotFoundError:
         raise RequestError("there is no such file", where=what) from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"can't be read: {e}", where=what) from None
+    except UnicodeDecodeError as e:
+        raise RequestError(f"is not UTF-8: {e.reason} at byte {e.start}", where=what) from None
+    except OSError as e:
+        raise RequestError(f"can't be read: {e.strerror}", where=what) from None
+
+
+def prompt_lines(text: str) -> dict[int, str]:
+    """The prompts of a text by the number of their line, from 1; empty lines and those that begin with # hold none."""
+    lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
+    return {number: line for number, line in lines if line and not line.startswith("#")}
 
 
 def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -26,6 +26,7 @@ from fastcar_cli.decoding.engine import Decode, begin, row_limit
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.kept_prompts import KeptFile
+from fastcar_cli.limits import cores
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.memory_plan import (
@@ -99,14 +100,15 @@ class VideoPipeline:
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
             from fastcar_cli.backends.fpga.formats import check_weights
-            from fastcar_cli.backends.fpga.preset import load_preset
-            from fastcar_cli.backends.fpga.workload import check_memory, workload_of
+            from fastcar_cli.backends.fpga.workload import check_memory, preset_for, workload_of
 
-            self._preset = load_preset(config.backend.preset)
+            self._preset = preset_for(config.backend.preset, spec)
             check_weights(model.network.weight_format, self._preset)
             check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
             self._check_window()
         self.effective = effective(config, self.settings, self.frames, self.fps)
+        if self._preset is not None and config.backend.preset is None:
+            self.effective["backend"]["preset"] = self._preset.name
         self._runs: list[Run] = []
 
     @classmethod
@@ -121,8 +123,7 @@ class VideoPipeline:
         began = time.perf_counter()
         device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
         dtype: str = config.runtime.dtype
-        if config.runtime.threads is not None:
-            torch.set_num_threads(config.runtime.threads)
+        torch.set_num_threads(config.runtime.threads or min(torch.get_num_threads(), cores()))
         progress = None
         if bundled:
             dtype = default_dtype(device) if dtype == "auto" else dtype

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError, model_validator
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.files import file_text
 
 _MOST = 2**31 - 1
 
@@ -43,18 +44,30 @@ WHOLE = ConfigDict(extra="forbid")
 T = TypeVar("T")
 
 
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
 def parse_json(text: str) -> Any:
-    """What a JSON text holds. Raises ValueError for any other text, and for one that is nested too deeply."""
+    """What a JSON text holds. Raises ValueError for any other text.
+
+    Nor may it be nested too deeply, have NaN or infinity, or half of a surrogate pair, which no file can hold.
+    """
     try:
-        return json.loads(text)
+        data = json.loads(text, parse_constant=_no_number)
+        if "\\ud" in text.lower():
+            json.dumps(data, ensure_ascii=False).encode()
+        return data
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it has half of a surrogate pair") from None
 
 
 def read_json(file: Path, *, hint: str | None = None) -> Any:
     """What a JSON file holds. Raises RequestError; `hint` is of one that is missing."""
     try:
-        return parse_json(file.read_text(encoding="utf-8"))
+        return parse_json(file_text(file))
     except FileNotFoundError:
         raise RequestError(f"{file} is missing", hint=hint) from None
     except (OSError, ValueError) as e:

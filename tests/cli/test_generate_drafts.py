@@ -80,9 +80,9 @@ def test_a_recipe_does_not_depend_on_drafts(run: Run) -> None:
 
 
 def test_the_table_names_drafts(run: Run) -> None:
-    shown = run("generate", BALL, "--seed", "3", "--draft", "jacobi", "--draft-window", "8", "-o", "a.mp4").stderr
+    shown = run("generate", BALL, "--seed", "3", "--draft", "jacobi", "--draft-window", "8", "-o", "a.mp4").stdout
     assert "tokens a pass, window 8, same video" in " ".join(shown.split())
-    assert "tokens a pass" not in run("generate", BALL, "--frames", "2", "--draft", "off", "-o", "b.mp4").stderr
+    assert "tokens a pass" not in run("generate", BALL, "--frames", "2", "--draft", "off", "-o", "b.mp4").stdout
 
 
 @pytest.mark.parametrize(

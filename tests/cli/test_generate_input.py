@@ -57,7 +57,7 @@ def test_truth_stands_beside_the_prediction(run: Run, free: str, tmp_path: Path)
     assert truth["first_frame"] == 2 and [len(v) for v in truth["by_frame"].values()] == [3, 3, 3]
     error = ((alone[2:].astype(float) - clip[2:]) ** 2).mean()
     assert truth["psnr_db"] == pytest.approx(10 * np.log10(255**2 / error))
-    shown = run("generate", *arguments, "--truth", "-o", "again").stderr
+    shown = run("generate", *arguments, "--truth", "-o", "again").stdout
     assert "PSNR (dB)" in shown and "by frame from 2 on" in shown
 
 
@@ -131,7 +131,7 @@ def test_a_recipe_makes_the_video_again_without_its_input(
     assert (read_frames(Path("a")) == read_frames(Path("b"))).all()
     assert report["input"]["name"] == "clip.npz" and report["input"]["frames"] is None
     assert read_recipe(Path("b")) == recipe
-    shown = run("generate", "--model", model, "--from", "a", "-o", "c").stderr
+    shown = run("generate", "--model", model, "--from", "a", "-o", "c").stdout
     assert "clip.npz, continues from" in shown
 
 

@@ -192,7 +192,7 @@ def test_report_recipe_and_table_tell(run: Run, tmp_path) -> None:  # type: igno
     assert len(set(report["replay"]["taus"])) == report["model"]["layers"]
     assert abs(report["replay"]["ratio"] - 0.5) <= 0.03
     again = run("generate", "--from", "a.mp4", "-o", "b.mp4")
-    assert "moved to keep 50.0% (layer)" in " ".join(again.stderr.split())
+    assert "moved to keep 50.0% (layer)" in " ".join(again.stdout.split())
     assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
     fixed = run("generate", "--from", "a.mp4", "--tau", "-1", "-o", "c.mp4", "--json")
     report = json.loads(fixed.stdout)

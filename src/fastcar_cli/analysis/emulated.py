@@ -8,14 +8,13 @@ import numpy as np
 
 from fastcar_cli.analysis.profiler import replay_table
 from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.workload import workload_of
+from fastcar_cli.backends.fpga.workload import preset_for, workload_of
 from fastcar_cli.models.network import Spec
 
 
-def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, preset: str) -> dict[str, Any]:
+def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, preset: str | None) -> dict[str, Any]:
     """The document of `fastcar profile` with cycles and emulated milliseconds instead of measured ones."""
-    accelerator = load_preset(preset)
+    accelerator = preset_for(preset, spec)
     milliseconds = accelerator.seconds_per_cycle * 1e3
     measured = []
     for seq in lengths:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.files import file_text
 from fastcar_cli.plain_data import parse_json
 
 
@@ -117,7 +118,7 @@ def _mean(scores: dict[str, dict[str, Any]], part: str) -> float | None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        data = parse_json(file.read_text(encoding="utf-8"))
+        data = parse_json(file_text(file))
     except (OSError, ValueError) as e:
         raise RequestError(f"{file} is damaged: {e}", hint="evaluate its dimensions again") from None
     if not isinstance(data, dict):

@@ -133,12 +133,16 @@ def main(program: Callable[[], object] = app) -> None:
     """Run a program; every error ends in one short panel and its exit status."""
     # Weights in 2 MiB pages are read about a seventh faster. torch reads this before its first large allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    # OpenMP's threads wait for each other spinning, which costs seconds where other processes, or a quota, want the
+    # cores. OpenMP reads this when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if sys.platform == "win32":  # pragma: no cover
         # Consoles there may not be UTF-8; prompts may hold anything.
         sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]
     debug = "--debug" in sys.argv
     stop_on_sigterm()
     try:
+        _check_folder()
         program()
     except FastcarError as e:
         if debug:
@@ -148,13 +152,27 @@ def main(program: Callable[[], object] = app) -> None:
     except KeyboardInterrupt as e:
         _panel("stopped", None)
         sys.exit(status(e))
-    except BrokenPipeError:
-        sys.exit(1)
     except Exception as e:
         if debug:
             raise
         _panel(f"unexpected {type(e).__name__}: {e}", "this is a fault of fastcar; --debug shows where")
         sys.exit(1)
+
+
+def _check_folder() -> None:
+    """Refuse to run in a folder that was removed: a library would end the process there without a word of ours."""
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise RequestError(f"the current folder can't be used: {e.strerror}", hint="change to another one") from None
+
+
+MOST_SHOWN = 1200
+"""Characters of a message; what a file or an option holds may be of any length."""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN // 2]} ... {text[-MOST_SHOWN // 2 :]}"
 
 
 def _panel(message: str, hint: str | None) -> None:
@@ -163,7 +181,7 @@ def _panel(message: str, hint: str | None) -> None:
 
     from fastcar_cli.cli.render import console, plain
 
-    text = Text(plain(message))
+    text = Text(plain(_cut(message)))
     if hint:
-        text.append(f"\n{plain(hint)}", style="dim")
+        text.append(f"\n{plain(_cut(hint))}", style="dim")
     console().print(Panel(text, title="Error", title_align="left", border_style="red"))

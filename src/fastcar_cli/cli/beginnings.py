@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fastcar_cli.cli.flags import prompts_of, refuse
+from fastcar_cli.cli.flags import numbered_prompts, refuse
+from fastcar_cli.config import shown
 from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
@@ -24,11 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """One video to make: what it begins with, its seed, and the part of the user's clip that this is from."""
+    """One video to make: what it begins with, its seed, and the part of the user's clip that this is from.
+
+    `source` names the line of a prompt that is from a file.
+    """
 
     prompt: Prompt
     seed: int
     excerpt: Excerpt | None = None
+    source: str | None = None
 
     @property
     def name(self) -> str:
@@ -39,10 +46,11 @@ class Job:
 @dataclass(frozen=True)
 class Given:
     """What the user gave to begin with, not yet read; `recipe` is the prompt of an earlier video, `embedding` a text
-    as vectors.
+    as vectors. `sources` says where each of the texts is from.
     """
 
     texts: list[str]
+    sources: list[str | None]
     inputs: Inputs
     recipe: Prompt | None = None
     embedding: NDArray[np.float32] | None = None
@@ -72,8 +80,7 @@ class Given:
         return run.changed({"generation.context": 1}) if self.inputs.single() else run
 
     def _check_kind(self, run: RunConfig, needed: bool) -> None:
-        from fastcar_cli.config import shown
-        from fastcar_cli.models.loading.registry import spec_of
+        from fastcar_cli.models.loading.registry import BUNDLED, spec_of
 
         model, spec = run.model, spec_of(run.model)
         context = spec.pictures(spec.continuing(run.generation.context).layout.context)
@@ -91,10 +98,10 @@ class Given:
         if self.count or not needed:
             return
         if context:
-            raise RequestError(
-                f"no input given: the model {model!r} continues from {_frames(context)}",
-                hint="fastcar generate --input clip.mp4",
-            )
+            hint = "fastcar generate --input clip.mp4"
+            if model in BUNDLED:
+                hint = "`fastcar lab clips clips` writes some: --input clips/0.mp4 --actions clips/0.json"
+            raise RequestError(f"no input given: the model {model!r} continues from {_frames(context)}", hint=hint)
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
 
     def jobs(self, pipe: VideoPipeline, first_seed: int, samples: int, *, truth: bool) -> list[Job]:
@@ -110,15 +117,54 @@ class Given:
         prompts: list[Prompt] = [*self.texts] if self.recipe is None else [self.recipe]
         if self.embedding is not None:
             prompts = [p if isinstance(p, str) else replace(p, text=self.embedding) for p in prompts]
-        return [Job(prompt, seed) for prompt in prompts for seed in seeds]
+        sources = self.sources or [None] * len(prompts)
+        return [Job(p, seed, source=source) for p, source in zip(prompts, sources, strict=True) for seed in seeds]
 
 
-def texts_of(given: list[str], file: Path | None) -> list[str]:
-    """Prompts of the arguments and of the file, in this order."""
-    texts = [*given, *(prompts_of(file, "--prompts") if file is not None else ())]
-    if any(not t.strip() for t in texts):
-        raise RequestError("the prompt is empty", hint="describe the video in a few words")
-    return texts
+def texts_of(given: list[str], file: Path | None) -> tuple[list[str], list[str | None]]:
+    """Prompts of the arguments and of the file, in this order, and the lines of those that are from the file.
+
+    Raises RequestError also for one that names a file.
+    """
+    for text in given:
+        if not text.strip():
+            raise RequestError("the prompt is empty", hint="describe the video in a few words")
+        if _FILE.search(text) or (" " not in text and Path(text).exists()):
+            option = "--prompts" if text.endswith(".txt") else "--input"
+            raise RequestError(f"the prompt {shown(text)!r} names a file", hint=f"did you mean {option} {text}?")
+    lines = numbered_prompts(file, "--prompts") if file is not None else {}
+    return [*given, *lines.values()], [*[None] * len(given), *(f"--prompts {file}, line {n}" for n in lines)]
+
+
+def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callable[[str], None]) -> list[Job]:
+    """The jobs whose prompt the model takes; what a user should know of them goes to `say`, each once.
+
+    Without `keep_going` the first that it refuses ends the run. Raises RequestError, in the end if all are refused.
+    """
+    words = [job.prompt for job in jobs if isinstance(job.prompt, str) and job.source is None]
+    good: list[Job] = []
+    notes: dict[str, None] = {}
+    error = RequestError("no prompt given")
+    for job in jobs:
+        try:
+            notes |= dict.fromkeys(pipe.notices([job.prompt]))
+            good.append(job)
+        except RequestError as e:
+            e.where = job.source or e.where
+            if len(words) > 1 and not any(" " in str(word) for word in words):
+                e.way_out = "did you forget the quotes?"
+            if not keep_going:
+                raise
+            error = e
+            notes[f"left out: {e}"] = None
+    for note in notes:
+        say(note)
+    if not good:
+        raise error
+    return good
+
+
+_FILE = re.compile(r"\.(?:mp4|mov|mkv|webm|avi|gif|png|jpe?g|webp|avif|heic|npz|npy|txt)$", re.I)
 
 
 def _frames(count: int) -> str:

@@ -13,6 +13,7 @@ from fastcar_cli.cli.flags import one_of, prompts_of
 from fastcar_cli.cli.options import Debug, Flags, Json, Quiet, options, sentence
 from fastcar_cli.config import load_config, settings
 from fastcar_cli.errors import RequestError
+from fastcar_cli.limits import cores
 
 if TYPE_CHECKING:
     from fastcar_cli.conversion import Conversion, Result, Source
@@ -54,10 +55,10 @@ def convert(
     check_folder(output)
     import torch
 
-    from fastcar_cli.cli.render import console, note
+    from fastcar_cli.cli.render import Results, console, note
 
-    if flags:
-        torch.set_num_threads(load_config(None, (), flags).runtime.threads or 1)
+    threads = load_config(None, (), flags).runtime.threads
+    torch.set_num_threads(threads or min(torch.get_num_threads(), cores()))
     terminal = console(quiet)
     source = open_source(model)
     spec = padded(source.spec, dtype)
@@ -72,7 +73,7 @@ def convert(
     if as_json:
         typer.echo(json.dumps(_document(source, result, dtype, form.depth)))
     else:
-        _print(terminal, result, dtype)
+        _print(Results(quiet), result, dtype)
 
 
 def _run(conversion: Conversion, terminal: Any) -> Result:
@@ -106,13 +107,13 @@ def _document(source: Source, result: Result, dtype: str, depth: str | None) -> 
     }
 
 
-def _print(terminal: Any, result: Result, dtype: str) -> None:
+def _print(out: Any, result: Result, dtype: str) -> None:
     from fastcar_cli.models.loading.memory_plan import gib
 
     kept = f", {result.kept} shards were there" if result.kept else ""
-    terminal.print(
+    out.print(
         f"{result.folder}: {gib(result.after)} of weights in {dtype}, they were {gib(result.before)} "
         f"({result.seconds:.0f} s{kept})",
         soft_wrap=True,
     )
-    terminal.print(f"use it with fastcar generate --model {result.folder}", soft_wrap=True)
+    out.print(f"use it with fastcar generate --model {result.folder}", soft_wrap=True)

@@ -102,7 +102,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _table(document: dict[str, Any], plan: Any) -> None:
-    from fastcar_cli.cli.render import console, facts
+    from fastcar_cli.cli.render import Results, facts
     from fastcar_cli.models.loading.memory_plan import gib
 
     table = facts(f"{document['model']}: nothing was loaded")
@@ -120,4 +120,4 @@ def _table(document: dict[str, Any], plan: Any) -> None:
         f"{plan.ceiling:.2f}x where memory is the limit (computed: MLPs are {plan.mlp_share:.0%} of the bytes a step "
         f"reads, at most {plan.max_replay_ratio:.1%} of them can replay)",
     )
-    console().print(table)
+    Results().print(table)

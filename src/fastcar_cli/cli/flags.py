@@ -10,8 +10,13 @@ import typer
 from typer.core import TyperCommand
 
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.files import read_text
+from fastcar_cli.files import prompt_lines, read_text, spooled
 from fastcar_cli.signals import status
+
+READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "config", "fpga", "preset", "trace", "compare",
+        "calibrate", "lpips_weights")  # fmt: skip
+WRITTEN = ("output", "report", "report_to", "trace_to", "save", "timeline", "plots")
+"""Parameters that name files to read, and others where `~` is the user's home."""
 
 OTHERS = {"overrides": "--set", "ratio": "--replay"}
 """Flags of parameters that are no keys of the configuration and called otherwise."""
@@ -51,10 +56,14 @@ def check_made(option: str, folder: Path | None) -> None:
 
 def prompts_of(file: Path, option: str) -> list[str]:
     """The prompts of a file, one a line. Raises RequestError that names the option."""
-    lines = read_text(file, f"{option} {file}", "utf-8-sig").splitlines()
-    prompts = [line.strip() for line in lines if line.strip()]
+    return [*numbered_prompts(file, option).values()]
+
+
+def numbered_prompts(file: Path, option: str) -> dict[int, str]:
+    """The prompts of a file by the number of their line. Raises RequestError that names the option."""
+    prompts = prompt_lines(read_text(file, f"{option} {file}", "utf-8-sig"))
     if not prompts:
-        raise RequestError(f"{option} {file}: holds no prompt", hint="one prompt a line")
+        raise RequestError(f"{option} {file}: holds no prompt", hint="one prompt a line; # begins a comment")
     return prompts
 
 
@@ -73,10 +82,19 @@ class Command(TyperCommand):
                 raise RequestError(f"{before or name}: is empty", hint="give a value, or leave the option out")
         if "" in args:
             raise RequestError("an argument is empty", hint="give a value, or leave it out")
+        for arg in args:
+            if (readable := arg.encode("utf-8", "replace").decode()) != arg:
+                raise RequestError(f"{readable} is not UTF-8", hint="rename the file, or write the text in UTF-8")
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run it; errors of the library call parameters by the flags of this command."""
+        if "form" in ctx.params:
+            _choose_format(ctx)
+        for name, value in ctx.params.items():
+            if name in READ or name in WRITTEN:
+                each = [_file(v, name in READ) for v in (value if isinstance(value, list) else [value])]
+                ctx.params[name] = each if isinstance(value, list) else each[0]
         try:
             return super().invoke(ctx)
         except FastcarError as e:
@@ -88,6 +106,27 @@ class Command(TyperCommand):
 
             note(console(), "nothing more was done", "stopped")
             raise typer.Exit(status(e)) from None
+
+
+def _file(given: Any, read: bool) -> Any:
+    """What an option that names a file stands for: `~` is the user's home, a pipe that is read becomes a file."""
+    if not isinstance(given, (str, Path)):
+        return given
+    path = Path(given).expanduser() if str(given).startswith("~") else Path(given)
+    path = spooled(path) if read else path
+    return path if isinstance(given, Path) else given if path == Path(given) else str(path)
+
+
+def _choose_format(ctx: typer.Context) -> None:
+    """Let results be printed as --format says, of which --json is the short form. Raises RequestError."""
+    from fastcar_cli.cli.render import FORMATS, Results
+
+    form = ctx.params["form"]
+    one_of("--format", form, FORMATS)
+    if ctx.params["as_json"] and "form" in given(ctx) and form != "json":
+        raise RequestError(f"--json and --format {form} exclude each other", hint="leave one of them out")
+    ctx.params["as_json"] |= form == "json"
+    Results.form = form
 
 
 def given(ctx: typer.Context) -> dict[str, str]:
@@ -107,7 +146,7 @@ def refuse(ctx: typer.Context, parameters: Collection[str], why: str, hint: str)
 
 
 def refuse_all_but(ctx: typer.Context, parameters: Collection[str], why: str) -> None:
-    """Refuse every option that was given beside these and --debug: raises RequestError that says what is allowed."""
+    """Refuse all options that were given but these, --format and --debug: raises RequestError, with what is allowed."""
     allowed = [p.opts[-1] for p in ctx.command.params if p.name in parameters and p.opts[-1].startswith("-")]
-    others = {p.name for p in ctx.command.params if p.name} - {*parameters, "debug"}
+    others = {p.name for p in ctx.command.params if p.name} - {*parameters, "debug", "form"}
     refuse(ctx, others, why, f"allowed: {', '.join(allowed)}")

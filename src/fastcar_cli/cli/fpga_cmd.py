@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli.cli.flags import check_made, given, one_of, refuse, refuse_all_but
-from fastcar_cli.cli.options import Debug, Flags, Json, options
+from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
 from fastcar_cli.config import MODELS, load_config
 from fastcar_cli.errors import RequestError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def fpga(
     ctx: typer.Context,
     trace: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Decisions that generate has saved.")] = None,
-    preset: Annotated[str, typer.Option(help="Accelerator: a preset or a YAML file.")] = "paper-u280",
+    preset: Accelerator = None,
     model: Annotated[
         str,
         typer.Option(help=f"Shapes for drawn decisions, without a download: {MODELS}."),
@@ -55,6 +55,7 @@ def fpga(
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Folder for CSVs, timeline and charts.")] = None,
     as_json: Json = False,
+    form: Format = "table",
     debug: Debug = False,
 ) -> None:
     """Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL."""
@@ -63,8 +64,9 @@ def fpga(
     from fastcar_cli.backends.fpga.explain import explain as lines_of
     from fastcar_cli.backends.fpga.preset import load_preset
     from fastcar_cli.backends.fpga.summary import compare, emulate
-    from fastcar_cli.backends.fpga.workload import workload_of
+    from fastcar_cli.backends.fpga.workload import preset_for, workload_of
     from fastcar_cli.models.loading.registry import spec_of
+    from fastcar_cli.models.loading.specs import spec_from_dict
 
     if table:
         refuse_all_but(ctx, ("table", "preset", "as_json"), "with --table, which emulates the published runs")
@@ -86,21 +88,23 @@ def fpga(
     check_made("--report", report)
     one_of("--spread", spread, ("eligible", "all"))
     one_of("--profile", profile, ("flat", "valley"))
-    accelerator = load_preset(preset)
-    if table:
-        _table(accelerator, as_json)
+    if table or drafts:
+        accelerator = load_preset(preset or "paper-u280")
+        if table:
+            _table(accelerator, as_json)
+        else:
+            _drafts(accelerator, rows if "rows" in given(ctx) else 2, as_json)
         return
-    if drafts:
-        _drafts(accelerator, rows if "rows" in given(ctx) else 2, as_json)
-        return
-    if trace is not None:
-        saved = read(trace)
+    saved = None if trace is None else read(trace)
+    spec = spec_of(model) if saved is None else spec_from_dict(saved.spec)
+    accelerator = preset_for(preset, spec)
+    if saved is not None:
         if "attention.window" in flags:
             saved = replace(saved, window=attention.window, sinks=attention.sinks)
         comparisons = [emulate(accelerator, saved)]
     else:
         work = workload_of(
-            spec_of(model),
+            spec,
             rows=rows,
             frames=frames,
             prompt=prompt_tokens,
@@ -169,7 +173,7 @@ def _table(preset: Preset, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"preset": preset.name, "rows": rows}))
         return
-    from fastcar_cli.cli.render import columns, console
+    from fastcar_cli.cli.render import Results, columns
 
     shown = columns(
         f"{preset.name}: published and emulated latency, speed-up and relative efficiency",
@@ -179,7 +183,7 @@ def _table(preset: Preset, as_json: bool) -> None:
     for r in rows:
         seconds = (f"{r['published_s']:.1f}", f"{r['emulated_s']:.1f}", f"{r['error']:+.1%}")
         shown.add_row(r["method"], *seconds, *(f"{r[key]:.2f}" for key in keys))
-    console().print(shown)
+    Results().print(shown)
 
 
 def _drafts(preset: Preset, rows: int, as_json: bool) -> None:
@@ -189,7 +193,7 @@ def _drafts(preset: Preset, rows: int, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"preset": preset.name, "rows": rows, "replay": REPLAY, "lines": lines}))
         return
-    from fastcar_cli.cli.render import columns, console
+    from fastcar_cli.cli.render import Results, columns
 
     windows = sorted({line["window"] for line in lines})
     dense, replay = lines[0]["dense_s"], lines[0]["replay_s"]
@@ -206,7 +210,7 @@ def _drafts(preset: Preset, rows: int, as_json: bool) -> None:
         cells.setdefault(line["acceptance"], []).append("  ".join(faster))
     for acceptance, row in cells.items():
         shown.add_row(acceptance, *row)
-    console().print(shown)
+    Results().print(shown)
 
 
 def _short(value: float) -> str:
@@ -218,7 +222,7 @@ def _short(value: float) -> str:
 
 
 def _summary(documents: list[dict[str, Any]], work: Any) -> None:
-    from fastcar_cli.cli.render import columns, console
+    from fastcar_cli.cli.render import Results, columns
 
     first = documents[0]
     shown = columns(
@@ -232,7 +236,7 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
         gain = (f"{d[k]:.2f}" for k in ("speedup_vs_dense", "speedup_vs_static", "ideal_speedup_vs_dense"))
         shown.add_row(f"{d['replay_ratio']:.1%}", *cost, *gain, f"{d['utilisation']:.0%}", f"{d['drs_share']:.2%}")
-    console().print(shown)
+    Results().print(shown)
     if first["window"] == 1:
         return
     shown = columns(
@@ -247,4 +251,4 @@ def _summary(documents: list[dict[str, Any]], work: Any) -> None:
         millijoules = (f"{cost[key] * 1e3:.4g}" for key in ("energy_j", "energy_activity_j"))
         faster = f"{costs['dense']['cycles'] / cost['cycles']:.2f}"
         shown.add_row(kind, _short(cost["cycles"]), f"{milliseconds:.4g}", *millijoules, faster)
-    console().print(shown)
+    Results().print(shown)

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.options import Debug, Json
+from fastcar_cli.cli.options import Accelerator, Debug, Format, Json
 from fastcar_cli.errors import RequestError
 
 
 def rtl(
     trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="Decisions that generate has saved.")] = None,
-    preset: Annotated[str, typer.Option(help="Accelerator: a preset or a YAML file.")] = "edge-small",
+    preset: Accelerator = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the RTL and what it runs.")] = None,
     passes: Annotated[
         int | None, typer.Option(help="Run the first passes of the trace only; default: all.", min=1)
@@ -23,6 +23,7 @@ def rtl(
     synth: Annotated[bool, typer.Option("--synth", help="Count resources with yosys (estimates).")] = False,
     saif: Annotated[bool, typer.Option("--saif", help="Write switching activity for the vendor's tool.")] = False,
     as_json: Json = False,
+    form: Format = "table",
     debug: Debug = False,
 ) -> None:
     """Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it."""
@@ -30,13 +31,18 @@ def rtl(
     from fastcar_cli.backends.fpga.preset import load_preset
     from fastcar_cli.backends.fpga.rtl import bundle, power, tools
     from fastcar_cli.backends.fpga.rtl import synth as synthesis
+    from fastcar_cli.backends.fpga.workload import preset_for
+    from fastcar_cli.models.loading.specs import spec_from_dict
 
     if output is None:
         raise RequestError("-o is missing: RTL is written into a folder", hint="fastcar fpga rtl -o DIR")
     if passes is not None and trace is None:
         raise RequestError("--passes has no effect without a file of decisions", hint="fastcar fpga rtl TRACE.npz")
-    accelerator = load_preset(preset)
-    document = bundle.write(output, accelerator, None if trace is None else read(trace), passes)
+    saved = None if trace is None else read(trace)
+    accelerator = (
+        load_preset(preset or "edge-small") if saved is None else preset_for(preset, spec_from_dict(saved.spec))
+    )
+    document = bundle.write(output, accelerator, saved, passes)
     for name in document["kept"]:
         typer.echo(f"{output / name} was changed there and stays", err=True)
     if not as_json:
@@ -65,7 +71,7 @@ def rtl(
 
 def _resources(rows: list[dict[str, Any]], by_preset: dict[str, float]) -> None:
     from fastcar_cli.backends.fpga.rtl.synth import CARDS
-    from fastcar_cli.cli.render import columns, console
+    from fastcar_cli.cli.render import Results, columns
 
     shown = columns(
         "resources (yosys estimates, not vendor figures)",
@@ -81,4 +87,4 @@ def _resources(rows: list[dict[str, Any]], by_preset: dict[str, float]) -> None:
         most = (max((share, kind) for kind, share in row["share"][card].items()) for card in CARDS)
         shares = (f"{share:.3%}" + (f" {kind}" if share > 1 else "") for share, kind in most)
         shown.add_row(row["unit"], *used, *shares)
-    console().print(shown)
+    Results().print(shown)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fastcar_cli.cli.flags import check_file, check_made, given, refuse
-from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Json, Overrides, Quiet, options
+from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Format, Json, Overrides, Quiet, options
 from fastcar_cli.config import RunConfig, load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
@@ -50,6 +51,9 @@ def generate(
     goal: Annotated[
         bool, typer.Option("--goal", help="Put the clip's last frame first (goal-conditioned models).")
     ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Leave out prompts that are refused; status 1 at the end.")
+    ] = False,
     text_embedding: Annotated[
         Path | None,
         typer.Option(
@@ -65,10 +69,11 @@ def generate(
         typer.Option(
             "-o",
             "--output",
-            help="File (.mp4, .gif), or a name without suffix: a folder of PNGs; "
-            "with several videos the folder they go to.",
+            help="File (.mp4, .gif), or a name without suffix: a folder of PNGs. A folder that is there, or NAME/, "
+            "gets a file a video, as does NAME with several videos or a file of prompts.",
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
     *,
     flags: Flags,
     report_to: Annotated[
@@ -83,13 +88,14 @@ def generate(
         bool, typer.Option("--dry-run", help="Print files, memory and replay ceiling without loading.")
     ] = False,
     as_json: Json = False,
+    form: Format = "table",
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Replay by layer and frame.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Make videos from prompts, or from frames that they continue."""
-    from fastcar_cli.cli.beginnings import Given, keys_of, texts_of
-    from fastcar_cli.video import check_target, default_name, read_recipe
+    from fastcar_cli.cli.beginnings import Given, accepted, keys_of, texts_of
+    from fastcar_cli.video import check_target, default_name, folder_named, read_recipe
     from fastcar_cli.video.embedding import read_embedding
     from fastcar_cli.video.inputs import Inputs
 
@@ -100,7 +106,7 @@ def generate(
             f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} exclude each other",
             hint="a ratio is kept by moving tau",
         )
-    texts = texts_of(prompts or [], prompts_file)
+    texts, sources = texts_of(prompts or [], prompts_file)
     begun: Prompt | None = None
     notes: list[str] = []
     recipe: dict[str, Any] | None = None
@@ -129,7 +135,7 @@ def generate(
         raise RequestError(f"--seed {run.generation.seed} with {run.generation.samples} samples", hint="a smaller seed")
     first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)
     clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key, goal)
-    begin = Given(texts, clips, begun, None if text_embedding is None else read_embedding(text_embedding))
+    begin = Given(texts, sources, clips, begun, None if text_embedding is None else read_embedding(text_embedding))
     begin.check(ctx, run, needed=not dry)
     run = begin.context(run)
     if dry:
@@ -139,13 +145,14 @@ def generate(
         return
     count = begin.count * run.generation.samples
     many = count > 1
-    if not many and output is not None:
-        check_target(Path(output))
-    if many and output is not None:
-        make_folder(Path(output))
+    folder = None if output is None else folder_named(output, count, listed=prompts_file is not None)
+    if output is not None and folder is None:
+        check_target(Path(output), force=force)
+    if folder is not None:
+        make_folder(folder)
 
     from fastcar_cli.cli import writing
-    from fastcar_cli.cli.render import console, note, summary
+    from fastcar_cli.cli.render import Results, console, note, plain, summary
     from fastcar_cli.models.loading.hub import licence, repository_of
 
     terminal = console(quiet)
@@ -165,16 +172,17 @@ def generate(
         notes.append(licence(run.model, repository))
     if recipe is not None:
         notes += same_weights(recipe, str(from_), run.model)
-    for text in notes + pipe.notices([job.prompt for job in jobs]):
+    for text in notes:
         note(terminal, text)
-    if many or output is None:
-        folder = Path(output) if output is not None else Path(".")
-        paths = [default_name(job.name, job.seed, folder) for job in jobs]
+    wanted, jobs = len(jobs), accepted(jobs, pipe, keep_going, partial(note, terminal))
+    if output is None or folder is not None:
+        paths = [default_name(job.name, job.seed, folder or Path(".")) for job in jobs]
     else:
         paths = [Path(output)]
+        make_folder(paths[0].parent)
     for path in paths:
-        check_target(path, pipe.fps)
-    written, stop = writing.write(pipe, run, jobs, paths, new=many or output is None, truth=truth, terminal=terminal)
+        check_target(path, pipe.fps, force=force or output is None or folder is not None)
+    written, stop = writing.write(pipe, run, jobs, paths, new=not force, truth=truth, terminal=terminal)
     reports = []
     for i, video in written.items():
         writer, job = video.writer, jobs[i]
@@ -182,8 +190,9 @@ def generate(
         # A stop may fall between the videos of a frame that is decoded.
         size = {"width": writer.width, "height": writer.height}
         report["video"] |= {"path": str(writer.path), "frames": writer.frames, **size}
+        report["recipe"] = writer.recipe
         reports.append(report)
-        if many:
+        if folder is not None or many:
             write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n", new=True)
     if reports and trace_to is not None:
         from fastcar_cli.backends.fpga.decisions import save
@@ -199,10 +208,14 @@ def generate(
         note(terminal, kept, "stopped")
     if as_json and reports:
         typer.echo(json.dumps({"videos": reports} if many else reports[0]))
+    out = Results(quiet)
     for report in reports if not as_json else []:
-        terminal.print(summary(report, verbose))
+        out.print(summary(report, verbose))
+        out.fact("file", plain(report["video"]["path"]))
     if stop is not None:
         raise typer.Exit(status(stop))
+    if len(jobs) < wanted:
+        raise typer.Exit(1)
 
 
 def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:

@@ -15,7 +15,13 @@ ConfigFile = Annotated[str | None, typer.Option("--config", help="Preset name or
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key: section.key=value.")
 ]
+Accelerator = Annotated[
+    str | None,
+    typer.Option(help="Accelerator: a preset or a YAML file; default: edge-small, or paper-u280 for larger weights."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+Format = Annotated[str, typer.Option("--format", help="How results are printed: table, json, csv or md.")]
+"""Of a parameter `form`; `Command` sees to it."""
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

@@ -1,7 +1,11 @@
-"""Tables and progress that people read, on standard error."""
+"""What people read: results on standard output, progress and notes on standard error."""
 
 from __future__ import annotations
 
+import csv
+import io
+import os
+import shutil
 import time
 import unicodedata
 from collections.abc import Callable
@@ -28,9 +32,66 @@ PLAIN_SECONDS = 60.0
 """Seconds between lines where standard error is no terminal."""
 
 
-def console(quiet: bool = False, *, stderr: bool = True) -> Console:
+FORMATS = ("table", "json", "csv", "md")
+"""How results may be printed; JSON is up to each command."""
+
+
+def _width() -> int | None:
+    """Columns where `COLUMNS` says none; rich would print nothing in a width of 0."""
+    return shutil.get_terminal_size().columns if os.environ.get("COLUMNS", "").strip("0") == "" else None
+
+
+def console(quiet: bool = False) -> Console:
     """The console of everything but results. Nothing that it prints is read as markup: styles are `Text`."""
-    return Console(stderr=stderr, quiet=quiet, markup=False, emoji=False)
+    width = _width() if "COLUMNS" in os.environ else None
+    return Console(stderr=True, quiet=quiet, markup=False, emoji=False, width=width)
+
+
+class Results(Console):
+    """Standard output. Tables may be printed as CSV or Markdown; in a pipe they are as wide as they need."""
+
+    form = "table"
+    """One of `FORMATS`, of this run of the program."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(quiet=quiet, markup=False, emoji=False)
+        if (width := _width()) is not None:
+            self.width = width if self.is_terminal else 10_000
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As `Console.print`; in CSV all but tables are comments."""
+        if self.form == "table":
+            super().print(*objects, **options)
+            return
+        for thing in objects if not self.quiet else ():
+            self.file.write(_written(thing, self.form))
+
+    def fact(self, name: str, value: str) -> None:
+        """Print a value that is to be copied, in a line of its own that is never cut."""
+        if self.form == "table":
+            self.print(Text(f"{name}: {value}"), soft_wrap=True)
+            return
+        table = facts("")
+        table.add_row(name, value)
+        self.print(table)
+
+
+def _written(thing: Any, form: str) -> str:
+    """A table, or a line of text, as CSV or Markdown."""
+    title = str(thing.title or "") if isinstance(thing, Table) else str(thing)
+    out = io.StringIO()
+    if title:
+        out.write(f"# {title}\n" if form == "csv" else f"{title}\n\n")
+    if isinstance(thing, Table):
+        names = [str(column.header) for column in thing.columns]
+        rows = [[str(cell) for cell in row] for row in zip(*(column.cells for column in thing.columns), strict=True)]
+        if form == "csv":
+            csv.writer(out, lineterminator="\n").writerows([names, *rows] if thing.show_header else rows)
+        else:
+            rows = [names, ["---"] * len(names), *([c.replace("|", r"\|") for c in row] for row in rows)]
+            out.writelines(f"| {' | '.join(row)} |\n" for row in rows)
+            out.write("\n")
+    return out.getvalue()
 
 
 def plain(text: str) -> str:
@@ -124,7 +185,6 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     replay, timing = report["replay"], report["timing"]
     table = facts(report["prompt"])
     video = report["video"]
-    table.add_row("file", plain(video["path"]))
     table.add_row("video", f"{video['frames']} frames, {video['width']} x {video['height']}, {video['fps']} fps")
     if "input" in report:
         table.add_row("input", plain(_input(report["input"])))

@@ -10,7 +10,7 @@ import typer
 
 from fastcar_cli import choices
 from fastcar_cli.cli.flags import one_of, refuse
-from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Json, Overrides, Quiet, options
+from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Format, Json, Overrides, Quiet, options
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.signals import status
@@ -100,6 +100,7 @@ def sweep(
     set_: Overrides = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Print grid and expected time; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json on standard output.")] = False,
+    form: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -112,7 +113,7 @@ def sweep(
     from fastcar_cli.analysis.sweep.metrics import parse_metrics
     from fastcar_cli.analysis.sweep.session import Request, Session
     from fastcar_cli.analysis.sweep.target import parse_target
-    from fastcar_cli.cli.render import console, note
+    from fastcar_cli.cli.render import Results, console, note
     from fastcar_cli.video.inputs import Inputs
 
     clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key)
@@ -169,7 +170,7 @@ def sweep(
     target = None if find is None else parse_target(find, request)
     terminal = console(quiet)
     if dry:
-        _dry_run(request, output, as_json, terminal, notes)
+        _dry_run(request, output, as_json, quiet, notes)
         return
     session = Session.open(request)
     for text in [*notes, *session.notices]:
@@ -184,7 +185,7 @@ def sweep(
     else:
         from fastcar_cli.cli.sweep_render import show
 
-        show(terminal, results, output, written)
+        show(Results(quiet), terminal, results, output, written)
     if target is not None:
         target.verdict(results["find"])
 
@@ -215,8 +216,9 @@ def _work(session: Session, store: Store, target: Any, terminal: Any) -> tuple[d
     return session.finish(store, search)
 
 
-def _dry_run(request: Request, output: Path | None, as_json: bool, terminal: Any, notes: list[str]) -> None:
+def _dry_run(request: Request, output: Path | None, as_json: bool, quiet: bool, notes: list[str]) -> None:
     from fastcar_cli.analysis.sweep.session import grid_document
+    from fastcar_cli.cli.render import Results, console, note
     from fastcar_cli.cli.sweep_render import show_plan
 
     document = grid_document(request, output)
@@ -224,12 +226,15 @@ def _dry_run(request: Request, output: Path | None, as_json: bool, terminal: Any
     if as_json:
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
-        show_plan(terminal, document)
+        show_plan(Results(quiet), document)
+        for text in document["notes"]:
+            note(console(quiet), text)
 
 
 def vbench_score(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of VBench's *_eval_results.json.")],
     as_json: Json = False,
+    form: Format = "table",
     debug: Debug = False,
 ) -> None:
     """VBench's published total from its result files, without vbench installed."""

@@ -1,4 +1,4 @@
-"""Tables of a sweep that people read, on standard error."""
+"""Tables of a sweep that people read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fastcar_cli.analysis.sweep.grid import OFF
 from fastcar_cli.analysis.sweep.results import SETTING, dense_line
-from fastcar_cli.cli.render import console, facts, note
+from fastcar_cli.cli.render import Results, console, facts, note
 from fastcar_cli.decoding.tau import Tau
 
 _COLUMNS = {
@@ -33,7 +33,7 @@ def _value(value: Any, form: str, none: str = "-") -> str:
     return none if value is None else format(value, form)
 
 
-def show(terminal: Console, results: dict[str, Any], folder: Path, written: list[str]) -> None:
+def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path, written: list[str]) -> None:
     """The summary with its knees, what was found, and where everything is."""
     knees = {tuple(k[key] for key in SETTING) for k in results["knee"]}
     summary = results["summary"]
@@ -61,47 +61,45 @@ def show(terminal: Console, results: dict[str, Any], folder: Path, written: list
         table.add_column(name, justify="left" if name in ("tau", *axes[:-1]) else "right")
     for row in rows:
         table.add_row(*(row[name] for name in names), style="bold" if row["tau"].endswith("*") else None)
-    terminal.print(table)
+    out.print(table)
     for knee in results["knee"]:
-        terminal.print(f"* knee at {'tau ' if knee['ratio'] is None else ''}{level(knee)}: {knee['why']}")
+        out.print(f"* knee at {'tau ' if knee['ratio'] is None else ''}{level(knee)}: {knee['why']}")
     same = [c["same_video"] for c in results["cells"] if c["same_video"] is not None]
     if same:
-        terminal.print(f"drafts: {sum(same)} of {len(same)} videos are the same without")
+        out.print(f"drafts: {sum(same)} of {len(same)} videos are the same without")
     for line in results["inert"]:
         note(terminal, line["why"], "inert")
     if "find" in results:
-        _search(terminal, results["find"])
+        _search(out, terminal, results["find"])
     files = ", ".join(sorted(p.name for p in folder.glob("results.*")))
-    terminal.print(f"{len(results['cells'])} cells in {folder}: {files}", soft_wrap=True)
+    out.print(f"{len(results['cells'])} cells in {folder}: {files}", soft_wrap=True)
     for line in written:
-        terminal.print(line, soft_wrap=True)
+        out.print(line, soft_wrap=True)
 
 
-def _search(terminal: Console, search: dict[str, Any]) -> None:
+def _search(out: Console, terminal: Console, search: dict[str, Any]) -> None:
     best = search["best"]
     if best is not None:
         tau, value = str(Tau.read(best["tau"])), _value(best["value"], ".4g", "same")
         which = f"tau {tau}" if search["reached"] else f"not reached; the best is tau {tau}, which"
         rest = f"{best['replay_ratio']:.1%} replayed ({len(search['evaluated'])} thresholds tried)"
-        terminal.print(
-            Text.assemble((search["target"], "bold"), f": {which} gives {search['metric']} {value} with {rest}")
-        )
+        out.print(Text.assemble((search["target"], "bold"), f": {which} gives {search['metric']} {value} with {rest}"))
     for kind, name in (("cliffs", "cliff"), ("inert", "inert")):
         for line in search[kind]:
             note(terminal, line["why"], name)
     check = search["validation"]
     if check is not None:
         met = "met" if check["met"] else "missed"
-        terminal.print(
+        out.print(
             f"held out, {check['videos']} videos (seeds from {check['seeds'][0]}, {check['captions']} captions): "
             f"{met}, {search['metric']} {_value(check['value'], '.4g', 'same')} with "
             f"{check['replay_ratio']:.1%} replayed; judged on {check['judged_on']} videos"
         )
     if search["config"] is not None:
-        terminal.print(f"configuration: {search['config']} (fastcar generate --config)", soft_wrap=True)
+        out.print(f"configuration: {search['config']} (fastcar generate --config)", soft_wrap=True)
 
 
-def show_plan(terminal: Console, document: dict[str, Any]) -> None:
+def show_plan(out: Console, document: dict[str, Any]) -> None:
     """What a sweep would do."""
     table = facts("nothing was written")
     plan = document["plan"]
@@ -123,9 +121,7 @@ def show_plan(terminal: Console, document: dict[str, Any]) -> None:
         "expected",
         expected + (" at most, metrics not counted (one short dense decode was measured)" if seconds else ""),
     )
-    terminal.print(table)
-    for text in document["notes"]:
-        note(terminal, text)
+    out.print(table)
 
 
 def duration(seconds: float) -> str:
@@ -143,7 +139,7 @@ def show_scores(scores: dict[str, Any]) -> None:
         table.add_row(name, entry["part"], f"{entry['score']:.4f}", f"{entry['normalised']:.4f}")
     for name in ("quality", "semantic", "total"):
         table.add_row(name, "", "", _value(scores[name], ".4f", "dimensions are missing"), style="bold")
-    terminal.print(table)
+    Results().print(table)
     if scores["missing"]:
         note(terminal, ", ".join(scores["missing"]), "missing")
     if scores["unknown"]:

@@ -25,7 +25,7 @@ from fastcar_cli.conversion.rounding import calibrated
 from fastcar_cli.decoding.engine import begin
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import write_whole
+from fastcar_cli.files import file_text, write_whole
 from fastcar_cli.models.decoder import Block, RMSNorm, Rotary, attention, rotate
 from fastcar_cli.models.depth import Classifier, DepthBlock
 from fastcar_cli.models.loading import converted
@@ -269,7 +269,7 @@ def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[
 def drawn_once(file: Path, draw: Callable[[], Tensor]) -> Tensor:
     """Codes that a file holds, or that are drawn and kept there."""
     if file.is_file():
-        return torch.tensor(json.loads(file.read_text(encoding="utf-8")))
+        return torch.tensor(json.loads(file_text(file)))
     codes = draw()
     write_whole(file, json.dumps(codes.tolist()))
     return codes

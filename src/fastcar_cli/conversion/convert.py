@@ -23,7 +23,7 @@ from torch import Tensor
 from fastcar_cli.conversion.calibrate import Calibration, Walk, drawn_once
 from fastcar_cli.conversion.source import Source
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.files import write_whole
+from fastcar_cli.files import file_text, write_whole
 from fastcar_cli.locks import locked
 from fastcar_cli.models.loading.checkpoint import empty_network
 from fastcar_cli.models.loading.converted import UNFINISHED, Converted, names_of, tokenizer_of, working_folder
@@ -188,7 +188,7 @@ class Conversion:
             begun = next((f for f in (working / UNFINISHED, working / "config.json") if f.is_file()), None)
             if begun is None and any(not f.name.startswith(".") for f in working.iterdir()):
                 raise RequestError(f"{working} is there and is no conversion", hint="move it away")
-            if begun is not None and begun.read_text(encoding="utf-8") != self._document:
+            if begun is not None and file_text(begun) != self._document:
                 raise RequestError(
                     f"{working} is a conversion of another model or with other options that is not done",
                     hint="give the same ones, or delete it",

@@ -298,5 +298,8 @@ def choose(batch: Batch) -> tuple[Executor, str]:
     else:
         why = "requested" if name == "torch" else f"the device is {device}"
     if name not in ("auto", "torch"):
-        raise RequestError(why or "", key="executor", value=name, allowed="auto, torch")
+        other = name == "graph" and device == "cpu" and not obstacle and native.obstacle(batch.model) is None
+        raise RequestError(
+            why or "", key="executor", value=name, allowed="auto, native, torch" if other else "auto, torch"
+        )
     return PlainExecutor(batch), why

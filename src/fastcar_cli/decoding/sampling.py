@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -149,4 +150,7 @@ class CodeSampler:
 
 def uniforms(seed: int, tokens: int, depth: int) -> Tensor:
     """The random numbers of one video, float32 [tokens, depth], from its seed alone (drawn on the CPU)."""
+    if seed >> 32:
+        # Of these torch's generator looks at the lowest 32 bits only.
+        return torch.from_numpy(np.random.default_rng(seed).random((tokens, depth), dtype=np.float32))
     return torch.rand(tokens, depth, generator=torch.Generator().manual_seed(seed))

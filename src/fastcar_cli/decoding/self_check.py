@@ -27,7 +27,7 @@ from fastcar_cli.decoding.plain import PlainExecutor
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
-from fastcar_cli.files import write_whole
+from fastcar_cli.files import file_text, write_whole
 from fastcar_cli.models.loading.memory_plan import out_of_memory
 from fastcar_cli.plain_data import parse_json
 
@@ -61,7 +61,7 @@ def _key(batch: Batch) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = parse_json(file.read_text(encoding="utf-8"))
+        found = parse_json(file_text(file))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.files import file_text
 from fastcar_cli.plain_data import parse_json
 from fastcar_cli.prompt import OnProgress, Prompt, Reading, text_of
 
@@ -127,7 +128,7 @@ def _added(folder: Path, vocab: int) -> int:
     if not file.is_file():
         return expected
     try:
-        start = parse_json(file.read_text(encoding="utf-8"))["<vi_start>"]
+        start = parse_json(file_text(file))["<vi_start>"]
     except (OSError, ValueError) as e:
         raise RequestError(f"{file} can't be read: {e}") from None
     except (KeyError, TypeError):

@@ -45,7 +45,9 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
         raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)
     what = (Key("actions"), f" {path}")
     text = read_text(path, what, "utf-8-sig")
-    return _fit(_csv(text, what) if suffix == ".csv" else _json(text, what), what, width, wanted, own=False)
+    return _fit(
+        _csv(text, what, len(wanted)) if suffix == ".csv" else _json(text, what), what, width, wanted, own=False
+    )
 
 
 def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = True) -> Rows:
@@ -77,8 +79,11 @@ def _chosen(path: Path, option: str) -> Array:
     return tables[0]
 
 
-def _csv(text: str, what: Text) -> list[list[float]]:
-    """Rows of numbers between commas; a first line without any number names the columns."""
+def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
+    """Rows of numbers between commas, of so many frames; the first line may name the columns.
+
+    Names are words, or 0, 1, 2, ... as pandas writes them. Raises RequestError where these may be numbers too.
+    """
     rows: list[list[float]] = []
     try:
         for line, cells in enumerate(csv.reader(text.splitlines(), strict=True), 1):
@@ -95,6 +100,14 @@ def _csv(text: str, what: Text) -> list[list[float]]:
                 break
     except csv.Error as e:
         raise RequestError(f"is no CSV file ({e})", where=what) from None
+    first, _, others = text.strip().partition("\n")
+    if len(rows) < 2 or [c.strip() for c in first.split(",")] != [*map(str, range(len(rows[0])))]:
+        return rows
+    if "." in others or len(rows) == frames + 1:
+        return rows[1:]
+    if len(rows) == frames:
+        hint = f"name the columns with words, or write {','.join(f'{n}.0' for n in range(len(rows[0])))}"
+        raise RequestError(f"begins with {first.strip()}: numbers or names of columns?", where=what, hint=hint)
     return rows
 
 

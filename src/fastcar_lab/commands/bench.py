@@ -65,10 +65,10 @@ def whole_command(count: int) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from fastcar_cli.cli.render import columns, console
+    from fastcar_cli.cli.render import Results, columns
     from fastcar_lab.bench.render import print_whole
 
-    out, machine = console(stderr=False), result["machine"]
+    out, machine = Results(), result["machine"]
     out.print(
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; reads "
         f"{machine['read_gb_s']:.1f} GB/s, copies {machine['copy_gb_s']:.1f} GB/s; beside the passes "
@@ -111,7 +111,7 @@ def _shares(text: str) -> list[float]:
 
 def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_json: bool) -> None:
     """Time it and print what it took."""
-    from fastcar_cli.cli.render import columns, console
+    from fastcar_cli.cli.render import Results, columns
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import VideoPipeline
     from fastcar_lab.bench.render import print_whole
@@ -123,7 +123,7 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
     if as_json:
         typer.echo(json.dumps(result))
         return
-    out = console(stderr=False)
+    out = Results()
     lines = result["variants"]
     kept = f"{result['weights']}, keys and values {result['kv_dtype']}"
     table = columns(f"{result['model']}, {kept}, {result['frames']} frames, {result['cpu']}", "", *lines)
@@ -158,7 +158,7 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
 
 def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> None:
     """Time a predicted clip and print what it took."""
-    from fastcar_cli.cli.render import console
+    from fastcar_cli.cli.render import Results
     from fastcar_lab.bench.prediction import SHAPES, PredictedClip, measure
     from fastcar_lab.bench.render import clip_table
 
@@ -167,12 +167,12 @@ def _clip(shape: str, frames: int, ratio: float, turns: int, as_json: bool) -> N
     if as_json:
         typer.echo(json.dumps(result))
         return
-    clip_table(console(stderr=False), result)
+    clip_table(Results(), result)
 
 
 def _beside(plans: list[Benchmark], busy: int, threads: int, as_json: bool) -> None:
     """Time passes beside busy processes, one context after the other, and print what they took."""
-    from fastcar_cli.cli.render import console
+    from fastcar_cli.cli.render import Results
     from fastcar_lab.bench.neighbour import measure
     from fastcar_lab.bench.render import neighbour_table
 
@@ -181,14 +181,14 @@ def _beside(plans: list[Benchmark], busy: int, threads: int, as_json: bool) -> N
         work = partial(measure, plan, busy, threads)
         results.append(_watched("turns", f"context {plan.context:,}", work))
         if not as_json:
-            neighbour_table(console(stderr=False), results[-1])
+            neighbour_table(Results(), results[-1])
     if as_json:
         typer.echo(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
 
 
 def _windows(plans: list[Benchmark], windows: list[int], accept: float | None, as_json: bool) -> None:
     """Time passes of several tokens, one context after the other, and print what they took."""
-    from fastcar_cli.cli.render import console
+    from fastcar_cli.cli.render import Results
     from fastcar_lab.bench import drafted, window
     from fastcar_lab.bench.render import window_table
 
@@ -202,7 +202,7 @@ def _windows(plans: list[Benchmark], windows: list[int], accept: float | None, a
         typer.echo(json.dumps(results[0] if len(results) == 1 else {"contexts": results}))
         return
     for result in results:
-        window_table(console(stderr=False), result)
+        window_table(Results(), result)
 
 
 def _watched(things: str, name: str, work: Callable[[Callable[[int, int], None]], dict[str, Any]]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def claims(
     from rich.text import Text
 
     from fastcar_cli.cli.flags import prompts_of
-    from fastcar_cli.cli.render import console, note, progress
+    from fastcar_cli.cli.render import Results, console, note, progress
     from fastcar_cli.config import load_config
     from fastcar_cli.extras import pyplot
     from fastcar_cli.pipeline import VideoPipeline
@@ -116,10 +116,11 @@ def claims(
     except KeyboardInterrupt as e:
         note(terminal, "what is finished is kept; the same command resumes", "stopped")
         raise typer.Exit(status(e)) from None
+    out = Results(quiet)
     for finding in findings:
         head = f"{finding.number}. {finding.title}, {finding.model}: "
-        terminal.print(Text.assemble(head, (finding.verdict, "bold"), f"\n   {finding.summary}"), soft_wrap=True)
-    terminal.print(f"{path}", soft_wrap=True)
+        out.print(Text.assemble(head, (finding.verdict, "bold"), f"\n   {finding.summary}"), soft_wrap=True)
+    out.print(f"{path}", soft_wrap=True)
 
 
 def _chosen(text: str | None) -> dict[int, ModuleType]:

@@ -30,7 +30,7 @@ def drafts(
     from fastcar_cli.analysis.machine import processor
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.analysis.sweep.grid import parse_names
-    from fastcar_cli.cli.render import columns, console, progress
+    from fastcar_cli.cli.render import Results, columns, console, progress
     from fastcar_cli.config import load_config
     from fastcar_cli.pipeline import VideoPipeline
     from fastcar_lab.bench.render import print_whole
@@ -70,7 +70,7 @@ def drafts(
             f"{x[kind]['later_frames']:.2f} ({x[kind]['first_frame']:.2f})" for kind in decoded for x in r["windows"]
         ]
         table.add_row(f"{r['model']}, temperature {r['temperature']:g}", f"{r['same_as_aligned']:.1%}", *cells)
-    print_whole(console(stderr=False), table)
+    print_whole(Results(), table)
 
 
 def _number(text: str) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import write_whole
+from fastcar_cli.files import file_text, write_whole
 from fastcar_cli.plain_data import parse_json
 
 SCRIPTS = ("core.js", "charts.js", "heat.js", "player.js", "tables.js", "main.js")
@@ -50,7 +50,7 @@ def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
 def read_results(file: Path) -> dict[str, Any]:
     """results.json of a sweep. Raises RequestError where it is missing, damaged, or something else."""
     try:
-        data = parse_json(file.read_text(encoding="utf-8"))
+        data = parse_json(file_text(file))
     except FileNotFoundError:
         raise RequestError(
             f"{file}: there is no such file", hint="run `fastcar sweep` into this folder first"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fastcar_cli._version import __version__
-from fastcar_cli.backends.fpga.preset import load_preset
+from fastcar_cli.backends.fpga.workload import preset_for
 from fastcar_cli.config import RENAMED, flat
 from fastcar_cli.files import sha256_of
 from fastcar_cli.models.loading.registry import identity
@@ -46,7 +46,7 @@ def fingerprint(
     if lpips is not None and "lpips" in metrics:
         keys["lpips weights"] = sha256_of(lpips)
     if "fpga-sim" in backends:
-        accelerator = load_preset(pipe.effective["backend"]["preset"])
+        accelerator = preset_for(pipe.config.backend.preset, pipe.spec)
         known = (accelerator, accelerator.card, accelerator.part)
         keys["backend.preset"] = hashlib.sha256(repr(known).encode()).hexdigest()
     return keys

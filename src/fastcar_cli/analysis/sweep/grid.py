@@ -18,7 +18,7 @@ from fastcar_cli.config import LARGEST
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import ALLOWED, Tau
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.files import read_text
+from fastcar_cli.files import prompt_lines, read_text
 from fastcar_cli.plain_data import parse_json
 
 AXES = {
@@ -304,11 +304,11 @@ def read_prompts(file: Path) -> tuple[list[str], list[str]]:
     """
     text = read_text(file, (Key("prompts"), f" {file}"), "utf-8-sig")
     if file.suffix.lower() != ".json":
-        lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+        lines = prompt_lines(text)
         if not lines:
             raise RequestError("holds no prompt", key="prompts", value=file, hint="one prompt a line")
         first: dict[str, int] = {}
-        for number, line in lines:
+        for number, line in lines.items():
             if line in first:
                 raise RequestError(
                     f"line {number} repeats line {first[line]}: {line!r}",

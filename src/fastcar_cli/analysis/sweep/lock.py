@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.files import file_text
 from fastcar_cli.locks import locked
 
 PREFIX = ".lock-"
@@ -31,7 +32,7 @@ def _name(shard: tuple[int, int] | None) -> str:
 def _holder(folder: Path, name: str) -> str:
     """Who holds a lock, according to its note."""
     try:
-        note = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        note = json.loads(file_text(folder / f"{name}.json"))
         return f"process {note['process']} on {note['host']}, since {note['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

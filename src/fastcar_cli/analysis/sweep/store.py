@@ -24,7 +24,7 @@ from fastcar_cli.analysis.sweep.fingerprint import difference
 from fastcar_cli.analysis.sweep.grid import OFF, Cell, Grid
 from fastcar_cli.analysis.sweep.lock import master
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.files import make_folder, sha256_of, write_arrays, write_whole
+from fastcar_cli.files import file_text, make_folder, sha256_of, write_arrays, write_whole
 from fastcar_cli.plain_data import parse_json
 from fastcar_cli.video import open_writer
 
@@ -93,14 +93,14 @@ class Store:
             self.axes = axes
             document = {"format": FORMAT, "fingerprint": fingerprint, "plan": axes}
             text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-            if not file.exists() or file.read_text(encoding="utf-8") != text:
+            if not file.exists() or file_text(file) != text:
                 write_whole(file, text)
 
     def compare(self, fingerprint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Fingerprint and axes of the folder. Raises RequestError where it holds another configuration."""
         file = self.folder / "sweep.json"
         try:
-            data = parse_json(file.read_text(encoding="utf-8"))
+            data = parse_json(file_text(file))
             if data["format"] != FORMAT:
                 raise ValueError(f"key 'format' is {data['format']!r}, allowed: {FORMAT!r}")
             before, old = dict(data["fingerprint"]), dict(data["plan"])
@@ -138,7 +138,7 @@ class Store:
             self.cells[name] = document
 
     def _load(self, name: str) -> dict[str, Any]:
-        text = (self.cells_folder / f"{name}.json").read_text(encoding="utf-8")
+        text = file_text(self.cells_folder / f"{name}.json")
         document = parse_json(text)
         if document["id"] != name or Cell.from_dict(document).id != name:
             raise ValueError("belongs to another cell")

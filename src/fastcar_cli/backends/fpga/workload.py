@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.backends.fpga.drs import INDEX_BITS
-from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.network import Spec
 
@@ -87,6 +87,21 @@ def workload_of(
         window=window,
         sinks=sinks,
     )
+
+
+def preset_for(name: str | None, spec: Spec) -> Preset:
+    """An accelerator by name or file; without one the smaller of two whose memory holds the weights.
+
+    Raises RequestError as `load_preset` does.
+    """
+    if name is not None:
+        return load_preset(name)
+    small = load_preset("edge-small")
+    try:
+        check_memory(workload_of(spec, rows=1, frames=1, prompt=1), small)
+    except RequestError:
+        return load_preset("paper-u280")
+    return small
 
 
 def check_memory(work: Workload, preset: Preset) -> None:

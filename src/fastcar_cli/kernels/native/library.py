@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native.build import FOLDER, NAME, SOURCES, WHY_NOT, source_hash
 from fastcar_cli.kernels.native.structs import STRUCTS
 
@@ -52,17 +53,21 @@ def instruction_sets() -> list[str]:
     return names
 
 
+class UnknownInstructions(RequestError, ValueError):
+    """The environment names an instruction set that the kernels or the processor lack."""
+
+
 def instruction_set() -> str:
     """The instruction set in use: the best one, or that which the environment variable FASTCAR_KERNELS_ISA names.
 
-    Raises ValueError for one that is not in `instruction_sets`, RuntimeError where the kernels are unavailable.
+    Raises UnknownInstructions for one that is not in `instruction_sets`, RuntimeError where kernels are unavailable.
     """
     if (why := unavailable()) is not None:
         raise RuntimeError(why)
     names = instruction_sets()
     wanted = os.environ.get("FASTCAR_KERNELS_ISA") or names[0]
     if wanted not in names:
-        raise ValueError(f"FASTCAR_KERNELS_ISA={wanted}: allowed here: {', '.join(names)}")
+        raise UnknownInstructions(f"FASTCAR_KERNELS_ISA={wanted}: allowed here: {', '.join(names)}")
     return wanted
 
 

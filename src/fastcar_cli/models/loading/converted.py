@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.files import file_text
 from fastcar_cli.formats import GROUP, PACKED
 from fastcar_cli.models.cosmos import Cosmos
 from fastcar_cli.models.frame_reader import FrameReader
@@ -93,7 +94,7 @@ def working_folder(folder: Path) -> Path:
 
 def _json(file: Path) -> Any:
     try:
-        return parse_json(file.read_text(encoding="utf-8"))
+        return parse_json(file_text(file))
     except (OSError, ValueError):
         return None
 

@@ -1,0 +1,232 @@
+"""What people give on the command line: pipes, lists of prompts, names of outputs, seeds, files of settings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.processes import Run
+
+from fastcar_cli.config import load_config
+from fastcar_cli.decoding.sampling import uniforms
+from fastcar_cli.errors import RequestError
+from fastcar_cli.presets import parse_yaml
+from fastcar_cli.video import read_recipe
+
+BALL = "a red ball on the grass"
+QUICK = ("--frames", "1", "--seed", "1", "-q")
+
+
+@pytest.fixture
+def pushed(tmp_path: Path) -> Path:
+    """A folder with a picture and pushes of `mini-actions`, in three formats."""
+    frame = np.full((64, 64, 3), (90, 160, 230), np.uint8)
+    frame[24:40, 24:40] = (250, 30, 30)
+    Image.fromarray(frame).save(tmp_path / "a.png")
+    (tmp_path / "m.json").write_text("[[1, 0]]")
+    (tmp_path / "m.csv").write_text("x,y\n1,0\n")
+    (tmp_path / "h.csv").write_text("0,1\n1,0\n")
+    np.save(tmp_path / "m.npy", np.array([[1.0, 0.0]]))
+    np.savez(tmp_path / "i.npz", image=frame[None])
+    return tmp_path
+
+
+def _seen(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, object]:
+    assert done.returncode == 0, done.stderr
+    given = read_recipe(folder / "o.gif")["input"]
+    (folder / "o.gif").unlink()
+    return given
+
+
+def _piped(folder: Path, options: str) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m fastcar_cli generate --model mini-actions --frames 2 --seed 1 -q -o o.gif {options}"
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder)
+
+
+def test_pipes_and_standard_input_are_files(pushed: Path) -> None:
+    meant = _seen(_piped(pushed, "--input a.png --actions m.json"), pushed)
+    assert meant["actions"] == [[1.0, 0.0], [0.0, 0.0]]
+    for options in (
+        "--input a.png --actions <(cat m.csv)",
+        "--input a.png --actions /dev/stdin < m.npy",
+        "--input <(cat i.npz) --actions - < m.json",
+    ):
+        assert _seen(_piped(pushed, options), pushed) == meant, options
+
+
+def test_prompts_and_settings_from_pipes(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m fastcar_cli generate --prompts - --config <(echo 'video: {{scale: 2}}') -q --json"
+    done = subprocess.run(
+        ["bash", "-c", f"printf '{BALL}\\n' | {command} --frames 1 --seed 1 -o out"],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["prompt"], report["video"]["width"]) == (BALL, 128)
+    assert json.loads((tmp_path / "out" / "a-red-ball-on-the-grass-s1.json").read_text()) == report
+
+
+def test_a_header_of_numbers_is_no_row(run: Run, pushed: Path) -> None:
+    ask = ("generate", "--model", "mini-actions", "--input", "a.png", "--frames", "2", "-q", "-o", "o.gif", "--actions")
+    meant = _seen(run(*ask, "m.json"), pushed)
+    for text in ("0,1\n1.0,0\n", "0,1\n1,0\n0,0\n"):
+        (pushed / "h.csv").write_text(text)
+        assert _seen(run(*ask, "h.csv"), pushed) == meant, text
+    (pushed / "h.csv").write_text("0,1\n1,0\n")
+    done = run(*ask, "h.csv")
+    assert done.returncode == 2 and "numbers or names of columns?" in done.stderr
+
+
+def test_prompt_files_have_lines_and_comments(run: Run, tmp_path: Path) -> None:
+    text = f"# for a talk\r\n\r\n{BALL}\ra blue car\x0b driving\u2028 left\n  # no\n"
+    (tmp_path / "list.txt").write_bytes(text.encode())
+    done = run("generate", "--prompts", "list.txt", *QUICK, "--json", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    assert [v["prompt"] for v in json.loads(done.stdout)["videos"]] == [BALL, "a blue car\x0b driving\u2028 left"]
+
+
+def test_the_line_of_a_refused_prompt(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text(f"# mine\n{BALL}\nquantum flux\na blue car\n")
+    done = run("generate", "--prompts", "list.txt", *QUICK, "-o", "out")
+    assert done.returncode == 2 and "list.txt, line 3: " in done.stderr and not [*tmp_path.rglob("*.mp4")]
+    done = run("generate", "--prompts", "list.txt", *QUICK, "--keep-going", "-o", "out")
+    assert done.returncode == 1 and sorted(p.stem for p in tmp_path.rglob("*.mp4")) == [
+        "a-blue-car-s1", "a-red-ball-on-the-grass-s1"
+    ]  # fmt: skip
+    (tmp_path / "list.txt").write_text("quantum flux\n")
+    assert run("generate", "--prompts", "list.txt", *QUICK, "--keep-going", "-o", "out").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a", "red", "ball"], "did you forget the quotes?"),
+        (["clip.mp4"], "did you mean --input clip.mp4?"),
+        (["list.txt"], "did you mean --prompts list.txt?"),
+        (["a ball", "--config", "/dev/zero"], "is no regular file"),
+        (["a ball", "--set", "replay.tau="], "the value is empty"),
+        (["a ball", "-o", "-"], "not written to standard output"),
+        (["a ball", "a car", "-o", "a.mp4"], "a single file for 2 videos"),
+        (["a ball", "--executor", "graph"], "allowed: auto, native, torch"),
+    ],
+)
+def test_refusals_name_the_way_out(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = run("generate", *arguments)
+    assert done.returncode == 2 and said in " ".join(done.stderr.replace("│", " ").split())
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_unknown_instruction_set_is_a_wrong_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTCAR_KERNELS_ISA", "mmx")
+    done = run("generate", BALL, *QUICK, "-o", "a.gif")
+    assert done.returncode == 2 and "FASTCAR_KERNELS_ISA=mmx: allowed here:" in done.stderr
+
+
+def test_an_existing_file_stays_without_force(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.gif").write_text("mine")
+    done = run("generate", BALL, *QUICK, "-o", "a.gif")
+    assert done.returncode == 2 and "--force" in done.stderr and (tmp_path / "a.gif").read_text() == "mine"
+    assert run("generate", BALL, *QUICK, "-o", "a.gif", "--force").returncode == 0
+    assert (tmp_path / "a.gif").read_bytes().startswith(b"GIF") and len([*tmp_path.iterdir()]) == 1
+
+
+def test_folders_are_made_and_hold_a_file_a_video(run: Run, tmp_path: Path) -> None:
+    assert run("generate", BALL, *QUICK, "-o", "new/deep/a.gif").returncode == 0
+    assert (tmp_path / "new" / "deep" / "a.gif").is_file()
+    kinds = []
+    for prompts in ([BALL], [BALL, "a blue car"]):
+        folder = tmp_path / f"{len(prompts)}"
+        assert run("generate", *prompts, *QUICK, "-o", f"{folder}/").returncode == 0
+        kinds.append({p.suffix for p in folder.iterdir()})
+    assert kinds == [{".mp4", ".json"}] * 2
+
+
+def test_the_null_device_takes_a_video(run: Run, tmp_path: Path) -> None:
+    done = run("generate", BALL, *QUICK, "--json", "-o", "/dev/null")
+    assert done.returncode == 0 and json.loads(done.stdout)["video"]["frames"] == 1
+    assert not [*tmp_path.iterdir()] and Path("/dev/null").is_char_device()
+
+
+def test_a_sidecar_makes_its_video_again(run: Run, tmp_path: Path) -> None:
+    assert run("generate", BALL, "--tau", "-1", *QUICK, "-o", "one/").returncode == 0
+    [video] = (tmp_path / "one").glob("*.mp4")
+    assert run("generate", "--from", str(video.with_suffix(".json")), "-q", "-o", "again.mp4").returncode == 0
+    assert (tmp_path / "again.mp4").read_bytes() == video.read_bytes()
+
+
+def test_home_is_known(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    assert run("generate", BALL, *QUICK, "--output=~/a.mp4").returncode == 0
+    assert run("generate", "--from=~/a.mp4", "-q", "-o", "b.mp4").returncode == 0
+    assert (tmp_path / "b.mp4").read_bytes() == (tmp_path / "home" / "a.mp4").read_bytes()
+
+
+def test_all_bits_of_a_seed_count() -> None:
+    low, high = uniforms(7, 8, 4), uniforms(7 + 2**32, 8, 4)
+    assert not low.equal(high) and not high.equal(uniforms(7 + 2**33, 8, 4))
+    assert low[0].tolist() == pytest.approx([0.5349, 0.1988, 0.6592, 0.6569], abs=1e-4)
+    assert float(high.min()) >= 0 and float(high.max()) < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-1", 0.1),
+        ("+1.5E3", 1500.0),
+        ("0123", 123),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("1:30", "1:30"),
+        ("1_000", "1_000"),
+        ("no", "no"),
+        ("on", "on"),
+        ("True", True),
+        ("~", None),
+        ("-.INF", -np.inf),
+        ("2001-02-03", "2001-02-03"),
+        ("[a, &b [1, 2], *b]", ["a", [1, 2], [1, 2]]),
+    ],
+)
+def test_yaml_is_that_of_1_2(text: str, value: object) -> None:
+    assert parse_yaml(text) == value and type(parse_yaml(text)) is type(value)
+
+
+def _bomb() -> str:
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("text", ["1e999", "-1e999", "a: &a [*a]", _bomb(), "!!timestamp x", "? [1]\n: 2"])
+def test_yaml_that_is_refused_in_a_line(text: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parse_yaml(text)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_numbers_of_settings(tmp_path: Path) -> None:
+    assert load_config(None, ["sampling.temperature=1e-1"]).sampling.temperature == 0.1
+    assert load_config(None, ["generation.seed=0123"]).generation.seed == 123
+    with pytest.raises(RequestError, match="1:30"):
+        load_config(None, ["generation.seed=1:30"])
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.csv"])
+def test_actions_that_are_not_utf_8_are_refused(run: Run, pushed: Path, name: str) -> None:
+    (pushed / name).write_bytes(b"1,0\n" + b"\xe9")
+    ask = ("generate", "--model", "mini-actions", "--input", "a.png", "--frames", "2", "-q", "-o", "o.gif")
+    done = run(*ask, "--actions", name)
+    assert done.returncode == 2 and "is not UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize("text", ['["a red ball \\ud800"]', "[NaN]", '{"a": Infinity}'])
+def test_json_that_no_file_can_hold(run: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "list.json").write_text(text)
+    done = run("sweep", "--prompts", "list.json", "-o", "s")
+    assert done.returncode == 2 and "is not valid JSON" in done.stderr and not (tmp_path / "s").exists()
