@@ -48,13 +48,13 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no number")
 
 
-def parse_json(text: str) -> Any:
-    """What a JSON text holds. Raises ValueError for any other text.
+def parse_json(text: str, *, finite: bool = False) -> Any:
+    """What a JSON text holds, with `finite` neither NaN nor infinity. Raises ValueError for any other text.
 
-    Nor may it be nested too deeply, have NaN or infinity, or half of a surrogate pair, which no file can hold.
+    Nor may it be nested too deeply, or have half of a surrogate pair, which no file can hold.
     """
     try:
-        data = json.loads(text, parse_constant=_no_number)
+        data = json.loads(text, parse_constant=_no_number if finite else None)
         if "\\ud" in text.lower():
             json.dumps(data, ensure_ascii=False).encode()
         return data

@@ -72,7 +72,9 @@ def test_models_import_nothing_above_them() -> None:
                 "fastcar_cli.worlds",
                 "fastcar_cli.prompt",
                 "fastcar_cli.errors",
+                "fastcar_cli.files",
                 "fastcar_cli.formats",
+                "fastcar_cli.limits",
                 "fastcar_cli.plain_data",
             )
             above = {m for m in wanted if not m.startswith(below)}

@@ -157,7 +157,7 @@ def _read(file: Path) -> dict[str, Any]:
 
     text = read_text(file, f"--compare {file}")
     try:
-        data = parse_json(text)
+        data = parse_json(text, finite=True)
         for length in data["lengths"]:
             seq, step, modules = int(length["seq"]), float(length["step_ms"]), length["modules"].values()
             if seq < 1 or step <= 0 or min((float(m["ms"]) for m in modules), default=0) < 0:

@@ -8,9 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, StrictStr, model_validator
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.plain_data import Count, checked
 from fastcar_cli.prompt import Prompt, Reading, text_of
 from fastcar_cli.worlds.phrases import OUT_OF_PLACE, PhraseTokenizer
 
@@ -175,8 +179,41 @@ class PlacementTokenizer(PhraseTokenizer):
         return notices
 
 
-def phrase_tokenizer(text: Mapping[str, Any]) -> PhraseTokenizer:
-    """The tokenizer of what `to_dict` gives. Raises KeyError, TypeError or ValueError for anything else."""
+_Words = list[StrictStr]
+_Values = dict[str, Annotated[_Words, Field(min_length=1)]]
+
+
+class _Text(BaseModel):
+    """What `to_dict` gives."""
+
+    vocabulary: _Words
+    phrases: dict[str, _Words]
+    fillers: _Words
+    length: Annotated[int, Field(strict=True, ge=2, le=4096)]
+    groups: _Values
+    things: _Words = []
+    looks: _Values = {}
+    usual: dict[str, StrictStr] = {}
+    layouts: dict[str, list[list[list[Count]]]] = {}
+
+    @model_validator(mode="after")
+    def _known(self) -> _Text:
+        known, values = {*self.vocabulary}, [*self.groups.values(), *self.looks.values()]
+        used = [*self.phrases, *self.things, *self.usual.values(), *(v for words in values for v in words)]
+        if (other := next((word for word in used if word not in known), None)) is not None:
+            raise ValueError(f"{other!r} is no word of its vocabulary")
+        most = max((i for rows in self.layouts.values() for row in rows for ids in row for i in ids), default=0)
+        if most >= len(self.vocabulary):
+            raise ValueError(f"{most} is beyond its vocabulary")
+        return self
+
+
+def phrase_tokenizer(text: Mapping[str, Any], file: Path | str = "text") -> PhraseTokenizer:
+    """The tokenizer of what `to_dict` gives, which is in a file.
+
+    Raises RequestError, KeyError, TypeError or ValueError for anything else.
+    """
+    checked(_Text, text, file, "text")
     if "layouts" not in text:
         return PhraseTokenizer(**text)
     return PlacementTokenizer(**{"placements" if key == "layouts" else key: value for key, value in text.items()})

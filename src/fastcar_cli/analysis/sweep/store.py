@@ -139,7 +139,7 @@ class Store:
 
     def _load(self, name: str) -> dict[str, Any]:
         text = file_text(self.cells_folder / f"{name}.json")
-        document = parse_json(text)
+        document = parse_json(text, finite=True)
         if document["id"] != name or Cell.from_dict(document).id != name:
             raise ValueError("belongs to another cell")
         if not document["runs"]:

@@ -166,7 +166,7 @@ def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseToke
     spec = checked(ModelSpec, config.get("spec"), file, "spec")
     defaults = checked(GenerationDefaults, config.get("generation"), file, "generation")
     try:
-        return spec, defaults, phrase_tokenizer(config["text"])
+        return spec, defaults, phrase_tokenizer(config["text"], file)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
 

@@ -157,7 +157,7 @@ def tokenizer_of(folder: Path, found: Converted) -> PromptReader:
         decoder = found.spec.decoder
         return LlamaTokenizer(folder, decoder.vocab, decoder.max_positions - found.spec.tokens_per_frame)
     try:
-        return phrase_tokenizer(found.text)
+        return phrase_tokenizer(found.text, folder / "config.json")
     except (KeyError, TypeError, ValueError) as e:
         raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
 

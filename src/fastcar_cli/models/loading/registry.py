@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 import torch
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models.cosmos import CosmosSpec
 from fastcar_cli.models.ivideogpt import IVideoGPTSpec
 from fastcar_cli.models.loading import converted, cosmos, ivideogpt
@@ -30,6 +30,7 @@ from fastcar_cli.models.loading.checkpoint import (
 )
 from fastcar_cli.models.loading.checkpoint_format import format_of
 from fastcar_cli.models.loading.hub import REPOSITORIES, commit_of, fetch, repository_of, revision_of
+from fastcar_cli.models.loading.memory_plan import out_of_memory
 from fastcar_cli.models.loading.published import published_spec
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.weight_format import WeightFormat
@@ -53,6 +54,7 @@ def folder_of(model: str) -> Path:
     # A text that no file can be called is no folder either.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         if (path := Path(model).expanduser()).is_dir():
+            _check_files(path)
             return path
         if (begun := converted.working_folder(path)).is_dir():
             raise RequestError(
@@ -65,6 +67,27 @@ def folder_of(model: str) -> Path:
         + (f"; did you mean {near[0]!r}?" if near else ""),
         hint=f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder",
     )
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a folder with pipes or devices, which may never end. Raises RequestError."""
+    for file in (*folder.glob("*"), *folder.glob("*/*")):
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise RequestError(f"{file} is no regular file")
+
+
+@contextlib.contextmanager
+def _foreign(folder: Path) -> Iterator[None]:
+    """Refuse what a stranger's files make Python and torch raise: sizes that no network has, parts that don't fit."""
+    try:
+        yield
+    except (FastcarError, MemoryError):
+        raise
+    except Exception as e:
+        if out_of_memory(e):
+            raise
+        what = (str(e).strip() or type(e).__name__).splitlines()[0]
+        raise RequestError(f"{folder} describes no model that can be built: {what}") from e
 
 
 def public_name(model: str) -> bool:
@@ -136,8 +159,9 @@ def shapes_of(folder: Path, size: tuple[int, int] | None = None) -> Shapes:
 
     A converted one has one format. Raises RequestError naming file and key, and for a size that it doesn't make.
     """
-    shapes = _shapes_of(folder)
-    return replace(shapes, spec=shapes.spec.sized(size))
+    with _foreign(folder):
+        shapes = _shapes_of(folder)
+        return replace(shapes, spec=shapes.spec.sized(size))
 
 
 def _shapes_of(folder: Path) -> Shapes:
@@ -176,14 +200,25 @@ def load(
     model or damaged files, RunError for a checkpoint that can't be fetched.
     """
     folder = folder_of(model)
-    where = torch.device(device)
+    with _foreign(folder):
+        return _load(model, folder, dtype, torch.device(device), progress, size)
+
+
+def _load(
+    model: str,
+    folder: Path,
+    dtype: str,
+    where: torch.device,
+    progress: Callable[[int], None] | None,
+    size: tuple[int, int] | None,
+) -> LoadedModel:
     if converted.is_converted(folder):
         return converted.load(folder, dtype, where, size)
     dtype = "float32" if dtype == "auto" else dtype
     if dtype not in FORMATS:
         raise no_such_dtype(dtype, FORMATS)
     if dtype == "int8" and where.type != "cpu":
-        raise RequestError(f"runs on a CPU only, the device is {device}", key="dtype", value="int8", allowed="bfloat16")
+        raise RequestError(f"runs on a CPU only, the device is {where}", key="dtype", value="int8", allowed="bfloat16")
     released = format_of(folder)
     if released is not None:
         if dtype == "float16" and where.type == "cpu":

@@ -1,0 +1,134 @@
+"""Model folders damaged at random: each is refused in a sentence, or loads; none hangs or shows a fault of fastcar."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import cosmos, ivideogpt
+from support.processes import Run
+from support.sweeping import tiny_folder
+from support.vila_u import small
+
+from fastcar_cli.errors import FastcarError
+from fastcar_cli.models.loading.registry import load, shapes_of
+from fastcar_lab.dummy.vila_u import write_configs, write_tokenizer, write_weights
+
+NUMBERS = (-1, 0, 1, 3, 7, 24, 10**6, 2**31 - 1, 2**31, 2**63, 10**40, 0.5, -1e300, 1e-300)
+ODD: tuple[Any, ...] = (
+    *NUMBERS, None, True, "", "x", "\ud800", "../..", [], {}, [[]], [None], {"a": 1}, [1, 2, 3], ["x"] * 3
+)  # fmt: skip
+TEXTS = ("", "{", "[" * 5000, "NaN", '{"a": Infinity}', '"\\ud800"', "\x00", "null", "[]")
+
+
+def _vila_u(folder: Path) -> None:
+    write_configs(folder, **small())
+    write_tokenizer(folder)
+    write_weights(folder, torch.float32)
+
+
+MAKERS: dict[str, Callable[[Path], Any]] = {
+    "own": tiny_folder,
+    "vila-u": _vila_u,
+    "ivideogpt": lambda folder: ivideogpt.write_model(folder, 2, 3),
+    "cosmos": lambda folder: Path(cosmos.write_model(folder)),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A whole folder of each kind, by its name."""
+    folders = {name: tmp_path_factory.mktemp(name) / "model" for name in MAKERS}
+    for name, folder in folders.items():
+        MAKERS[name](folder)
+    folders["cosmos"] /= "Cosmos-Predict1-4B"
+    return folders
+
+
+def _places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value of a document."""
+    items = data.items() if isinstance(data, dict) else enumerate(data[:20]) if isinstance(data, list) else ()
+    return [path, *(place for key, value in items for place in _places(value, (*path, key)))]
+
+
+def _changed(data: Any, rng: random.Random) -> Any:
+    *way, last = rng.choice(_places(data)[1:] or [(0,)])
+    at = data
+    for key in way:
+        at = at[key]
+    if isinstance(at, dict) and rng.random() < 0.15:
+        del at[last]
+    elif isinstance(at, (dict, list)):
+        at[last] = rng.choice(ODD)
+    return data
+
+
+def damage(folder: Path, rng: random.Random) -> str:
+    """Damage one file of a folder; what was done."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    documents = [p for p in files if p.suffix == ".json"] or files
+    file = rng.choice(documents if rng.random() < 0.8 else files)
+    name, kind = file.relative_to(folder), rng.random()
+    if file.suffix == ".json" and kind < 0.75:
+        file.write_text(json.dumps(_changed(json.loads(file.read_text()), rng)))
+        return f"{name}: a value"
+    if file.suffix == ".json" and kind < 0.85:
+        file.write_text(rng.choice(TEXTS))
+        return f"{name}: another text"
+    if kind < 0.9:
+        file.unlink()
+        (os.mkfifo if rng.random() < 0.5 else os.mkdir)(file)
+        return f"{name}: no file"
+    data = bytearray(file.read_bytes())
+    if kind < 0.95:
+        file.write_bytes(data[: rng.randrange(len(data) + 1)])
+        return f"{name}: cut"
+    for _ in range(8):
+        if data:
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    file.write_bytes(data)
+    return f"{name}: bytes"
+
+
+def _try(whole: dict[str, Path], tmp_path: Path, seeds: range) -> list[str]:
+    """What went wrong of the folders of these seeds, a line each."""
+    faults = []
+    for seed in seeds:
+        rng = random.Random(seed)
+        name = rng.choice([*whole])
+        folder = tmp_path / f"{seed}" / whole[name].name
+        # Some formats look at folders beside theirs.
+        shutil.copytree(whole[name].parent, folder.parent)
+        done = damage(folder, rng)
+        try:
+            spec = shapes_of(folder).spec
+            reader = load(str(folder)).tokenizer
+            if spec.layout.prompt is None:
+                reader.notices("a red ball", name)
+                reader.complete(reader.read("a red ball"), seed)
+        except FastcarError:
+            pass
+        except Exception as e:
+            faults.append(f"seed {seed}, {name}, {done}: {type(e).__name__}: {str(e)[:100]}")
+        shutil.rmtree(folder.parent)
+    return faults
+
+
+def test_300_damaged_folders_are_refused_in_a_sentence(whole: dict[str, Path], tmp_path: Path) -> None:
+    assert _try(whole, tmp_path, range(300)) == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["pipe", "device"])
+def test_a_config_that_is_no_file_is_refused_at_once(run: Run, tmp_path: Path, make: Callable[[Path], Any]) -> None:
+    folder = tiny_folder(tmp_path / "model")
+    (folder / "config.json").unlink()
+    make(folder / "config.json")
+    done = run("generate", "a red ball", "--model", "model")
+    assert done.returncode == 2 and "config.json" in done.stderr and "Traceback" not in done.stderr
