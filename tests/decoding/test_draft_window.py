@@ -1,4 +1,4 @@
-"""The window that `--draft auto` chooses: near the best one, and free where drafts are never right."""
+"""The window that `auto` chooses, on machines and models made up."""
 
 from __future__ import annotations
 
@@ -14,21 +14,30 @@ from fastcar_cli.decoding.draft_window import DraftWindow
 TOKENS, MOST = 1024, 16
 
 
-def _decode(right: float, cost: Callable[[int], float], seed: int = 0) -> tuple[float, dict[int, int]]:
-    """Seconds of a decode whose drafts are right with this probability, and its passes by window."""
+def _decode(
+    right: Callable[[int], float], cost: Callable[[int], float], seed: int = 0, noise: float = 0.0
+) -> tuple[float, dict[int, int]]:
+    """Seconds of a decode and its passes by window; noise: mean seconds that other programs add to what is measured.
+
+    right: the probability that a draft is right, by how many tokens are done.
+    """
     chance, windows = random.Random(seed), DraftWindow(MOST)
     seconds, done, passes = 0.0, 0, dict[int, int]()
     last: list[bool] = []
     while done < TOKENS:
         window = windows.choose(sum(last[-16:]) / 16 if len(last) >= 4 else 0.0)
         accepted = 1
-        while accepted < window and chance.random() < right:
+        while accepted < window and chance.random() < right(done):
             accepted += 1
-        last += [chance.random() < right for _ in range(accepted)]
-        windows.learn(window, accepted, cost(window))
+        last += [chance.random() < right(done) for _ in range(accepted)]
+        windows.learn(window, [accepted], cost(window) * (1 + (chance.expovariate(1 / noise) if noise else 0)))
         seconds, done = seconds + cost(window), done + accepted
         passes[window] = passes.get(window, 0) + 1
     return seconds, passes
+
+
+def _line(slope: float) -> Callable[[int], float]:
+    return lambda window: 1 + slope * (window - 1)
 
 
 def _best(right: float, cost: Callable[[int], float]) -> float:
@@ -36,22 +45,30 @@ def _best(right: float, cost: Callable[[int], float]) -> float:
     return min(TOKENS / sum(right**i for i in range(w)) * cost(w) for w in (1, 2, 4, 8, 16))
 
 
-def test_drafts_that_are_never_right_are_never_tried() -> None:
-    assert _decode(0.0, lambda window: 1.0)[1] == {1: TOKENS}
+@pytest.mark.parametrize("slope", [0.02, 0.2, 0.5, 1.0, 2.0])
+def test_drafts_that_are_never_right_cost_two_passes(slope: float) -> None:
+    seconds, passes = _decode(lambda done: 0.0, _line(slope))
+    assert seconds <= 1.02 * TOKENS
+    assert sum(n for window, n in passes.items() if window > 1) <= 8
 
 
-@settings(max_examples=60, deadline=None)
-@given(right=st.floats(0, 1), slope=st.floats(0, 2), seed=st.integers(0, 10**6))
+@settings(max_examples=200, deadline=None)
+@given(right=st.floats(0, 1), slope=st.floats(0, 0.5), seed=st.integers(0, 10**6))
 def test_a_decode_is_never_much_slower_than_without_drafts(right: float, slope: float, seed: int) -> None:
-    assert _decode(right, lambda window: 1 + slope * (window - 1), seed)[0] <= 1.05 * TOKENS
+    # Processors need 0.02 to 0.5 times a pass for each further token.
+    assert _decode(lambda done: right, _line(slope), seed)[0] <= 1.05 * TOKENS
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("right", "slope"), [(0.95, 0.02), (0.95, 0.1), (0.85, 0.02), (0.7, 0.1), (0.95, 0.3)])
-def test_the_choice_is_near_the_best_window(right: float, slope: float) -> None:
-    def cost(window: int) -> float:
-        return 1 + slope * (window - 1)
+def test_the_choice_is_near_the_best_window(right: float, slope: float, noise: float) -> None:
+    runs = [_decode(lambda done: right, _line(slope), seed, noise)[0] for seed in range(20)]
+    assert sum(runs) / len(runs) <= 1.1 * _best(right, _line(slope))
 
-    assert _decode(right, cost)[0] <= 1.25 * _best(right, cost)
+
+def test_drafts_that_become_right_are_taken() -> None:
+    seconds, _ = _decode(lambda done: 0.0 if done < 64 else 0.95, _line(0.1))
+    assert seconds <= 64 + 1.3 * _best(0.95, _line(0.1))
 
 
 @given(st.integers(1, 64))
@@ -60,4 +77,4 @@ def test_windows_are_within_the_most(most: int) -> None:
     for _ in range(50):
         window = windows.choose(1.0)
         assert 1 <= window <= most
-        windows.learn(window, window, 1.0)
+        windows.learn(window, [window], 1.0)

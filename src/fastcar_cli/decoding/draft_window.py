@@ -1,107 +1,103 @@
 """How many tokens the next pass takes: the window with which most tokens a second become final.
 
-Both are measured, not modelled: passes of a window are timed, and what a pass accepts says what smaller windows would
-have accepted. A window that was not timed yet, or lost some time ago, is tried for a few passes where the drafts that
-were right call for it. While one token a pass is taken that is counted on tokens that are final anyway, so a model
-whose drafts are never right pays nothing.
+Nothing is assumed of the machine. Passes are timed, and what they accept says how likely a draft at each place of a
+window is right. A window that was never timed is judged by the line through those that were, so a longer one is taken
+as soon as it promises to pay; one that lost looks a little better with every pass, so it is tried again some time.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
+FIRST = 4
+"""The first window that is tried, after two passes of one token."""
+
 TRIAL = 2
-"""Passes of a window before it is judged."""
+"""Passes of a new window before it is judged; the first one may be slow."""
 
-STALE = 40
-"""Passes after which a window that lost is tried again, twice as many each time it loses."""
+LATELY = 5
+"""Passes of a window whose fastest is its cost: another program only makes passes slower."""
 
-PROMISING = 0.4
-"""Share of right drafts among the last tokens from which a window of several tokens is tried."""
+FORGET = 0.04
+"""How much less an older pass counts."""
+
+EASE = 0.995
+"""What the cost of a window that lost is multiplied by for every pass without it, half as much each time it loses."""
 
 
 @dataclass
-class _Seen:
-    """What passes of one window give lately: tokens a pass, seconds a pass, and when it is worth another trial."""
+class _Window:
+    """Seconds of the last passes of a window, the last of them, and how often it lost."""
 
-    tokens: float = 0.0
-    seconds: float = 0.0
-    counted: int = 0
-    timed: int = 0
-    retry: int = 0
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
+    last: int = 0
     lost: int = 0
 
-    def count(self, tokens: float) -> None:
-        """Count what a pass accepts; older passes count less and less."""
-        self.counted += 1
-        self.tokens += max(1 / self.counted, 0.08) * (tokens - self.tokens)
 
-    def time(self, seconds: float) -> None:
-        """Count what a pass takes; one that another program interrupts counts for at most twice what is usual."""
-        self.timed += 1
-        seconds = min(seconds, 2 * self.seconds) if self.timed > 1 else seconds
-        self.seconds += max(1 / self.timed, 0.2) * (seconds - self.seconds)
-
-    @property
-    def speed(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-
-@dataclass
 class DraftWindow:
     """Chooses the windows of a decode: 1, 2, 4 and on up to `most`."""
 
-    most: int
-    _now: int = 1
-    _home: int = 1
-    _left: int = TRIAL
-    _passes: int = 0
-    _seen: dict[int, _Seen] = field(default_factory=dict)
+    def __init__(self, most: int) -> None:
+        self._sizes = [1 << i for i in range(most.bit_length())]
+        self._timed = {1: _Window()}
+        self._now, self._trial, self._passes = 1, TRIAL, 0
+        # By place in the window: how many drafts were looked at, and how many of them were right.
+        self._tried, self._right = [0.0] * most, [0.0] * most
 
     def choose(self, promising: float) -> int:
         """The window of the next pass; `promising` is the share of right drafts among the last tokens."""
-        if self._left == 0:
-            self._now = self._next(promising)
+        if self._trial == 0:
+            if len(self._timed) == 1 and len(self._sizes) > 1:
+                best = min(FIRST, self._sizes[-1])
+            else:
+                best = max(self._sizes, key=lambda size: self._expected(size, promising) / self._cost(size))
+            if best != self._now:
+                if self._now in self._timed:
+                    self._timed[self._now].lost += 1
+                self._now = best
+            self._trial = 0 if len(self._timed.setdefault(best, _Window()).seconds) >= TRIAL else TRIAL
         return self._now
 
-    def learn(self, window: int, tokens: float, seconds: float) -> None:
-        """Count a pass of a window: how many tokens of a video became final, in how many seconds."""
+    def learn(self, window: int, accepted: list[int], seconds: float) -> None:
+        """Count a pass: how many tokens of each video it was taken for became final, and how long it took."""
         self._passes += 1
-        self._left = max(0, self._left - 1)
-        for smaller, seen in self._seen.items():
-            if smaller < window:
-                seen.count(min(tokens, smaller))
-        here = self._seen.setdefault(window, _Seen())
-        here.count(tokens)
-        here.time(seconds)
+        self._trial = max(0, self._trial - 1)
+        # Fewer tokens than the window may be left, near the end of a frame or video.
+        timed = self._timed.get(window)
+        if timed is not None:
+            timed.seconds.append(seconds)
+            timed.last = self._passes
+        if window == 1:
+            return
+        for numbers in (self._tried, self._right):
+            numbers[:] = [n * (1 - FORGET) for n in numbers]
+        for count in accepted:
+            for place in range(1, min(count + 1, window)):
+                self._tried[place] += 1
+                self._right[place] += place < count
 
-    def _next(self, promising: float) -> int:
-        """The best window known, or another one that is worth a trial."""
-        # A trial may have had fewer tokens than its window, near the end of a frame or video.
-        tried = self._seen.setdefault(self._now, _Seen())
-        best = max(self._seen, key=lambda window: self._seen[window].speed)
-        if self._now != self._home:
-            tried.lost = 0 if self._now == best else tried.lost + 1
-            tried.retry = self._passes + STALE * 2**tried.lost
-        self._home = best
-        for window in self._untried(promising):
-            seen = self._seen.get(window)
-            if seen is None or self._passes >= seen.retry > 0:
-                self._left = TRIAL
-                return window
-        self._left = 1
-        return best
+    def _expected(self, size: int, promising: float) -> float:
+        """Tokens that a pass of a window makes final."""
+        total, reached, right = 1.0, 1.0, promising
+        for place in range(1, size):
+            # A place that was seldom reached is as good as the one before it.
+            right = (self._right[place] + right) / (self._tried[place] + 1)
+            reached *= max(right, promising) if self._now == 1 else right
+            total += reached
+        return total
 
-    def _untried(self, promising: float) -> list[int]:
-        """Windows that may be better than the best one known, the more likely one first."""
-        home, tokens = self._home, self._seen[self._home].tokens
-        if home == 1:
-            first = min(4, self.most)
-            seen = self._seen.get(first)
-            # What it costs is known from the trial that it lost.
-            worth = seen is None or sum(promising**i for i in range(first)) > seen.seconds * self._seen[1].speed
-            return [first] if first > 1 and promising >= PROMISING and worth else []
-        larger = min(home * (4 if tokens > 0.7 * home else 2), self.most)
-        # A window of which few drafts are right has nothing to gain from more of them.
-        return ([larger] if larger > home and tokens > 0.5 * home else []) + [home // 2]
+    def _cost(self, size: int) -> float:
+        """Seconds of a pass of a window, timed or on the line through its neighbours."""
+        timed = self._timed.get(size)
+        if timed is not None and timed.seconds:
+            cost = min(timed.seconds)
+            return cost if size == self._now else cost * EASE ** ((self._passes - timed.last) / 2**timed.lost)
+        known = sorted(s for s, w in self._timed.items() if w.seconds)
+        below = max(s for s in known if s < size)
+        above = min((s for s in known if s > size), default=0)
+        low, high = (below, above) if above else (known[-2], known[-1]) if len(known) > 1 else (1, 1)
+        if low == high:
+            return min(self._timed[1].seconds)
+        a, b = min(self._timed[low].seconds), min(self._timed[high].seconds)
+        return max(a, a + (b - a) * (size - low) / (high - low))

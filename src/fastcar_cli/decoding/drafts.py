@@ -180,5 +180,4 @@ class Drafter:
         """Take into account what the last pass took."""
         if self._choice is not None:
             last = self.passes[-1]
-            running = [n for n in last.accepted if n]
-            self._choice.learn(last.taken, sum(running) / len(running), seconds)
+            self._choice.learn(last.taken, [n for n in last.accepted if n], seconds)
