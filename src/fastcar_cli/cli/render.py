@@ -208,6 +208,8 @@ def summary(report: dict[str, Any], verbose: bool = False) -> Table:
     if draft["window"] > 1:
         said = f"{draft['tokens_per_pass']:.1f} tokens a pass, window {draft['window']}, same video"
         table.add_row("drafts", said)
+    if report["kernels"]["name"] == "torch":
+        table.add_row("executor", f"plain torch: {report['kernels']['why']}")
     table.add_row("speed", f"{timing['tokens_per_s']:.0f} tokens/s")
     share = "" if timing["mlp_share"] is None else f", {timing['mlp_share']:.0%} of it in MLPs"
     table.add_row(
