@@ -66,3 +66,10 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path, content: str) -> None:
     result = CliRunner().invoke(app, ["lab", "curves", str(tmp_path), "-o", str(tmp_path / "out")])
     assert isinstance(result.exception, RequestError) and "results" in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_equal_videos_have_no_psnr(sweeps: tuple[Path, Path], tmp_path: Path) -> None:
+    assert run(sweeps[0], "-o", tmp_path / "out").returncode == 0
+    dense = next(r for r in csv.DictReader((tmp_path / "out" / "curves.csv").open()) if r["replayed"] == "0.0")
+    assert dense["psnr_db"] == "" and "60.0" not in (tmp_path / "out" / "curves.md").read_text()
+    assert "| equal |" in (tmp_path / "out" / "curves.md").read_text()

@@ -135,6 +135,7 @@ def _page(
         f"{_e(', '.join(models))}. Brackets are 95 % intervals, by bootstrap over prompts; what lies within them is no "
         "difference.",
         "facts": _e(" · ".join(str(made[k]) for k in ("machine", "versions", "commit", "date") if made.get(k))),
+        "contents": "".join(f'<li><a href="#claim-{n}">{n}. {_e(titles[n][0])}</a></li>' for n in sorted(parts)),
         "verdicts": _table(verdicts),
         "claims": sections,
         "footer": f"Made by: {_e(made['command'])}. Every number is in claims.json and the CSV beside this file; the "

@@ -8,6 +8,9 @@ from typing import Any
 from fastcar_cli.analysis.metrics import error_of
 from fastcar_lab.claims.stats import Values, by_prompt
 
+EQUAL = 60.0
+"""PSNR in dB that stands for that of equal videos."""
+
 KEYS = {
     "ssim": "SSIM",
     "ms_ssim": "MS-SSIM",
@@ -25,11 +28,11 @@ def value_of(cell: dict[str, Any], key: str) -> float:
         return float(cell["replay"]["ratio"])
     metrics = cell["metrics"]
     if metrics is None:
-        return {"ssim": 1.0, "ms_ssim": 1.0, "psnr_db": 60.0, "temporal": 0.0}[key]
+        return {"ssim": 1.0, "ms_ssim": 1.0, "psnr_db": EQUAL, "temporal": 0.0}[key]
     if key not in metrics:
         return float("nan")
     if key == "psnr_db":
-        return 60.0 if error_of(metrics[key]) < 65025 / 1e6 else float(metrics[key])
+        return EQUAL if error_of(metrics[key]) < 65025 / 1e6 else float(metrics[key])
     return float(metrics[key])
 
 

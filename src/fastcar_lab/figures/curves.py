@@ -15,7 +15,7 @@ from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.files import csv_of, write_whole
 from fastcar_cli.plain_data import parse_json
-from fastcar_lab.claims.quality import KEYS, values
+from fastcar_lab.claims.quality import EQUAL, KEYS, values
 from fastcar_lab.claims.stats import Estimate, estimate
 
 FORMS = {"replayed": ".3f", "psnr_db": ".1f", "temporal": ".2f", "right": ".2f"}
@@ -64,11 +64,18 @@ def lines_of(results: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda x: (x["window"] or 0, not dense_line(x), x["replayed"].mean))
 
 
+def _equal(line: dict[str, Any], key: str) -> bool:
+    """Whether all videos equal the dense ones, so that they have no PSNR: 60 dB only stand for it."""
+    return key == "psnr_db" and line[key].mean == EQUAL
+
+
 def _flat(line: dict[str, Any]) -> dict[str, Any]:
     """A line as a row of CSV."""
     row: dict[str, Any] = {}
     for key, value in line.items():
-        if isinstance(value, Estimate):
+        if _equal(line, key):
+            row |= {key: None, f"{key}_low": None, f"{key}_high": None, "videos": value.videos}
+        elif isinstance(value, Estimate):
             row |= {key: value.mean, f"{key}_low": value.low, f"{key}_high": value.high, "videos": value.videos}
         else:
             row[key] = value
@@ -96,7 +103,7 @@ def markdown(lines: Sequence[dict[str, Any]]) -> str:
         out += ["| tau | " + " | ".join(["replay ratio", *(KEYS[k] for k in keys)]) + " |"]
         out += ["|" + "---|" * (2 + len(keys))]
         for line in mine:
-            cells = [line[k].text(FORMS.get(k, ".3f")) for k in ("replayed", *keys)]
+            cells = ["equal" if _equal(line, k) else line[k].text(FORMS.get(k, ".3f")) for k in ("replayed", *keys)]
             out.append(f"| {_setting(line)} | " + " | ".join(cells) + " |")
         out.append("")
     return "\n".join(out)

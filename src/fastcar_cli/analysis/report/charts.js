@@ -71,7 +71,11 @@ function drawTrade() {
   const labels = s("g", { "aria-hidden": "true" });
   for (const series of SERIES) {
     const line = points.filter((p) => (has(p.row.tau) ? seriesKey(p.row) === series.key : (p.row.window ?? null) === series.window && p.row.backend === series.backend)).sort((a, b) => tauNumber(b.row.tau) - tauNumber(a.row.tau));
-    if (line.length > 1) root.append(s("polyline", { points: line.map((p) => `${x.map(p.x)},${y.map(p.y)}`).join(" "), fill: "none", stroke: series.color, "stroke-width": 1.5, opacity: 0.45 }));
+    // Thresholds and kept ratios are two curves, which both begin where all is dense.
+    for (const kept of [false, true]) {
+      const curve = line.filter((p) => !has(p.row.tau) || String(p.row.tau).startsWith(KEPT) === kept);
+      if (curve.some((p) => has(p.row.tau)) && curve.length > 1) root.append(s("polyline", { points: curve.map((p) => `${x.map(p.x)},${y.map(p.y)}`).join(" "), fill: "none", stroke: series.color, "stroke-width": 1.5, opacity: 0.45 }));
+    }
   }
   for (const p of [...points].sort((a, b) => tauNumber(b.row.tau) - tauNumber(a.row.tau))) {
     const series = SERIES.find((z) => z.key === seriesOf(p.row)), knee = KNEES.get(settingKey(p.row));

@@ -66,7 +66,7 @@ function overlay(cell, t) {
 }
 function draw() {
   const cell = current();
-  at("summary").textContent = `${percent(cell.replayed_ratio)} of all MLPs replayed; ${percent(wrong(cell))} of the eligible decisions differ from the ideal gate's.`;
+  at("summary").textContent = `${percent(cell.replayed_ratio)} of all MLPs replayed; ${percent(wrong(cell))} of the eligible decisions differ from the ideal gate's, ${percent(cell.chance)} would by chance.`;
   at("film").replaceChildren(...cell.frames.map((png, t) => h("figure", {},
     h("div", { class: "frame" }, h("img", { alt: `frame ${t + 1}`, src: `data:image/png;base64,${png}` }), overlay(cell, t)),
     h("figcaption", {}, t ? `frame ${t + 1}: ${percent(mean(cell.changed[t]))} | ${percent(mean(cell.still[t]))}` : "frame 1: computed"))));
@@ -74,9 +74,9 @@ function draw() {
 function table() {
   const groups = new Map();
   for (const c of CELLS) groups.set(setting(c), [...(groups.get(setting(c)) || []), c]);
-  const head = ["setting", "videos", "replayed", "wrong"].map((t, i) => h("th", { scope: "col", class: i ? null : "text" }, t));
-  const lines = [...groups].map(([name, cells]) => [name, cells.length, mean(cells.map((c) => c.replayed_ratio)), mean(cells.map(wrong))]);
-  const body = lines.map(([name, n, ratio, off]) => h("tr", {}, h("td", { class: "text" }, name), h("td", {}, String(n)), h("td", {}, percent(ratio)), h("td", {}, percent(off))));
+  const head = ["setting", "videos", "replayed", "wrong", "by chance"].map((t, i) => h("th", { scope: "col", class: i ? null : "text" }, t));
+  const lines = [...groups].map(([name, cells]) => [name, cells.length, mean(cells.map((c) => c.replayed_ratio)), mean(cells.map(wrong)), mean(cells.map((c) => c.chance))]);
+  const body = lines.map(([name, n, ...shares]) => h("tr", {}, h("td", { class: "text" }, name), h("td", {}, String(n)), shares.map((v) => h("td", {}, percent(v)))));
   at("all").replaceChildren(h("table", { class: "data" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
 }
 const left = DATA.total - CELLS.length;

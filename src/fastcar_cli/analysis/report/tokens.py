@@ -48,6 +48,13 @@ def gate_errors(
     return maps[0], maps[1]
 
 
+def chance(tokens: Mapping[str, NDArray[Any]]) -> float:
+    """The share of decisions that a gate gets wrong which replays as many tokens of each layer, drawn at random."""
+    replayed, known = tokens["replayed"], np.isfinite(tokens["change"])
+    ratios = [float(r[k].mean()) for r, k in zip(replayed, known, strict=True) if k.any()]
+    return float(np.mean([2 * r * (1 - r) for r in ratios])) if ratios else 0.0
+
+
 def write_tokens_page(folder: Path, limit: int = LIMIT) -> Path | None:
     """Write `tokens.html` beside the `results.json` of a sweep whose cells kept their tokens; None where none did.
 
@@ -68,7 +75,7 @@ def write_tokens_page(folder: Path, limit: int = LIMIT) -> Path | None:
             with np.load(file) as data:
                 if "change" not in data:
                     continue
-                errors = gate_errors(data, model["frames"], grid)
+                errors, by_chance = gate_errors(data, model["frames"], grid), chance(data)
             pictures = [_png(image) for image in read_frames(folder / cell["video"])]
         except (OSError, ValueError, KeyError) as e:
             raise RunError(f"{file} can't be read: {e}", hint="the same sweep makes it again") from None
@@ -80,6 +87,7 @@ def write_tokens_page(folder: Path, limit: int = LIMIT) -> Path | None:
             {k: cell[k] for k in keys}
             | {
                 "replayed_ratio": cell["replay"]["ratio"],
+                "chance": by_chance,
                 "changed": np.round(errors[0], 3).tolist(),
                 "still": np.round(errors[1], 3).tolist(),
                 "frames": [base64.b64encode(p).decode("ascii") for p in pictures],
