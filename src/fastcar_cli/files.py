@@ -86,6 +86,21 @@ def publish(temporary: Path, path: Path, *, new: bool) -> Path:
     raise AssertionError("names do not end")
 
 
+def set_aside(path: Path) -> Path:
+    """Give a file a second name, with the next free number. Raises OSError."""
+    for name in itertools.islice(_names(path), 1, None):
+        with contextlib.suppress(FileExistsError):
+            try:
+                os.link(path, name)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                empty_file(name)
+                shutil.copyfile(path, name)
+            return name
+    raise AssertionError("names do not end")
+
+
 def publish_folder(temporary: Path, path: Path) -> Path:
     """Put a finished folder under its name, or under the next with a number where others are; the name it got."""
     for name in _names(path):

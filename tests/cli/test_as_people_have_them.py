@@ -133,6 +133,11 @@ def test_an_existing_file_stays_without_force(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 2 and "--force" in done.stderr and (tmp_path / "a.gif").read_text() == "mine"
     assert run("generate", BALL, *QUICK, "-o", "a.gif", "--force").returncode == 0
     assert (tmp_path / "a.gif").read_bytes().startswith(b"GIF") and len([*tmp_path.iterdir()]) == 1
+    done = run("generate", "a blue car", *QUICK[:-1], "-o", "a.gif")
+    assert "the a.gif that was there is now a-2.gif" in done.stderr
+    assert [read_recipe(tmp_path / name)["prompt"] for name in ("a.gif", "a-2.gif")] == ["a blue car", BALL]
+    assert run("generate", "a blue car", *QUICK, "-o", "a.gif").returncode == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a-2.gif", "a.gif"]
 
 
 def test_folders_are_made_and_hold_a_file_a_video(run: Run, tmp_path: Path) -> None:
@@ -229,3 +234,12 @@ def test_json_that_no_file_can_hold(run: Run, tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text('["a red ball \\ud800"]')
     done = run("sweep", "--prompts", "list.json", "-o", "s")
     assert done.returncode == 2 and "is not valid JSON" in done.stderr and not (tmp_path / "s").exists()
+
+
+def test_a_dry_run_says_how_long_and_writes_nothing(run: Run, tmp_path: Path) -> None:
+    few, many = (
+        json.loads(run("generate", BALL, "--frames", "2", "--samples", n, "--dry-run", "--json").stdout)
+        for n in ("1", "200")
+    )
+    assert 0 < few["expected_s"] < many["expected_s"] and "steps of" in few["expected_from"]
+    assert "at most" in run("generate", BALL, "--frames", "1", "--dry-run").stdout and not [*tmp_path.iterdir()]

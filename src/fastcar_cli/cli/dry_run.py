@@ -1,4 +1,4 @@
-"""`fastcar generate --dry-run`: what a run would read and hold, printed before anything is loaded."""
+"""`fastcar generate --dry-run`: what a run would read, hold and take, with nothing written."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from fastcar_cli.errors import RequestError, RunError
 
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
+    from fastcar_cli.models.loading.memory_plan import MemoryPlan
+    from fastcar_cli.models.network import Spec
 
 
 def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
-    """Print files, sizes, memory and the replay ceiling; raises RequestError as the run would."""
+    """Print files, sizes, memory, time and the replay ceiling; raises RequestError as the run would."""
     from fastcar_cli.models.loading import hub
     from fastcar_cli.models.loading.memory_plan import choose_dtype, default_dtype
     from fastcar_cli.models.loading.registry import BUNDLED, folder_of, published_shapes, shapes_of
@@ -49,7 +51,12 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         "to_download": missing if repository else {},
         "missing": [] if repository else sorted(missing),
         **plan.to_dict(),
+        "expected_s": None,
+        "expected_from": None,
     }
+    if refusal is None and not missing and folder is not None and shapes is not None:
+        seconds, how = _time(run, plan, shapes.spec, videos)
+        document |= {"expected_s": seconds, "expected_from": how}
     if as_json:
         typer.echo(json.dumps(document))
     elif not quiet:
@@ -62,6 +69,17 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         raise refusal
     if document["missing"]:
         raise RequestError(f"weights file {folder / document['missing'][0]} is missing", hint="fetch it again")
+
+
+def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int) -> tuple[float, str]:
+    """Seconds of the run, and how they come about."""
+    from fastcar_cli.analysis.expected import SMALL, by_bandwidth, measured
+
+    if plan.weights <= SMALL:
+        return measured(run, videos)
+    spec = spec.continuing(run.generation.context)
+    pictures = (run.generation.frames or spec.frames) - spec.pictures(spec.layout.context)
+    return by_bandwidth(plan, max(1, pictures // spec.frame_spec.pictures) * spec.tokens_per_frame)
 
 
 def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int]]:
@@ -105,7 +123,7 @@ def _table(document: dict[str, Any], plan: Any) -> None:
     from fastcar_cli.cli.render import Results, facts
     from fastcar_cli.models.loading.memory_plan import gib
 
-    table = facts(f"{document['model']}: nothing was loaded")
+    table = facts(f"{document['model']}: nothing was written")
     table.add_row("folder", document["folder"] or "none: the hub can't be reached, the shapes are as published")
     for name, size in document["files"].items():
         state = "missing" if name in document["missing"] else gib(size)
@@ -120,4 +138,8 @@ def _table(document: dict[str, Any], plan: Any) -> None:
         f"{plan.ceiling:.2f}x where memory is the limit (computed: MLPs are {plan.mlp_share:.0%} of the bytes a step "
         f"reads, at most {plan.max_replay_ratio:.1%} of them can replay)",
     )
+    if document["expected_s"] is not None:
+        bound = "at least" if "GB/s" in document["expected_from"] else "at most"
+        more = "replay and drafts need less" if bound == "at most" else "prompt and pixels come on top"
+        table.add_row("time", f"{bound} {document['expected_s']:.1f} s ({document['expected_from']}; {more})")
     Results().print(table)

@@ -73,7 +73,9 @@ def generate(
             "gets a file a video, as does NAME with several videos or a file of prompts.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write over an existing file, or another video of that name.")
+    ] = False,
     *,
     flags: Flags,
     report_to: Annotated[
@@ -85,7 +87,7 @@ def generate(
     config: ConfigFile = None,
     set_: Overrides = None,
     dry: Annotated[
-        bool, typer.Option("--dry-run", help="Print files, memory and replay ceiling without loading.")
+        bool, typer.Option("--dry-run", help="Print files, memory, time and replay ceiling; write nothing.")
     ] = False,
     as_json: Json = False,
     form: Format = "table",
@@ -181,11 +183,16 @@ def generate(
         paths = [Path(output)]
         make_folder(paths[0].parent)
     for path in paths:
-        check_target(path, pipe.fps, force=force or output is None or folder is not None)
-    written, stop = writing.write(pipe, run, jobs, paths, new=not force, truth=truth, terminal=terminal)
+        check_target(path, pipe.fps)
+    new = output is None or folder is not None
+    written, stop = writing.write(
+        pipe, run, jobs, paths, new=new, aside=not new and not force, truth=truth, terminal=terminal
+    )
     reports = []
     for i, video in written.items():
         writer, job = video.writer, jobs[i]
+        if writer.kept is not None:
+            note(terminal, f"the {writer.path} that was there is now {writer.kept}; --force writes over it")
         report = pipe.report(i) | keys_of(job, pipe.context) | writing.compared(video, job, pipe.context)
         # A stop may fall between the videos of a frame that is decoded.
         size = {"width": writer.width, "height": writer.height}

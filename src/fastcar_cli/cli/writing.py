@@ -45,12 +45,20 @@ def load(run: RunConfig, videos: int, terminal: Any) -> VideoPipeline:
 
 
 def write(
-    pipe: VideoPipeline, run: RunConfig, jobs: list[Job], paths: list[Path], *, new: bool, truth: bool, terminal: Any
+    pipe: VideoPipeline,
+    run: RunConfig,
+    jobs: list[Job],
+    paths: list[Path],
+    *,
+    new: bool,
+    aside: bool,
+    truth: bool,
+    terminal: Any,
 ) -> tuple[dict[int, Written], KeyboardInterrupt | None]:
     """Decode and write every video: those that have a frame, closed, and what stopped the run early.
 
-    With `new` no file is replaced; with `truth` the frames of a job's input are shown beside its own. Frames that were
-    finished before a stop are kept.
+    With `new` no file is replaced, with `aside` no other video; with `truth` the frames of a job's input are shown
+    beside its own. Frames that were finished before a stop are kept.
     """
     from fastcar_cli.analysis.truth import beside
     from fastcar_cli.cli.render import progress
@@ -70,7 +78,9 @@ def write(
                 job = jobs[video]
                 recipe = recipe_of(pipe, job.prompt, job.seed, pipe.prompt_ids(video))
                 with uninterrupted():
-                    writer = open_writer(paths[video], fps=pipe.fps, scale=run.video.scale, recipe=recipe, new=new)
+                    writer = open_writer(
+                        paths[video], fps=pipe.fps, scale=run.video.scale, recipe=recipe, new=new, aside=aside
+                    )
                     written[video] = Written(writer)
                     stack.callback(writer.abort)
             return written[video]

@@ -24,8 +24,9 @@ from PIL import Image, ImageChops
 from PIL.GifImagePlugin import getdata, getheader
 
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.files import empty_file, hidden_beside, publish, publish_folder
+from fastcar_cli.files import empty_file, hidden_beside, publish, publish_folder, set_aside
 from fastcar_cli.signals import uninterrupted
+from fastcar_cli.video.reader import read_recipe
 
 Image8 = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
@@ -53,7 +54,7 @@ def folder_named(output: str, videos: int, *, listed: bool) -> Path | None:
 def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> None:
     """Refuse a name that can't be written (at so many frames a second), before any work. Raises RequestError.
 
-    Folders above it may be missing. Without `force` an existing file is refused too.
+    Folders above it may be missing. Without `force` an existing file is refused too, but for a video of fastcar.
     """
     if str(path) == os.devnull:
         return
@@ -79,10 +80,18 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
         raise RequestError(f"{path.name[:80]}: {e.strerror}") from None
     if path.suffix and path.is_dir():
         raise RequestError(f"{path} is a folder")
-    if path.suffix and path.exists() and not force:
-        raise RequestError(f"{path} is there already", hint="--force writes over it")
+    if path.suffix and path.exists() and not force and _recipe(path) is None:
+        raise RequestError(f"{path} is there already and is no video of fastcar", hint="--force writes over it")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RequestError(f"{path} exists and is not an empty folder", hint="name a new folder")
+
+
+def _recipe(path: Path) -> dict[str, Any] | None:
+    """The recipe of an existing video; None of any other file."""
+    try:
+        return read_recipe(path)
+    except RequestError:
+        return None
 
 
 def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str = ".mp4") -> Path:
@@ -97,6 +106,7 @@ class Writer(ABC):
 
     Used as a context manager it closes at the end and aborts on an exception. `path` is the requested name, and
     after `close` the one that the file got; `width` and `height` are those of the frames in the file, in pixels.
+    With `aside` another video of this name is kept under `kept`.
     """
 
     path: Path
@@ -104,6 +114,8 @@ class Writer(ABC):
     scale: int
     recipe: dict[str, Any]
     new: bool
+    aside: bool = False
+    kept: Path | None = field(default=None, init=False)
     frames: int = field(default=0, init=False)
     width: int = field(default=0, init=False)
     height: int = field(default=0, init=False)
@@ -165,6 +177,8 @@ class Writer(ABC):
 
     def _finish(self) -> None:
         """Give the hidden file its name."""
+        if self.aside and self.path.exists() and _recipe(self.path) != json.loads(json.dumps(self.recipe)):
+            self.kept = set_aside(self.path)
         self.path = publish(self._hidden, self.path, new=self.new)
 
     def _discard(self) -> None:
@@ -282,8 +296,11 @@ class _NoWriter(Writer):
     def _discard(self) -> None: ...
 
 
-def open_writer(path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False) -> Writer:
-    """A writer for this name; an existing file is replaced, or with `new` kept and the name numbered.
+def open_writer(
+    path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False, aside: bool = False
+) -> Writer:
+    """A writer for this name; an existing file is replaced, with `new` kept and the name numbered, or with `aside`
+    given another name where it is another video.
 
     A folder of PNGs is always new. Raises RequestError for a name that can't be written.
     """
@@ -292,4 +309,4 @@ def open_writer(path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any],
         raise RequestError(f"{path}: the folder {path.parent} does not exist")
     kinds: dict[str, type[Writer]] = {".mp4": _Mp4Writer, ".gif": _GifWriter, "": _PngWriter}
     kind = _NoWriter if str(path) == os.devnull else kinds[path.suffix.lower()]
-    return kind(path, fps, scale, recipe, new)
+    return kind(path, fps, scale, recipe, new, aside)
