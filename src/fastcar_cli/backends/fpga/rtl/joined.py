@@ -195,7 +195,9 @@ def random_mlps(preset: Preset) -> list[MLPLayer]:
     def vector() -> Coded:
         q = torch.randint(-127, 128, (1, width), generator=draws).to(torch.int8)
         mantissa = torch.randint(2**14, 2**15 + 1, (1, 1), generator=draws)
-        return Coded(q, mantissa, torch.randint(15, 24, (1, 1), generator=draws))
+        # One in nine is shifted by more than the longest shift, so that nothing is left of it.
+        exponent = torch.randint(15, 24, (1, 1), generator=draws)
+        return Coded(q, mantissa, exponent if exponent > 15 else exponent + 45)
 
     made = []
     shapes = list(random_layers(3 * LAYERS, 1, 0, seed=preset.cores))[::3]
