@@ -18,7 +18,7 @@ from fastcar_lab.evaluation import generate_videos
 from fastcar_lab.worlds.mini.analyser import follow
 from fastcar_lab.worlds.mini_actions import samples
 from fastcar_lab.worlds.mini_actions.evaluate import obedience
-from fastcar_lab.worlds.mini_actions.scene import Story
+from fastcar_lab.worlds.mini_actions.scene import Story, looks
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,33 @@ def test_an_object_drawn_by_mini_is_pushed_on(run: Run, tmp_path: Path) -> None:
     path = [(s.x - seen[0].x, s.y - seen[0].y) for s in seen if s and seen[0]]
     wanted = [(min(4 * t, 12), -4 * max(0, t - 3)) for t in range(8)]
     assert np.abs(np.array(path) - np.array(wanted)).max() <= 2
+
+
+def test_the_example_needs_no_file_and_its_object_obeys(run: Run, tmp_path: Path) -> None:
+    done = run("generate", "--model", "mini-actions", "--example", "--seed", "1", "-o", "next.mp4", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["input"]["name"] == "example.npz"
+    videos = read_frames(tmp_path / "next.mp4")[None]
+    assert obedience(videos, [samples.EXAMPLE])["within_2"] == 1.0
+
+
+def test_the_example_is_a_look_never_trained_on_as_the_renderer_draws_it(tmp_path: Path) -> None:
+    assert samples.EXAMPLE.look in looks()[1]
+    samples.write_example(tmp_path / "example.npz")
+    own, bundled = (np.load(f / "example.npz") for f in (tmp_path, folder_of("mini-actions")))
+    assert all(np.array_equal(own[key], bundled[key]) for key in ("image", "action"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a red ball", "--example"], "is what the video begins with"),
+        (["--example", "--model", "vila-u-7b"], "there is none for the model 'vila-u-7b'"),
+    ],
+)
+def test_examples_that_can_not_be(run: Run, arguments: list[str], said: str) -> None:
+    done = run("generate", *arguments, "-o", "x.mp4")
+    assert done.returncode == 2 and said in done.stderr
 
 
 def test_the_bundled_model_is_small() -> None:

@@ -25,6 +25,25 @@ if TYPE_CHECKING:
     from fastcar_cli.video.inputs import Inputs
 
 
+_EXAMPLES = {
+    "mini": "a red ball rolling to the right on the grass",
+    "table": "a red metal ball rolls to the right and hits a blue cube",
+    "table-dense": "a red metal ball rolls to the right and hits a blue cube",
+    "mini-actions": "example.npz",
+}
+"""What bundled models may be tried with: a prompt, or a file among their own with frames and actions."""
+
+
+def example_of(model: str) -> tuple[list[str], list[Path]]:
+    """Texts and inputs of a bundled model's example. Raises RequestError for another model."""
+    from fastcar_cli.models.loading.registry import folder_of
+
+    if model not in _EXAMPLES:
+        raise RequestError(f"--example: there is none for the model {model!r}", allowed=", ".join(_EXAMPLES))
+    example = _EXAMPLES[model]
+    return ([], [folder_of(model) / example]) if example.endswith(".npz") else ([example], [])
+
+
 @dataclass(frozen=True)
 class Job:
     """One video to make: what it begins with, its seed, and the part of the user's clip that this is from.
@@ -100,7 +119,7 @@ class Given:
         if context:
             hint = "fastcar generate --input clip.mp4"
             if model in BUNDLED:
-                hint = "`fastcar lab clips clips` writes some: --input clips/0.mp4 --actions clips/0.json"
+                hint = "--example brings one"
             raise RequestError(f"no input given: the model {model!r} continues from {_frames(context)}", hint=hint)
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
 

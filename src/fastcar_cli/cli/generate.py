@@ -51,6 +51,9 @@ def generate(
     goal: Annotated[
         bool, typer.Option("--goal", help="Put the clip's last frame first (goal-conditioned models).")
     ] = False,
+    example: Annotated[
+        bool, typer.Option("--example", help="Begin with the bundled model's own example: a prompt, or a clip.")
+    ] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Leave out prompts that are refused; status 1 at the end.")
     ] = False,
@@ -96,7 +99,7 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Make videos from prompts, or from frames that they continue."""
-    from fastcar_cli.cli.beginnings import Given, accepted, keys_of, texts_of
+    from fastcar_cli.cli.beginnings import Given, accepted, example_of, keys_of, texts_of
     from fastcar_cli.video import check_target, default_name, folder_named, read_recipe
     from fastcar_cli.video.embedding import read_embedding
     from fastcar_cli.video.inputs import Inputs
@@ -123,6 +126,12 @@ def generate(
         begun = None if texts or inputs else prompt_of(recipe, str(from_))
         notes += left
     run = load_config(config, set_ or [], flags)
+    if example:
+        if texts or inputs or from_ is not None:
+            raise RequestError(
+                "--example is what the video begins with", hint="leave the prompt, --input or --from out"
+            )
+        texts, inputs = example_of(run.model)
     if run.backend.name != "fpga-sim":
         refuse(ctx, ("fpga", "report_to"), f"with the backend {run.backend.name}", "it needs --backend fpga-sim")
     notes += _without_effect(ctx, run)

@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from fastcar_cli.prompt import Clip
 from fastcar_cli.video import open_writer
-from fastcar_lab.worlds.mini_actions.scene import Story, draw_story, looks, render
+from fastcar_lab.worlds.mini_actions.scene import Look, Story, draw_story, looks, render
+
+EXAMPLE = Story(Look("star", "red", "grass"), (3, 9), ((2, 0), (2, 0), (2, -2), (0, -2), (-2, -2), (-2, 0), (-2, 0)))
+"""What the model's own example shows, a look that was never trained on."""
 
 
 def held_out(count: int, seed: int) -> list[Story]:
@@ -45,3 +48,9 @@ def write(folder: Path, count: int, seed: int) -> list[str]:
         (folder / f"{i}.json").write_text(json.dumps(pushes) + "\n", encoding="utf-8")
         lines.append(f"{folder / str(i)}.mp4: {story.look} from {story.places[0]}, {folder / str(i)}.json")
     return lines
+
+
+def write_example(file: Path) -> None:
+    """Write the .npz file that comes with the model: frames, and a push after each (none after the last)."""
+    actions = np.array([*EXAMPLE.actions, (0, 0)], np.float32)
+    np.savez_compressed(file, image=frames_of(EXAMPLE), action=actions)
