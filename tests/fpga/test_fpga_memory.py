@@ -22,7 +22,7 @@ from fastcar_lab.accelerator.points import closed, streams
 @pytest.mark.parametrize("name", ["DDR4-1600", "DDR4-2133", "DDR4-2400", "DDR4-2666", "HBM2-1800", "LPDDR4-3200"])
 @pytest.mark.parametrize("order", ["groups", "rows"])
 def test_an_endless_stream_has_the_share_of_the_formula(name: str, order: Order) -> None:
-    assert share(Stream(load_part(name), order, 1, 64)) == pytest.approx(closed(name, order, 64), abs=0.012)
+    assert share(Stream(load_part(name), order, 1, 64)) == pytest.approx(closed(name, order), abs=0.012)
 
 
 def test_published_streams() -> None:
@@ -98,6 +98,8 @@ def test_a_part_without_a_timing_is_refused(tmp_path: Path, change: Any, message
 def test_a_part_that_there_is_not_and_one_that_a_device_has_not() -> None:
     with pytest.raises(RequestError, match="memory part DDR5-4800: no preset of that name"):
         load_part("DDR5-4800")
+    with pytest.raises(RequestError, match="memory part DDR5-4800: no preset of that name"):
+        preset(hbm__part="DDR5-4800")
     with pytest.raises(RequestError, match="device edge has no memory DDR4-2400"):
         preset(hbm__part="DDR4-2400")
 

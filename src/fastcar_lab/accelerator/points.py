@@ -24,26 +24,20 @@ STREAMS: tuple[tuple[str, Order, float | None, str], ...] = (
 )
 
 
-def closed(name: str, order: Order, ahead: int) -> float:
-    """The share by formula: bursts apart by tCCD, all quiet for tRFC and until rows are open again.
+def closed(name: str, order: Order) -> float:
+    """The share by formula: bursts apart by tCCD, all quiet for tRFC and until a row is open again.
 
-    Without requests ahead each row begins with tRTP, tRP and tRCD.
+    Rows are opened meanwhile, as enough requests are under way.
     """
     part, t = load_part(name), load_part(name).timing
-    clock, data = 2e3 / part.rate, part.burst / 2
-    same = order == "rows" or part.groups == 1
-    apart = max(data, t.tCCD_L if same else t.tCCD_S) * clock
-    burst = data * clock / apart
-    if order == "rows" and ahead == 1:
-        bursts = part.row // part.burst_bytes
-        burst *= bursts * apart / (bursts * apart + t.tRCD)
-    return burst * (1 - (t.tRFC + t.tRP + t.tRCD) / t.tREFI)
+    apart = max(part.burst / 2, t.tCCD_L if order == "rows" or part.groups == 1 else t.tCCD_S)
+    return part.burst / 2 / apart * (1 - (t.tRFC + t.tRP + t.tRCD) / t.tREFI)
 
 
 def streams() -> Iterator[list[Any]]:
     """Rows of the memory's table: part, order, emulated share, by formula, published, source."""
     for name, order, published, source in STREAMS:
-        yield [name, order, share(Stream(load_part(name), order, 1, 64)), closed(name, order, 64), published, source]
+        yield [name, order, share(Stream(load_part(name), order, 1, 64)), closed(name, order), published, source]
 
 
 def _share(value: float | None, form: str = ".1%") -> str:

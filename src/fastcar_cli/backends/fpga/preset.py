@@ -154,7 +154,7 @@ class Preset(Section):
     @property
     def bank(self) -> Bank:
         """The board's memory that is used."""
-        return self.card.bank(self.hbm.part)
+        return self.card.bank(self.part.name)
 
     @property
     def part(self) -> Part:
