@@ -22,6 +22,9 @@ Size = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
 """How many or how wide: at least 1."""
 Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 """How many: none, or more."""
+Layers = Annotated[int, Field(strict=True, ge=1, le=1024)]
+"""How many parts behind one another: at least 1, and none that would take minutes to build."""
+MaybeLayers = Annotated[int, Field(strict=True, ge=0, le=1024)]
 Number = Annotated[float, Field(strict=True, ge=-_MOST, le=_MOST)]
 Factor = Annotated[float, Field(strict=True, gt=0, le=_MOST)]
 Setting = Annotated[float, Field(strict=True, ge=0, le=_MOST)]

@@ -51,6 +51,14 @@ def test_objects_obey_when_most_of_what_may_replay_does() -> None:
     assert ratios["eligible_ratio"] >= 0.6 and found["within_2"] >= 0.7 and found["look"] >= 0.6
 
 
+def test_a_frame_of_another_world_is_said(pipe: VideoPipeline) -> None:
+    known = samples.clip_of(samples.held_out(1, 5)[0])
+    photograph = np.random.default_rng(0).integers(0, 256, (1, 64, 64, 3), dtype=np.uint8)
+    assert pipe.notices([known]) == []
+    [note] = pipe.notices([replace(known, frames=photograph)])
+    assert "is unlike the frames that the model 'mini-actions' was trained on" in note and "comes back at 10 dB" in note
+
+
 def test_an_object_drawn_by_mini_is_pushed_on(run: Run, tmp_path: Path) -> None:
     done = run("generate", "a small red ball that does not move on the sky", "-o", "ball.mp4", "--seed", "1")
     assert done.returncode == 0, done.stderr

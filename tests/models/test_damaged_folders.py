@@ -17,7 +17,7 @@ from support.processes import Run
 from support.sweeping import tiny_folder
 from support.vila_u import small
 
-from fastcar_cli.errors import FastcarError
+from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models.loading.registry import load, shapes_of
 from fastcar_lab.dummy.vila_u import write_configs, write_tokenizer, write_weights
 
@@ -123,6 +123,26 @@ def _try(whole: dict[str, Path], tmp_path: Path, seeds: range) -> list[str]:
 
 def test_300_damaged_folders_are_refused_in_a_sentence(whole: dict[str, Path], tmp_path: Path) -> None:
     assert _try(whole, tmp_path, range(300)) == []
+
+
+@pytest.mark.parametrize(("name", "file", "key"), [
+    ("own", "config.json", "spec.decoder.layers"),
+    ("vila-u", "llm/config.json", "num_hidden_layers"),
+    ("ivideogpt", "tokenizer/config.json", "layers_per_block"),
+])  # fmt: skip
+def test_a_depth_that_would_take_for_ever_to_build_is_refused(
+    whole: dict[str, Path], tmp_path: Path, name: str, file: str, key: str
+) -> None:
+    folder = shutil.copytree(whole[name], tmp_path / "model")
+    config = json.loads((folder / file).read_text())
+    *way, last = key.split(".")
+    at = config
+    for part in way:
+        at = at[part]
+    at[last] = 2**31 - 1
+    (folder / file).write_text(json.dumps(config))
+    with pytest.raises(RequestError, match=f"{last}' is 2147483647, needed: less than or equal to 1024"):
+        load(str(folder))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["pipe", "device"])

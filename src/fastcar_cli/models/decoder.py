@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.plain_data import WHOLE, Count, Factor, Flag, Size
+from fastcar_cli.plain_data import WHOLE, Count, Factor, Flag, Layers, Size
 
 
 @dataclass(frozen=True, config=WHOLE)
@@ -68,7 +68,7 @@ class DecoderSpec:
     """
 
     width: Size
-    layers: Size
+    layers: Layers
     heads: Size
     kv_heads: Size
     mlp_width: Size

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.plain_data import WHOLE, Size
+from fastcar_cli.plain_data import WHOLE, Layers, Size
 
 
 @dataclass(frozen=True, config=WHOLE)
@@ -21,9 +21,9 @@ class DepthSpec:
     """Sizes of the depth transformer; `hidden` is the decoder's width, `code_width` a code vector's."""
 
     width: Size
-    blocks: Size
+    blocks: Layers
     heads: Size
-    depth: Size
+    depth: Layers
     codes: Size
     code_width: Size
     hidden: Size

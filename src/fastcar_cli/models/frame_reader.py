@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,9 +16,13 @@ from fastcar_cli.prompt import Clip, OnProgress, Prompt, Reading, TokenisedClip
 
 
 class FrameReader(ClipReader):
-    """Reads clips for a network, as a text tokenizer reads texts."""
+    """Reads clips for a network, as a text tokenizer reads texts.
+
+    familiar: PSNR in dB with which frames like those of its training come back from its tokenizer; None: not known.
+    """
 
     _network: IVideoGPT
+    familiar: float | None = None
 
     def __init__(self, network: IVideoGPT) -> None:
         self._network = network
@@ -49,6 +54,23 @@ class FrameReader(ClipReader):
         elif (given := prompt.actions.shape[1]) != width:
             raise RequestError(f"{prompt.name}: actions have {given} numbers a frame, {model} takes {width}")
         return prompt
+
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
+        """That the first frame is unlike those of the training, where these are known. Raises as its base does."""
+        notices = super().notices(prompt, model)
+        if self.familiar is None or not isinstance(prompt, Clip):
+            return notices
+        given = self.pixels(prompt, 1)[0, 0].permute(1, 2, 0)
+        with torch.inference_mode():
+            ids = torch.tensor([self.read(prompt).ids], device=given.device)
+            shown = self._network.frame_decoder(ids).context()
+        assert shown is not None
+        error = float((shown[0, 0] / 255 - given).square().mean())
+        if error > 10 ** (-self.familiar / 10):
+            back = f"comes back at {-10 * math.log10(error):.0f} dB, theirs at {self.familiar:.0f} or more"
+            unlike = f"{prompt.name} is unlike the frames that the model {model!r} was trained on"
+            notices.append(f"{unlike}, and what it draws will be too: the first frame {back}")
+        return notices
 
     def pixels(self, clip: Clip, frames: int) -> Tensor:
         """The first frames as the tokenizer takes them, float32 [1, frames, 3, H, W] in 0..1."""

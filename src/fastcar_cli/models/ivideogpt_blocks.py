@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.models.rqvae import ResnetBlock, Upsample, norm
-from fastcar_cli.plain_data import WHOLE, Flag, Size
+from fastcar_cli.plain_data import WHOLE, Flag, Layers, Size
 
 SIDE = 16
 """Side of a frame's latents."""
@@ -39,7 +39,7 @@ class TokenizerSpec:
     """
 
     channels: tuple[Size, ...]
-    blocks: Size
+    blocks: Layers
     latent: Size
     code_width: Size
     groups: Size

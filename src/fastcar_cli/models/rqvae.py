@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.models.decoder import summed, table
 from fastcar_cli.models.patch_decoder import PatchDecoder
-from fastcar_cli.plain_data import WHOLE, Count, Flag, Size
+from fastcar_cli.plain_data import WHOLE, Count, Flag, Layers, MaybeLayers, Size
 
 
 @dataclass(frozen=True, config=WHOLE)
@@ -32,13 +32,13 @@ class RQVAESpec:
     """
 
     grid: tuple[Size, Size]
-    depth: Size
+    depth: Layers
     codes: Size
     code_width: Size
     z_channels: Size
     ch: Count
     ch_mult: tuple[Size, ...]
-    num_res_blocks: Count
+    num_res_blocks: MaybeLayers
     resolution: Size
     attn_resolutions: tuple[Size, ...] = ()
     out_ch: Size = 3

@@ -17,7 +17,7 @@ from fastcar_cli.models.depth import DepthSpec, DepthTransformer
 from fastcar_cli.models.network import FrameDecoder, FrameSpec, Layout, Network, Projector, SamplingWeights, Spec
 from fastcar_cli.models.placement_map import PlacementMap
 from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
-from fastcar_cli.plain_data import WHOLE, Count, Flag
+from fastcar_cli.plain_data import WHOLE, Flag, MaybeLayers
 from fastcar_cli.worlds.scenery import MapSpec
 
 
@@ -32,7 +32,7 @@ class ModelSpec(Spec):
 
     depth: DepthSpec
     rqvae: RQVAESpec
-    projector_layers: Count = 1
+    projector_layers: MaybeLayers = 1
     place_tables: Flag = False
     map: MapSpec | None = None
 

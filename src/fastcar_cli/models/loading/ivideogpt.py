@@ -23,7 +23,7 @@ from fastcar_cli.models.loading.published import published_frames
 from fastcar_cli.models.loading.weights import Component, stored_shapes, weight_files
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.weight_format import WeightFormat
-from fastcar_cli.plain_data import Flag, Foreign, Size, read_checked, wrong
+from fastcar_cli.plain_data import Flag, Foreign, Layers, Size, read_checked, wrong
 
 FRAMES, FPS = 16, 4
 
@@ -71,7 +71,7 @@ class _Tokenizer(Foreign):
     down_block_types: tuple[Literal["DownEncoderBlock2D"], ...] | None = None
     up_block_types: tuple[Literal["UpDecoderBlock2D"], ...] | None = None
     resolution: Size = 256
-    layers_per_block: Size = 2
+    layers_per_block: Layers = 2
     latent_channels: Size
     vq_embed_dim: Size | None = None
     norm_num_groups: Size = 32

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import AliasChoices, Field
 
 from fastcar_cli.models.decoder import DecoderSpec
-from fastcar_cli.plain_data import Factor, Flag, Foreign, Size, read_checked, wrong
+from fastcar_cli.plain_data import Factor, Flag, Foreign, Layers, Size, read_checked, wrong
 
 
 class _Rope(Foreign):
@@ -29,7 +29,7 @@ class _Llama(Foreign):
     num_attention_heads: Size
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
-    num_hidden_layers: Size
+    num_hidden_layers: Layers
     intermediate_size: Size
     vocab_size: Size
     rms_norm_eps: Factor = 1e-6

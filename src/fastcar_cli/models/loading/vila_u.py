@@ -22,7 +22,7 @@ from fastcar_cli.models.network import Network
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_cli.models.weight_format import WeightFormat
-from fastcar_cli.plain_data import Flag, Foreign, Size, read_checked, wrong
+from fastcar_cli.plain_data import Flag, Foreign, Layers, Size, read_checked, wrong
 
 FRAMES, FPS = 8, 8
 
@@ -71,7 +71,7 @@ class _Pixels(Foreign):
     z_channels: Size
     ch: Size
     ch_mult: tuple[Size, ...]
-    num_res_blocks: Size
+    num_res_blocks: Layers
     resolution: Size
     attn_resolutions: tuple[Size, ...] = ()
     out_ch: Size = 3
@@ -91,7 +91,7 @@ class _Block(Foreign):
 
 
 class _Head(Foreign):
-    n_layer: Size
+    n_layer: Layers
     block: _Block
 
 
