@@ -79,7 +79,8 @@ class _TokenRecorder:
 
 
 def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[Any]]:
-    """Of the last video of a pipeline: `replayed` bool [layers, rows, T*N - 1], and `codes` int16 [T*N, depth].
+    """Of the last video of a pipeline: `replayed` bool [layers, rows, T*N - 1], and `codes` int16 [T*N, depth] (int32
+    where there are more than 32,768).
 
     With `observe` by token [layers, rows, T*N - 1], NaN in the first frame: `scores` float32 [scores, layers, rows,
     T*N - 1] in the order of `names`; `change`, the norm of what a replay would be wrong by (of the true output less
@@ -96,7 +97,8 @@ def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[A
     assert decode is not None
     shape = (len(decode.model.llm.blocks), decode.rows, decode.draws.tokens - 1)
     replayed = np.zeros(shape, bool) if decode.replay is None else decode.replay.replayed.cpu().numpy()
-    arrays: dict[str, NDArray[Any]] = {"replayed": replayed, "codes": decode.codes[0].cpu().numpy().astype(np.int16)}
+    integers = np.int16 if decode.model.spec.codes <= 2**15 else np.int32
+    arrays: dict[str, NDArray[Any]] = {"replayed": replayed, "codes": decode.codes[0].cpu().numpy().astype(integers)}
     if not observe:
         return arrays
     rule = replace(decode.settings.rule, tau=OFF, target=None, score=DEFAULT)

@@ -166,21 +166,27 @@ class Worker:
 def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:
     """What drafts did: tokens a pass, of the video and of each frame, and which codes were drafted right, [T, h, w].
 
-    A pass belongs to the frame of its first new token. 0, and no tokens a pass, in frames that the prompt holds.
+    A pass belongs to the frame of its first new token. 0, and no tokens a pass, in frames that the prompt holds; all
+    pictures of a frame of codes have what it has.
     """
     decode, (h, w) = pipe.decode, pipe.grid
     assert decode is not None and decode.drafter is not None
-    tokens, passes = np.zeros(pipe.frames), np.zeros(pipe.frames)
+    last, pictures = decode.settings.frames - 1, decode.model.spec.frame_spec.pictures
+    tokens, passes = np.zeros(last + 1), np.zeros(last + 1)
     for run in decode.drafter.passes:
-        frame = pipe.context + (run.first[0] + 1) // decode.frame
-        tokens[min(frame, pipe.frames - 1)] += run.accepted[0]
-        passes[min(frame, pipe.frames - 1)] += 1
+        frame = min((run.first[0] + 1) // decode.frame, last)
+        tokens[frame] += run.accepted[0]
+        passes[frame] += 1
+    each = [
+        t / p if p else None for t, p in zip(tokens.tolist(), passes.tolist(), strict=True) for _ in range(pictures)
+    ]
     codes = [place for place in range(decode.frame) if place not in decode.model.spec.layout.delimiters]
     places = np.zeros((pipe.frames, h, w), np.int64)
-    places[pipe.context :] = decode.drafter.drafted[0].view(-1, decode.frame)[:, codes].view(-1, h, w).numpy()
+    drafted = decode.drafter.drafted[0].view(-1, decode.frame)[:, codes].view(-1, h, w)
+    places[pipe.context :] = drafted.repeat_interleave(pictures, 0).numpy()
     return {
         **{key: report[key] for key in ("passes", "tokens_per_pass", "accepted_by_frame")},
-        "tokens_by_frame": [t / p if p else None for t, p in zip(tokens.tolist(), passes.tolist(), strict=True)],
+        "tokens_by_frame": [None] * pipe.context + each,
         "map": places.tolist(),
     }
 
