@@ -104,6 +104,21 @@ def test_int8_keys_a_short_window_and_the_accelerator(run: Run, model: str, tmp_
     assert run("fpga", "trace.npz", "--json").returncode == 0
 
 
+def test_a_sweep_shows_what_each_picture_has(run: Run, model: str, tmp_path: Path) -> None:
+    clip = _begun(model, tmp_path)[6]
+    options = ["--tau", "off,-0.1", "--repeats", "1", "--set", f"generation.size={SIZE}", "--set", "draft.kind=frame"]
+    kept = ["--set", "runtime.keep_prefill=kept.safetensors"]
+    done = run("sweep", "--model", model, "--input", clip, *options, *kept, "-o", "sweep")
+    assert done.returncode == 0, done.stderr
+    dense, replayed = json.loads(Path("sweep/results.json").read_text())["cells"]
+    for cell in (dense, replayed):
+        shown = cell["drafts"]["map"], cell["replay"]["map"]
+        assert [len(pictures) for pictures in shown] == [33, 33] and len(cell["drafts"]["tokens_by_frame"]) == 33
+        # Pictures of a frame of codes have what it has.
+        assert all(pictures[9] == pictures[16] and not np.any(pictures[8]) for pictures in shown)
+    assert np.any(replayed["replay"]["map"][9]) and Path("kept.safetensors").exists()
+
+
 def test_a_recipe_makes_the_video_again(run: Run, model: str, tmp_path: Path) -> None:
     _report(run(*_begun(model, tmp_path, 1), "--frames", "25", "--tau", "-0.1", "-o", "first.mp4"))
     _report(run("generate", "--from", "first.mp4", "--model", model, "--json", "-o", "again.mp4"))

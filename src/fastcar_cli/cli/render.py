@@ -138,7 +138,9 @@ class _Bar(Progress):
         self._last = self._clock()
         task = self._tasks[task_id]
         line = f"{task.description}: {task.percentage:.0f} %"
-        if task.total:
+        if task.fields["things"] == "%":
+            line += f", {(task.elapsed or 0) / 60:.0f} min"
+        elif task.total:
             line += f" of {task.total:,.0f} {task.fields['things']}, {(task.elapsed or 0) / 60:.0f} min"
         if task.total and 0 < task.completed < task.total:
             left = (task.elapsed or 0) * (task.total / task.completed - 1)

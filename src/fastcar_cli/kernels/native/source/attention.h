@@ -134,13 +134,20 @@ inline void begin_attention(const Queries& queries, long d) {
     });
 }
 
+// Appends nothing: what `attend` calls where no input has its key and value still to be written.
+struct NothingDue {
+    static bool due(long, long) { return false; }
+    static void write(long) {}
+};
+
 // Adds the keys and values of `cache` to the softmax of every query, as far as its input sees them. Slots are processed
 // TILE_SLOTS at a time, which all queries read from the L1 cache, and the sums so far are scaled down whenever a higher
 // score is met (online softmax: Milakov and Gimelshein, 2018, arXiv:1805.02867). While the keys of a tile are read its
 // values are prefetched, while the values are read the keys of the next tile. A cache with means must be the first: its
-// scores and weights are those met so far.
-template <class Format>
-void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, long d) {
+// scores and weights are those met so far. An input whose slot lies in a tile from slot s on, where appends.due(i, s),
+// has its key and value written by appends.write(i) behind the queries of the inputs before it.
+template <class Format, class Appends = NothingDue>
+void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, long d, Appends appends = {}) {
     long row = d * Format::size, slots = 0;
     for (long i = 0; i < queries.inputs; i++) slots = seen[i].slots > slots ? seen[i].slots : slots;
     for (long s = 0; s < slots; s += TILE_SLOTS) {
@@ -185,6 +192,10 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
         queries.for_each([&](long i, long n) {
             long count = min(TILE_SLOTS, seen[i].slots - s);
             if (count <= 0) return;
+            if (n == i * queries.heads && appends.due(i, s)) {
+                add_held();
+                appends.write(i);
+            }
             if (count != held_count || held == SIDE_BY_SIDE || prefetches) add_held();
             held_count = count;
             inputs[held] = i;

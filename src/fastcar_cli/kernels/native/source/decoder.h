@@ -66,11 +66,21 @@ inline void write_int8(const void* rows, long from, const float* mean, long n, f
 
 inline const At& place_of(const Decoder& d, long token) { return reinterpret_cast<const At*>(d.table)[token]; }
 
-// For the heads of row r that share KV head g, and input i of the row: rotates their queries and the new key, writes key
-// and value to the caches and, where `scored`, computes the heads' share of TAS.
+// Writes the rotated key and the value of input i of row r, of KV head g, to the caches.
 template <class Format>
-void append_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, long i,
-                  bool scored) {
+inline void write_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, long i) {
+    long input = r * step.count + i, head = r * d.kv_heads + g, n = d.head_width;
+    const At& to = place_of(d, step.tokens[r] + i);
+    write_row<Format>(w.k[input] + g * n, n, b.keys, head * d.slots + to.slot);
+    write_row<Format>(w.k[input] + g * n, n, b.aligned, head * d.aligned_slots + to.aligned_to);
+    write_row<Format>(w.v[input] + g * n, n, b.values, head * d.slots + to.slot);
+}
+
+// For the heads of row r that share KV head g, and input i of the row: rotates their queries and the new key, moves what
+// lies in its slot to the older ones and, where `scored`, computes the heads' share of TAS.
+template <class Format>
+void prepare_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, long i,
+                   bool scored) {
     long input = r * step.count + i, token = step.tokens[r] + i;
     const At& to = place_of(d, token);
     long n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = input * d.heads + first;
@@ -86,9 +96,7 @@ void append_input(const Decoder& d, const Block& b, const Step& step, const Work
     }
     if (b.k_norm) rms_norm(w.k[input] + g * n, b.k_norm, n, float(d.eps), w.k[input] + g * n);
     rotate(w.k[input] + g * n, cos, sin, n, key);
-    write_row<Format>(key, n, b.keys, at);
-    write_row<Format>(key, n, b.aligned, head * d.aligned_slots + to.aligned_to);
-    write_row<Format>(w.v[input] + g * n, n, b.values, at);
+    memcpy(w.k[input] + g * n, key, 4 * n);
 
     float scale = inverse_sqrt(float(n));
     auto aligned = static_cast<const char*>(b.aligned) + (head * d.aligned_slots + to.aligned_from) * bytes;
@@ -106,10 +114,25 @@ void append_input(const Decoder& d, const Block& b, const Step& step, const Work
     }
 }
 
-// Attention of these heads for the inputs from `begin` on to `end` of the row.
+// Writes of inputs whose slots others before them still attend to, as `attend` comes to these slots.
 template <class Format>
+struct LateWrites {
+    const Decoder& d;
+    const Block& b;
+    const Step& step;
+    const Workspace& w;
+    long r, g;
+    bool due(long i, long s) const {
+        long slot = place_of(d, step.tokens[r] + i).slot - d.start[r];
+        return slot >= s && slot < s + TILE_SLOTS;
+    }
+    void write(long i) const { write_input<Format>(d, b, step, w, r, g, i); }
+};
+
+// Attention of these heads for the inputs from `begin` on to `end` of the row; appends: see `attend`.
+template <class Format, class Appends>
 void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, long begin,
-                   long end) {
+                   long end, Appends appends) {
     long n = d.head_width, groups = d.heads / d.kv_heads, first = r * step.count + begin;
     long item = first * d.heads + g * groups, head = r * d.kv_heads + g, bytes = n * Format::size;
     long start = head * d.slots + d.start[r], older = head * d.older_slots;
@@ -136,31 +159,39 @@ void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Wor
     long next = head + 1 < d.rows * d.kv_heads ? head + 1 : head;
     const char* then = keys + (next * d.slots + d.start[next / d.kv_heads]) * bytes;
     if (has_older) then = static_cast<const char*>(b.older_keys) + next * d.older_slots * n;
-    attend<Format>({keys + start * bytes, values + start * bytes, then}, seen, queries, n);
+    attend<Format>({keys + start * bytes, values + start * bytes, then}, seen, queries, n, appends);
     end_attention(queries, n);
     queries.for_each([&](long i, long q) {
         memcpy(w.attended[first + i] + (g * groups + q % d.heads) * n, queries.output[q], 4 * n);
     });
 }
 
-// Attention of the heads of row r that share KV head g. Inputs find the caches as in passes of their own: one that
-// overwrites what those before it see is appended after these have attended; the others attend together.
+// Attention of the heads of row r that share KV head g. Inputs find the caches as in passes of their own. Without a mask
+// they attend together, and each is appended where they come to its slot. With one, an input that overwrites what those
+// before it see is appended after these have attended; the others attend together.
 template <class Format>
 void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g,
                   bool scored) {
+    auto hides = [&](long i, bool slots) {
+        // An input sees at least as much as the one before it.
+        const At &to = place_of(d, step.tokens[r] + i), &before = place_of(d, step.tokens[r] + i - 1);
+        return (slots && to.slot < before.length) || (to.moved_to >= 0 && to.moved_to < before.older);
+    };
+    bool together = !step.mask;
+    for (long i = 1; i < step.count; i++) together = together && !hides(i, false);
     long begin = 0;
     for (long i = 0; i < step.count; i++) {
-        if (i > begin) {
-            // An input sees at least as much as the one before it.
-            const At &to = place_of(d, step.tokens[r] + i), &before = place_of(d, step.tokens[r] + i - 1);
-            if (to.slot < before.length || (to.moved_to >= 0 && to.moved_to < before.older)) {
-                attend_inputs<Format>(d, b, step, w, r, g, begin, i);
-                begin = i;
-            }
+        if (!together && i > begin && hides(i, true)) {
+            attend_inputs<Format>(d, b, step, w, r, g, begin, i, NothingDue{});
+            begin = i;
         }
-        append_input<Format>(d, b, step, w, r, g, i, scored);
+        prepare_input<Format>(d, b, step, w, r, g, i, scored);
+        if (!together) write_input<Format>(d, b, step, w, r, g, i);
     }
-    attend_inputs<Format>(d, b, step, w, r, g, begin, step.count);
+    if (together)
+        attend_inputs<Format>(d, b, step, w, r, g, 0, step.count, LateWrites<Format>{d, b, step, w, r, g});
+    else
+        attend_inputs<Format>(d, b, step, w, r, g, begin, step.count, NothingDue{});
 }
 
 // Cross attention of all inputs, added to step.x. Keys and values are normed before, and never rotated.
