@@ -17,6 +17,7 @@ from support.processes import Run
 from support.sweeping import BALL, STAR, TINY_METRICS, cell_files, held, results, started, sweep, timeless, tiny_folder
 
 from fastcar_cli.analysis.sweep.lock import lock_folder
+from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.video import read_frames, read_recipe
 
@@ -156,6 +157,21 @@ def test_a_finished_sweep_does_nothing_again_and_an_extended_one_only_the_rest(
     assert {c["id"]: c["digest"] for c in results(apart)["cells"]}.items() <= {
         c["id"]: c["digest"] for c in results(whole)["cells"]
     }.items()
+
+
+ODD = {"runs": [3], "replay": {"ratio": "x"}, "metrics": [], "files": {".mp4": 1}, "digest": None, "fpga": [1]}
+
+
+def test_cells_of_other_types_are_damaged(ask: list[object], whole: Path) -> None:
+    names = [p for p in sorted((whole / "cells").glob("*.json"))][: len(ODD) + 2]
+    for file, (key, value) in zip(names, ODD.items(), strict=False):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    names[-2].write_text("[]")
+    names[-1].write_text(names[-1].read_text().replace('"decode_s": ', '"decode_s": NaN, "was": '))
+    store = Store(whole)
+    store.read()
+    assert [line.split(".json")[0].rpartition("/")[2] for line in store.damaged] == [p.stem for p in names]
+    assert sweep(*ask, "-o", whole).exit_code == 0 and len(results(whole)["cells"]) == 20
 
 
 @pytest.mark.parametrize("kind", [".json", ".mp4", ".npz", "gone"])

@@ -15,20 +15,51 @@ import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from fastcar_cli.analysis.sweep.fingerprint import difference
 from fastcar_cli.analysis.sweep.grid import OFF, Cell, Grid
 from fastcar_cli.analysis.sweep.lock import master
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import file_text, make_folder, sha256_of, write_arrays, write_whole
-from fastcar_cli.plain_data import parse_json
+from fastcar_cli.plain_data import Foreign, checked, parse_json
 from fastcar_cli.video import open_writer
 
 FORMAT = "fastcar-sweep-1"
+
+_Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Numbers = dict[str, _Finite | None]
+
+
+class _Run(Foreign):
+    decode_s: Annotated[_Finite, Field(gt=0)]
+    tokens_per_s: _Finite
+
+
+class _Replayed(Foreign):
+    ratio: _Finite
+    eligible_ratio: _Finite
+    by_layer: list[_Finite]
+    by_frame: list[_Finite]
+    map: list[list[list[_Finite]]]
+
+
+class _Kept(Foreign):
+    """What a cell's file holds beside the cell; of earlier versions a part."""
+
+    runs: Annotated[list[_Run], Field(min_length=1)]
+    files: dict[str, str]
+    digest: str
+    replay: _Replayed
+    metrics: _Numbers | None = None
+    frames: dict[str, list[_Finite | None]] | None = None
+    fidelity: dict[str, bool | _Finite | str | None] | None = None
+    fpga: _Numbers | None = None
+    drafts: dict[str, Any] | None = None
 
 
 @dataclass
@@ -132,7 +163,7 @@ class Store:
                 document = self._load(name)
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError, KeyError, TypeError) as e:
+            except (OSError, ValueError, KeyError, TypeError, RequestError) as e:
                 self.damaged.append(f"{self.cells_folder / name}.json: {e}")
                 continue
             self.cells[name] = document
@@ -140,10 +171,11 @@ class Store:
     def _load(self, name: str) -> dict[str, Any]:
         text = file_text(self.cells_folder / f"{name}.json")
         document = parse_json(text, finite=True)
+        if not isinstance(document, dict):
+            raise ValueError("is no cell")
         if document["id"] != name or Cell.from_dict(document).id != name:
             raise ValueError("belongs to another cell")
-        if not document["runs"]:
-            raise ValueError("holds no run")
+        checked(_Kept, document, name)
         for suffix, digest in document["files"].items():
             try:
                 if sha256_of(self.cells_folder / f"{name}{suffix}") != digest:
