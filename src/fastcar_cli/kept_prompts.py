@@ -75,7 +75,8 @@ class KeptFile:
 
     def read(self) -> Tensor | None:
         """See `KeptPrompts`."""
-        return None if self._file is None else self._file.get_tensor("hidden")
+        # A view would keep the whole file mapped.
+        return None if self._file is None else self._file.get_tensor("hidden").clone()
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `KeptPrompts`."""

@@ -168,6 +168,8 @@ class Decode(Batch):
             hidden = executor.prefill()
             if kept is not None:
                 kept.write(hidden)
+        # A file that was read is not held open.
+        self.kept = None
         synchronise(self.model.device)
         self.clock.prefill = time.perf_counter() - began
         return hidden
