@@ -124,6 +124,7 @@ def test_an_unreachable_target_fails_and_says_so(tmp_path: Path) -> None:
     assert results(tmp_path / "d")["find"]["reached"] is False and not (tmp_path / "d" / "found.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_configuration_found_names_the_score_of_the_search(tmp_path: Path) -> None:
     model = tiny_folder(tmp_path / "model")
     ask = [BALL, "--model", model, "--metrics", TINY_METRICS, "--seeds", "0-3", "-o", tmp_path / "d"]

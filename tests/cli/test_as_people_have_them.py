@@ -48,6 +48,7 @@ def _piped(folder: Path, options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder)
 
 
+@pytest.mark.slow
 def test_pipes_and_standard_input_are_files(pushed: Path) -> None:
     meant = _seen(_piped(pushed, "--input a.png --actions m.json"), pushed)
     assert meant["actions"] == [[1.0, 0.0], [0.0, 0.0]]

@@ -37,7 +37,14 @@ def _made(run: Run, name: str, *arguments: str) -> tuple[list[dict[str, Any]], l
     return reports, [read_frames(Path(report["video"]["path"])) for report in reports]
 
 
-@pytest.mark.parametrize("draft", [("frame", "8"), ("jacobi", "3"), ("jacobi", "16")])
+@pytest.mark.parametrize(
+    "draft",
+    [
+        pytest.param(("frame", "8"), marks=pytest.mark.slow),
+        pytest.param(("jacobi", "3"), marks=pytest.mark.slow),
+        ("jacobi", "16"),
+    ],
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_video_is_the_same_in_fewer_passes(run: Run, way: str, draft: tuple[str, str]) -> None:
     dense, frames = _made(run, "off", *WAYS[way], "--draft", "off")

@@ -240,6 +240,7 @@ def test_dry_run_needs_no_input(run: Run, free: str) -> None:
     assert plan["missing"] == [] and plan["replay_cache_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_wrong_requests_end_processes_so(process: Run, free: str, tmp_path: Path) -> None:
     """As a process: one panel on standard error, status 2, nothing on standard output."""
     (tmp_path / "text.mp4").write_text("text")

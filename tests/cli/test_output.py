@@ -80,6 +80,7 @@ def test_tables_as_csv_and_markdown(run: Run) -> None:
     assert ["file", "a.gif"] in [*csv.reader(io.StringIO(facts))]
 
 
+@pytest.mark.slow
 def test_json_is_a_format_too(run: Run) -> None:
     assert run("fpga", "--format", "json").stdout == run("fpga", "--json").stdout != ""
     for arguments in (["--json", "--format", "csv"], ["--format", "jsn"]):

@@ -40,6 +40,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(
@@ -215,6 +216,7 @@ def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
     assert prompts_of(tmp_path / "p.txt", "--calibrate") == ["a red ball"]
 
 
+@pytest.mark.slow
 def test_lost_states_are_told(make, prompts: Path, run: Run) -> None:  # type: ignore[no-untyped-def]
     command = [str(make()), "-o", "out", "--calibrate", str(prompts)]
     subprocess.run([sys.executable, "-c", DYING, ".states-model-00003", *command], capture_output=True)
@@ -230,7 +232,7 @@ def test_lost_states_are_told(make, prompts: Path, run: Run) -> None:  # type: i
         (None, (), "--calibrate prompts: there is no such file"),
         ("", (), "--calibrate prompts: holds no prompt"),
         ("\n  \n", (), "--calibrate prompts: holds no prompt"),
-        (b"\xff\xfe\xff", (), "--calibrate prompts: can't be read"),
+        (b"\xff\xfe\xff", (), "--calibrate prompts: is not UTF-8"),
         ("a red ball\n" * 33, (), "--calibrate: 33 prompts"),
         ("a red ball\nzzz qqq\n", (), "--calibrate: the model knows no word of the prompt 'zzz qqq'"),
         ("a red ball", ("--dtype", "bfloat16"), "--calibrate has no effect with --dtype bfloat16"),

@@ -283,6 +283,7 @@ def test_after_kill_9_it_goes_on_and_makes_the_same(make: Callable[..., Path], r
     assert all((straight / n).read_bytes() == Path("out", n).read_bytes() for n in names)
 
 
+@pytest.mark.slow
 def test_another_source_does_not_go_on_with_what_was_begun(make: Callable[..., Path], run: Run) -> None:
     source = make()
     subprocess.run([sys.executable, "-c", DYING, str(source), "-o", "out"], capture_output=True)

@@ -97,7 +97,7 @@ def _drafted(decode: Decode, executor: Executor, truth: Tensor, chance: random.R
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_drafts_change_no_bit(executor: str, rule: str, seed: int) -> None:
     if executor == "native" and native.unavailable():
@@ -177,7 +177,7 @@ def _same_decode(drafted: Decode, alone: Decode) -> None:
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
 @pytest.mark.parametrize("rule", LOOPS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     kind=st.sampled_from(["frame", "jacobi", "auto"]),
     window=st.sampled_from(WINDOWS),

@@ -248,6 +248,7 @@ def test_a_trace_whose_passes_are_longer_than_the_register_is_read(run: Run, tmp
         assert max(int(line["rows"]) for line in csv.DictReader(lines)) == 32
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(of=windows(layers=3, steps=7))
 def test_the_rtl_gets_a_row_for_each_input_token(tmp_path_factory: Any, of: Windows) -> None:

@@ -168,6 +168,7 @@ def test_stopped_and_killed_training_goes_on_as_if_it_had_not_been(
     assert same(*(torch.load(p / "checkpoint.pt", weights_only=True) for p in (whole, parts)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_stopped_tokenizer_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / k / "tokenizer.safetensors" for k in ("whole", "parts")]

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,7 +60,8 @@ def test_weights_of_forced_mlps_are_not_touched_and_others_are(executor: str, mo
 
 
 def test_drafts_are_worth_what_their_passes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcar_lab.bench.measure.full_spec", lambda: tiny_spec(times=4))
+    spec = tiny_spec(times=4)
+    monkeypatch.setattr(Benchmark, "spec", replace(spec, decoder=replace(spec.decoder, layers=32)))
     plan = Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 2, 1, False)
     result = drafted.measure(plan, [3], 0.5)
     assert set(result["lines"]) == {"bfloat16", "int8", "int4"} and result["accept"] == 0.5
@@ -87,7 +89,7 @@ def test_a_table_in_a_file_is_not_cut() -> None:
 def test_every_contestant_of_the_large_shape_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     # Widths that groups of int4 divide; code vectors are narrower than the decoder, as there.
-    monkeypatch.setattr("fastcar_lab.bench.measure.full_spec", lambda: tiny_spec(times=4))
+    monkeypatch.setattr(Benchmark, "spec", tiny_spec(times=4))
     plan = Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 1, 1, False)
     made = contestants(plan, models(plan))
     assert {"bfloat16/native/dense", "int8/native/mlp", "int4/native/alone 0.5"} <= made.keys()
@@ -205,7 +207,7 @@ def test_passes_of_several_tokens_are_held_against_memory_and_arithmetic(monkeyp
 
 
 def test_passes_of_several_tokens_of_the_large_shape_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcar_lab.bench.measure.full_spec", lambda: tiny_spec(times=4))
+    monkeypatch.setattr(Benchmark, "spec", tiny_spec(times=4))
     network = models(Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 1, 1, False))["int4"]
     for run, draw in window.works_of(network, 2, PROMPT_TOKENS + 6, [1, 3]).values():
         assert torch.isfinite(run()).all()

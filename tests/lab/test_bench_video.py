@@ -39,6 +39,7 @@ def test_a_stretch_is_reckoned_up_to_the_whole_video() -> None:
         assert part["variants"][variant]["bytes"] == pytest.approx(whole["variants"][variant]["bytes"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_keys_and_values_in_int8_are_read_as_such() -> None:
     model = load("mini")
     dense, packed = (whole_video(model, WholeVideo("mini", frames=2, ratio=0.4, kv_dtype=d)) for d in ("auto", "int8"))
@@ -75,6 +76,7 @@ def test_a_stopped_video_goes_on_behind_its_last_frame(tmp_path: Path) -> None:
         whole_video(model, PLAN, file)
 
 
+@pytest.mark.slow
 def test_drafts_that_are_always_right_fill_their_windows() -> None:
     model = load("mini")
     right, wrong = (whole_video(model, WholeVideo("mini", frames=3, ratio=0.5, drafts=((8, a),))) for a in (1.0, 0.0))

@@ -149,6 +149,7 @@ def test_claims_are_judged(folder: Path) -> None:
         assert ("not measured" in row) == (number not in (2, 3, 5)), row
 
 
+@pytest.mark.slow
 def test_drafts_are_held_against_replay_on_every_machine(folder: Path, tmp_path: Path) -> None:
     # The folder of the other tests keeps its page.
     done = claims(*_options(folder)[:-1], tmp_path / "out", "--claim", "10")

@@ -32,7 +32,7 @@ def test_tokenizer_keeps_pictures() -> None:
     [
         pytest.param("off", (0, 0), marks=pytest.mark.slow),
         pytest.param(0.0, (0.4, 0.65), marks=pytest.mark.slow),
-        (-2.0, (0.75, 0.9)),
+        pytest.param(-2.0, (0.75, 0.9), marks=pytest.mark.slow),
         pytest.param(-8.0, (0.97, 1), marks=pytest.mark.slow),
     ],
 )

@@ -31,6 +31,7 @@ def _generate(pipe: VideoPipeline, stories: list[Story], seed: int) -> tuple[np.
     return generate_videos(pipe, [samples.clip_of(story) for story in stories], seeds, batch=25)
 
 
+@pytest.mark.slow
 def test_objects_of_the_bundled_model_obey(pipe: VideoPipeline) -> None:
     stories = samples.held_out(12, 3)
     videos, _ = _generate(pipe, stories, 1)

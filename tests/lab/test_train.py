@@ -49,7 +49,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("stage", [pytest.param("base", marks=pytest.mark.slow), "replay"])
+@pytest.mark.parametrize("stage", ["base", "replay"])
+@pytest.mark.slow
 def test_stopped_and_killed_training_goes_on_as_if_it_had_not_been(
     tokenizer: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_patch_that_stays_keeps_its_codes() -> None:
     assert np.array_equal(same, (codes[0] == codes[1]).all(-1))
 
 
+@pytest.mark.slow
 def test_analyser_is_right_on_rendered_truth() -> None:
     right = shares(judge(analyse(render(s)), wanted_of(s)) for s in _scenes(60, 11))
     assert min(right.values()) >= 0.99, right

@@ -121,6 +121,7 @@ def _try(whole: dict[str, Path], tmp_path: Path, seeds: range) -> list[str]:
     return faults
 
 
+@pytest.mark.slow
 def test_300_damaged_folders_are_refused_in_a_sentence(whole: dict[str, Path], tmp_path: Path) -> None:
     assert _try(whole, tmp_path, range(300)) == []
 
