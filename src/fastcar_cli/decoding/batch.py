@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -175,7 +176,7 @@ class Batch:
             backend or TorchBackend(model.llm),
         )
 
-    @property
+    @cached_property
     def frame(self) -> int:
         """N, tokens a frame."""
         return self.model.spec.tokens_per_frame
