@@ -41,6 +41,9 @@ COMMANDS = {
         "fpga_rtl_cmd:rtl",
         "Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it.",
     ),
+    "models": ("models_cmd:models", "List the models that have names: what they take and make, and where they are."),
+    "models show": ("models_cmd:show", "What a model is made of, from its shapes alone."),
+    "pull": ("models_cmd:pull", "Fetch a model of the hub into the cache, so that later runs need no network."),
     "config": ("config_cmd:config", "Print the effective configuration as YAML."),
 }
 """Module and function of each command, and its line in the list of commands."""
@@ -83,7 +86,9 @@ class Commands(TyperGroup):
         self.commands = {name: Lazy(name, partial(_load, target), line) for name, (target, line) in COMMANDS.items()}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Join the words of a command's name."""
+        """Join the words of a command's name; `help NAME` is `NAME --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
         name = " ".join(args[:2])
         return super().parse_args(ctx, [name, *args[2:]] if name in self.commands else args)
 
@@ -123,7 +128,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Video from text with auto-regressive models, decoded fast with cache attentive replay."""

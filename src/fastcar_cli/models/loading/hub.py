@@ -93,6 +93,21 @@ def _complete(folder: Path) -> bool:
         return False
 
 
+def _cached(repository: str, revision: str) -> Path | None:
+    """The folder of a revision in the user's cache, whatever it holds."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
+def here(repository: str, revision: str = REVISION) -> bool:
+    """Whether the user's cache holds every file that loading needs."""
+    return (cached := _cached(repository, revision)) is not None and _complete(cached)
+
+
 def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = False) -> Path:
     """Folder of a revision of a repository in the user's cache, downloaded where it is not there yet.
 
@@ -102,12 +117,9 @@ def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = Fal
 
     if repository in COSMOS.values() and not configs_only:
         _fetch_files(cosmos.TOKENIZER, cosmos.HALVES)
-    try:
-        cached = Path(snapshot_download(repository, revision=revision, local_files_only=True))
-        if configs_only or _complete(cached):
-            return cached
-    except (OSError, ValueError):
-        pass
+    cached = _cached(repository, revision)
+    if cached is not None and (configs_only or _complete(cached)):
+        return cached
     try:
         patterns = _CONFIGS if configs_only else _WANTED
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))

@@ -1,0 +1,56 @@
+"""`fastcar models`, `fastcar models show`, `fastcar pull`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.processes import Run
+from support.sweeping import tiny_folder
+
+from fastcar_cli.models.loading.hub import REPOSITORIES
+from fastcar_cli.models.loading.registry import BUNDLED
+
+
+@pytest.fixture(autouse=True)
+def _no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def test_every_name_is_listed_with_what_it_takes_and_makes(run: Run) -> None:
+    rows = {row["name"]: row for row in json.loads(run("models", "--json").stdout)["models"]}
+    assert list(rows) == [*BUNDLED, *REPOSITORIES]
+    assert rows["mini"] == {
+        "name": "mini",
+        "takes": "a sentence",
+        "makes": "8 frames of 64 x 64, 8 a second",
+        "from": "the package",
+        "here": True,
+    }
+    assert rows["mini-actions"]["takes"] == "1 frame, 2 numbers a frame"
+    assert rows["cosmos-predict1-5b-video2world"]["takes"] == "1 or 9 frames, text vectors"
+    shown = run("models").stdout
+    assert all(name in shown for name in rows) and "to be pulled" in shown
+
+
+def test_a_model_is_shown_from_its_shapes(run: Run, tmp_path: Path) -> None:
+    shown = json.loads(run("models", "show", "vila-u-7b", "--json").stdout)
+    assert shown["decoder"] == "32 layers, width 4096, MLPs 11008, 32 heads" and not shown["here"]
+    assert 7.2e9 < shown["parameters"] < 7.3e9 and "LLaMA 2" in shown["terms"]
+    own = run("models", "show", str(tiny_folder(tmp_path / "own")))
+    assert own.returncode == 0 and "a folder" in own.stdout and "unknown" in own.stdout
+    wrong = run("models", "show", "minni")
+    assert wrong.returncode == 2 and "did you mean 'mini'?" in wrong.stderr
+
+
+def test_pull_names_the_folder_or_what_is_missing(run: Run) -> None:
+    assert Path(run("pull", "mini").stdout.strip(), "config.json").is_file()
+    away = run("pull", "ivideogpt-bair-64-act-free")
+    assert away.returncode == 1 and "thuml/ivideogpt-bair-64-act-free could not be fetched" in away.stderr
+
+
+def test_help_is_a_command(run: Run) -> None:
+    assert "Usage:" in run("help", "models", "show").stdout
+    assert run("-V").stdout == run("--version").stdout
