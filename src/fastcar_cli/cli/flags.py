@@ -67,6 +67,33 @@ def numbered_prompts(file: Path, option: str) -> dict[int, str]:
     return prompts
 
 
+ALIASES = {
+    "--num-frames": ("--frames", ""),
+    "--image": ("--input", ""),
+    "--prompt-file": ("--prompts", ""),
+    "--guidance-scale": ("--set", "sampling.cfg="),
+}
+"""Names that other tools give an option, the option, and what its value begins with."""
+
+
+def _respelled(args: list[str], known: Collection[str]) -> list[str]:
+    """The arguments with other tools' names replaced, where a command has the option and not that name."""
+    spelled: list[str] = []
+    begins = ""
+    for i, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        if arg == "--":
+            return [*spelled, *args[i:]]
+        if name in ALIASES and name not in known and ALIASES[name][0] in known and not begins:
+            option, begins = ALIASES[name]
+            spelled += [option, begins + value] if equals else [option]
+            begins = "" if equals else begins
+        else:
+            spelled.append(begins + arg)
+            begins = ""
+    return spelled
+
+
 class Command(TyperCommand):
     """A command that refuses empty values, names flags in the library's errors, and ends as it was stopped.
 
@@ -75,6 +102,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an option whose value is empty: as a path it would be the current folder."""
+        args = _respelled(args, {opt for p in self.params for opt in p.opts})
         valued = {opt for p in self.params if not getattr(p, "is_flag", True) for opt in p.opts}
         for before, value in zip(["", *args], args, strict=False):
             name, equals, rest = value.partition("=")
