@@ -9,8 +9,9 @@ from fastcar_cli._version import __version__
 if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import Frame, VideoPipeline
+    from fastcar_cli.python_api import Pipeline, Video
 
-__all__ = ["Frame", "RunConfig", "VideoPipeline", "__version__"]
+__all__ = ["Frame", "Pipeline", "RunConfig", "Video", "VideoPipeline", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from fastcar_cli import pipeline
 
         return getattr(pipeline, name)
+    if name in ("Pipeline", "Video"):
+        from fastcar_cli import python_api
+
+        return getattr(python_api, name)
     if name == "RunConfig":
         from fastcar_cli.config import RunConfig
 
