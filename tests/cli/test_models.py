@@ -66,3 +66,9 @@ def test_names_of_other_tools_are_understood(run: Run, tmp_path: Path) -> None:
     assert made["video"]["frames"] == 1 and made["tokens"]["rows"] == 2
     wrong = run("config", "--num-frames", "2")
     assert wrong.returncode == 2 and "--num-frames" in wrong.stderr
+
+
+def test_presets_are_listed(run: Run) -> None:
+    rows = {row["name"]: row for row in json.loads(run("presets", "--json").stdout)["presets"]}
+    assert rows["mini"]["option"] == "--config" and rows["paper-u280"]["option"] == "--fpga"
+    assert all(row["about"] for row in rows.values())

@@ -44,6 +44,7 @@ COMMANDS = {
     "models": ("models_cmd:models", "List the models that have names: what they take and make, and where they are."),
     "models show": ("models_cmd:show", "What a model is made of, from its shapes alone."),
     "pull": ("models_cmd:pull", "Fetch a model of the hub into the cache, so that later runs need no network."),
+    "presets": ("presets_cmd:presets", "List the configurations and accelerators that come with the package."),
     "config": ("config_cmd:config", "Print the effective configuration as YAML."),
 }
 """Module and function of each command, and its line in the list of commands."""
