@@ -43,7 +43,10 @@ COMMANDS = {
     ),
     "models": ("models_cmd:models", "List the models that have names: what they take and make, and where they are."),
     "models show": ("models_cmd:show", "What a model is made of, from its shapes alone."),
-    "pull": ("models_cmd:pull", "Fetch a model of the hub into the cache, so that later runs need no network."),
+    "pull": (
+        "models_cmd:pull",
+        "Fetch a model of the hub into the cache, so that later runs need no network; started again, it resumes.",
+    ),
     "presets": ("presets_cmd:presets", "List the configurations and accelerators that come with the package."),
     "config": ("config_cmd:config", "Print the effective configuration as YAML."),
 }
