@@ -39,6 +39,9 @@ def test_a_model_is_shown_from_its_shapes(run: Run, tmp_path: Path) -> None:
     shown = json.loads(run("models", "show", "vila-u-7b", "--json").stdout)
     assert shown["decoder"] == "32 layers, width 4096, MLPs 11008, 32 heads" and not shown["here"]
     assert 7.2e9 < shown["parameters"] < 7.3e9 and "LLaMA 2" in shown["terms"]
+    # A full name needs nothing of the hub either.
+    full = json.loads(run("models", "show", "thuml/ivideogpt-bair-64-act-cond", "--json").stdout)
+    assert full["takes"] == "1 frame, 4 numbers a frame"
     own = run("models", "show", str(tiny_folder(tmp_path / "own")))
     assert own.returncode == 0 and "a folder" in own.stdout and "unknown" in own.stdout
     wrong = run("models", "show", "minni")

@@ -39,9 +39,9 @@ def show(name: Name, as_json: Json = False, form: Format = "table", debug: Debug
     from fastcar_cli.models.loading.checkpoint import empty_network
     from fastcar_cli.models.loading.hub import licence, repository_of
     from fastcar_cli.models.loading.memory_plan import parameter_bytes
-    from fastcar_cli.models.loading.registry import BUNDLED
+    from fastcar_cli.models.loading.registry import BUNDLED, spec_of
 
-    spec, line = _spec(name), _line(name)
+    spec, line = spec_of(name), _line(name)
     repository = repository_of(name)
     decoder, sizes = spec.decoder, empty_network(spec)
     facts: dict[str, Any] = line | {
@@ -75,20 +75,12 @@ def _word(value: object) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def _spec(name: str) -> Spec:
-    """Shapes of a model. Raises RequestError for an unknown name."""
-    from fastcar_cli.models.loading.published import published_spec
-    from fastcar_cli.models.loading.registry import folder_of, shapes_of
-
-    return published_spec(name.partition("@")[0]) or shapes_of(folder_of(name)).spec
-
-
 def _line(name: str) -> dict[str, Any]:
     """A model's row."""
     from fastcar_cli.models.loading.hub import here, repository_of, revision_of
-    from fastcar_cli.models.loading.registry import BUNDLED
+    from fastcar_cli.models.loading.registry import BUNDLED, spec_of
 
-    spec, repository = _spec(name), repository_of(name)
+    spec, repository = spec_of(name), repository_of(name)
     height, width = spec.frame_spec.size
     return {
         "name": name,
