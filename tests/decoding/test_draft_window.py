@@ -53,9 +53,8 @@ def test_drafts_that_are_never_right_cost_two_passes(slope: float) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(right=st.floats(0, 1), slope=st.floats(0, 0.5), seed=st.integers(0, 10**6))
+@given(right=st.floats(0, 1), slope=st.floats(0, 2), seed=st.integers(0, 10**6))
 def test_a_decode_is_never_much_slower_than_without_drafts(right: float, slope: float, seed: int) -> None:
-    # Processors need 0.02 to 0.5 times a pass for each further token.
     assert _decode(lambda done: right, _line(slope), seed)[0] <= 1.05 * TOKENS
 
 

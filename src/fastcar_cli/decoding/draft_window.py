@@ -22,6 +22,9 @@ LATELY = 5
 FORGET = 0.04
 """How much less an older pass counts."""
 
+WORTH = 0.5
+"""Most that a pass may cost, in as many passes of one token: above, even right drafts gain little, and luck decides."""
+
 EASE = 0.995
 """What the cost of a window that lost is multiplied by for every pass without it, half as much each time it loses."""
 
@@ -51,7 +54,8 @@ class DraftWindow:
             if len(self._timed) == 1 and len(self._sizes) > 1:
                 best = min(FIRST, self._sizes[-1])
             else:
-                best = max(self._sizes, key=lambda size: self._expected(size, promising) / self._cost(size))
+                worth = [s for s in self._sizes if s == 1 or self._cost(s) <= WORTH * s * self._cost(1)]
+                best = max(worth, key=lambda size: self._expected(size, promising) / self._cost(size))
             if best != self._now:
                 if self._now in self._timed:
                     self._timed[self._now].lost += 1
