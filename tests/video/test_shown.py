@@ -242,16 +242,15 @@ def _full(kind: bytes, version: int, *data: bytes) -> bytes:
 def _tile(colour: tuple[int, int, int]) -> tuple[bytes, bytes]:
     """The configuration and the data of one HEVC picture of 64 x 64."""
     file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream: Any = container.add_stream("libx265", rate=1, options={"x265-params": "log-level=none"})
+    with av.open(file, "w", format="matroska") as target:  # FFmpeg 8's MP4 muxer refuses such a stream at random
+        stream: Any = target.add_stream("libx265", rate=1, options={"x265-params": "log-level=none"})
         stream.width = stream.height = 64
         stream.pix_fmt = "yuv420p"
-        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((64, 64, 3), colour, np.uint8), format="rgb24")))
-        container.mux(stream.encode())
-    data = file.getvalue()
-    begin = data.index(b"hvcC") - 4
-    end, media = begin + int.from_bytes(data[begin : begin + 4], "big"), data.index(b"mdat")
-    return data[begin:end], data[media + 4 : media - 4 + int.from_bytes(data[media - 4 : media], "big")]
+        target.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((64, 64, 3), colour, np.uint8), format="rgb24")))
+        target.mux(stream.encode())
+    with av.open(io.BytesIO(file.getvalue()), "r") as source:
+        [packet] = [bytes(packet) for packet in source.demux(video=0) if packet.size]
+        return _box(b"hvcC", bytes(source.streams.video[0].codec_context.extradata or b"")), packet
 
 
 def _heic(*colours: tuple[int, int, int], turned: int = 0) -> bytes:
