@@ -79,6 +79,9 @@ def generate(
     force: Annotated[
         bool, typer.Option("--force", help="Write over an existing file, or another video of that name.")
     ] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Show frames in the terminal as they are decoded.")
+    ] = False,
     *,
     flags: Flags,
     report_to: Annotated[
@@ -104,8 +107,8 @@ def generate(
     from fastcar_cli.video.embedding import read_embedding
     from fastcar_cli.video.inputs import Inputs
 
-    if verbose and (quiet or as_json):
-        refuse(ctx, ("verbose",), f"with {'--quiet' if quiet else '--json'}", "leave one of them out")
+    if quiet or (verbose and as_json):
+        refuse(ctx, ("verbose", "preview"), f"with {'--quiet' if quiet else '--json'}", "leave one of them out")
     if "replay.tau" in flags and "replay.ratio" in flags:
         raise RequestError(
             f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} exclude each other",
@@ -163,10 +166,14 @@ def generate(
         make_folder(folder)
 
     from fastcar_cli.cli import writing
+    from fastcar_cli.cli.preview import Preview, lacking
     from fastcar_cli.cli.render import Results, console, note, plain, summary
     from fastcar_cli.models.loading.hub import licence, repository_of
 
     terminal = console(quiet)
+    if preview and (why := lacking(terminal)) is not None:
+        preview = False
+        notes.append(f"no preview: {why}")
     pipe = writing.load(run, count, terminal)
     jobs = begin.jobs(pipe, first, run.generation.samples, truth=truth)
     if (trace_to is not None or report_to is not None) and pipe.batch_size(count) < count:
@@ -195,8 +202,9 @@ def generate(
         check_target(path, pipe.fps)
     new = output is None or folder is not None
     written, stop = writing.write(
-        pipe, run, jobs, paths, new=new, aside=not new and not force, truth=truth, terminal=terminal
-    )
+        pipe, run, jobs, paths, new=new, aside=not new and not force, truth=truth, terminal=terminal,
+        preview=Preview() if preview else None,
+    )  # fmt: skip
     reports = []
     for i, video in written.items():
         writer, job = video.writer, jobs[i]

@@ -8,11 +8,11 @@ import os
 import shutil
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -109,9 +109,20 @@ def note(target: Console, text: str, label: str = "note") -> None:
 class _Bar(Progress):
     """A bar in a terminal; elsewhere a plain line a minute, so that a log shows that a long run proceeds."""
 
-    def __init__(self, target: Console, things: str, *columns: ProgressColumn, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        target: Console,
+        things: str,
+        *columns: ProgressColumn,
+        clock: Callable[[], float],
+        above: RenderableType | None = None,
+    ) -> None:
+        self._things, self._clock, self._last, self._above = things, clock, clock(), above
         super().__init__(*columns, console=target, transient=True, disable=not target.is_terminal, get_time=clock)
-        self._things, self._clock, self._last = things, clock, clock()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """As `Progress.get_renderables`."""
+        return [*([] if self._above is None else [self._above]), *super().get_renderables()]
 
     def add_task(self, description: str, *args: Any, **options: Any) -> TaskID:
         """As `Progress.add_task`; `things` are what the task counts, where they are others than the bar's."""
@@ -152,10 +163,16 @@ def _words(text: str) -> TextColumn:
     return TextColumn(text, markup=False)
 
 
-def progress(target: Console, things: str = "frames", clock: Callable[[], float] = time.monotonic) -> Progress:
-    """A bar by frame (or other things) with time left."""
+def progress(
+    target: Console,
+    things: str = "frames",
+    clock: Callable[[], float] = time.monotonic,
+    above: RenderableType | None = None,
+) -> Progress:
+    """A bar by frame (or other things) with time left, and what is shown above it."""
     left = (_words("{task.fields[things]}"), TimeElapsedColumn(), _words("left"), TimeRemainingColumn())
-    return _Bar(target, things, _words("{task.description}"), BarColumn(), MofNCompleteColumn(), *left, clock=clock)
+    shown = (_words("{task.description}"), BarColumn(), MofNCompleteColumn(), *left)
+    return _Bar(target, things, *shown, clock=clock, above=above)
 
 
 def loading(target: Console, clock: Callable[[], float] = time.monotonic) -> Progress:

@@ -15,6 +15,7 @@ from fastcar_cli.errors import Key, RunError
 from fastcar_cli.signals import uninterrupted
 
 if TYPE_CHECKING:
+    from fastcar_cli.cli.preview import Preview
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import Frame, VideoPipeline
     from fastcar_cli.video import Writer
@@ -54,11 +55,12 @@ def write(
     aside: bool,
     truth: bool,
     terminal: Any,
+    preview: Preview | None = None,
 ) -> tuple[dict[int, Written], KeyboardInterrupt | None]:
     """Decode and write every video: those that have a frame, closed, and what stopped the run early.
 
     With `new` no file is replaced, with `aside` no other video; with `truth` the frames of a job's input are shown
-    beside its own. Frames that were finished before a stop are kept.
+    beside its own. Frames that were finished before a stop are kept; `preview` gets those that are written.
     """
     from fastcar_cli.analysis.truth import beside
     from fastcar_cli.cli.render import progress
@@ -92,11 +94,13 @@ def write(
                 to.images.append(image)
                 image = beside(excerpt.frames[frame.index], image)
             to.writer.add(image)
+            if preview is not None:
+                preview.add(image)
             if to.writer.frames == pipe.frames:
                 with uninterrupted():
                     to.writer.close()
 
-        with progress(terminal) as bar:
+        with progress(terminal, above=preview) as bar:
             task = bar.add_task("decoding", total=pipe.frames, start=False)
 
             def on_step(done: int, total: int) -> None:
@@ -124,6 +128,8 @@ def write(
                         f"out of memory: {e}", hint=("fewer ", Key("samples"), " or prompts at once need less")
                     ) from None
                 raise
+        if preview is not None:
+            terminal.print(preview)
         with uninterrupted():
             for video in written.values():
                 video.writer.close()
