@@ -1,4 +1,4 @@
-"""A run as one validated object: built-in defaults < YAML < `--set` < flags.
+"""A run as one validated object: built-in defaults < fastcar.yaml < environment < `--config` < `--set` < flags.
 
 None stands for "what the model prefers"; the pipeline resolves it.
 """
@@ -392,31 +392,70 @@ def current(data: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
-def load_config(
-    name: str | None = None, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None
-) -> RunConfig:
-    """Merge a preset or YAML file, `key=value` overrides and flags (dotted keys) over the defaults."""
+@dataclass(frozen=True)
+class Given:
+    """A value of a dotted key, what errors about it begin with, and where it is from, as `config --where` prints it."""
+
+    key: str
+    value: Any
+    where: Text | None
+    source: str
+
+
+Layer = list[Given]
+"""Values that are given in one place; a later layer wins."""
+
+
+def file_layer(name: str, source: str) -> Layer:
+    """The values of a preset or YAML file. Raises RequestError that names it."""
+    data, path = read_preset("configuration", name, presets(), preset_folder())
+    RunConfig.from_dict(data, str(path))
+    return [Given(key, value, str(path), source) for key, value in flat(current(data)).items()]
+
+
+def value_of(text: str, where: Text) -> Any:
+    """A value that is given as YAML in one line. Raises RequestError."""
+    try:
+        return parse_yaml(text)
+    except ValueError:
+        raise RequestError(f"{shown(text)} is not valid YAML", where=where) from None
+
+
+def _override(text: str) -> Given:
+    key, equals, value = text.partition("=")
+    where = (Key("overrides"), f" {shown(text)}")
+    if not equals:
+        raise RequestError("needs the form key=value, such as replay.tau=-2", where=where)
+    if not value.strip():
+        raise RequestError("the value is empty", where=where, hint="give one, or leave the key out")
+    return Given(_known(key.strip(), where), value_of(value, where), where, "--set")
+
+
+def load_sources(
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    below: Sequence[Layer] = (),
+) -> tuple[RunConfig, dict[str, str]]:
+    """As `load_config`, and where each key that is given has its value from."""
+    layers = [*below, *([] if name is None else [file_layer(name, f"--config {name}")])]
+    layers.append([_override(override) for override in overrides])
+    layers.append([Given(key, value, None, "command line") for key, value in (flags or {}).items()])
     data: dict[str, Any] = {}
-    if name is not None:
-        read, path = read_preset("configuration", name, presets(), preset_folder())
-        RunConfig.from_dict(read, str(path))
-        data = flat(current(read))
-    later_wins(data, [o.partition("=")[0].strip() for o in overrides])
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        where = (Key("overrides"), f" {shown(override)}")
-        if not equals:
-            raise RequestError("needs the form key=value, such as replay.tau=-2", where=where)
-        if not text.strip():
-            raise RequestError("the value is empty", where=where, hint="give one, or leave the key out")
-        key = _known(key.strip(), where)
-        try:
-            data[key] = parse_yaml(text)
-        except ValueError:
-            raise RequestError(f"{shown(text)} is not valid YAML", where=where) from None
-        RunConfig.from_dict(nested(data), where)
-    later_wins(data, flags or {})
-    for key, value in (flags or {}).items():
-        data[key] = value
-        RunConfig.from_dict(nested(data), None)
-    return RunConfig.from_dict(nested(data))
+    sources: dict[str, str] = {}
+    for layer in layers:
+        later_wins(data, [given.key for given in layer])
+        for given in layer:
+            data[given.key], sources[given.key] = given.value, given.source
+            RunConfig.from_dict(nested(data), given.where)
+    return RunConfig.from_dict(nested(data)), {key: source for key, source in sources.items() if key in data}
+
+
+def load_config(
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    below: Sequence[Layer] = (),
+) -> RunConfig:
+    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags (dotted keys)."""
+    return load_sources(name, overrides, flags, below)[0]

@@ -11,6 +11,7 @@ import typer
 
 from fastcar_cli.cli.flags import one_of, prompts_of
 from fastcar_cli.cli.options import Debug, Flags, Json, Quiet, options, sentence
+from fastcar_cli.cli.surroundings import surroundings
 from fastcar_cli.config import load_config, settings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.limits import cores
@@ -57,7 +58,7 @@ def convert(
 
     from fastcar_cli.cli.render import Results, console, note
 
-    threads = load_config(None, (), flags).runtime.threads
+    threads = load_config(None, (), flags, surroundings()).runtime.threads
     torch.set_num_threads(threads or min(torch.get_num_threads(), cores()))
     terminal = console(quiet)
     source = open_source(model)

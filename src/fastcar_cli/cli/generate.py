@@ -12,6 +12,7 @@ import typer
 
 from fastcar_cli.cli.flags import check_file, check_made, given, refuse
 from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Format, Json, Overrides, Quiet, options
+from fastcar_cli.cli.surroundings import notices, surroundings
 from fastcar_cli.config import RunConfig, load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
@@ -128,7 +129,10 @@ def generate(
         flags = {**taken, **flags}
         begun = None if texts or inputs else prompt_of(recipe, str(from_))
         notes += left
-    run = load_config(config, set_ or [], flags)
+    # A recipe decides alone, wherever the video is made again.
+    below = surroundings() if from_ is None else []
+    run = load_config(config, set_ or [], flags, below)
+    notes += notices(below)
     if example:
         if texts or inputs or from_ is not None:
             raise RequestError(

@@ -11,6 +11,7 @@ import typer
 from fastcar_cli import choices
 from fastcar_cli.cli.flags import check_file, check_made, one_of, refuse
 from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
+from fastcar_cli.cli.surroundings import surroundings
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
@@ -27,11 +28,12 @@ def profile(
         str | None, typer.Option(help="Context lengths with commas between them, such as 2k,4k,8192.")
     ] = None,
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="mini, a published name such as vila-u-7b (its shapes with random weights, no download), or a folder."
+            help="mini, a published name such as vila-u-7b (its shapes with random weights, no download), or a folder.",
+            show_default="mini",
         ),
-    ] = "mini",
+    ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows of the batch; a guided video is two.", min=1, max=256)] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     *,
@@ -56,7 +58,8 @@ def profile(
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.models.loading.published import published_spec
 
-    runtime = load_config(None, (), flags).runtime
+    run = load_config(None, (), flags, surroundings())
+    runtime, model = run.runtime, model or run.model
     one_of("--backend", backend, choices.values(choices.Backend))
     one_of("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
     if decode is None:
@@ -83,7 +86,7 @@ def profile(
     if backend == "fpga-sim":
         document = _emulated(model, lengths, rows, fpga)
     else:
-        if timeline is not None and runtime.executor not in ("auto", "torch"):
+        if timeline is not None and flags.get("runtime.executor") not in (None, "auto", "torch"):
             raise RequestError("--timeline shows steps in plain torch", hint="leave --executor out")
         plan = ProfileSettings(
             *(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats, replay_ratio),

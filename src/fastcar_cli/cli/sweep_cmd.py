@@ -11,6 +11,7 @@ import typer
 from fastcar_cli import choices
 from fastcar_cli.cli.flags import one_of, refuse
 from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Format, Json, Overrides, Quiet, options
+from fastcar_cli.cli.surroundings import notices, surroundings
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.signals import status
@@ -144,8 +145,10 @@ def sweep(
         ratios = parse.RATIOS
     if output is None and not dry:
         raise RequestError("-o is missing: a sweep needs a folder", hint="-o DIR")
+    below = surroundings()
+    notes += notices(below)
     request = Request(
-        config=load_config(config, set_ or [], flags),
+        config=load_config(config, set_ or [], flags, below),
         prompts=tuple(texts),
         seeds=parse.parse_seeds(seeds),
         taus=() if tau is None and ratios else None if tau is None else parse.parse_taus(tau),
