@@ -33,6 +33,10 @@ COMMANDS = {
         "sweep_cmd:vbench_score",
         "VBench's published total from its result files, without vbench installed.",
     ),
+    "demo": (
+        "demo_cmd:demo",
+        "Make videos on a page of this machine's browser, with the replay map beside each, until Ctrl-C.",
+    ),
     "fpga": (
         "fpga_cmd:fpga",
         "Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL.",

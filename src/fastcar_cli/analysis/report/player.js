@@ -205,7 +205,7 @@ function drawSide() {
 function drawStrip() {
   const c = PLAYER.cell;
   if (!c) return;
-  const width = Math.max(240, VIEW.strip.clientWidth), n = framesOf(c), left = 66, slot = (width - left) / n;
+  const width = Math.max(240, VIEW.strip.clientWidth), n = framesOf(c), left = 78, slot = (width - left) / n;
   const rows = [];
   const bars = (list, name, top, tall, low, high, color, show) => {
     rows.push(s("text", { x: 0, y: top + tall / 2 + 4 }, name), s("line", { class: "grid", x1: left, x2: width, y1: top + tall + 0.5, y2: top + tall + 0.5 }));

@@ -1,0 +1,58 @@
+/* The page of `fastcar demo`: a form, and the player with the last video, whose left screen shows it without the map. */
+const FORM = at("form");
+FORM.model.append(...DATA.models.map((name) => h("option", {}, name)));
+for (const [name, value] of Object.entries(DATA.form)) if (FORM[name]) FORM[name].value = value;
+
+function show(id, text) {
+  at(id).textContent = text;
+  at(id).hidden = !text;
+}
+
+/** Lines of JSON as they come. */
+async function* linesOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    const lines = (rest + (value || "")).split("\n");
+    rest = lines.pop();
+    for (const line of lines) yield JSON.parse(line);
+    if (done) return;
+  }
+}
+
+async function make(event) {
+  event.preventDefault();
+  show("error", "");
+  at("make").disabled = true;
+  at("progress").hidden = false;
+  at("progress").removeAttribute("value");
+  let end = { error: "fastcar does not answer", hint: "is it still running?" };
+  try {
+    const response = await fetch("make", { method: "POST", body: JSON.stringify(Object.fromEntries(new FormData(FORM))) });
+    if (!response.ok) end = { error: await response.text() };
+    else for await (const line of linesOf(response)) {
+      if (has(line.share)) at("progress").value = line.share;
+      else end = line;
+    }
+  } catch { /* The connection broke: `end` says so. */ }
+  if (end.done) return location.reload();
+  at("progress").hidden = true;
+  at("make").disabled = false;
+  show("error", `${end.error}${end.hint ? `; ${end.hint}` : ""}`);
+}
+FORM.addEventListener("submit", make);
+show("notes", DATA.notes.join("; "));
+at("footer").textContent = `fastcar ${DATA.version} on this machine; the address works here only.`;
+
+if (CELLS.length) {
+  const [cell] = CELLS;
+  at("watch").hidden = false;
+  Object.assign(STATE, { prompt: cell.prompt, seed: cell.seed, setting: settingKey(cell) });
+  startPlayer();
+  VIEW.a.caption.textContent = "Video";
+  VIEW.a.video.setAttribute("aria-label", "Video");
+  VIEW.a.figure.querySelector("i").remove();
+  at("show-difference").closest("label").remove();
+  Object.assign(at("save"), { href: `data:video/mp4;base64,${VIDEOS.video}`, download: DATA.file });
+}

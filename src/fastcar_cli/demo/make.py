@@ -1,0 +1,101 @@
+"""One video for the page: decoded, encoded, and with its maps in the form that the report's player reads."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastcar_cli.analysis.sweep.worker import draft_data, replay_map
+from fastcar_cli.config import load_config
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.loading.hub import REPOSITORIES, here
+from fastcar_cli.models.loading.registry import BUNDLED, spec_of
+from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.recipe import recipe_of
+from fastcar_cli.video import default_name, open_writer
+
+SHOWN_SIDE = 256
+"""Frames are enlarged to about this many pixels a side."""
+
+
+def models() -> list[str]:
+    """Models that take a text and are on this machine."""
+    names = [*BUNDLED, *(name for name, repository in REPOSITORIES.items() if here(repository))]
+    return [name for name in names if not spec_of(name).layout.context]
+
+
+class Maker:
+    """Makes one video after another and keeps the model of the last one."""
+
+    def __init__(self) -> None:
+        self._pipe: VideoPipeline | None = None
+
+    def __call__(self, form: dict[str, str], on_step: Callable[[int, int], None]) -> tuple[dict[str, Any], bytes]:
+        """The results of a sweep with this one video, for the player, and the video as MP4.
+
+        `form` has prompt, model, tau, draft and seed as text, an empty seed for any. Raises RequestError for what is
+        refused and RunError for what fails.
+        """
+        prompt, name = form.get("prompt", "").strip(), form.get("model", "")
+        if name not in (offered := models()):
+            raise RequestError(f"{name!r} is no model of this page", allowed=", ".join(offered))
+        if not prompt:
+            raise RequestError("the prompt is empty", hint="describe the video in a few words")
+        seed = form.get("seed", "").strip()
+        if seed and not (seed.isascii() and seed.isdigit() and int(seed) < 2**63):
+            raise RequestError(f"the seed {seed[:40]!r} is no whole number", allowed="0 to 2^63 - 1, or none for any")
+        scale = max(1, round(SHOWN_SIDE / max(spec_of(name).frame_spec.size)))
+        flags = {"replay.tau": form.get("tau", "off"), "draft.kind": form.get("draft", "auto"), "video.scale": scale}
+        run = load_config(flags={"model": name, **flags})
+        if self._pipe is None or self._pipe.config.model != name:
+            self._pipe = None  # before the next one needs memory
+            self._pipe = VideoPipeline.from_config(run)
+        pipe = self._pipe.with_config(run)
+        first = int(seed) if seed else secrets.randbelow(2**31)
+        notes = pipe.notices([prompt])
+        images = [frame.image for frame in pipe.stream([prompt], [first], on_step)]
+        recipe = recipe_of(pipe, prompt, first, pipe.prompt_ids(0))
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "video.mp4"
+            with open_writer(file, fps=pipe.fps, scale=scale, recipe=recipe) as writer:
+                for image in images:
+                    writer.add(image)
+            video = file.read_bytes()
+        return _results(pipe, form, notes), video
+
+
+def _results(pipe: VideoPipeline, form: dict[str, str], notes: list[str]) -> dict[str, Any]:
+    """What the player reads: the results of a sweep with one cell, which is its own reference."""
+    report = pipe.report(0)
+    draft = report["draft"]
+    cell = {
+        "id": "video",
+        "reference": "video",
+        "prompt": report["prompt"],
+        "seed": report["seed"],
+        "tau": report["tau"] if not isinstance(report["tau"], list) else form["tau"],
+        "score": report["replay"]["score"],
+        "gate": report["replay"]["gate"],
+        "draft": f"{draft['kind']}-{draft['window']}" if draft["window"] > 1 else "off",
+        "speed": {"decode_s": {"median": report["timing"]["decode_s"]}},
+        "replay": {**report["replay"], "map": replay_map(pipe)},
+        "drafts": draft_data(pipe, draft),
+    }
+    return {
+        "form": form,
+        "notes": notes,
+        "file": default_name(report["prompt"], report["seed"]).name,
+        "cells": [cell],
+        "summary": [],
+        "plan": {},
+        "model": {"name": pipe.name, "layers": pipe.layers, "frames": pipe.frames, "fps": pipe.fps},
+        "report": {"missing": []},
+    }
+
+
+def empty_results() -> dict[str, Any]:
+    """As a video's, before there is one."""
+    return {"form": {}, "notes": [], "cells": [], "summary": [], "plan": {}, "model": {}, "report": {"missing": []}}

@@ -1,0 +1,166 @@
+"""The page's server: HTTP of the standard library, on the loopback interface alone.
+
+Handlers run in threads; videos are made in the thread that calls `serve`, one at a time, so that Ctrl-C stops one that
+is being made. Other pages that the user's browser shows can't use it: they know neither the secret in the address nor
+may their requests have another Host or Origin.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import queue
+import secrets
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fastcar_cli._version import __version__
+from fastcar_cli.analysis.report.build import asset, filled, head, json_text
+from fastcar_cli.demo.make import empty_results, models
+from fastcar_cli.errors import FastcarError, RequestError
+from fastcar_cli.models.loading.memory_plan import out_of_memory
+
+Make = Callable[[dict[str, str], Callable[[int, int], None]], tuple[dict[str, Any], bytes]]
+Line = dict[str, Any]
+
+LOOPBACK = "127.0.0.1"
+HOSTS = (LOOPBACK, "localhost")
+MOST_BYTES = 65536
+SCRIPTS = ("core.js", "charts.js", "heat.js", "player.js", "demo.js")
+
+
+class Server(ThreadingHTTPServer):
+    """A page under a secret address. `port` 0 takes any free one; raises RequestError where the port is taken."""
+
+    daemon_threads = True
+
+    def __init__(self, make: Make, port: int = 0) -> None:
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except OSError as e:
+            raise RequestError(f"--port {port}: {e.strerror}", hint="another one, or none for any free one") from None
+        self._make = make
+        self.secret = secrets.token_urlsafe(18)
+        self.busy = threading.Lock()
+        self.jobs: queue.Queue[tuple[dict[str, str], queue.Queue[Line]]] = queue.Queue()
+        self._results, self._video = empty_results(), b""
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{LOOPBACK}:{self.server_port}/{self.secret}/"
+
+    def serve(self) -> None:
+        """Answer requests until an exception, such as Ctrl-C, ends it."""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        try:
+            while True:
+                form, lines = self.jobs.get()
+                self._work(form, lines)
+        finally:
+            self.shutdown()
+            self.server_close()
+
+    def _work(self, form: dict[str, str], lines: queue.Queue[Line]) -> None:
+        last: Line = {"error": "stopped"}
+        try:
+            self._results, self._video = self._make(form, lambda done, total: lines.put({"share": done / total}))
+            last = {"done": True}
+        except FastcarError as e:
+            e.name_of = lambda key: key.rpartition(".")[2]
+            last = {"error": str(e), "hint": e.hint}
+        except Exception as e:
+            what = "out of memory" if out_of_memory(e) else f"unexpected {type(e).__name__}: {e}"
+            last = {"error": what}
+        finally:
+            self.busy.release()
+            lines.put(last)
+
+    def page(self) -> bytes:
+        """The page with the last video."""
+        videos = {"video": base64.b64encode(self._video).decode("ascii")} if self._video else {}
+        data = self._results | {"models": models(), "version": __version__}
+        parts = {
+            "head": head("fastcar demo", "; media-src data:; script-src 'unsafe-inline'; connect-src 'self'"),
+            "script": "\n".join(asset(name) for name in SCRIPTS),
+            "data": json_text(data),
+            "videos": json_text(videos),
+        }
+        return filled(asset("demo.html"), parts).encode()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    timeout = 30
+    server_version, sys_version = "fastcar", ""
+
+    def do_GET(self) -> None:
+        if not self._allowed(""):
+            return
+        self._begin(200, "text/html; charset=utf-8")
+        self.wfile.write(self.server.page())
+
+    def do_POST(self) -> None:
+        """Make a video: lines of JSON with `share`s, the last with `done`, or with `error` and `hint`."""
+        if not self._allowed("make"):
+            return
+        size = self.headers.get("Content-Length", "")
+        if not size.isdecimal() or int(size) > MOST_BYTES:
+            self._refuse(413, "the request is too large")
+            return
+        try:
+            form = json.loads(self.rfile.read(int(size)))
+            if not isinstance(form, dict) or not all(isinstance(v, str) for v in form.values()):
+                raise ValueError
+        except ValueError:
+            self._refuse(400, "the request is no form")
+            return
+        self._begin(200, "application/x-ndjson")
+        if not self.server.busy.acquire(blocking=False):
+            self._line({"error": "another video is being made", "hint": "try again when it is done"})
+            return
+        lines: queue.Queue[Line] = queue.Queue()
+        self.server.jobs.put((form, lines))
+        while True:
+            line = lines.get()
+            self._line(line)
+            if "share" not in line:
+                return
+
+    def _allowed(self, name: str) -> bool:
+        """Whether a request is of the page itself and for this name; refuses it otherwise."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        if host.rpartition(":")[0] not in HOSTS or origin not in (None, f"http://{host}"):
+            self._refuse(403, "not from here")
+            return False
+        _, secret, *rest = [*self.path.split("/"), ""][:4]
+        if not hmac.compare_digest(secret.encode(), self.server.secret.encode()) or rest[0] != name:
+            self._refuse(404, "no such page; the address that fastcar demo prints is the whole one")
+            return False
+        return True
+
+    def _refuse(self, status: int, text: str) -> None:
+        self._begin(status, "text/plain; charset=utf-8")
+        self.wfile.write(f"{text}\n".encode())
+
+    def _begin(self, status: int, kind: str) -> None:
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", kind),
+            ("Cache-Control", "no-store"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Content-Security-Policy", "frame-ancestors 'none'"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _line(self, line: Line) -> None:
+        self.wfile.write(json.dumps(line).encode() + b"\n")
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
