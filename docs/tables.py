@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from fastcar_cli.cli.app import app
+from fastcar_cli.cli.help import EXAMPLES
 from fastcar_cli.config import settings
 
 DOCS = Path(__file__).parent
@@ -24,7 +25,7 @@ def _put(page: str, header: list[str], rows: list[list[str]]) -> str:
 def _option(option: Any) -> list[str]:
     names = ", ".join(f"`{name}`" for name in sorted(option.opts, key=len, reverse=True))
     default = "" if option.default is None or option.is_flag else f" [default: {option.default}]"
-    return [names, option.help + (" [required]" if option.required else default)]
+    return [names, option.help.replace("\\[", "[") + (" [required]" if option.required else default)]
 
 
 def _options(page: str) -> str:
@@ -37,7 +38,11 @@ def _options(page: str) -> str:
             rows = [[f"`{name}`", sub.help] for name, sub in command.commands.items()]
             return _put(section[0], ["command", "meaning"], rows)
         shown = [p for p in command.params if p.param_type_name == "option" and not p.hidden and p.name != "help"]
-        return _put(section[0], ["option", "meaning"], [_option(p) for p in shown])
+        text = _put(section[0], ["option", "meaning"], [_option(p) for p in shown])
+        # The examples of the help are above the table.
+        text = re.sub(r"```\n(?:.*\n)*?```\n\n", "", text, count=1)
+        examples = "\n".join(EXAMPLES[section[1]])
+        return text.replace("| option |", f"```\n{examples}\n```\n\n| option |", 1)
 
     return re.sub(r"^## fastcar (.*)\n(?:(?!## ).*\n)*", table, page, flags=re.M)
 
@@ -45,8 +50,7 @@ def _options(page: str) -> str:
 def _keys(page: str) -> str:
     rows = []
     for key, setting in settings().items():
-        default = "model" if setting.by_model else "-" if setting.default is None else str(setting.default)
-        rows.append([f"`{key}`", default, "" if setting.flag is None else f"`{setting.flag}`", setting.help])
+        rows.append([f"`{key}`", setting.default, "" if setting.flag is None else f"`{setting.flag}`", setting.help])
     return _put(page, ["key", "default", "option", "meaning"], rows)
 
 

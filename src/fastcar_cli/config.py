@@ -48,13 +48,16 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def _setting(default: Any, meaning: str, *, flag: str | None = "", by_model: bool = False, **limits: Any) -> Any:
+def _setting(
+    default: Any, meaning: str, *, flag: str | None = "", by_model: bool = False, unset: str = "none", **limits: Any
+) -> Any:
     """A key with its default, meaning and limits.
 
     The command line sets it by `flag`; an empty one is called as the key, with None there is none. `by_model`: the
-    default is the model's own preference.
+    default is the model's own preference. `unset`: what another default of None stands for.
     """
-    return Field(default, description=meaning, json_schema_extra={"flag": flag, "by_model": by_model}, **limits)
+    extra: Any = {"flag": flag, "by_model": by_model, "unset": unset}
+    return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
 class Generation(_Section):
@@ -65,7 +68,7 @@ class Generation(_Section):
     size: str | None = _setting(
         None, "WIDTHxHEIGHT of the frames, where a model makes several sizes", by_model=True, pattern=SIZES
     )
-    seed: int | None = _setting(None, "seed of the first video; drawn and printed where none is given", ge=0, lt=2**63)
+    seed: int | None = _setting(None, "seed of the first video", unset="drawn, and printed", ge=0, lt=2**63)
     samples: int = _setting(1, "videos per prompt or input; seeds count up", ge=1, le=1024)
 
 
@@ -92,7 +95,9 @@ class Replay(_Section):
     """When an MLP is replayed."""
 
     tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = _setting(
-        OFF, "replay threshold: a number, 'off', or one of these per layer with commas between them"
+        OFF,
+        "replay threshold: a number, 'off', or one of these per layer with commas between them; lower replays more, "
+        "0 to -4 is useful",
     )
     ratio: float | None = _setting(
         None,
@@ -109,7 +114,12 @@ class Replay(_Section):
     tas: choices.TasDefinition | None = _setting(None, "definition of the temporal attention score", by_model=True)
     gate: choices.Gate | None = _setting(None, "who decides on a replay: each row, or a guided pair", by_model=True)
     max_age: int | None = _setting(
-        None, "most consecutive replays of one cached MLP output", flag="--max-replay-age", ge=1, le=LARGEST
+        None,
+        "most consecutive replays of one cached MLP output",
+        flag="--max-replay-age",
+        unset="no limit",
+        ge=1,
+        le=LARGEST,
     )
     first_frame: int = _setting(0, "first decoded frame that may replay, from 0", flag=None, ge=0, le=LARGEST)
     eligible: choices.Eligible = _setting(
@@ -139,11 +149,12 @@ class Draft(_Section):
     kind: choices.Draft | None = _setting(
         None,
         "draft tokens that one pass verifies: aligned codes of the last frame (frame), these and what the last pass "
-        "drew (jacobi), or what is fastest here (auto); default: auto in generate, else off",
+        "drew (jacobi), or what is fastest here (auto)",
         flag="--draft",
+        unset="auto in generate, else off",
     )
     window: int | None = _setting(
-        None, "most tokens of a video in a pass with drafts; default: 16 or fewer", flag="--draft-window", ge=1, le=1024
+        None, "most tokens of a video in a pass with drafts", flag="--draft-window", unset="16 or fewer", ge=1, le=1024
     )
 
 
@@ -151,7 +162,7 @@ class Attention(_Section):
     """Which earlier tokens are attended to."""
 
     window: Annotated[int | None, BeforeValidator(_read_window)] = _setting(
-        None, "last tokens attended to, or 'off' for all", ge=1, le=LARGEST
+        None, "last tokens attended to, or 'off' for all", unset="off", ge=1, le=LARGEST
     )
     sinks: int = _setting(4, "first prompt tokens kept beside a window", ge=0, le=LARGEST)
     kv_dtype: choices.KVDtype = _setting("auto", "format of keys and values; auto: as the model")
@@ -163,8 +174,9 @@ class Backend(_Section):
     name: choices.Backend = _setting("torch", "who executes the MLPs", flag="--backend")
     preset: str | None = _setting(
         None,
-        "accelerator of fpga-sim: a preset or a YAML file; default: edge-small, or paper-u280 for larger weights",
+        "accelerator of fpga-sim: a preset or a YAML file",
         flag="--fpga",
+        unset="edge-small, or paper-u280 for larger weights",
         min_length=1,
     )
 
@@ -187,7 +199,7 @@ class Runtime(_Section):
         "auto", "who runs a decode pass: native CPU kernels, a CUDA graph or plain torch; auto: the fastest"
     )
     threads: int | None = _setting(
-        None, "CPU threads; default: all, two in the native kernels for a bundled model", ge=1, le=1024
+        None, "CPU threads", unset="all, two in the native kernels for a bundled model", ge=1, le=1024
     )
 
 
@@ -257,8 +269,8 @@ def tau_to_plain(tau: Tau) -> Any:
 class Setting:
     """A key of the configuration as help texts, errors and docs show it.
 
-    `kind` is the type of its value on the command line, `values` the words it may be; `default` is None where nothing
-    is set or, `by_model`, where the model decides.
+    `kind` is the type of its value on the command line, `values` the words it may be, `default` a text, of what the
+    model decides with `by_model`.
     """
 
     key: str
@@ -266,7 +278,7 @@ class Setting:
     kind: type
     meaning: str
     values: tuple[str, ...]
-    default: Any
+    default: str
     by_model: bool
 
     @property
@@ -290,7 +302,9 @@ def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
             continue
         extra: Any = field.json_schema_extra
         flag = f"--{name.replace('_', '-')}" if extra["flag"] == "" else extra["flag"]
-        default = str(field.default) if isinstance(field.default, Tau) else field.default
+        default = (
+            "the model's" if extra["by_model"] else extra["unset"] if field.default is None else str(field.default)
+        )
         words = choices.values(kind)
         # A value that is read from its text is given as a text.
         read = any(isinstance(m, BeforeValidator) for m in field.metadata)

@@ -37,7 +37,8 @@ from fastcar_cli.models.loading.memory_plan import (
     make_plan,
     videos_that_fit,
 )
-from fastcar_cli.models.loading.registry import BUNDLED, Shapes, folder_of, load, shapes_of
+from fastcar_cli.models.loading.names import BUNDLED
+from fastcar_cli.models.loading.registry import Shapes, folder_of, load, shapes_of
 from fastcar_cli.prompt import Prompt
 from fastcar_cli.resolve import effective, resolve_device, settings_of, spec_in
 from fastcar_cli.run_report import Run

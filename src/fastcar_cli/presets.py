@@ -111,6 +111,11 @@ def presets() -> list[str]:
     return sorted(p.stem for p in preset_folder().glob("*.yaml"))
 
 
+def fpga_presets() -> list[str]:
+    """Names of the shipped accelerators."""
+    return sorted(p.stem for p in (preset_folder() / "fpga").glob("*.yaml"))
+
+
 def read_preset(what: str, name: str, names: Sequence[str], folder: Path) -> tuple[dict[str, Any], Path]:
     """The mapping in FOLDER/NAME.yaml for a name without a path, else in the file of that path, and its path.
 

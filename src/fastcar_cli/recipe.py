@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastcar_cli._version import __version__
-from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
+from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.config import RunConfig, current, flat, later_wins, nested
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.registry import identity, public_name
+from fastcar_cli.presets import fpga_presets
 from fastcar_cli.prompt import Prompt, TokenisedClip
 
 if TYPE_CHECKING:

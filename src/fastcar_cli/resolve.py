@@ -15,7 +15,7 @@ from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.checkpoint import LoadedModel
-from fastcar_cli.models.loading.registry import BUNDLED
+from fastcar_cli.models.loading.names import BUNDLED
 from fastcar_cli.models.network import Layout, Spec
 
 SMALL_MODEL_THREADS = 2

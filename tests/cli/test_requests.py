@@ -81,7 +81,7 @@ def test_a_number_of_many_digits_is_refused(tmp_path: Path, key: str, digits: in
 
 
 IGNORED = [
-    (["fpga", "--table", "--rows", "3"], "--rows", "allowed: --preset, --table, --json"),
+    (["fpga", "--table", "--rows", "3"], "--rows", "allowed: --table, --preset, --json"),
     (["fpga", "--table", "--report", "r"], "--report", "--preset"),
     (["fpga", "a.npz", "--seed", "1"], "--seed", "--window"),
     (["fpga", "--sinks", "2"], "--sinks", "--window"),

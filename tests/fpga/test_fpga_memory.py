@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support.fpga_presets import preset
 
 from fastcar_cli.backends.fpga.memory import Dram, Order, Part, Stream, load_part, share
-from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
+from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.errors import RequestError
-from fastcar_cli.presets import preset_folder
+from fastcar_cli.presets import fpga_presets, preset_folder
 from fastcar_lab.accelerator.points import closed, streams
 
 

@@ -25,13 +25,14 @@ from fastcar_cli.backends.fpga.decisions import Decisions, draw, save
 from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.isa import UNIT_OF, compile_mlp
 from fastcar_cli.backends.fpga.layer import Accelerator
-from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
+from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.backends.fpga.rtl import bundle, stimulus, synth, tools
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.backends.fpga.windows import Windows
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.registry import folder_of, shapes_of, spec_of
+from fastcar_cli.presets import fpga_presets
 
 
 def have(find: Any) -> str | None:

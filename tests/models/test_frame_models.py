@@ -30,7 +30,8 @@ from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_blocks import TokenizerSpec
-from fastcar_cli.models.loading.published import IVIDEOGPT, published_spec
+from fastcar_cli.models.loading.names import IVIDEOGPT
+from fastcar_cli.models.loading.published import published_spec
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.prompt import Clip, clips_of

@@ -15,8 +15,9 @@ from support.tiny import tiny_spec
 
 from fastcar_cli.backends.fpga.decisions import read
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.loading.names import BUNDLED
 from fastcar_cli.models.loading.published import full_spec
-from fastcar_cli.models.loading.registry import BUNDLED, folder_of, shapes_of
+from fastcar_cli.models.loading.registry import folder_of, shapes_of
 from fastcar_cli.models.loading.specs import spec_from_dict
 from fastcar_cli.plain_data import parse_json
 

@@ -18,7 +18,7 @@ from support.processes import Run
 from support.sweeping import tiny_folder
 
 from fastcar_cli.config import MODELS
-from fastcar_cli.models.loading.registry import BUNDLED
+from fastcar_cli.models.loading.names import BUNDLED
 from fastcar_cli.presets import presets
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -107,7 +107,7 @@ def test_importing_the_package_sets_no_environment_variable() -> None:
 def test_loading_a_model_does_not_import_torchs_compiler() -> None:
     """It takes as long as a whole video of `mini`; the meta device and decorators bring it in by the way."""
     code = (
-        "import sys; from fastcar_cli.models import load; from fastcar_cli.models.loading.registry import BUNDLED;"
+        "import sys; from fastcar_cli.models import load; from fastcar_cli.models.loading.names import BUNDLED;"
         "print([m for m in BUNDLED if load(m) and 'torch._dynamo' in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

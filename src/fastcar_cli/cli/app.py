@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from fastcar_cli import plugins
 from fastcar_cli._version import __version__
 from fastcar_cli.cli.flags import Command
+from fastcar_cli.cli.help import examples
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.signals import status, stop_on_sigterm
 
@@ -100,6 +101,11 @@ class Commands(TyperGroup):
         name = " ".join(args[:2])
         return super().parse_args(ctx, [name, *args[2:]] if name in self.commands else args)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, and examples below it."""
+        super().format_help(ctx, formatter)
+        typer.echo(examples(""), nl=False)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, the added ones last."""
         return [*super().list_commands(ctx), *plugins.command_names()]
@@ -121,7 +127,6 @@ app = typer.Typer(
     cls=Commands,
     help="Video from text with auto-regressive models, decoded fast with cache attentive replay.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -142,7 +147,7 @@ def root(
     """Video from text with auto-regressive models, decoded fast with cache attentive replay."""
 
 
-def main(program: Callable[[], object] = app) -> None:
+def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> None:
     """Run a program; every error ends in one short panel and its exit status."""
     # Weights in 2 MiB pages are read about a seventh faster. torch reads this before its first large allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

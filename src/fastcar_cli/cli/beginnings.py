@@ -99,7 +99,8 @@ class Given:
         return run.changed({"generation.context": 1}) if self.inputs.single() else run
 
     def _check_kind(self, run: RunConfig, needed: bool) -> None:
-        from fastcar_cli.models.loading.registry import BUNDLED, spec_of
+        from fastcar_cli.models.loading.names import BUNDLED
+        from fastcar_cli.models.loading.registry import spec_of
 
         model, spec = run.model, spec_of(run.model)
         context = spec.pictures(spec.continuing(run.generation.context).layout.context)

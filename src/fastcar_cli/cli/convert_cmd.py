@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastcar_cli.cli.complete import models, words
 from fastcar_cli.cli.flags import one_of, prompts_of
-from fastcar_cli.cli.options import Debug, Flags, Json, Quiet, options, sentence
+from fastcar_cli.cli.options import Debug, Flags, Json, Quiet, options
 from fastcar_cli.cli.surroundings import surroundings
-from fastcar_cli.config import load_config, settings
+from fastcar_cli.config import MODELS, load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.limits import cores
 
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 
 @options("runtime.threads")
 def convert(
-    model: Annotated[str, typer.Argument(help=sentence(settings()["model"]))],
+    model: Annotated[str, typer.Argument(help=f"{MODELS[0].upper()}{MODELS[1:]}.", autocompletion=words(models))],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to make; there must be none of this name.")],
-    dtype: Annotated[str, typer.Option(help="int4, int8 or bfloat16.")] = "int4",
+    dtype: Annotated[
+        str, typer.Option(help="int4, int8 or bfloat16.", autocompletion=words(("int4", "int8", "bfloat16")))
+    ] = "int4",
     depth_dtype: Annotated[
         str | None,
-        typer.Option(help="int8 or int4 for the depth transformer of an int4 model; default int8 below 1,024 wide."),
+        typer.Option(
+            help="int8 or int4 for the depth transformer of an int4 model. [default: int8 below 1,024 wide]",
+            autocompletion=words(("int8", "int4")),
+        ),
     ] = None,
     calibrate: Annotated[
         Path | None,

@@ -22,7 +22,8 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
     """Print files, sizes, memory, time and the replay ceiling; raises RequestError as the run would."""
     from fastcar_cli.models.loading import hub
     from fastcar_cli.models.loading.memory_plan import choose_dtype, default_dtype
-    from fastcar_cli.models.loading.registry import BUNDLED, folder_of, published_shapes, shapes_of
+    from fastcar_cli.models.loading.names import BUNDLED
+    from fastcar_cli.models.loading.registry import folder_of, published_shapes, shapes_of
     from fastcar_cli.pipeline import VideoPipeline
 
     repository = hub.repository_of(run.model)

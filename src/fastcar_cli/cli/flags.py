@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from fastcar_cli.cli.help import arrange, examples
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.files import prompt_lines, read_text, spooled
 from fastcar_cli.signals import status
@@ -100,8 +102,27 @@ class Command(TyperCommand):
     Typer alone takes `-o ""` as the current folder, knows no `replay.tau` by its --tau, and calls Ctrl-C "Aborted!".
     """
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        # Lines of a paragraph are joined: the terminal's width breaks them.
+        self.help = re.sub(r"(?<!\n)\n(?!\n)", " ", self.help or "")
+        arrange(self.params)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """As click has it, in the group of the options beside it."""
+        option: Any = super().get_help_option(ctx)
+        option.rich_help_panel = getattr(self.params[-1], "rich_help_panel", None) if self.params else None
+        return option
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, and examples below it, which are never broken into lines."""
+        super().format_help(ctx, formatter)
+        typer.echo(examples(ctx.info_name), nl=False)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an option whose value is empty: as a path it would be the current folder."""
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
         args = _respelled(args, {opt for p in self.params for opt in p.opts})
         valued = {opt for p in self.params if not getattr(p, "is_flag", True) for opt in p.opts}
         for before, value in zip(["", *args], args, strict=False):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastcar_cli.cli.complete import models, words
 from fastcar_cli.cli.flags import check_made, given, one_of, refuse, refuse_all_but
 from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
 from fastcar_cli.config import MODELS, load_config
@@ -26,7 +27,7 @@ def fpga(
     preset: Accelerator = None,
     model: Annotated[
         str,
-        typer.Option(help=f"Shapes for drawn decisions, without a download: {MODELS}."),
+        typer.Option(help=f"Shapes for drawn decisions, without a download: {MODELS}.", autocompletion=words(models)),
     ] = "vila-u-7b",
     rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1, max=32)] = 16,
     frames: Annotated[int, typer.Option(help="Frames of the video.", min=1, max=4096)] = 8,
@@ -37,12 +38,21 @@ def fpga(
     *,
     flags: Flags,
     spread: Annotated[
-        str, typer.Option(help="Where drawn replays may be: eligible passes, or all (also the first frame).")
+        str,
+        typer.Option(
+            help="Where drawn replays may be: eligible passes, or all (also the first frame).",
+            autocompletion=words(("eligible", "all")),
+        ),
     ] = "eligible",
     pair_correlation: Annotated[
         float, typer.Option(help="Chance that the rows of a pair share a drawn decision.", min=0, max=1)
     ] = 0.0,
-    profile: Annotated[str, typer.Option(help="Drawn ratio by layer: flat or valley (middle layers least).")] = "flat",
+    profile: Annotated[
+        str,
+        typer.Option(
+            help="Drawn ratio by layer: flat or valley (middle layers least).", autocompletion=words(("flat", "valley"))
+        ),
+    ] = "flat",
     seed: Annotated[int, typer.Option(help="Seed of drawn decisions.", min=0, max=2**63 - 1)] = 0,
     table: Annotated[
         bool, typer.Option("--table", help="Emulate the published latencies, or the decode speed of the preset's work.")

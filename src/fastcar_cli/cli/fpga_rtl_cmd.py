@@ -17,7 +17,7 @@ def rtl(
     preset: Accelerator = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the RTL and what it runs.")] = None,
     passes: Annotated[
-        int | None, typer.Option(help="Run the first passes of the trace only; default: all.", min=1)
+        int | None, typer.Option(help="Run the first passes of the trace only. [default: all]", min=1)
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Run it; status 1 at the first difference.")] = False,
     synth: Annotated[bool, typer.Option("--synth", help="Count resources with yosys (estimates).")] = False,

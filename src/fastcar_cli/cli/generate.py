@@ -46,8 +46,10 @@ def generate(
     truth: Annotated[
         bool, typer.Option("--truth", help="Show the input's own frames beside the prediction, and how far it is off.")
     ] = False,
-    start: Annotated[int | None, typer.Option(help="First frame of the input that is used, counted from 0.")] = None,
-    step: Annotated[int | None, typer.Option(help="Frames of the input from one to the next; default 1.")] = None,
+    start: Annotated[
+        int | None, typer.Option(help="First frame of the input that is used, counted from 0. [default: 0]")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Frames of the input from one to the next. [default: 1]")] = None,
     key: Annotated[str | None, typer.Option(help="Array of an .npz input that holds the frames.")] = None,
     goal: Annotated[
         bool, typer.Option("--goal", help="Put the clip's last frame first (goal-conditioned models).")
@@ -74,7 +76,8 @@ def generate(
             "-o",
             "--output",
             help="File (.mp4, .gif), or a name without suffix: a folder of PNGs. A folder that is there, or NAME/, "
-            "gets a file a video, as does NAME with several videos or a file of prompts.",
+            "gets a file a video, as does NAME with several videos or a file of prompts. "
+            "[default: named after the prompt]",
         ),
     ] = None,
     force: Annotated[

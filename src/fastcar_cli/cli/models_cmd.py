@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastcar_cli.cli.complete import models as named
+from fastcar_cli.cli.complete import words
 from fastcar_cli.cli.options import Debug, Format, Json
 
 if TYPE_CHECKING:
     from fastcar_cli.models.network import Spec
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A name of the list, or a folder.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A name of the list, or a folder.", show_default=False, autocompletion=words(named)
+    ),
+]
 
 
 def models(as_json: Json = False, form: Format = "table", debug: Debug = False) -> None:
     """List the models that have names: what they take and make, and where they are."""
-    from fastcar_cli.models.loading.hub import REPOSITORIES
-    from fastcar_cli.models.loading.registry import BUNDLED
+    from fastcar_cli.models.loading.names import BUNDLED, REPOSITORIES
 
     rows = [_line(name) for name in (*BUNDLED, *REPOSITORIES)]
     if as_json:
@@ -39,7 +45,8 @@ def show(name: Name, as_json: Json = False, form: Format = "table", debug: Debug
     from fastcar_cli.models.loading.checkpoint import empty_network
     from fastcar_cli.models.loading.hub import licence, repository_of
     from fastcar_cli.models.loading.memory_plan import parameter_bytes
-    from fastcar_cli.models.loading.registry import BUNDLED, spec_of
+    from fastcar_cli.models.loading.names import BUNDLED
+    from fastcar_cli.models.loading.registry import spec_of
 
     spec, line = spec_of(name), _line(name)
     repository = repository_of(name)
@@ -78,7 +85,8 @@ def _word(value: object) -> str:
 def _line(name: str) -> dict[str, Any]:
     """A model's row."""
     from fastcar_cli.models.loading.hub import here, repository_of, revision_of
-    from fastcar_cli.models.loading.registry import BUNDLED, spec_of
+    from fastcar_cli.models.loading.names import BUNDLED
+    from fastcar_cli.models.loading.registry import spec_of
 
     spec, repository = spec_of(name), repository_of(name)
     height, width = spec.frame_spec.size

@@ -9,18 +9,38 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from fastcar_cli.cli.complete import Complete, accelerators, assignments, configurations, models, words
 from fastcar_cli.config import RENAMED, Setting, settings
 
-ConfigFile = Annotated[str | None, typer.Option("--config", help="Preset name or YAML file.")]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option("--config", help="Preset name or YAML file.", autocompletion=words(configurations)),
+]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key: section.key=value.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key: section.key=value.",
+        autocompletion=words(assignments),
+    ),
 ]
 Accelerator = Annotated[
     str | None,
-    typer.Option(help="Accelerator: a preset or a YAML file; default: edge-small, or paper-u280 for larger weights."),
+    typer.Option(
+        help="Accelerator: a preset or a YAML file. [default: edge-small, or paper-u280 for larger weights]",
+        autocompletion=words(accelerators),
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-Format = Annotated[str, typer.Option("--format", help="How results are printed: table, json, csv or md.")]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="How results are printed: table, json, csv or md.",
+        autocompletion=words(("table", "json", "csv", "md")),
+    ),
+]
 """Of a parameter `form`; `Command` sees to it."""
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -30,15 +50,23 @@ Flags = dict[str, Any]
 
 
 def sentence(setting: Setting) -> str:
-    """What a setting means, as a help text."""
-    return f"{setting.help[0].upper()}{setting.help[1:]}."
+    """What a setting means and its default, as a help text."""
+    return f"{setting.help[0].upper()}{setting.help[1:]}. [default: {setting.default}]"
+
+
+def _values(setting: Setting) -> Complete | None:
+    """What a shell completes for a setting."""
+    named: dict[str, Callable[[], list[str]]] = {"model": models, "backend.preset": accelerators}
+    if setting.key in named:
+        return words(named[setting.key])
+    return words(setting.values) if setting.values else None
 
 
 def _options_of(setting: Setting) -> dict[str, tuple[str, Any]]:
     """Parameters of a command by name, each with its key and annotation; former names of a key are hidden."""
     kind: Any = setting.kind | None
     assert setting.flag is not None
-    shown = Annotated[kind, typer.Option(setting.flag, help=sentence(setting))]
+    shown = Annotated[kind, typer.Option(setting.flag, help=sentence(setting), autocompletion=_values(setting))]
     named = {setting.flag.strip("-").replace("-", "_"): (setting.key, shown)}
     for old, new in RENAMED.items():
         if new == setting.key:

@@ -11,8 +11,8 @@ from fastcar_cli.cli.options import Debug, Format, Json
 
 def presets(as_json: Json = False, form: Format = "table", debug: Debug = False) -> None:
     """List the configurations and accelerators that come with the package."""
-    from fastcar_cli.backends.fpga.preset import fpga_presets, load_preset
-    from fastcar_cli.presets import preset_folder
+    from fastcar_cli.backends.fpga.preset import load_preset
+    from fastcar_cli.presets import fpga_presets, preset_folder
     from fastcar_cli.presets import presets as configurations
 
     folder = preset_folder()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli import choices
+from fastcar_cli.cli.complete import models, words
 from fastcar_cli.cli.flags import check_file, check_made, one_of, refuse
 from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
 from fastcar_cli.cli.surroundings import surroundings
@@ -21,26 +22,38 @@ if TYPE_CHECKING:
     from fastcar_cli.analysis.profile_report import ProfileSettings
 
 
+BACKENDS, DTYPES = choices.values(choices.Backend), ("auto", "float32", "bfloat16", "float16")
+
+
 @options("runtime.device", "runtime.threads", "runtime.executor")
 def profile(
     ctx: typer.Context,
     seq: Annotated[
-        str | None, typer.Option(help="Context lengths with commas between them, such as 2k,4k,8192.")
+        str | None, typer.Option(help="Context lengths with commas between them, such as 2k,8192. [default: 2k,4k,8k]")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="mini, a published name such as vila-u-7b (its shapes with random weights, no download), or a folder.",
-            show_default="mini",
+            help="mini, a published name such as vila-u-7b (its shapes with random weights, no download), or a folder. "
+            "[default: mini]",
+            autocompletion=words(models),
         ),
     ] = None,
-    rows: Annotated[int | None, typer.Option(help="Rows of the batch; a guided video is two.", min=1, max=256)] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Rows of the batch; a guided video is two. [default: one video's]", min=1, max=256),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=words(DTYPES))
+    ] = "auto",
     *,
     flags: Flags,
     repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1, max=10**6)] = 5,
     replay_ratio: Annotated[float, typer.Option(help="Replay that drafts are held against.", min=0, max=1)] = 0.8,
-    backend: Annotated[str, typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.")] = "torch",
+    backend: Annotated[
+        str,
+        typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.", autocompletion=words(BACKENDS)),
+    ] = "torch",
     fpga: Accelerator = None,
     decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
     tau: Annotated[str, typer.Option(help="Threshold of --decode.")] = "-2",
@@ -60,8 +73,8 @@ def profile(
 
     run = load_config(None, (), flags, surroundings())
     runtime, model = run.runtime, model or run.model
-    one_of("--backend", backend, choices.values(choices.Backend))
-    one_of("--dtype", dtype, ("auto", "float32", "bfloat16", "float16"))
+    one_of("--backend", backend, BACKENDS)
+    one_of("--dtype", dtype, DTYPES)
     if decode is None:
         refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
     elif seq is None:

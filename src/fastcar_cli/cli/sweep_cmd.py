@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli import choices
+from fastcar_cli.cli.complete import words
 from fastcar_cli.cli.flags import one_of, refuse
 from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Format, Json, Overrides, Quiet, options
 from fastcar_cli.cli.surroundings import notices, surroundings
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from fastcar_cli.analysis.sweep.session import Request, Session
     from fastcar_cli.analysis.sweep.store import Store
 
-BACKENDS, GATES, SCORES = (choices.values(c) for c in (choices.Backend, choices.Gate, choices.Score))
+BACKENDS, DRAFTS = choices.values(choices.Backend), choices.values(choices.Draft)
+GATES, SCORES = choices.values(choices.Gate), choices.values(choices.Score)
 
 
 @options("model", "generation.frames")
@@ -38,27 +40,42 @@ def sweep(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Actions of the inputs, as of generate: one file for all, or one each."),
     ] = None,
-    start: Annotated[int | None, typer.Option(help="First frame of an input that is used, counted from 0.")] = None,
-    step: Annotated[int | None, typer.Option(help="Frames of an input from one to the next; default 1.")] = None,
+    start: Annotated[
+        int | None, typer.Option(help="First frame of an input that is used, counted from 0. [default: 0]")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Frames of an input from one to the next. [default: 1]")] = None,
     key: Annotated[str | None, typer.Option(help="Array of an .npz input that holds the frames.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the sweep.")] = None,
     tau: Annotated[
         str | None,
-        typer.Option(help="Thresholds with commas between them: 'off', numbers, -inf. [default: the configuration's]"),
+        typer.Option(
+            help="Thresholds with commas between them: 'off', numbers (0 to -4 is useful), -inf. "
+            "[default: the configuration's]",
+        ),
     ] = None,
     replay_ratio: Annotated[
         str | None, typer.Option(help="Replay ratios with commas between them, kept by a controller; beside --tau.")
     ] = None,
-    score: Annotated[str | None, typer.Option(help=f"Scores with commas between them: {', '.join(SCORES)}.")] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Scores with commas between them: {', '.join(SCORES)}. [default: the configuration's]",
+            autocompletion=words(SCORES),
+        ),
+    ] = None,
     axis: Annotated[
         str | None,
         typer.Option(
-            help="An axis with all its values: score (at ratios 0.2,0.5,0.8), gate, or draft (windows 4,8,16)."
+            help="An axis with all its values: score (at ratios 0.2,0.5,0.8), gate, or draft (windows 4,8,16).",
+            autocompletion=words(("score", "gate", "draft")),
         ),
     ] = None,
     draft: Annotated[
         str | None,
-        typer.Option(help="Drafts with commas between them: off, frame, jacobi, auto. [default: off]"),
+        typer.Option(
+            help="Drafts with commas between them: off, frame, jacobi, auto. [default: off]",
+            autocompletion=words(DRAFTS),
+        ),
     ] = None,
     draft_window: Annotated[
         str | None, typer.Option(help="Windows of --draft with commas between them. [default: 16]")
@@ -68,18 +85,34 @@ def sweep(
     ] = False,
     seeds: Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")] = "0",
     window: Annotated[
-        str | None, typer.Option(help="Windows with commas between them: 'off' and numbers of tokens.")
+        str | None,
+        typer.Option(
+            help="Windows with commas between them: 'off' and numbers of tokens. [default: the configuration's]"
+        ),
     ] = None,
-    gate: Annotated[str | None, typer.Option(help=f"Gates with commas between them: {', '.join(GATES)}.")] = None,
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Gates with commas between them: {', '.join(GATES)}. [default: the configuration's]",
+            autocompletion=words(GATES),
+        ),
+    ] = None,
     backend: Annotated[
-        str | None, typer.Option(help=f"Backends with commas between them: {', '.join(BACKENDS)}.")
+        str | None,
+        typer.Option(
+            help=f"Backends with commas between them: {', '.join(BACKENDS)}. [default: the configuration's]",
+            autocompletion=words(BACKENDS),
+        ),
     ] = None,
     repeats: Annotated[
         int, typer.Option(help="Timed decodes a cell; a search times what it tries once.", min=1, max=1000)
     ] = 3,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Of psnr, ssim, ms-ssim, temporal, fidelity, lpips. [default: all that need no weights]"),
+        typer.Option(
+            help="Of psnr, ssim, ms-ssim, temporal, fidelity, lpips. [default: all that need no weights]",
+            autocompletion=words(("psnr", "ssim", "ms-ssim", "temporal", "fidelity", "lpips")),
+        ),
     ] = None,
     lpips_weights: Annotated[
         Path | None, typer.Option(help="State dict of torchvision's AlexNet or VGG16, for lpips.")
@@ -92,9 +125,15 @@ def sweep(
     ] = None,
     names: Annotated[str | None, typer.Option(help="vbench: also name videos {prompt}-{index}.mp4.")] = None,
     shard: Annotated[str | None, typer.Option(help="Do part k/n of the plan only, such as 3/8.")] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray: the same plan on a Ray cluster.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Workers on Ray at once.", min=1)] = None,
+    engine: Annotated[
+        str, typer.Option(help="local, or ray: the same plan on a Ray cluster.", autocompletion=words(("local", "ray")))
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Address of a running Ray cluster. [default: Ray starts here]")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Workers on Ray at once. [default: as many as fit]", min=1)
+    ] = None,
     *,
     flags: Flags,
     config: ConfigFile = None,

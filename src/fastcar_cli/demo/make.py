@@ -11,8 +11,9 @@ from typing import Any
 from fastcar_cli.analysis.sweep.worker import draft_data, replay_map
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.hub import REPOSITORIES, here
-from fastcar_cli.models.loading.registry import BUNDLED, spec_of
+from fastcar_cli.models.loading.hub import here
+from fastcar_cli.models.loading.names import BUNDLED, REPOSITORIES
+from fastcar_cli.models.loading.registry import spec_of
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.recipe import recipe_of
 from fastcar_cli.video import default_name, open_writer

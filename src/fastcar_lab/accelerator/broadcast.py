@@ -8,9 +8,10 @@ from typing import Literal
 from fastcar_cli.backends.fpga.constants import Constant
 from fastcar_cli.backends.fpga.decisions import draw
 from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import Preset, Weights, fpga_presets, load_preset
+from fastcar_cli.backends.fpga.preset import Preset, Weights, load_preset
 from fastcar_cli.backends.fpga.workload import Workload, workload_of
 from fastcar_cli.models.loading.registry import spec_of
+from fastcar_cli.presets import fpga_presets
 
 Fetch = Literal["skip", "stream"]
 WAYS: tuple[tuple[Weights, Fetch], ...] = (

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.memory_plan import available_bytes, gib
-from fastcar_cli.models.loading.published import COSMOS, published_spec
+from fastcar_cli.models.loading.names import COSMOS
+from fastcar_cli.models.loading.published import published_spec
 from fastcar_cli.models.loading.registry import folder_of, shapes_of
 from fastcar_cli.models.network import Spec
 

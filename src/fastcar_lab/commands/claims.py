@@ -40,7 +40,7 @@ def all_claims() -> dict[int, ModuleType]:
 
 def default_model() -> str:
     """The model that never saw replay, where it is bundled, else the first that is."""
-    from fastcar_cli.models.loading.registry import BUNDLED
+    from fastcar_cli.models.loading.names import BUNDLED
 
     return WANTED if WANTED in BUNDLED else BUNDLED[0]
 

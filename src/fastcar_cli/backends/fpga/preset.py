@@ -12,7 +12,7 @@ from fastcar_cli.backends.fpga.memory import Order, Part, Stream, load_part, sha
 from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import GROUP
 from fastcar_cli.plain_data import checked
-from fastcar_cli.presets import preset_folder, read_preset
+from fastcar_cli.presets import fpga_presets, preset_folder, read_preset
 
 MAX_FITTED = 2
 """Constants of a preset that may be fitted to a measurement."""
@@ -212,11 +212,6 @@ class Preset(Section):
     def seconds_per_cycle(self) -> float:
         """Length of a cycle."""
         return 1e-6 / self.clock.value
-
-
-def fpga_presets() -> list[str]:
-    """Names of the shipped accelerators."""
-    return sorted(p.stem for p in (preset_folder() / "fpga").glob("*.yaml"))
 
 
 def load_preset(name: str) -> Preset:

@@ -13,10 +13,7 @@ from pathlib import Path
 from fastcar_cli.errors import FastcarError, Key, RunError, Text
 from fastcar_cli.models.loading import cosmos
 from fastcar_cli.models.loading.checkpoint_format import CHECKPOINT_FORMATS, format_of
-from fastcar_cli.models.loading.published import COSMOS, IVIDEOGPT
-
-REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"} | {name: f"thuml/{name}" for name in IVIDEOGPT} | COSMOS
-"""Short names of checkpoints and their repositories."""
+from fastcar_cli.models.loading.names import COSMOS, REPOSITORIES
 
 REVISION = "main"
 """Branch, tag or commit where `NAME@REVISION` names none."""

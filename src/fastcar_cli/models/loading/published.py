@@ -14,6 +14,7 @@ from fastcar_cli.models.decoder import Axes, DecoderSpec
 from fastcar_cli.models.ivideogpt import IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_blocks import TokenizerSpec
 from fastcar_cli.models.loading.causal_video import PUBLISHED
+from fastcar_cli.models.loading.names import COSMOS, IVIDEOGPT
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.video_model import ModelSpec
 
@@ -31,9 +32,6 @@ _IVIDEOGPT = {
     "vp2-robosuite-64-act-cond": (64, 2, 12, 4),
     "vp2-robodesk-64-act-cond": (64, 2, 12, 5),
 }
-
-IVIDEOGPT = tuple(f"ivideogpt-{name}" for name in _IVIDEOGPT)
-"""Released iVideoGPT models (thuml/iVideoGPT, README.md)."""
 
 
 def _ivideogpt(name: str) -> IVideoGPTSpec:
@@ -80,12 +78,6 @@ _COSMOS = {
     "5b-video2world": (4096, 16, 1024, False),
     "13b-video2world": (5120, 40, 1024, True),
 }
-
-COSMOS = {
-    f"cosmos-predict1-{name}": f"nvidia/Cosmos-Predict1-{name.upper().replace('VIDEO2WORLD', 'Video2World')}"
-    for name in _COSMOS
-}
-"""Released Cosmos-Predict1 models that continue videos token by token, and their repositories."""
 
 
 def _cosmos(name: str) -> CosmosSpec:

@@ -30,14 +30,12 @@ from fastcar_cli.models.loading.checkpoint import (
     read_folder,
 )
 from fastcar_cli.models.loading.checkpoint_format import format_of
-from fastcar_cli.models.loading.hub import REPOSITORIES, commit_of, fetch, repository_of, revision_of
+from fastcar_cli.models.loading.hub import commit_of, fetch, repository_of, revision_of
 from fastcar_cli.models.loading.memory_plan import out_of_memory
+from fastcar_cli.models.loading.names import BUNDLED, REPOSITORIES
 from fastcar_cli.models.loading.published import published_spec
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.weight_format import WeightFormat
-
-BUNDLED = ("mini", "table", "table-dense", "mini-actions")
-"""Names of the models that come with the package."""
 
 FAMILIAR = {"mini-actions": 28.0}
 """See `FrameReader`; of 120 frames of its world, looks that were held out among them, the worst has 29.6 dB."""

@@ -1,0 +1,116 @@
+"""What help shows beside the options: the groups that they are in, and examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GROUPS = {
+    "What videos begin with": "--prompts --input --actions --truth --start --step --key --goal --example "
+    "--text-embedding --from --keep-going",
+    "Model and video": "--output --force --model --frames --context --size --seed --seeds --samples --rows "
+    "--prompt-tokens --fps --scale",
+    "Replay, drafts and attention": "--tau --replay-ratio --replay --score --tas --gate --max-replay-age --draft "
+    "--draft-window --axis --window --sinks --kv-dtype --spread --pair-correlation --profile",
+    "How codes are drawn": "--cfg --temperature --top-k --top-p",
+    "What is measured": "--seq --decode --repeats --metrics --lpips-weights --find --names --tokens --table --drafts "
+    "--explain",
+    "Weights and machine": "--dtype --depth-dtype --calibrate --pixel-dtype --device --executor --threads --backend "
+    "--fpga --preset --keep-prefill --shard --engine --address --workers",
+    "Settings and results": "--config --set --dry-run --preview --report --trace --plots --timeline --save --compare "
+    "--json --format --verbose --quiet --debug --help",
+}
+"""Options by the group that help shows them in, in this order."""
+
+GROUP_OF = {flag: group for group, flags in GROUPS.items() for flag in flags.split()}
+
+FEW = 7
+"""Options that need no groups."""
+
+EXAMPLES = {
+    "": (
+        'fastcar generate "a red ball rolling to the right on the grass" --tau -2 -o ball.mp4',
+        "fastcar models",
+        "fastcar help generate",
+    ),
+    "generate": (
+        'fastcar generate "a red ball rolling to the right on the grass" --tau -2 -o ball.mp4',
+        'fastcar generate "a red metal ball hits a blue cube" --model table --samples 3 --seed 1 -o balls/',
+        "fastcar generate --from ball.mp4 --tau off -o dense.mp4",
+    ),
+    "convert": (
+        "fastcar convert vila-u-7b -o vila-u-int4",
+        "fastcar convert table -o table-int8 --dtype int8",
+        "fastcar convert vila-u-7b -o vila-u-calibrated --calibrate prompts.txt --threads 8",
+    ),
+    "demo": ("fastcar demo", "fastcar demo --port 8000", "fastcar demo --no-browser"),
+    "profile": (
+        "fastcar profile --seq 512,1k",
+        "fastcar profile --model vila-u-7b --seq 2k --backend fpga-sim",
+        'fastcar profile --decode "a red ball rolling to the right" --tau -2 --plots run-plots',
+    ),
+    "sweep": (
+        'fastcar sweep "a red ball rolling to the right on the grass" --tau off,0,-2,-4 -o sweep',
+        "fastcar sweep --prompts prompts.txt --seeds 0-3 --find replay=0.8 -o search",
+        'fastcar sweep "a green boat on the sea" --axis draft -o drafts',
+    ),
+    "sweep vbench-score": (
+        "fastcar sweep vbench-score evaluation_results",
+        "fastcar sweep vbench-score evaluation_results --format md",
+        "fastcar sweep vbench-score evaluation_results --json",
+    ),
+    "fpga": (
+        "fastcar fpga star.npz --preset edge-small",
+        "fastcar fpga --model vila-u-7b --replay 0,0.8 --window 256",
+        "fastcar fpga --preset paper-u280 --table",
+    ),
+    "fpga rtl": (
+        "fastcar fpga rtl -o rtl",
+        "fastcar fpga rtl star.npz --preset edge-int8 --passes 4 -o rtl --check",
+        "fastcar fpga rtl --preset edge-small -o rtl --synth",
+    ),
+    "models": ("fastcar models", "fastcar models --json", "fastcar models --format md"),
+    "models show": (
+        "fastcar models show mini",
+        "fastcar models show vila-u-7b",
+        "fastcar models show ./my-model --json",
+    ),
+    "pull": (
+        "fastcar pull vila-u-7b",
+        "fastcar pull ivideogpt-oxe-64-act-free",
+        "fastcar pull cosmos-predict1-4b@main",
+    ),
+    "presets": ("fastcar presets", "fastcar presets --json", "fastcar presets --format csv"),
+    "config": (
+        "fastcar config --config mini > fastcar.yaml",
+        "fastcar config --set replay.tau=-2 --where",
+        "FASTCAR_MODEL=table fastcar config --where",
+    ),
+    "train": (
+        "fastcar train -o mini-model",
+        "fastcar train --world table --stage tokenizer -o table-model",
+        "fastcar train --minutes 60 --threads 2 -o mini-model",
+    ),
+}
+"""Commands that a user may copy, by the name of the command whose help shows them."""
+
+
+def arrange(params: list[Any]) -> None:
+    """Sort the options of a command into groups, where they are many and all have one.
+
+    A help text may end with its default in brackets, which rich would take for a style.
+    """
+    for param in params:
+        if text := getattr(param, "help", None):
+            param.help = text.replace(" [default: ", r" \[default: ")
+    options = [p for p in params if p.param_type_name == "option" and not p.hidden]
+    groups = {p.name: GROUP_OF.get(max(p.opts, key=len), "") for p in options}
+    if len(options) > FEW and all(groups.values()):
+        for param in options:
+            param.rich_help_panel = groups[param.name]
+        order = ["", *GROUPS]
+        params.sort(key=lambda p: order.index(groups.get(p.name, "")))
+
+
+def examples(name: str) -> str:
+    """The end of a command's help."""
+    return "\n   ".join((" Examples:\n", *EXAMPLES[name])) + "\n" if name in EXAMPLES else ""

@@ -1,0 +1,24 @@
+"""Names that models have; imported without torch, so that a shell completes them at once."""
+
+from __future__ import annotations
+
+BUNDLED = ("mini", "table", "table-dense", "mini-actions")
+"""Names of the models that come with the package."""
+
+IVIDEOGPT = tuple(
+    f"ivideogpt-{name}"
+    for name in (
+        *("oxe-64-act-free", "oxe-64-act-free-medium", "oxe-64-goal-cond", "oxe-256-act-free", "bair-64-act-free"),
+        *("bair-64-act-cond", "robonet-64-act-cond", "vp2-robosuite-64-act-cond", "vp2-robodesk-64-act-cond"),
+    )
+)
+"""Released iVideoGPT models (thuml/iVideoGPT, README.md)."""
+
+COSMOS = {
+    f"cosmos-predict1-{name.lower()}": f"nvidia/Cosmos-Predict1-{name}"
+    for name in ("4B", "12B", "5B-Video2World", "13B-Video2World")
+}
+"""Released Cosmos-Predict1 models that continue videos token by token, and their repositories."""
+
+REPOSITORIES = {"vila-u-7b": "mit-han-lab/vila-u-7b-256"} | {name: f"thuml/{name}" for name in IVIDEOGPT} | COSMOS
+"""Short names of checkpoints and their repositories."""
