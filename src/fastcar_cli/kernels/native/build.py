@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -83,11 +84,15 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
         raise BuildError(f"{' '.join(command[:4])} ... ended with status {done.returncode}: " + " | ".join(last))
 
 
-def _compile(compiler: list[str], to: Path, folder: Path, zig: bool) -> None:
+def compile_with(compiler: list[str], to: Path, folder: Path, *, zig: bool = False, more: Sequence[str] = ()) -> None:
+    """Compile the library at `to`, with objects in `folder`. `more` flags, such as a sanitizer's, leave symbols in it.
+
+    Raises BuildError, or OSError where the compiler can't run.
+    """
     environment = dict(os.environ)
     if zig:
         environment |= {"ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")}
-    flags = [*compiler, "-x", "c++", *_FLAGS, *([] if sys.platform == "win32" else ["-fPIC"])]
+    flags = [*compiler, "-x", "c++", *_FLAGS, *([] if sys.platform == "win32" else ["-fPIC"]), *more]
     copies = {"plain": [], **(_X86 if _MACHINE == "x86_64" else {})}
     jobs = {
         "team": [*flags, "-c", "team.cpp"],
@@ -105,7 +110,7 @@ def _compile(compiler: list[str], to: Path, folder: Path, zig: bool) -> None:
         list(pool.map(compile_one, jobs))
     # On Linux symbols of the C library are resolved at load time, so that none has to be installed for the build.
     no_libc = ["-nostdlib"] if sys.platform == "linux" else []
-    _run([*compiler, "-shared", "-s", *no_libc, *objects.values(), "-o", str(folder / NAME)], environment)
+    _run([*compiler, "-shared", *(more or ("-s", *no_libc)), *objects.values(), "-o", str(folder / NAME)], environment)
     shutil.move(folder / NAME, to)
 
 
@@ -122,7 +127,7 @@ def build(to: Path) -> str:
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:
-                _compile(compiler, to, Path(folder), name == "ziglang")
+                compile_with(compiler, to, Path(folder), zig=name == "ziglang")
             except (BuildError, OSError) as e:
                 reasons.append(str(e))
                 print(f"{name} did not build the kernels: {e}", file=sys.stderr)

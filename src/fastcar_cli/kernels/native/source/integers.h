@@ -267,9 +267,8 @@ struct Int4 {
         Ints sum = {};
         int8_t integers[group_size];
         for (int k = 0; k < group_size; k += LANES) {
-            Ints v = scale_and_round(x + k, factor);
-            sum += v;
-            Int8s b = __builtin_convertvector(v, Int8s);
+            Int8s b = __builtin_convertvector(scale_and_round(x + k, factor), Int8s);
+            sum += __builtin_convertvector(b, Ints);  // a NaN's integer fits no byte, and its sum might overflow
             memcpy(integers + k, &b, sizeof b);
         }
         for (int k = 0; k < group_size; k += RUN)
