@@ -122,6 +122,20 @@ def test_refusals_name_the_way_out(run: Run, tmp_path: Path, arguments: list[str
     assert not [*tmp_path.iterdir()]
 
 
+def test_prompts_of_one_word_each_are_noticed(run: Run, tmp_path: Path) -> None:
+    done = run("generate", "red", "ball", "--frames", "1", "-o", "out/")
+    assert done.returncode == 0 and len([*tmp_path.rglob("*.mp4")]) == 2
+    assert "2 prompts of one word each, a video for each: did you forget the quotes?" in done.stderr
+    for arguments in (["ball", "--samples", "2"], ["a red ball", "a car"]):
+        assert "quotes" not in run("generate", *arguments, "--frames", "1", "-o", "out/").stderr
+
+
+def test_a_near_word_is_one_that_the_model_understands_alone(run: Run) -> None:
+    done = run("generate", "a red ball, no cube, a blu cubes", "--model", "table", "--frames", "1", "-o", "a.mp4")
+    assert "does not know 'no' and leaves it out\n" in done.stderr
+    assert "does not know 'blu' and leaves it out; near: blue\n" in done.stderr
+
+
 def test_an_unknown_instruction_set_is_a_wrong_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTCAR_KERNELS_ISA", "mmx")
     done = run("generate", BALL, *QUICK, "-o", "a.gif")

@@ -161,9 +161,12 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
 
     Without `keep_going` the first that it refuses ends the run. Raises RequestError, in the end if all are refused.
     """
-    words = [job.prompt for job in jobs if isinstance(job.prompt, str) and job.source is None]
+    words = {job.prompt for job in jobs if isinstance(job.prompt, str) and job.source is None}
+    bare = len(words) > 1 and not any(" " in word for word in words)
     good: list[Job] = []
     notes: dict[str, None] = {}
+    if bare:
+        notes[f"{len(words)} prompts of one word each, a video for each: did you forget the quotes?"] = None
     error = RequestError("no prompt given")
     for job in jobs:
         try:
@@ -171,7 +174,7 @@ def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callab
             good.append(job)
         except RequestError as e:
             e.where = job.source or e.where
-            if len(words) > 1 and not any(" " in str(word) for word in words):
+            if bare:
                 e.way_out = "did you forget the quotes?"
             if not keep_going:
                 raise

@@ -134,7 +134,8 @@ class PhraseTokenizer:
             if word in self._single:
                 notices.append(f"the model {model!r} does not understand {word!r} here and leaves it out")
                 continue
-            near = difflib.get_close_matches(word, self._single, n=3, cutoff=0.6)
+            alone = sorted({phrase[0] for phrase in self._phrases if len(phrase) == 1})
+            near = difflib.get_close_matches(word, alone, n=3, cutoff=0.6)
             notices.append(
                 f"the model {model!r} does not know {word!r} and leaves it out"
                 + (f"; near: {', '.join(near)}" if near else "")
