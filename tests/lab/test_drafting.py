@@ -78,3 +78,15 @@ def test_json_has_a_line_for_every_temperature(
     # mini ships with temperature 1.
     assert [m["temperature"] for m in models] == [1.0, 0.5]
     assert all(m["videos"] == 1 and [w["window"] for w in m["windows"]] == [8] for m in models)
+
+
+def test_the_table_is_printed_as_format_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--model", "mini", "--prompts", "1", "--windows", "4", "--kinds", "frame", "--format", "csv")
+    monkeypatch.setattr(sys, "argv", ["fastcar", "lab", "drafts", *arguments, "--set", "generation.frames=2"])
+    with pytest.raises(SystemExit):
+        main()
+    title, header, row = capsys.readouterr().out.splitlines()
+    assert title.startswith("# tokens a pass") and header == ",as aligned,counted 4,frame 4"
+    assert row.startswith('"mini, temperature 1",')

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fastcar_cli.cli.render import columns
+from fastcar_cli.cli.render import Results, columns
 
 WIDEST = 1000
 """Characters of a table in a file."""
@@ -72,7 +72,7 @@ def window_table(out: Console, result: dict[str, Any]) -> None:
 
 
 def print_whole(target: Console, table: Table) -> None:
-    """Print a table; in a file, where no line is too long, with nothing cut."""
-    if not target.is_terminal:
+    """Print a table as --format says; in a file, where no line is too long, with nothing cut."""
+    if not target.is_terminal and Results.form == "table":
         target = Console(file=target.file, width=WIDEST, markup=False, emoji=False)
     target.print(table)

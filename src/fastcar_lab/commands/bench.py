@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli import choices
+from fastcar_cli.cli.options import Format
 from fastcar_cli.errors import RequestError
 from fastcar_lab.commands.options import Debug
 
@@ -272,6 +273,7 @@ def bench(
         typer.Option(help="Instead, passes of so many tokens of a row (1,4,16), beside what the machine allows."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    form: Format = "table",
     debug: Debug = False,
 ) -> None:
     """Time decode passes side by side: dense, at forced replay ratios, in every format, and transformers."""
@@ -295,7 +297,7 @@ def bench(
         from fastcar_cli.models.loading.registry import spec_of
         from fastcar_lab.bench.video import WholeVideo
 
-        of_video = {"video", "frames", "replay_ratio", "tokens", "save", "kv_dtype", "threads", "as_json"}
+        of_video = {"video", "frames", "replay_ratio", "tokens", "save", "kv_dtype", "threads", "as_json", "form"}
         of_video |= {"draft", "accept"}
         refuse(ctx, given(ctx).keys() - of_video, "with --video", "leave it out")
         if len(drafts) != len(accepted) and drafts:
@@ -305,7 +307,7 @@ def bench(
         _whole_video(whole, threads, save, as_json)
         return
     if clip is not None:
-        of_clip = {"clip", "frames", "replay_ratio", "turns", "threads", "as_json"}
+        of_clip = {"clip", "frames", "replay_ratio", "turns", "threads", "as_json", "form"}
         refuse(ctx, given(ctx).keys() - of_clip, "with --clip", "leave it out")
         torch.set_num_threads(threads or torch.get_num_threads())
         _clip(clip, frames or 16, replay_ratio, turns, as_json)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fastcar_cli.cli.options import Format
 from fastcar_lab.commands.options import Debug, Overrides
 
 MODELS = ("mini", "table", "table-dense")
@@ -24,6 +25,7 @@ def drafts(
     ] = "shipped,1",
     set_: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    form: Format = "table",
     debug: Debug = False,
 ) -> None:
     """Tokens a pass with drafts of every kind and window, and what the codes of dense videos alone promise."""
