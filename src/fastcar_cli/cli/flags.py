@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,7 @@ def _choose_format(ctx: typer.Context) -> None:
         raise RequestError(f"--json and --format {form} exclude each other", hint="leave one of them out")
     ctx.params["as_json"] |= form == "json"
     Results.form = form
+    ctx.call_on_close(partial(setattr, Results, "form", "table"))
 
 
 def given(ctx: typer.Context) -> dict[str, str]:
