@@ -6,6 +6,8 @@ namespace {
 
 // Slots whose scores are computed together, and queries whose values are.
 constexpr long TILE_SLOTS = 32, SIDE_BY_SIDE = 4;
+// From so many queries on, keys of up to so many numbers are transposed.
+constexpr long FROM_QUERIES = 4, MOST_TRANSPOSED = 128;
 // Score of a slot that is masked.
 constexpr float MASKED = -1e30f;
 
@@ -41,15 +43,15 @@ INLINE void score_rows(const char* rows, long d, long count, long ahead, const f
     for (; s < count; s++) dot<Format, 1, 1, prefetches>(rows + s * row, row, d, near, query, 0, p + s, 0);
 }
 
-// out[q] += the sum of p[q][s] times row s, for Q queries and B vectors of each row.
+// out[q] += the sum of p[q][s] times row s from `begin` on to `end`, for Q queries and B vectors of each row.
 template <class Format, int B, int Q, bool prefetches>
-INLINE void add_weighted_columns(const char* rows, long row, long count, long ahead, const float (&p)[Q][TILE_SLOTS],
-                                 float* const* out, long k) {
+INLINE void add_weighted_columns(const char* rows, long row, long begin, long end, long ahead,
+                                 const float (*p)[TILE_SLOTS], float* const* out, long k) {
     constexpr int width = B * LANES * Format::size;
     Floats sums[Q][B];
     for (int q = 0; q < Q; q++)
         for (int b = 0; b < B; b++) sums[q][b] = load(out[q] + k + b * LANES);
-    for (long s = 0; s < count; s++) {
+    for (long s = begin; s < end; s++) {
         const char* at = rows + s * row + k * Format::size;
         for (int c = 0; c < width && prefetches; c += CACHE_LINE) prefetch(at + c + ahead);
         for (int b = 0; b < B; b++) {
@@ -61,15 +63,15 @@ INLINE void add_weighted_columns(const char* rows, long row, long count, long ah
         for (int b = 0; b < B; b++) store(out[q] + k + b * LANES, sums[q][b]);
 }
 
-// out[q] += the sum of p[q][s] times row s of d numbers, with prefetches as above.
+// out[q] += the sum of p[q][s] times row s of d numbers, from `begin` on to `end`, with prefetches as above.
 template <class Format, int Q, bool prefetches>
-INLINE void add_weighted_rows(const char* rows, long d, long count, long ahead, const float (&p)[Q][TILE_SLOTS],
+INLINE void add_weighted_rows(const char* rows, long d, long begin, long end, long ahead, const float (*p)[TILE_SLOTS],
                               float* const* out) {
     long row = d * Format::size, k = 0;
     auto add_columns = [&](auto vectors) __attribute__((always_inline)) {
         constexpr int B = decltype(vectors)::count;
         for (; k + B * LANES <= d; k += B * LANES)
-            add_weighted_columns<Format, B, Q, prefetches>(rows, row, count, ahead, p, out, k);
+            add_weighted_columns<Format, B, Q, prefetches>(rows, row, begin, end, ahead, p, out, k);
     };
     add_columns(Count<8 / Q>{});
     if constexpr (Q == 1) add_columns(Count<4>{});
@@ -77,7 +79,90 @@ INLINE void add_weighted_rows(const char* rows, long d, long count, long ahead, 
     add_columns(Count<1>{});
     for (; k < d; k++)
         for (int q = 0; q < Q; q++)
-            for (long s = 0; s < count; s++) out[q][k] += p[q][s] * Format::read(rows + s * row + k * Format::size);
+            for (long s = begin; s < end; s++) out[q][k] += p[q][s] * Format::read(rows + s * row + k * Format::size);
+}
+
+// Rows i and i + LANES / 2 with their numbers in turn, log2(LANES) times: LANES rows transposed.
+INLINE void transpose(Floats* rows) {
+    for (int stage = 1; stage < LANES; stage *= 2) {
+        Floats next[LANES];
+        for (int i = 0; i < LANES / 2; i++) {
+            Floats a = rows[i], b = rows[i + LANES / 2];
+#if defined(__AVX512F__)
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            next[2 * i + 1] =
+                __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX2__)
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+            next[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+            next[2 * i + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+        }
+        for (int i = 0; i < LANES; i++) rows[i] = next[i];
+    }
+}
+
+// tile[k][s] = number k of row s, for `count` rows of d numbers, a multiple of LANES; rows from `count` on are zeros. With
+// each cache line the one `ahead` bytes on is prefetched.
+template <class Format>
+void transpose_tile(const char* rows, long d, long count, long ahead, float (*tile)[TILE_SLOTS]) {
+    long row = d * Format::size;
+    for (long s = 0; s < TILE_SLOTS; s += LANES)
+        for (long k = 0; k < d; k += LANES) {
+            Floats block[LANES];
+            for (int i = 0; i < LANES; i++) {
+                const char* at = rows + (s + i) * row + k * Format::size;
+                block[i] = s + i < count ? Format::widen(at) : Floats{};
+                if (s + i < count && k * Format::size % CACHE_LINE == 0) prefetch(at + ahead);
+            }
+            transpose(block);
+            for (int i = 0; i < LANES; i++) store(tile[k + i] + s, block[i]);
+        }
+}
+
+// The sum over lanes first, first + step, ... of sum(lane), in the order of fold_to_four and lane_sum_of_four.
+template <int first, int step, class F>
+INLINE auto sum_in_order(F sum) {
+    if constexpr (2 * step > LANES)
+        return sum(first);
+    else {
+        auto a = sum_in_order<first, 2 * step>(sum), b = sum_in_order<first + step, 2 * step>(sum);
+        return a + b;
+    }
+}
+
+// p[q][s] = row s of the tile times query q, for Q queries of d numbers, added up as `dot` does.
+template <class Format, int d, int Q>
+INLINE void score_tile(const float (*tile)[TILE_SLOTS], const float* const* query, float (*p)[TILE_SLOTS]) {
+    constexpr int P = Format::sums, V = WIDE ? 1 : 2, parts = d / LANES;
+    struct Sums {
+        Floats of[Q][V];
+        INLINE Sums operator+(const Sums& other) const {
+            Sums all;
+            for (int q = 0; q < Q; q++)
+                for (int v = 0; v < V; v++) all.of[q][v] = of[q][v] + other.of[q][v];
+            return all;
+        }
+    };
+    for (long s = 0; s < TILE_SLOTS; s += V * LANES) {
+        // Lanes l, l + LANES / 2, then l + LANES / 4 and so on; of the last four lanes, 0 and 2 before 1 and 3.
+        Sums all = sum_in_order<0, 1>([&](int lane) __attribute__((always_inline)) {
+            Sums sums[P] = {};
+#pragma GCC unroll 32
+            for (int part = 0; part < parts; part++) {
+                const float* numbers = tile[lane + part * LANES] + s;
+                for (int q = 0; q < Q; q++)
+                    for (int v = 0; v < V; v++)
+                        sums[part % P].of[q][v] += load(numbers + v * LANES) * query[q][lane + part * LANES];
+            }
+            for (int part = 1; part < P; part++) sums[0] = sums[0] + sums[part];
+            return sums[0];
+        });
+        for (int q = 0; q < Q; q++)
+            for (int v = 0; v < V; v++) store(p[q] + s + v * LANES, all.of[q][v]);
+    }
 }
 
 // Scaled queries of the heads that share a KV head, `groups` for each of some inputs, `heads` rows from one input to the
@@ -110,8 +195,7 @@ inline void add_to_softmax(float* p, long count, const uint8_t* mask, float* out
         Floats other = load(p + v * LANES);
         maxima = maxima > other ? maxima : other;
     }
-    float peak = top;
-    for (int k = 0; k < LANES; k++) peak = peak > maxima[k] ? peak : maxima[k];
+    float peak = lane_maximum(maxima);
     if (peak > top) {
         Floats shrink = exp(broadcast(top - peak));
         weight_sum *= shrink;
@@ -150,43 +234,65 @@ template <class Format, class Appends = NothingDue>
 void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, long d, Appends appends = {}) {
     long row = d * Format::size, slots = 0;
     for (long i = 0; i < queries.inputs; i++) slots = seen[i].slots > slots ? seen[i].slots : slots;
+    bool transposes = queries.inputs * queries.groups >= FROM_QUERIES && (d == 32 || d == 64 || d == MOST_TRANSPOSED);
+    alignas(CACHE_LINE) float tile[MOST_TRANSPOSED][TILE_SLOTS];
     for (long s = 0; s < slots; s += TILE_SLOTS) {
         const char *keys = cache.keys + s * row, *values = cache.values + s * row;
         const char* next = s + TILE_SLOTS < slots ? keys + TILE_SLOTS * row : cache.next;
+        auto transpose_keys = [&] {
+            if (transposes) transpose_tile<Format>(keys, d, min(TILE_SLOTS, slots - s), values - keys, tile);
+        };
+        transpose_keys();
         // Sums of weighted values wait for each other, so those of a few queries are made side by side.
-        long held = 0, held_count = 0, inputs[SIDE_BY_SIDE], rows[SIDE_BY_SIDE];
-        auto add_tile = [&](auto size, auto prefetches, long first) {
-            constexpr int Q = decltype(size)::count;
+        long held = 0, counts[SIDE_BY_SIDE], inputs[SIDE_BY_SIDE], rows[SIDE_BY_SIDE];
+        bool prefetches = true;
+        auto add_tile = [&](auto size, long first) {
+            constexpr int Q = decltype(size)::count, side = WIDE && Q > 1 ? 2 : 1;
             float p[Q][TILE_SLOTS], *out[Q];
+            const float* query[Q];
+            for (int q = 0; q < Q; q++) query[q] = queries.query[rows[first + q]];
+            for (int q = 0; q < Q && transposes; q += side) {
+                if (d == 32)
+                    score_tile<Format, 32, side>(tile, query + q, p + q);
+                else if (d == 64)
+                    score_tile<Format, 64, side>(tile, query + q, p + q);
+                else
+                    score_tile<Format, 128, side>(tile, query + q, p + q);
+            }
+            long all_see = counts[first];
             for (int q = 0; q < Q; q++) {
-                long n = rows[first + q];
+                long n = rows[first + q], count = counts[first + q];
                 const uint8_t* mask = seen[inputs[first + q]].mask;
                 out[q] = queries.output[n];
                 float *weight_sum = queries.state_of(n), *top = weight_sum + LANES;
-                if (prefetches.count && !q)
-                    score_rows<Format, true>(keys, d, held_count, values - keys, queries.query[n], p[q]);
-                else
-                    score_rows<Format, false>(keys, d, held_count, 0, queries.query[n], p[q]);
+                if (!transposes) {
+                    if (prefetches && !q)
+                        score_rows<Format, true>(keys, d, count, values - keys, query[q], p[q]);
+                    else
+                        score_rows<Format, false>(keys, d, count, 0, query[q], p[q]);
+                }
                 if (cache.key_scales)
-                    for (long k = 0; k < held_count; k++) p[q][k] *= cache.key_scales[s + k];
+                    for (long k = 0; k < count; k++) p[q][k] *= cache.key_scales[s + k];
                 Floats sum = load(weight_sum);
-                add_to_softmax(p[q], held_count, mask ? mask + s : nullptr, out[q], d, sum, *top);
+                add_to_softmax(p[q], count, mask ? mask + s : nullptr, out[q], d, sum, *top);
                 store(weight_sum, sum);
                 if (cache.value_scales)
-                    for (long k = 0; k < held_count; k++) p[q][k] *= cache.value_scales[s + k];
+                    for (long k = 0; k < count; k++) p[q][k] *= cache.value_scales[s + k];
+                all_see = min(all_see, count);
             }
-            add_weighted_rows<Format, Q, prefetches.count>(values, d, held_count, next - values, p, out);
+            if (prefetches)
+                add_weighted_rows<Format, Q, true>(values, d, 0, all_see, next - values, p, out);
+            else
+                add_weighted_rows<Format, Q, false>(values, d, 0, all_see, 0, p, out);
+            for (int q = 0; q < Q && Q > 1; q++)
+                add_weighted_rows<Format, 1, false>(values, d, all_see, counts[first + q], 0, p + q, out + q);
+            prefetches = false;
         };
-        bool prefetches = true;
         auto add_held = [&] {
-            if (held == SIDE_BY_SIDE && !prefetches) add_tile(Count<SIDE_BY_SIDE>{}, Count<0>{}, 0), held = 0;
-            for (long k = 0; k < held; k++) {
-                if (prefetches)
-                    add_tile(Count<1>{}, Count<1>{}, k);
-                else
-                    add_tile(Count<1>{}, Count<0>{}, k);
-                prefetches = false;
-            }
+            if (held == SIDE_BY_SIDE)
+                add_tile(Count<SIDE_BY_SIDE>{}, 0);
+            else
+                for (long k = 0; k < held; k++) add_tile(Count<1>{}, k);
             held = 0;
         };
         queries.for_each([&](long i, long n) {
@@ -195,9 +301,10 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
             if (n == i * queries.heads && appends.due(i, s)) {
                 add_held();
                 appends.write(i);
+                transpose_keys();
             }
-            if (count != held_count || held == SIDE_BY_SIDE || prefetches) add_held();
-            held_count = count;
+            if (held == SIDE_BY_SIDE) add_held();
+            counts[held] = count;
             inputs[held] = i;
             rows[held++] = n;
         });

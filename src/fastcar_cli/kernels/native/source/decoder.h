@@ -114,6 +114,14 @@ void prepare_input(const Decoder& d, const Block& b, const Step& step, const Wor
     }
 }
 
+// Whether an input before input i of row r attends to what lies in the slot that i overwrites.
+inline bool overwrites(const Decoder& d, const Step& step, long r, long i) {
+    if (!i) return false;
+    // An input sees at least as much as the one before it.
+    long slot = place_of(d, step.tokens[r] + i).slot;
+    return slot >= d.start[r] && slot < place_of(d, step.tokens[r] + i - 1).length;
+}
+
 // Writes of inputs whose slots others before them still attend to, as `attend` comes to these slots.
 template <class Format>
 struct LateWrites {
@@ -124,7 +132,7 @@ struct LateWrites {
     long r, g;
     bool due(long i, long s) const {
         long slot = place_of(d, step.tokens[r] + i).slot - d.start[r];
-        return slot >= s && slot < s + TILE_SLOTS;
+        return slot >= s && slot < s + TILE_SLOTS && overwrites(d, step, r, i);
     }
     void write(long i) const { write_input<Format>(d, b, step, w, r, g, i); }
 };
@@ -167,26 +175,27 @@ void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Wor
 }
 
 // Attention of the heads of row r that share KV head g. Inputs find the caches as in passes of their own. Without a mask
-// they attend together, and each is appended where they come to its slot. With one, an input that overwrites what those
-// before it see is appended after these have attended; the others attend together.
+// they attend together, and one that overwrites what others before it see is appended where they come to its slot. With
+// a mask it is appended after these have attended.
 template <class Format>
 void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g,
                   bool scored) {
-    auto hides = [&](long i, bool slots) {
-        // An input sees at least as much as the one before it.
+    // Older slots are overwritten before any input attends, so inputs that see them attend before.
+    auto moves = [&](long i) {
         const At &to = place_of(d, step.tokens[r] + i), &before = place_of(d, step.tokens[r] + i - 1);
-        return (slots && to.slot < before.length) || (to.moved_to >= 0 && to.moved_to < before.older);
+        return to.moved_to >= 0 && to.moved_to < before.older;
     };
     bool together = !step.mask;
-    for (long i = 1; i < step.count; i++) together = together && !hides(i, false);
+    for (long i = 1; i < step.count; i++) together = together && !moves(i);
     long begin = 0;
     for (long i = 0; i < step.count; i++) {
-        if (!together && i > begin && hides(i, true)) {
+        bool late = overwrites(d, step, r, i);
+        if (!together && i > begin && (late || moves(i))) {
             attend_inputs<Format>(d, b, step, w, r, g, begin, i, NothingDue{});
             begin = i;
         }
         prepare_input<Format>(d, b, step, w, r, g, i, scored);
-        if (!together) write_input<Format>(d, b, step, w, r, g, i);
+        if (!together || !late) write_input<Format>(d, b, step, w, r, g, i);
     }
     if (together)
         attend_inputs<Format>(d, b, step, w, r, g, 0, step.count, LateWrites<Format>{d, b, step, w, r, g});

@@ -143,7 +143,7 @@ __attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long ou
 // Whether products with so many inputs are made in panels. Floats that fit the L1 cache as they are need none.
 template <class Format>
 constexpr bool in_panels(long n, long inputs) {
-    return inputs >= Format::from_inputs && (Format::quantised || inputs * n * 4 > SEGMENT_BYTES);
+    return inputs >= Format::from_inputs && (Format::quantised || inputs * n * 4 > 4 * SEGMENT_BYTES);
 }
 
 // Multiplies weight rows first to last with all inputs. Past the last row the weights at `read_next` are prefetched.

@@ -61,6 +61,23 @@ inline Float4 fold_to_four(Floats v) {
 #endif
 }
 
+// The largest of all lanes.
+inline float lane_maximum(Floats v) {
+    auto larger = [](auto a, auto b) { return a > b ? a : b; };
+#if defined(__AVX512F__)
+    typedef float Float8 __attribute__((vector_size(32)));
+    Float8 e = larger(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                      __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+    Float4 f = larger(__builtin_shufflevector(e, e, 0, 1, 2, 3), __builtin_shufflevector(e, e, 4, 5, 6, 7));
+#elif defined(__AVX2__)
+    Float4 f = larger(__builtin_shufflevector(v, v, 0, 1, 2, 3), __builtin_shufflevector(v, v, 4, 5, 6, 7));
+#else
+    Float4 f = v;
+#endif
+    f = larger(f, __builtin_shufflevector(f, f, 2, 3, 2, 3));
+    return larger(f[0], f[1]);
+}
+
 // The sum of all lanes.
 inline float lane_sum_of_four(Float4 f) { return (f[0] + f[2]) + (f[1] + f[3]); }
 inline float lane_sum(Floats v) { return lane_sum_of_four(fold_to_four(v)); }
