@@ -7,7 +7,7 @@ namespace {
 // Slots whose scores are computed together, and queries whose values are.
 constexpr long TILE_SLOTS = 32, SIDE_BY_SIDE = 4;
 // From so many queries on, keys of up to so many numbers are transposed.
-constexpr long FROM_QUERIES = 4, MOST_TRANSPOSED = 128;
+constexpr long FROM_QUERIES = 8, MOST_TRANSPOSED = 128;
 // Score of a slot that is masked.
 constexpr float MASKED = -1e30f;
 
@@ -247,7 +247,7 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
         long held = 0, counts[SIDE_BY_SIDE], inputs[SIDE_BY_SIDE], rows[SIDE_BY_SIDE];
         bool prefetches = true;
         auto add_tile = [&](auto size, long first) {
-            constexpr int Q = decltype(size)::count, side = WIDE && Q > 1 ? 2 : 1;
+            constexpr int Q = decltype(size)::count, side = Q > 1 ? 2 : 1;
             float p[Q][TILE_SLOTS], *out[Q];
             const float* query[Q];
             for (int q = 0; q < Q; q++) query[q] = queries.query[rows[first + q]];
