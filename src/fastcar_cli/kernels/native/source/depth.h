@@ -27,7 +27,8 @@ struct DepthWorkspace {
         output = scratch.rows(items, head_width);
         logits = scratch.rows(d.rows, d.classifier.outputs);
         softmax_state = scratch.floats(2 * LANES * items);
-        candidates = reinterpret_cast<Candidate*>(scratch.floats(d.classifier.outputs * sizeof(Candidate) / 4));
+        // Members of the team sample side by side, each draw with candidates of its own.
+        candidates = reinterpret_cast<Candidate*>(scratch.floats(d.rows * d.classifier.outputs * sizeof(Candidate) / 4));
         bytes = scratch.used;
     }
 };
@@ -110,7 +111,8 @@ int64_t draw(const Depth* transformer, const Draw* request) {
     for (long depth = 0; depth < d.depth; depth++) {
         // Skipped where nothing needs the logits: without a transformer, for given codes, if they are not returned.
         if (d.first.weight || !all_given || a.logits) depth_step(team, d, w, depth);
-        for (long n = 0; n < draws; n++) {
+        bool failed = false;
+        parallel_for(team, draws, [&](long n) {
             float* logits = w.logits[n];
             if (guided)
                 combine(logits, w.logits[draws + n], codes,
@@ -118,13 +120,18 @@ int64_t draw(const Depth* transformer, const Draw* request) {
             if (a.logits) memcpy(a.logits + (depth * draws + n) * codes, logits, 4 * codes);
             int64_t code = given(n, depth);
             if (code < 0)
-                code = sample(logits, codes, a.uniforms[position(n) + depth], a.sampling, a.top_p[n], w.candidates);
-            if (code < 0 || code >= codes) return depth + 1;
+                code = sample(logits, codes, a.uniforms[position(n) + depth], a.sampling, a.top_p[n],
+                              w.candidates + n * codes);
+            if (code < 0 || code >= codes) {
+                __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+                return;
+            }
             a.codes[position(n) + depth] = code;
             float* latent = a.latent + n * code_width;
             add(latent, d.codebooks[depth] + code * code_width, code_width);
             for (long r = n; r < d.rows; r += draws) memcpy(w.later[r], latent, 4 * code_width);
-        }
+        });
+        if (failed) return depth + 1;
     }
     return 0;
 }
