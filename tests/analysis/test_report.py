@@ -247,6 +247,9 @@ def test_no_sideways_scrolling_on_a_phone(look: Open, report: Path, width: int) 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     boxes = page.locator("video").evaluate_all("(all) => all.map((v) => v.getBoundingClientRect().right)")
     assert max(boxes) <= width
+    page.evaluate("VIEW.b.caption.textContent = 'Replayed, at a ratio of 50 %'")
+    tops = page.locator("video").evaluate_all("(all) => all.map((v) => v.getBoundingClientRect().top)")
+    assert abs(tops[0] - tops[1]) < 1, "a caption of two lines moves its video"
 
 
 def test_a_limit_on_videos_is_told_and_the_knee_comes_first(look: Open, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,14 @@ def test_the_page_in_a_browser(look: Open, folder: Path, width: int) -> None:
     page = look(folder / "tokens.html", width=width)
     assert page.locator("#film figure").count() == FRAMES
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    # The words of the table's headers have a space between them, and none is cut.
+    words = page.evaluate(
+        "[...document.querySelectorAll('th')].map(h => { const r = document.createRange(); r.selectNodeContents(h);"
+        " const b = r.getBoundingClientRect(); return [b.left, b.right]; })"
+    )
+    assert all(right + 4 < left for (_, right), (left, _) in pairwise(words))
+    assert words[-1][1] <= width
+    assert page.get_by_label("Setting", exact=True).bounding_box()["width"] > 200
     seen = (
         "[...document.querySelectorAll('#film canvas')].map(c => [...c.getContext('2d').getImageData(0, 0, 2, 2).data])"
     )

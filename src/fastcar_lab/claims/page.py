@@ -80,7 +80,11 @@ def _drawn(draw: Any, title: str) -> dict[str, bytes]:
 
 
 def _section(finding: Finding, pictures: Sequence[tuple[str, str]]) -> str:
-    images = "".join(f'<img alt="{_e(t)}" src="data:image/png;base64,{data}">' for t, data in pictures)
+    images = "".join(
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{_e(t)}">'
+        f'<img alt="{_e(t)}" src="data:image/png;base64,{data}"></div>'
+        for t, data in pictures
+    )
     notes = "".join(f"<li>{_e(note)}</li>" for note in finding.notes)
     table = ""
     if finding.table:
@@ -105,9 +109,9 @@ def _cell(value: Any) -> str:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     header = list(dict.fromkeys(key for row in rows for key in row))
-    head = "".join(f'<th scope="col" class="text">{_e(k)}</th>' for k in header)
-    text = ['<td class="text">' if any(isinstance(row.get(k), str) for row in rows) else "<td>" for k in header]
-    cells = ([f"{td}{_e(_cell(row.get(k)))}</td>" for k, td in zip(header, text, strict=True)] for row in rows)
+    kinds = {k: ' class="text"' if any(isinstance(row.get(k), str) for row in rows) else "" for k in header}
+    head = "".join(f'<th scope="col"{kind}>{_e(k)}</th>' for k, kind in kinds.items())
+    cells = ([f"<td{kind}>{_e(_cell(row.get(k)))}</td>" for k, kind in kinds.items()] for row in rows)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     return f'<table class="data"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 

@@ -25,10 +25,10 @@ const STATE = { prompt: CELLS[0].prompt, seed: CELLS[0].seed, setting: setting(C
 const of = () => CELLS.filter((c) => c.prompt === STATE.prompt && c.seed === STATE.seed);
 const current = () => of().find((c) => setting(c) === STATE.setting) || of()[0];
 
-function picker(label, values, value, change) {
+function picker(label, values, value, change, grow) {
   const box = h("select", { "aria-label": label, onchange: (e) => change(values[Number(e.target.value)]) },
     values.map((v, i) => h("option", { value: String(i), selected: v === value }, String(v))));
-  return h("label", { class: "field" }, label, box);
+  return h("label", { class: grow ? "field grow" : "field" }, label, box);
 }
 function toggle(key, label) {
   const box = h("input", { type: "checkbox", checked: STATE[key], onchange: (e) => { STATE[key] = e.target.checked; draw(); } });
@@ -44,9 +44,9 @@ function choose(change) {
 function pick() {
   const unique = (values) => [...new Set(values)];
   at("pick").replaceChildren(
-    picker("Prompt", unique(CELLS.map((c) => c.prompt)), STATE.prompt, (prompt) => choose({ prompt })),
+    picker("Prompt", unique(CELLS.map((c) => c.prompt)), STATE.prompt, (prompt) => choose({ prompt }), true),
     picker("Seed", unique(CELLS.filter((c) => c.prompt === STATE.prompt).map((c) => c.seed)), STATE.seed, (seed) => choose({ seed })),
-    picker("Setting", of().map(setting), STATE.setting, (s) => choose({ setting: s })),
+    picker("Setting", of().map(setting), STATE.setting, (s) => choose({ setting: s }), true),
     toggle("changed", "replayed though changed"), toggle("still", "computed though still"));
 }
 
