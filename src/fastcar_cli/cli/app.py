@@ -79,7 +79,8 @@ class Lazy(Command):
 
 def _load(target: str) -> typer.Typer:
     module, _, function = target.partition(":")
-    program = typer.Typer(add_completion=False)
+    # Typer 0.19 takes no default here for a program of one command.
+    program = typer.Typer(add_completion=False, rich_markup_mode="rich")
     program.command(cls=Command)(getattr(import_module(f"fastcar_cli.cli.{module}"), function))
     return program
 

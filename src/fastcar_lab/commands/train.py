@@ -14,7 +14,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.locks import locked
 from fastcar_lab import worlds
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 STAGES = ("tokenizer", "base", "replay", "export")
 
