@@ -1,26 +1,28 @@
-"""llama.cpp as a contestant: the file it is given has the shape that is compared, and it runs where it is installed."""
+"""llama.cpp and ik_llama.cpp as contestants: their files have the shape that is compared; they run where installed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fastcar_cli.errors import RequestError
 from fastcar_cli.models.decoder import DecoderSpec
-from fastcar_lab.bench.llama_cpp import FORMATS, llama_cpp, write_gguf
+from fastcar_lab.bench.llama_cpp import RIVALS, Rival, session, write_gguf
 
-SPEC = DecoderSpec(width=64, layers=3, heads=4, kv_heads=2, mlp_width=96, vocab=99, rope_theta=50.0, max_positions=64)
-BITS = {"BF16": 16, "Q8_0": 8.5, "Q4_0": 4.5}
+SPEC = DecoderSpec(width=256, layers=3, heads=4, kv_heads=2, mlp_width=512, vocab=99, rope_theta=50.0, max_positions=64)
+BITS = {"BF16": 16, "Q8_0": 8.5, "Q4_0": 4.5, "IQ4_XS": 4.25}
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", BITS)
 def test_the_file_has_the_shape_that_is_compared(kind: str, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install 'fastcar[llama-cpp]'")
     size = write_gguf(tmp_path / "a.gguf", SPEC, 2, kind)
     found = {t.name: t for t in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
     shapes = {
-        **{"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)},
-        **{"ffn_gate": (96, 64), "ffn_up": (96, 64), "ffn_down": (64, 96)},
+        **{"attn_q": (256, 256), "attn_k": (128, 256), "attn_v": (128, 256), "attn_output": (256, 256)},
+        **{"ffn_gate": (512, 256), "ffn_up": (512, 256), "ffn_down": (256, 512)},
     }
     numbers = 0
     for layer in range(2):
@@ -32,10 +34,19 @@ def test_the_file_has_the_shape_that_is_compared(kind: str, tmp_path: Path) -> N
     assert "blk.2.attn_q.weight" not in found
 
 
+@pytest.mark.parametrize("rival", RIVALS.values(), ids=RIVALS)
 @pytest.mark.parametrize("rows", [1, 2])
-def test_passes_start_over_at_their_context(rows: int) -> None:
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install 'fastcar[llama-cpp]'")
-    with llama_cpp(SPEC, layers=2, kind="Q8_0", rows=rows, context=20, passes=3, threads=1) as (run, size):
-        assert size > 0
-        for _ in range(3):
-            run(3)
+def test_passes_start_over_at_their_context(rival: Rival, rows: int) -> None:
+    pytest.importorskip(rival.module, reason=f"{rival.package} is not installed")
+    pytest.importorskip("gguf", reason="gguf is not installed: pip install 'fastcar[llama-cpp]'")
+    for kind in {kind for kinds in rival.formats.values() for kind in kinds}:
+        with session(rival, SPEC, layers=2, kind=kind, rows=rows, context=20, passes=12, threads=1) as (run, size):
+            assert size > 0
+            for window in (1, 4, 4, 1):
+                run(3, window)
+
+
+def test_a_rival_that_is_not_installed_is_named() -> None:
+    rival = replace(RIVALS["ik_llama_cpp"], module="ik_llama_cpp.missing")
+    with pytest.raises(RequestError, match=r"ik_llama\.cpp needs the extra fastcar\[ik-llama-cpp\]"):
+        _ = rival.version

@@ -35,7 +35,7 @@ def test_every_extra_is_in_pyproject() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     told = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
     for package, extra in extras.EXTRAS.items():
-        named = "llama-cpp-python" if package == "llama_cpp" else package
+        named = {"llama_cpp": "llama-cpp-python", "ik_llama_cpp": "ik-llama-cpp-python"}.get(package, package)
         assert re.search(rf'^{extra} = \[.*"{named}\b', told, re.M), package
         assert not re.search(rf'^    "{package}\b', text.split("[project.optional-dependencies]")[0], re.M)
 

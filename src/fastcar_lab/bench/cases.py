@@ -10,6 +10,7 @@ from fastcar_cli.models.loading.names import COSMOS
 from fastcar_cli.models.loading.published import published_spec
 from fastcar_cli.models.loading.registry import folder_of, shapes_of
 from fastcar_cli.models.network import Spec
+from fastcar_lab.bench.llama_cpp import Rival
 
 SHAPES = ("vila-u-7b", *COSMOS)
 """Published models of which layers are timed, with random weights."""
@@ -30,7 +31,7 @@ class Benchmark:
     turns: int
     compiled: bool
     device: str = "cpu"
-    llama_cpp: bool = False
+    rivals: tuple[Rival, ...] = ()
 
     @property
     def spec(self) -> Spec:

@@ -1,14 +1,16 @@
-"""llama.cpp as a contestant: a GGUF file of the same shape with random weights, one token of every row a pass."""
+"""llama.cpp and ik_llama.cpp as contestants: a GGUF file of the same shape with random weights."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,17 +18,44 @@ from fastcar_cli.errors import RunError
 from fastcar_cli.extras import need
 from fastcar_cli.models.decoder import DecoderSpec
 
-FORMATS = ("BF16", "Q8_0", "Q4_0")
+
+@dataclass(frozen=True)
+class Rival:
+    """A program that reads GGUF files: its name, its package and module, and its formats by the name of ours."""
+
+    name: str
+    package: str
+    module: str
+    formats: Mapping[str, tuple[str, ...]] = field(hash=False)
+
+    @property
+    def version(self) -> str:
+        """Of its package. Raises RequestError where it is missing."""
+        need(self.module, f"the comparison with {self.name}")
+        return version(self.package)
+
+
+LLAMA_CPP = Rival(
+    "llama.cpp", "llama-cpp-python", "llama_cpp", {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0",)}
+)
+IK_LLAMA_CPP = Rival(
+    "ik_llama.cpp",
+    "ik-llama-cpp-python",
+    "ik_llama_cpp._ctypes_api",
+    {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0", "IQ4_XS")},
+)
+RIVALS = {"llama_cpp": LLAMA_CPP, "ik_llama_cpp": IK_LLAMA_CPP}
+"""By the name of their option."""
 VOCABULARY = 256
 """Tokens of the file, so few that embedding and head weigh nothing."""
 
 
 def write_gguf(path: Path, spec: DecoderSpec, layers: int, kind: str) -> int:
-    """Write a LLaMA of these widths in one of FORMATS; returns the bytes of its matrices.
+    """Write a LLaMA of these widths in a format of a `Rival`; returns the bytes of its matrices.
 
     All layers have the same random numbers, each in memory of its own once the file is mapped.
     """
-    gguf = need("gguf", "the comparison with llama.cpp")
+    gguf = need("gguf", "a GGUF file")
     form = gguf.GGMLQuantizationType[kind]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("no_vocab")
@@ -45,7 +74,7 @@ def write_gguf(path: Path, spec: DecoderSpec, layers: int, kind: str) -> int:
     def packed(rows: int, columns: int) -> Any:
         # A block of rows over and over: drawing and packing every number would take minutes.
         some = generator.standard_normal((min(rows, 256), columns), dtype=np.float32) * np.float32(columns**-0.5)
-        block = gguf.quants.quantize(some, form)
+        block = _iq4_xs(generator, some.shape) if kind == "IQ4_XS" else gguf.quants.quantize(some, form)
         return np.tile(block, (-(-rows // len(block)), 1))[:rows]
 
     inner, cached = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -75,67 +104,115 @@ def write_gguf(path: Path, spec: DecoderSpec, layers: int, kind: str) -> int:
     return layers * sum(int(data.nbytes) for data in matrices.values())
 
 
+def _iq4_xs(generator: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """Random blocks of IQ4_XS, which gguf can't write: 256 weights in 136 bytes, the first two a float16 scale."""
+    blocks = generator.integers(0, 256, (shape[0], shape[1] // 256, 136), dtype=np.uint8)
+    blocks[..., :2] = np.frombuffer(np.float16(1e-4).tobytes(), np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
 @cache
-def _silence() -> Any:
-    """Where llama.cpp sends its log: nowhere. It keeps the address for good, so this must live as long."""
-    return need("llama_cpp", "the comparison with llama.cpp").llama_log_callback(lambda *_: None)
+def _silence(rival: Rival) -> None:
+    """Send its log nowhere. It keeps the address for good, so the callback must live as long."""
+    api = need(rival.module, f"the comparison with {rival.name}")
+    if rival is LLAMA_CPP:
+        callback = api.llama_log_callback(lambda *_: None)
+        api.llama_log_set(callback, ctypes.c_void_p(0))
+    else:
+        callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
+        api._lib.llama_log_set(callback, None)
+    _CALLBACKS.append(callback)
+
+
+_CALLBACKS: list[Any] = []
 
 
 def _checked(found: Any, what: str) -> Any:
     if not found:
-        raise RunError(f"llama.cpp: {what} failed")
+        raise RunError(f"{what} failed")
     return found
 
 
-@contextmanager
-def llama_cpp(
-    spec: DecoderSpec, *, layers: int, kind: str, rows: int, context: int, passes: int, threads: int
-) -> Iterator[tuple[Callable[[int], None], int]]:
-    """A function that makes passes at a context length, and the bytes of the weights.
+class Run(Protocol):
+    """Makes passes from the context on, and takes them back."""
 
-    Raises RequestError where the packages are missing, RunError where llama.cpp fails.
+    def __call__(self, count: int, window: int = 1) -> None:
+        """`count` passes of `window` tokens of every row."""
+
+
+@contextmanager
+def session(
+    rival: Rival, spec: DecoderSpec, *, layers: int, kind: str, rows: int, context: int, passes: int, threads: int
+) -> Iterator[tuple[Run, int]]:
+    """A function that makes passes at a context length, `passes` tokens of a row at most, and the bytes of the weights.
+
+    Raises RequestError where the packages are missing, RunError where the program fails.
     """
-    api: Any = need("llama_cpp", "the comparison with llama.cpp")
+    api: Any = need(rival.module, f"the comparison with {rival.name}")
+    ik = rival is IK_LLAMA_CPP
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.gguf"
         size = write_gguf(file, spec, layers, kind)
-        api.llama_log_set(_silence(), ctypes.c_void_p(0))
+        _silence(rival)
         api.llama_backend_init()
-        model = _checked(
-            api.llama_model_load_from_file(str(file).encode(), api.llama_model_default_params()), "loading the file"
-        )
+        reading = api.llama_model_default_params()
+        if ik:
+            # Weights in the layout of its fastest kernels, as its option -rtr has it.
+            reading.repack_tensors, reading.use_mmap = True, False
+        model = _checked(api.llama_model_load_from_file(str(file).encode(), reading), f"{rival.name}: loading the file")
         options = api.llama_context_default_params()
         slots = context + passes + 1
         options.n_ctx, options.n_batch, options.n_ubatch = rows * (-(-slots // 256) * 256), 512, 512
-        options.n_seq_max, options.kv_unified = rows, False
+        options.n_seq_max = rows
+        if not ik:
+            options.kv_unified = False
         options.n_threads = options.n_threads_batch = threads
-        session = _checked(api.llama_init_from_model(model, options), "making a context")
+        held = _checked(api.llama_init_from_model(model, options), f"{rival.name}: making a context")
         batch = api.llama_batch_init(512, 0, 1)
-        memory = api.llama_get_memory(session)
+        if ik:
+            remove, copy, at = api._lib.llama_kv_cache_seq_rm, api._lib.llama_kv_cache_seq_cp, ctypes.c_void_p(held)
+        else:
+            remove, copy, at = api.llama_memory_seq_rm, api.llama_memory_seq_cp, api.llama_get_memory(held)
 
-        def decode(tokens: list[tuple[int, int]]) -> None:
-            """Tokens as (row, position); the logits of the last of each row are wanted."""
+        def decode(tokens: list[tuple[int, int]], wanted: int) -> None:
+            """Tokens as (row, position); the logits of the last `wanted` are computed."""
             batch.n_tokens = len(tokens)
             for i, (row, position) in enumerate(tokens):
                 batch.token[i], batch.pos[i] = 1 + position % (VOCABULARY - 1), position
                 batch.n_seq_id[i], batch.seq_id[i][0] = 1, row
-                batch.logits[i] = i >= len(tokens) - rows
-            if api.llama_decode(session, batch):
-                raise RunError("llama.cpp: decoding failed")
+                batch.logits[i] = i >= len(tokens) - wanted
+            if api.llama_decode(held, batch):
+                raise RunError(f"{rival.name}: decoding failed")
 
-        def run(count: int) -> None:
-            for position in range(context, context + count):
-                decode([(row, position) for row in range(rows)])
+        def run(count: int, window: int = 1) -> None:
+            for first in range(context, context + count * window, window):
+                tokens = [(row, position) for row in range(rows) for position in range(first, first + window)]
+                decode(tokens, len(tokens))
             for row in range(rows):
-                api.llama_memory_seq_rm(memory, row, context, -1)
+                remove(at, row, context, -1)
 
         try:
             for first in range(0, context, 512):
-                decode([(0, p) for p in range(first, min(context, first + 512))])
+                decode([(0, p) for p in range(first, min(context, first + 512))], 1)
             for row in range(1, rows):
-                api.llama_memory_seq_cp(memory, 0, row, -1, -1)
+                copy(at, 0, row, -1, -1)
             yield run, size
         finally:
             api.llama_batch_free(batch)
-            api.llama_free(session)
-            api.llama_model_free(model)
+            api.llama_free(held)
+            (api.llama_free_model if ik else api.llama_model_free)(model)
+
+
+def runs_of(
+    rivals: Iterable[Rival], spec: DecoderSpec, stack: ExitStack, **options: int
+) -> Iterator[tuple[str, str, Run, int]]:
+    """For every rival and format: its name, our format, its run and the bytes of a pass. `options` as `session` has
+    them; the stack ends the sessions.
+    """
+    # Keys and values are float16.
+    cached = 4 * options["rows"] * options["context"] * options["layers"] * spec.kv_heads * spec.head_dim
+    for rival in rivals:
+        for form, kinds in rival.formats.items():
+            for kind in kinds:
+                run, weights = stack.enter_context(session(rival, spec, kind=kind, **options))
+                yield f"{rival.name} {kind}", form, run, weights + cached

@@ -23,8 +23,7 @@ from fastcar_cli.models.network import Network, Projector
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_lab.bench.cases import RATIOS, Benchmark
 from fastcar_lab.bench.contestants import Passes, engine, llama, mlp_only
-from fastcar_lab.bench.llama_cpp import FORMATS as GGUF_FORMATS
-from fastcar_lab.bench.llama_cpp import llama_cpp
+from fastcar_lab.bench.llama_cpp import IK_LLAMA_CPP, LLAMA_CPP, runs_of
 
 
 def models(plan: Benchmark) -> dict[str, Network]:
@@ -157,14 +156,10 @@ def measure(plan: Benchmark, on_progress: Callable[[int, int], None] = lambda do
     sizes = {name: pass_bytes(model, plan.rows, plan.context) for name, model in found.items()}
     with ExitStack() as stack:
         made = contestants(plan, found)
-        for kind in GGUF_FORMATS if plan.llama_cpp else ():
-            # Its keys and values are float16.
-            cached = 4 * plan.rows * plan.context * spec.layers * spec.kv_heads * spec.head_dim
-            options = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}
-            run, weights = stack.enter_context(
-                llama_cpp(spec, layers=spec.layers, kind=kind, threads=torch.get_num_threads(), **options)
-            )
-            made[f"llama.cpp {kind}/dense"], sizes[f"llama.cpp {kind}"] = run, weights + cached
+        options = {"layers": spec.layers, "rows": plan.rows, "context": plan.context, "passes": plan.passes}
+        options["threads"] = torch.get_num_threads()
+        for name, _, run, size in runs_of(plan.rivals, spec, stack, **options):
+            made[f"{name}/dense"], sizes[name] = run, size
         times, rates = time_all(made, plan.passes, plan.turns, device, on_progress)
     bandwidth = statistics.median(rate for several in rates.values() for rate in several) / 1e9
     lines: dict[str, dict[str, Any]] = {}
@@ -187,6 +182,7 @@ def measure(plan: Benchmark, on_progress: Callable[[int, int], None] = lambda do
         "bandwidth_gb_s": bandwidth,
         "layers": spec.layers,
         **{name: getattr(plan, name) for name in ("shape", "context", "rows", "passes", "turns")},
+        "rivals": {rival.name: rival.version for rival in plan.rivals},
         "lines": lines,
         "ratios": _ratios(times, lines, next(iter(found))),
     }
@@ -209,8 +205,8 @@ def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], firs
     }
     if f"{first}/transformers compiled" in times:
         ratios["dense_vs_transformers_compiled"] = faster(f"{best}/dense", f"{first}/transformers compiled")
-    for form, theirs in (("bfloat16", "BF16"), ("int8", "Q8_0"), ("int4", "Q4_0")):
-        ours, other = f"{form}/native", f"llama.cpp {theirs}/dense"
+    for form in LLAMA_CPP.formats:
+        ours = f"{form}/native"
         if f"{ours}/dense" not in times:
             continue
         if form in PACKED:
@@ -221,6 +217,10 @@ def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], firs
                     v["of_ceiling"] for k, v in lines.items() if k.startswith(f"{ours}/joint")
                 ),
             }
-        if other in times:
-            ratios[f"{form}_vs_llama_cpp"] = faster(f"{ours}/dense", other)
+        for rival in (LLAMA_CPP, IK_LLAMA_CPP):
+            others = [other for kind in rival.formats[form] if (other := f"{rival.name} {kind}/dense") in times]
+            if others:
+                # Against the fastest of its formats.
+                key = f"{form}_vs_{rival.name.replace('.', '_')}"
+                ratios[key] = min(faster(f"{ours}/dense", other) for other in others)
     return ratios

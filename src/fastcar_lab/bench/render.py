@@ -51,12 +51,13 @@ def window_table(out: Console, result: dict[str, Any]) -> None:
     out.print(
         f"{result['cpu']}, {result['threads']} threads, {result['instruction_set']}, torch {result['torch']}; memory "
         f"gives {result['bandwidth_gb_s']:.1f} GB/s, the cores {result['multiply_adds_g_s']:.0f} G multiply-adds/s in "
-        "float32"
+        "float32" + "".join(f"; {name} {version}" for name, version in result["rivals"].items())
     )
     table = columns(
         f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows: "
         f"least of {result['turns']} turns of {result['passes']} passes",
-        *("", "tokens a pass", "ms a pass", "times the first", "floor, ms", "bound by", "of it", "draw, ms"),
+        *("", "tokens a pass", "ms a pass", "times the first", "GB/s", "G multiply-adds/s"),
+        *("floor, ms", "bound by", "of it", "draw, ms"),
         *(("final", "speed-up") if "accept" in result else ()),
         caption=f"speed-up of whole steps with drafts right with probability {result['accept']:g}"
         if "accept" in result
@@ -64,8 +65,9 @@ def window_table(out: Console, result: dict[str, Any]) -> None:
     )
     for form, by_window in result["lines"].items():
         for window, line in by_window.items():
-            cells = [form, str(window), f"{line['ms']:.3f}", f"{line['times']:.2f}", f"{line['floor_ms']:.3f}"]
-            cells += [line["bound"], f"{line['of_floor']:.0%}", f"{line['draw_ms']:.3f}"]
+            cells = [form, str(window), f"{line['ms']:.3f}", f"{line['times']:.2f}", f"{line['gb_s']:.1f}"]
+            cells += [f"{line['multiply_adds_g_s']:.0f}", f"{line['floor_ms']:.3f}", line["bound"]]
+            cells += [f"{line['of_floor']:.0%}", f"{line['draw_ms']:.3f}" if "draw_ms" in line else ""]
             cells += [f"{line[k]:.2f}" for k in ("tokens_per_pass", "speedup") if k in line]
             table.add_row(*cells)
     print_whole(out, table)

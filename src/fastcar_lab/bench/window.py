@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native
 from fastcar_cli.models.network import Network
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
+from fastcar_lab.bench.llama_cpp import runs_of
 from fastcar_lab.bench.measure import models, pass_bytes
 from fastcar_lab.bench.peak import multiply_adds_per_s
 
@@ -35,8 +38,8 @@ def multiply_adds(model: Network, inputs: int, context: int) -> int:
     return inputs * (spec.layers * maps + attended)
 
 
-Works = tuple[Callable[[], Any], Callable[[], Any]]
-"""One makes a pass, the other draws the codes behind its inputs."""
+Works = tuple[Callable[[], Any], ...]
+"""The first makes a pass; the second, which rivals lack, draws the codes behind its inputs."""
 
 
 def works_of(model: Network, rows: int, context: int, windows: Sequence[int]) -> dict[int, Works]:
@@ -62,52 +65,66 @@ def works_of(model: Network, rows: int, context: int, windows: Sequence[int]) ->
 def measure(
     plan: Benchmark, windows: Sequence[int], on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
-    """Time passes of each number of tokens, turn by turn, the least of all turns.
+    """Time passes of each number of tokens, turn by turn, the least of all turns; those of rivals too.
 
-    Returns machine, bandwidth, multiply-adds/s in float32 of all threads, plan, and by format and window: `ms` of a
-    pass and `times` that of the first window, `floor_ms`, what the machine allows, `bound` by memory or arithmetic,
-    `of_floor`, and `draw_ms`, the time to draw the codes. Raises RequestError for more tokens than a frame has.
+    Returns machine, bandwidth, multiply-adds/s in float32 of all threads, plan, versions of `rivals`, and by format
+    and window: `ms` of a pass and `times` that of the first window, `gb_s` and `multiply_adds_g_s`, `floor_ms`, what
+    the machine allows, `bound` by memory or arithmetic, `of_floor`, and of ours `draw_ms`, the time to draw the codes.
+    Raises RequestError for more tokens than a frame has, or a rival that is not installed.
     """
     threads, isa = torch.get_num_threads(), native.instruction_set()
     networks = models(plan)
-    spec = next(iter(networks.values())).spec
+    network = next(iter(networks.values()))
+    spec = network.spec
     if max(windows) > spec.tokens_per_frame:
         most = f"1 to {spec.tokens_per_frame}"
         raise RequestError("a pass takes tokens of one frame", key="window", value=max(windows), allowed=most)
-    made = {form: works_of(model, plan.rows, plan.context, windows) for form, model in networks.items()}
     least: dict[tuple[str, int, int], float] = {}
     stream, bandwidth, peak = Stream(torch.device("cpu")), 0.0, 0.0
-    for turn in range(plan.turns + 1):
-        bandwidth, peak = max(bandwidth, stream.rate()), max(peak, threads * multiply_adds_per_s(isa))
-        for form, by_window in made.items():
-            for window, works in by_window.items():
-                for kind, work in enumerate(works):
-                    for _ in range(plan.passes):
-                        began = time.perf_counter()
-                        work()
-                        took = time.perf_counter() - began
-                        key = form, window, kind
-                        least[key] = min(took, least.get(key, took))
-        on_progress(turn + 1, plan.turns + 1)
+    with ExitStack() as stack:
+        # By name, of ours and of rivals: our format, bytes of a pass, and what is timed.
+        made: dict[str, tuple[str, int, dict[int, Works]]] = {
+            form: (form, pass_bytes(model, plan.rows, plan.context), works_of(model, plan.rows, plan.context, windows))
+            for form, model in networks.items()
+        }
+        options = {"layers": spec.decoder.layers, "rows": plan.rows, "context": plan.context, "threads": threads}
+        for name, form, run, size in runs_of(plan.rivals, spec.decoder, stack, passes=max(windows), **options):
+            made[name] = form, size, {window: (partial(run, 1, window),) for window in windows}
+        for turn in range(plan.turns + 1):
+            bandwidth, peak = max(bandwidth, stream.rate()), max(peak, threads * multiply_adds_per_s(isa))
+            for name, (_, _, by_window) in made.items():
+                for window, works in by_window.items():
+                    for kind, work in enumerate(works):
+                        for _ in range(plan.passes):
+                            began = time.perf_counter()
+                            work()
+                            took = time.perf_counter() - began
+                            key = name, window, kind
+                            least[key] = min(took, least.get(key, took))
+            on_progress(turn + 1, plan.turns + 1)
     lines: dict[str, dict[int, dict[str, Any]]] = {}
-    for form, model in networks.items():
+    for name, (form, size, _) in made.items():
         for window in windows:
-            seconds = least[form, window, 0]
-            memory = pass_bytes(model, plan.rows, plan.context) / bandwidth
-            arithmetic = multiply_adds(model, plan.rows * window, plan.context) / peak / AN_INSTRUCTION.get(form, 1)
+            seconds, adds = least[name, window, 0], multiply_adds(network, plan.rows * window, plan.context)
+            memory, arithmetic = size / bandwidth, adds / peak / AN_INSTRUCTION.get(form, 1)
             floor = max(memory, arithmetic)
-            lines.setdefault(form, {})[window] = {
+            line = {
                 "ms": seconds * 1e3,
-                "times": seconds / least[form, windows[0], 0],
+                "times": seconds / least[name, windows[0], 0],
+                "gb_s": size / seconds / 1e9,
+                "multiply_adds_g_s": adds / seconds / 1e9,
                 "floor_ms": floor * 1e3,
                 "bound": "memory" if memory > arithmetic else "arithmetic",
                 "of_floor": floor / seconds,
-                "draw_ms": least[form, window, 1] * 1e3,
             }
+            if (name, window, 1) in least:
+                line["draw_ms"] = least[name, window, 1] * 1e3
+            lines.setdefault(name, {})[window] = line
     return {
         **{"cpu": processor(), "threads": threads, "torch": torch.__version__, "instruction_set": isa},
         **{"bandwidth_gb_s": bandwidth / 1e9, "multiply_adds_g_s": peak / 1e9},
         **{name: getattr(plan, name) for name in ("shape", "context", "rows", "passes", "turns")},
         "layers": spec.decoder.layers,
+        "rivals": {rival.name: rival.version for rival in plan.rivals},
         "lines": lines,
     }

@@ -232,6 +232,9 @@ def bench(
     llama_cpp: Annotated[
         bool, typer.Option("--llama-cpp", help="Also llama.cpp on files of the same shape; needs the extra llama-cpp.")
     ] = False,
+    ik_llama_cpp: Annotated[
+        bool, typer.Option("--ik-llama-cpp", help="Also ik_llama.cpp, repacked; needs the extra ik-llama-cpp.")
+    ] = False,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Also transformers under torch.compile; needs a C++ compiler.")
     ] = False,
@@ -283,6 +286,7 @@ def bench(
     from fastcar_cli.cli.flags import given, one_of, refuse
     from fastcar_cli.resolve import resolve_device
     from fastcar_lab.bench.cases import SHAPES, Benchmark, check
+    from fastcar_lab.bench.llama_cpp import RIVALS
     from fastcar_lab.bench.measure import measure
 
     one_of("--shape", shape, ("mini", *SHAPES))
@@ -318,6 +322,10 @@ def bench(
     # Nothing else runs beside a benchmark, so a small model gets more than `generate` gives it.
     most = torch.get_num_threads()
     torch.set_num_threads(threads or (min(2, most) if mini else most))
+    rivals = tuple(rival for rival, wanted in zip(RIVALS.values(), (llama_cpp, ik_llama_cpp), strict=True) if wanted)
+    for rival in rivals:
+        # Missing packages show before anything is timed.
+        _ = rival.version
     plans = [
         Benchmark(
             shape=shape,
@@ -328,7 +336,7 @@ def bench(
             turns=turns,
             compiled=compiled,
             device=place,
-            llama_cpp=llama_cpp,
+            rivals=rivals,
         )
         for tokens in parse_lengths(
             context or {"mini": "300", "vila-u-7b": "512,2k,8k"}.get(shape, "5k,12k"), "context"
@@ -337,11 +345,13 @@ def bench(
     for plan in plans:
         check(plan)
     if busy:
-        refuse(ctx, ("device", "llama_cpp", "compiled", "generate"), "with --busy", "leave it out")
+        refuse(ctx, ("device", *RIVALS, "compiled", "generate"), "with --busy", "leave it out")
         _beside(plans, busy, torch.get_num_threads(), as_json)
         return
     if window is not None or drafts:
-        refuse(ctx, ("device", "llama_cpp", "compiled", "generate"), "with --window or --draft", "leave it out")
+        refuse(ctx, ("device", "compiled", "generate"), "with --window or --draft", "leave it out")
+        if drafts:
+            refuse(ctx, tuple(RIVALS), "with --draft", "leave it out")
         windows = drafts if window is None else parse_lengths(window, "window")
         _windows(plans, windows, accepted[0] if drafts else None, as_json)
         return
