@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fastcar_cli.config import DEVICES, RunConfig, tau_to_plain
+from fastcar_cli.config import RunConfig, tau_to_plain
 from fastcar_cli.decoding.controller import Target, max_ratio
 from fastcar_cli.decoding.drafts import DraftSettings
 from fastcar_cli.decoding.replay import ReplayRule
@@ -17,6 +17,7 @@ from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.names import BUNDLED
 from fastcar_cli.models.network import Layout, Spec
+from fastcar_cli.sections import DEVICES
 
 SMALL_MODEL_THREADS = 2
 """Threads of the native kernels for a bundled model: its products are too short to share among more."""

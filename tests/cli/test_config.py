@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcar_cli.config import Replay, RunConfig, load_config, settings
+from fastcar_cli.config import RunConfig, load_config, settings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.presets import presets
+from fastcar_cli.sections import Replay
 
 
 @pytest.mark.parametrize(

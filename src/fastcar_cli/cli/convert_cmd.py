@@ -13,9 +13,10 @@ from fastcar_cli.cli.complete import models, words
 from fastcar_cli.cli.flags import one_of, prompts_of
 from fastcar_cli.cli.options import Debug, Flags, Json, Quiet, options
 from fastcar_cli.cli.surroundings import surroundings
-from fastcar_cli.config import MODELS, load_config
+from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.limits import cores
+from fastcar_cli.sections import MODELS
 
 if TYPE_CHECKING:
     from fastcar_cli.conversion import Conversion, Result, Source

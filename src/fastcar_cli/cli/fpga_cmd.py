@@ -12,8 +12,9 @@ import typer
 from fastcar_cli.cli.complete import models, words
 from fastcar_cli.cli.flags import check_made, given, one_of, refuse, refuse_all_but
 from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
-from fastcar_cli.config import MODELS, load_config
+from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
+from fastcar_cli.sections import MODELS
 
 if TYPE_CHECKING:
     from fastcar_cli.backends.fpga.predicted import Point

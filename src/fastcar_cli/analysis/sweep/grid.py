@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from fastcar_cli import choices
-from fastcar_cli.config import LARGEST
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import ALLOWED, Tau
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import prompt_lines, read_text
 from fastcar_cli.plain_data import parse_json
+from fastcar_cli.sections import LARGEST
 
 AXES = {
     "score": choices.values(choices.Score),
