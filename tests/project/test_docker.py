@@ -44,7 +44,7 @@ def test_what_it_copies_is_there_and_all_that_the_build_reads() -> None:
     copied = [source for text in _of("COPY") for source in text.split()[:-1]]
     assert copied and all((ROOT / source).exists() for source in copied)
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    needed = {"pyproject.toml", "hatch_build.py", "src", "configs", *re.findall(r'^readme = "(.*)"', project, re.M)}
+    needed = {"pyproject.toml", "hatch_build.py", "src", "configs", *re.findall(r'path = "(\w+\.md)"', project)}
     needed |= {*re.findall(r'^license-files = \["(.*)"\]', project, re.M)}
     assert needed <= {*copied}
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
