@@ -248,6 +248,12 @@ def test_a_person_makes_a_video(browser: Any, width: int) -> None:
         "(() => { const c = VIEW.heat; return [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data] })()"
     )
     assert any(page.evaluate(pixels)), "the map is empty"
+    page.fill("[name=tau]", "off")
+    with page.expect_navigation():
+        page.click("#make")
+    # The square before the caption has the colour of the map: here of drafts.
+    assert page.inner_text(".screen:nth-child(2) figcaption").startswith("Drafts, ")
+    assert page.evaluate("VIEW.b.figure.querySelector('i').style.background") == "var(--dense)"
     page.close()
     server.shutdown()
     assert errors == []

@@ -173,7 +173,9 @@ function drawPlayer() {
   if (PLAYER.playing) pause();
   PLAYER.wanted = wanted;
   VIEW.scrub.max = framesOf(PLAYER.cell);
-  VIEW.b.caption.textContent = drafted(PLAYER.cell) && !PLAYER.cell.replay?.ratio ? `Drafts, ${PLAYER.cell.draft}` : has(PLAYER.cell.tau) ? `Replayed, ${levelText(PLAYER.cell.tau)}` : "Dense, the reference itself";
+  const drafts = drafted(PLAYER.cell) && !PLAYER.cell.replay?.ratio;
+  VIEW.b.figure.querySelector("i").style.background = `var(${drafts ? "--dense" : "--replay"})`;
+  VIEW.b.caption.textContent = drafts ? `Drafts, ${PLAYER.cell.draft}` : has(PLAYER.cell.tau) ? `Replayed, ${levelText(PLAYER.cell.tau)}` : "Dense, the reference itself";
   load(VIEW.a, PLAYER.dense);
   load(VIEW.b, PLAYER.cell);
   PLAYER.frame = Math.min(PLAYER.frame, framesOf(PLAYER.cell) - 1);
