@@ -12,11 +12,13 @@ import errno
 import hashlib
 import io
 import itertools
+import math
 import os
 import secrets
 import shutil
 import stat
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +28,7 @@ from fastcar_cli.errors import RequestError, RunError, Text
 from fastcar_cli.signals import uninterrupted
 
 MOST_PIPED = 2**30
+"""Bytes of a pipe, and of unpacked arrays, that are read at most."""
 MOST_TEXT = 2**26
 """Bytes of the largest text that is read; tokenizers of large models take some 20 MiB."""
 
@@ -150,6 +153,23 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     write_whole(path, packed.getvalue())
 
 
+def read_arrays(file: Path) -> dict[str, Any]:
+    """The arrays of a .npz by name. Raises OSError, or ValueError for another file, or one of more than a gigabyte."""
+    import numpy as np
+
+    regular(file, MOST_PIPED)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if sum(member.file_size for member in archive.infolist()) > MOST_PIPED:
+                raise ValueError(f"holds more than {MOST_PIPED:,} bytes")
+        with np.load(file, allow_pickle=False) as held:
+            return dict(held)
+    except OSError:
+        raise
+    except Exception as e:  # whatever a damaged file makes zipfile, zlib and numpy raise
+        raise ValueError(str(e) or type(e).__name__) from None
+
+
 _KINDS = ((b"PK\x03\x04", ".npz"), (b"\x93NUMPY", ".npy"), (b"GIF8", ".gif"), (b"{", ".json"), (b"[", ".json"))
 """First bytes of the kinds of files that are known by their suffix."""
 
@@ -184,16 +204,24 @@ def spooled(path: Path) -> Path:
     return copy
 
 
+def regular(file: Path, most: float = math.inf) -> None:
+    """Raises OSError for all but a regular file of at most this many bytes.
+
+    A pipe may wait for ever, a device may never end.
+    """
+    state = file.stat()
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "is no regular file", str(file))
+    if state.st_size > most:
+        raise OSError(errno.EFBIG, f"has {state.st_size:,} bytes, at most {most:,} are read", str(file))
+
+
 def file_text(path: Path, encoding: str = "utf-8") -> str:
     """The text of a file, each end of a line one character. Raises OSError or UnicodeDecodeError.
 
-    Only regular files of at most 64 MiB are read: a pipe may wait for ever, a device may never end.
+    Only regular files of at most 64 MiB are read.
     """
-    state = path.stat()
-    if not stat.S_ISREG(state.st_mode):
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
-    if state.st_size > MOST_TEXT:
-        raise OSError(errno.EFBIG, f"has {state.st_size:,} bytes, at most {MOST_TEXT:,} are read", str(path))
+    regular(path, MOST_TEXT)
     return path.read_text(encoding=encoding)
 
 
@@ -228,6 +256,7 @@ def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def sha256_of(path: Path) -> str:
     """Hash of a file's bytes. Raises OSError."""
+    regular(path)
     digest = hashlib.sha256()
     with path.open("rb") as f:
         while block := f.read(2**20):

@@ -40,12 +40,7 @@ def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
     frames = 1 + (pictures - 1) // spec.frame_spec.pictures
     sampling = replace(own.sampling, **s.model_dump(exclude_none=True))
     layers = spec.decoder.layers
-    try:
-        replay.tau.by_layer(layers)
-    except ValueError as e:
-        raise RequestError(
-            str(e), key="tau", value=replay.tau, hint=f"give one value for all layers or {layers}"
-        ) from None
+    replay.tau.by_layer(layers)
     rule = ReplayRule(
         tau=replay.tau,
         tas_definition=_choose(replay.tas, own.tas),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import cosmos, ivideogpt
+from support.damage import damage_json, no_file, spoil
 from support.processes import Run
 from support.sweeping import tiny_folder
 from support.vila_u import small
@@ -20,12 +21,6 @@ from support.vila_u import small
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models.loading.registry import load, shapes_of
 from fastcar_lab.dummy.vila_u import write_configs, write_tokenizer, write_weights
-
-NUMBERS = (-1, 0, 1, 3, 7, 24, 10**6, 2**31 - 1, 2**31, 2**63, 10**40, 0.5, -1e300, 1e-300)
-ODD: tuple[Any, ...] = (
-    *NUMBERS, None, True, "", "x", "\ud800", "../..", [], {}, [[]], [None], {"a": 1}, [1, 2, 3], ["x"] * 3
-)  # fmt: skip
-TEXTS = ("", "{", "[" * 5000, "NaN", '{"a": Infinity}', '"\\ud800"', "\x00", "null", "[]")
 
 
 def _vila_u(folder: Path) -> None:
@@ -52,49 +47,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def _places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to every value of a document."""
-    items = data.items() if isinstance(data, dict) else enumerate(data[:20]) if isinstance(data, list) else ()
-    return [path, *(place for key, value in items for place in _places(value, (*path, key)))]
-
-
-def _changed(data: Any, rng: random.Random) -> Any:
-    *way, last = rng.choice(_places(data)[1:] or [(0,)])
-    at = data
-    for key in way:
-        at = at[key]
-    if isinstance(at, dict) and rng.random() < 0.15:
-        del at[last]
-    elif isinstance(at, (dict, list)):
-        at[last] = rng.choice(ODD)
-    return data
-
-
 def damage(folder: Path, rng: random.Random) -> str:
     """Damage one file of a folder; what was done."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     documents = [p for p in files if p.suffix == ".json"] or files
     file = rng.choice(documents if rng.random() < 0.8 else files)
-    name, kind = file.relative_to(folder), rng.random()
-    if file.suffix == ".json" and kind < 0.75:
-        file.write_text(json.dumps(_changed(json.loads(file.read_text()), rng)))
-        return f"{name}: a value"
-    if file.suffix == ".json" and kind < 0.85:
-        file.write_text(rng.choice(TEXTS))
-        return f"{name}: another text"
-    if kind < 0.9:
-        file.unlink()
-        (os.mkfifo if rng.random() < 0.5 else os.mkdir)(file)
-        return f"{name}: no file"
-    data = bytearray(file.read_bytes())
-    if kind < 0.95:
-        file.write_bytes(data[: rng.randrange(len(data) + 1)])
-        return f"{name}: cut"
-    for _ in range(8):
-        if data:
-            data[rng.randrange(len(data))] = rng.randrange(256)
-    file.write_bytes(data)
-    return f"{name}: bytes"
+    damages = [damage_json] if file.suffix == ".json" else [no_file, spoil]
+    return f"{file.relative_to(folder)}: {rng.choice(damages)(file, rng)}"
 
 
 def _try(whole: dict[str, Path], tmp_path: Path, seeds: range) -> list[str]:

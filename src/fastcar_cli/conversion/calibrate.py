@@ -33,6 +33,7 @@ from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.network import Projector, Spec
 from fastcar_cli.models.video_model import ModelSpec, PlaceTables, placement_map
 from fastcar_cli.models.weight_format import NetworkFormat, scale_name
+from fastcar_cli.plain_data import parse_json
 from fastcar_cli.prompt import PromptReader
 
 MOST_PROMPTS = 32
@@ -269,7 +270,10 @@ def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[
 def drawn_once(file: Path, draw: Callable[[], Tensor]) -> Tensor:
     """Codes that a file holds, or that are drawn and kept there."""
     if file.is_file():
-        return torch.tensor(json.loads(file_text(file)))
+        try:
+            return torch.tensor(parse_json(file_text(file)), dtype=torch.int64)
+        except (OSError, ValueError, TypeError, RuntimeError) as e:
+            raise RequestError(f"{file} can't be read: {e}", hint=f"delete {file.parent}") from None
     codes = draw()
     write_whole(file, json.dumps(codes.tolist()))
     return codes

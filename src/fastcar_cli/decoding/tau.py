@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastcar_cli.errors import RequestError
+
 Plain = float | str | None
 ALLOWED = "a number such as -2, 'off', or a list with one of these a layer"
 """What `Tau.read` takes, as its errors say it."""
@@ -70,11 +72,12 @@ class Tau:
         return all(v == math.inf for v in self.values)
 
     def by_layer(self, layers: int) -> tuple[float, ...]:
-        """One threshold a layer. Raises ValueError where a list has another length."""
+        """One threshold a layer. Raises RequestError where a list has another length."""
         if len(self.values) == 1:
             return self.values * layers
         if len(self.values) != layers:
-            raise ValueError(f"tau has {len(self.values)} values, the model has {layers} layers")
+            said, hint = f"{len(self.values)} values, the model has {layers} layers", "one for all, or one a layer"
+            raise RequestError(said, key="tau", hint=hint)
         return self.values
 
     def plain(self) -> Plain | list[Plain]:

@@ -110,7 +110,12 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
     if aspect and aspect != 1:
         wide = Image.fromarray(image).resize((max(1, round(frame.width * aspect)), frame.height))
         image = np.asarray(wide)
-    matrix = frame.side_data.get("DISPLAYMATRIX")
+    try:
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:  # beside it is data that this PyAV has no name for
+        if frame.rotation:
+            raise RequestError("is turned", key="input", value=path, hint="turn it upright first") from None
+        matrix = None
     return image if matrix is None else _turned(image, np.frombuffer(bytes(matrix), np.int32)[[0, 1, 3, 4]], path)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.files import MOST_TEXT, regular
 
 WORDS = 512
 """Rows that models with text read; those behind a text are zero and are attended to like the others."""
@@ -21,12 +21,13 @@ def read_embedding(path: Path) -> NDArray[np.float32]:
     Raises RequestError for any other file, for more rows, and for numbers that are not finite.
     """
     try:
+        regular(path, MOST_TEXT)
         if path.suffix == ".safetensors":
             arrays = {key: tensor.float().numpy() for key, tensor in load_file(str(path)).items()}
         else:
             loaded = np.load(path, allow_pickle=False)
             arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {"": loaded}
-    except (OSError, ValueError, EOFError, SafetensorError) as e:
+    except Exception as e:  # whatever a stranger's file makes zipfile, numpy and safetensors raise
         reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e).partition("\n")[0]
         raise RequestError(f"can't be read: {reason}", key="text_embedding", value=path) from None
     shapes = [list(array.shape) for array in arrays.values()]

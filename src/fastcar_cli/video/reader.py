@@ -62,7 +62,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         recipe = parse_json(text)
     except FileNotFoundError:
         raise RequestError(f"{path}: there is no such video") from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, Image.DecompressionBombError):
         raise RequestError(f"{path} carries no recipe of fastcar") from None
     if isinstance(recipe, dict):
         # What generate writes beside many videos is a report that holds it.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastcar_cli.analysis.report.build import asset, filled, head, json_text, read_results
 from fastcar_cli.errors import RunError
-from fastcar_cli.files import write_whole
+from fastcar_cli.files import read_arrays, write_whole
 from fastcar_cli.video import read_frames
 
 LIMIT = 24 * 2**20
@@ -72,10 +72,10 @@ def write_tokens_page(folder: Path, limit: int = LIMIT) -> Path | None:
         if cell["reference"] is None or not file.is_file():
             continue
         try:
-            with np.load(file) as data:
-                if "change" not in data:
-                    continue
-                errors, by_chance = gate_errors(data, model["frames"], grid), chance(data)
+            data = read_arrays(file)
+            if "change" not in data:
+                continue
+            errors, by_chance = gate_errors(data, model["frames"], grid), chance(data)
             pictures = [_png(image) for image in read_frames(folder / cell["video"])]
         except (OSError, ValueError, KeyError) as e:
             raise RunError(f"{file} can't be read: {e}", hint="the same sweep makes it again") from None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ from fastcar_cli.analysis.sweep.fingerprint import difference
 from fastcar_cli.analysis.sweep.grid import OFF, Cell, Grid
 from fastcar_cli.analysis.sweep.lock import master
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.files import file_text, make_folder, sha256_of, write_arrays, write_whole
+from fastcar_cli.files import file_text, make_folder, read_arrays, sha256_of, write_arrays, write_whole
 from fastcar_cli.plain_data import Foreign, checked, parse_json
 from fastcar_cli.video import open_writer
 
@@ -229,9 +228,8 @@ class Store:
     def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
         file = self.cells_folder / name
         try:
-            with np.load(file) as data:
-                return dict(data)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as e:
+            return read_arrays(file)
+        except (OSError, ValueError) as e:
             raise RunError(f"{file} can't be read: {e}", hint="the same command makes it again") from None
 
 

@@ -19,7 +19,7 @@ class Section(BaseModel):
 class Constant(Section):
     """A number with its unit, where it comes from, and what kind of knowledge that is."""
 
-    value: float = Field(ge=0, allow_inf_nan=False)
+    value: float = Field(ge=0, le=1e9, allow_inf_nan=False)
     unit: str
     source: str = Field(min_length=3)
     kind: Literal["datasheet", "measured", "assumption", "fitted"]
@@ -57,6 +57,7 @@ def check_constants(part: BaseModel) -> None:
             raise ValueError(f"{path}.unit is {constant.unit!r}, needed: {wanted.unit!r}")
         needed = (
             (constant.value == 0 and not wanted.zero, "above 0"),
+            (0 < constant.value < 1e-6, "at least 1e-06"),
             (wanted.whole and bool(constant.value % 1), "an integer"),
             (constant.value > wanted.most, f"at most {wanted.most:g}"),
         )

@@ -15,7 +15,7 @@ from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.windows import Bits, Windows
 from fastcar_cli.backends.fpga.workload import check_rows
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.files import write_arrays
+from fastcar_cli.files import read_arrays, write_arrays
 from fastcar_cli.models.loading.specs import spec_from_dict
 from fastcar_cli.plain_data import Count, Foreign, Size, checked, parse_json
 
@@ -74,25 +74,24 @@ def save(file: Path, decisions: Decisions) -> None:
 def read(file: Path) -> Decisions:
     """Read what `save` wrote. Raises RequestError naming the file for anything else."""
     try:
-        with file.open("rb") as opened:
-            if not zipfile.is_zipfile(opened):
-                raise RequestError(f"{file} is no file of replay decisions", hint="`generate --trace` writes them")
-        with np.load(file, allow_pickle=False) as data:
-            meta = checked(_Meta, parse_json(str(data["meta"])), file)
-            count = math.prod(meta.shape)
-            bits = np.unpackbits(data["bits"])[:count]
-            if len(bits) != count:
-                raise ValueError("the decisions are cut short")
-            spec, windows = spec_from_dict(meta.spec), None
-            replayed = bits.astype(bool).reshape(meta.shape)
-            if "taken" in data:
-                windows = Windows(data["taken"].astype(np.int64), data["accepted"].astype(np.int64), replayed)
-                last = meta.frames * spec.tokens_per_frame - 1
-                replayed = windows.final(min(last, int(windows.accepted.sum(0).min())))
-            return Decisions(replayed, meta.spec, meta.prompt, meta.frames, meta.window, meta.sinks, meta.note, windows)
+        if file.is_file() and not zipfile.is_zipfile(file):
+            raise RequestError(f"{file} is no file of replay decisions", hint="`generate --trace` writes them")
+        data = read_arrays(file)
+        meta = checked(_Meta, parse_json(str(data["meta"])), file)
+        count = math.prod(meta.shape)
+        bits = np.unpackbits(data["bits"])[:count]
+        if len(bits) != count:
+            raise ValueError("the decisions are cut short")
+        spec, windows = spec_from_dict(meta.spec), None
+        replayed = bits.astype(bool).reshape(meta.shape)
+        if "taken" in data:
+            windows = Windows(data["taken"].astype(np.int64), data["accepted"].astype(np.int64), replayed)
+            last = meta.frames * spec.tokens_per_frame - 1
+            replayed = windows.final(min(last, int(windows.accepted.sum(0).min())))
+        return Decisions(replayed, meta.spec, meta.prompt, meta.frames, meta.window, meta.sinks, meta.note, windows)
     except FileNotFoundError:
         raise RequestError(f"{file}: there is no such file") from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, zipfile.BadZipFile) as e:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
         raise RequestError(f"{file} is no file of replay decisions, or damaged: {e}") from None
 
 

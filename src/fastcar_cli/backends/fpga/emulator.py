@@ -253,7 +253,7 @@ class Emulator:
         """Totals of a kernel that every slot runs, `times` a pass; slots [passes]: how many there are."""
         rounds, rows = -(-slots // self.preset.cores).sum(), float(times * slots.sum())
         return Totals(
-            cycles=float(times * rounds * (START + cycles(program, self.rates))),
+            cycles=float(times * rounds) * (START + cycles(program, self.rates)),
             macs=rows * program.macs,
             weight_bytes=float(times * (rounds if self.shared else slots.sum())) * self.weight_bytes(program),
             vector_elements=rows * program.vector_elements,

@@ -28,7 +28,7 @@ from fastcar_cli.backends.fpga.rtl.tools import ARITHMETIC, SOURCE
 from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
 from fastcar_cli.backends.fpga.timing import Rates, mlp_program
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import csv_of, make_folder, sha256_of, write_whole
+from fastcar_cli.files import csv_of, file_text, make_folder, sha256_of, write_whole
 from fastcar_cli.models.loading.specs import spec_from_dict
 from fastcar_cli.plain_data import parse_json
 
@@ -178,13 +178,13 @@ def write_sources(folder: Path) -> list[str]:
     written_file = folder / "sources.json"
     written: dict[str, str] = {}
     # Without that list, or with a damaged one, whatever differs counts as changed.
-    with contextlib.suppress(OSError, ValueError):
-        written = parse_json(written_file.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        written = dict(parse_json(file_text(written_file)))
     kept = []
     for file in [*sorted(SOURCE.iterdir()), *sorted(ARITHMETIC.iterdir())]:
         name = f"{ARITHMETIC.name}/{file.name}" if file.parent == ARITHMETIC else file.name
         target = folder / name
-        if target.exists() and sha256_of(target) not in (written.get(name), sha256_of(file)):
+        if target.exists() and not (target.is_file() and sha256_of(target) in (written.get(name), sha256_of(file))):
             kept.append(name)
             continue
         write_whole(target, file.read_bytes())
