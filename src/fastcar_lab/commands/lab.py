@@ -7,7 +7,7 @@ from collections.abc import Callable
 import typer
 
 from fastcar_cli.cli.flags import Command
-from fastcar_lab.commands import accelerator, bench, checkpoints, claims, drafts, figures, worlds
+from fastcar_lab.commands import accelerator, bench, checkpoints, claims, drafts, figures, gpu, worlds
 
 app = typer.Typer(
     help="How the bundled models and the published figures were made.",
@@ -38,6 +38,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "fit-table": accelerator.fit_table,
     "readings": accelerator.readings,
     "rtl-decoded": accelerator.rtl_decoded,
+    "gpu-check": gpu.gpu_check,
 }
 for name, command in _COMMANDS.items():
     app.command(name, cls=Command)(command)

@@ -1,0 +1,54 @@
+"""`fastcar lab gpu-check`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastcar_lab.commands.options import Debug
+
+
+def gpu_check(
+    output: Annotated[Path, typer.Option("-o", "--output", help="JSON; the page has its name with .md.")] = Path(
+        "gpu-check.json"
+    ),
+    device: Annotated[
+        str, typer.Option(help="cuda, cuda:N, or cpu, which interprets the kernels at toy size.")
+    ] = "cuda",
+    debug: Debug = False,
+) -> None:
+    """Check decoding on a GPU in one run: equal tokens, tests, and what passes cost; writes JSON and a page."""
+    toy = device == "cpu"
+    if toy:
+        # Triton reads it when it is imported.
+        os.environ["TRITON_INTERPRET"] = "1"
+    import json
+
+    from fastcar_cli.errors import RequestError
+    from fastcar_cli.files import write_whole
+    from fastcar_cli.kernels.gpu import installed
+    from fastcar_cli.models.loading.published import published_spec
+    from fastcar_cli.models.loading.registry import folder_of, shapes_of
+    from fastcar_cli.resolve import resolve_device
+    from fastcar_lab.bench.gpu import TOY, Plan, check, page
+
+    place = resolve_device(device)
+    if not installed():
+        raise RequestError("the GPU's kernels need triton", hint="pip install triton")
+    if toy:
+        plan = Plan(place, [], ["float32"], {"toy": TOY}, 2, 20, [1, 2], 8, 1, tests=False)
+    else:
+        names = "vila-u-7b", "cosmos-predict1-4b"
+        shapes = {name: published_spec(name) or shapes_of(folder_of(name)).spec for name in names}
+        models = ["mini", "table", "table-dense", "mini-actions"]
+        plan = Plan(place, models, ["float32", "bfloat16"], shapes, 4, 1084, [1, 2, 8, 16, 32], 1024, 9, tests=True)
+    result = check(plan, lambda name: typer.echo(name, err=True))
+    write_whole(output, json.dumps(result, indent=1) + "\n")
+    text = page(result)
+    write_whole(output.with_suffix(".md"), text)
+    typer.echo(text)
+    if any(found["ok"] is False for found in result["parts"].values()):
+        raise typer.Exit(1)

@@ -1,0 +1,57 @@
+"""The check of a GPU, at toy size through Triton's interpreter where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fastcar_cli.cli.app import app
+from fastcar_cli.errors import RequestError
+from fastcar_lab.bench.gpu import TOY, Plan, check, page
+
+pytest.importorskip("triton", reason="triton is not installed: pip install triton (Linux)")
+
+
+@pytest.mark.slow
+def test_every_part_runs_and_is_on_the_page(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["lab", "gpu-check", "--device", "cpu", "-o", str(tmp_path / "check.json")])
+    assert done.exit_code == 0, done.output
+    parts = json.loads((tmp_path / "check.json").read_text(encoding="utf-8"))["parts"]
+    assert all(found["ok"] for found in parts.values())
+    whole = [found for name, found in parts.items() if "whole run" in name]
+    assert [found["tokens"] for found in whole] == [8, 8]
+    lines = parts["toy, passes of 2 rows"]["lines"]
+    assert [(line["window"], line["replayed"]) for line in lines] == [(1, False), (2, False), (1, True), (2, True)]
+    # Two tokens read no more weights than one; a replayed pass reads no MLP.
+    assert lines[0]["gb_s"] * lines[0]["ms"] == pytest.approx(lines[1]["gb_s"] * lines[1]["ms"])
+    assert lines[2]["gb_s"] * lines[2]["ms"] < lines[0]["gb_s"] * lines[0]["ms"]
+    text = (tmp_path / "check.md").read_text(encoding="utf-8")
+    assert all(f"| {name} | passed" in text for name in parts)
+
+
+def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> dict[str, object]:
+        raise RuntimeError("no kernel image\nmore")
+
+    monkeypatch.setattr("fastcar_lab.bench.gpu._equal", lambda *_: {"ok": False, "differences": {1: "3.0% differ"}})
+    monkeypatch.setattr("fastcar_lab.bench.gpu._passes", broken)
+    monkeypatch.setattr("fastcar_lab.bench.gpu._run", lambda *_: {"tokens": 8, "layers": 2, "decode_s": 1.0})
+    monkeypatch.setattr("fastcar_lab.bench.gpu._transformers", lambda *_: {"ms": 1.0})
+    plan = Plan("cpu", ["nothing"], ["float32"], {"toy": TOY}, 2, 20, [1], 8, 1, tests=False)
+    result = check(plan)
+    text = page(result)
+    assert "| nothing in float32 equals plain torch | failed: " in text
+    assert "| toy equals plain torch | failed: 3.0% differ |" in text
+    assert "| toy, passes of 1 rows | failed: no kernel image |" in text
+    assert "| toy, a whole run, dense | passed: 8 tokens of 2 layers in 1.00 s |" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["lab", "gpu-check", "-o", str(tmp_path / "check.json")])
+    assert isinstance(done.exception, RequestError) and "no CUDA device" in str(done.exception)
+    assert not list(tmp_path.iterdir())
