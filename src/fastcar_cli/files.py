@@ -14,6 +14,8 @@ import io
 import itertools
 import math
 import os
+import platform
+import re
 import secrets
 import shutil
 import stat
@@ -23,6 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from fastcar_cli.errors import RequestError, RunError, Text
 from fastcar_cli.signals import uninterrupted
@@ -134,6 +138,24 @@ def write_whole(path: Path, data: bytes | str, *, new: bool = False) -> None:
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """A hidden folder of this process for files that are not finished; those that killed processes of this machine left
+    are removed.
+    """
+    begin = f".fastcar-{re.sub('[^A-Za-z0-9]+', '-', platform.node())}-"
+    for left in folder.glob(f"{begin}*"):
+        number = left.name.removeprefix(begin)
+        if number.isdecimal() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    mine = folder / f"{begin}{os.getpid()}"
+    make_folder(mine)
+    try:
+        yield mine
+    finally:
+        shutil.rmtree(mine, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:

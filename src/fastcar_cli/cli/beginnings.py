@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fastcar_cli.cli.flags import numbered_prompts, refuse
+from fastcar_cli.cli.flags import given, numbered_prompts, refuse
 from fastcar_cli.config import shown
 from fastcar_cli.errors import RequestError
 
@@ -44,17 +45,22 @@ def example_of(model: str) -> tuple[list[str], list[Path]]:
     return ([], [folder_of(model) / example]) if example.endswith(".npz") else ([example], [])
 
 
+ONE_RUN = {"trace_to", "report_to", "truth", "preview", "verbose"}
+"""Options that show one run, and nothing of a list that several runs may share."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One video to make: what it begins with, its seed, and the part of the user's clip that this is from.
 
-    `source` names the line of a prompt that is from a file.
+    `source` names the line of a prompt that is from a file, `path` the video's own file where that is known before.
     """
 
     prompt: Prompt
     seed: int
     excerpt: Excerpt | None = None
     source: str | None = None
+    path: Path | None = None
 
     @property
     def name(self) -> str:
@@ -124,12 +130,11 @@ class Given:
             raise RequestError(f"no input given: the model {model!r} continues from {_frames(context)}", hint=hint)
         raise RequestError("no prompt given", hint='fastcar generate "a red ball rolling to the right"')
 
-    def jobs(self, pipe: VideoPipeline, first_seed: int, samples: int, *, truth: bool) -> list[Job]:
-        """The videos to make, samples of a beginning side by side. Raises RequestError for what can't be read.
+    def jobs(self, pipe: VideoPipeline, seeds: Sequence[int], *, truth: bool) -> list[Job]:
+        """The videos to make, those of a beginning side by side. Raises RequestError for what can't be read.
 
         With `truth` every frame of the videos has to be among the input's.
         """
-        seeds = range(first_seed, first_seed + samples)
         if self.inputs:
             excerpts = self.inputs.read(pipe.spec, pipe.name, pipe.frames, whole=truth)
             clips = [replace(e.clip, frames=e.clip.frames[: pipe.context], text=self.embedding) for e in excerpts]
@@ -141,19 +146,36 @@ class Given:
         return [Job(p, seed, source=source) for p, source in zip(prompts, sources, strict=True) for seed in seeds]
 
 
-def texts_of(given: list[str], file: Path | None) -> tuple[list[str], list[str | None]]:
+def is_list(ctx: typer.Context, seeds: str | None, output: str | None) -> bool:
+    """Whether options of a list are given; refuses what contradicts them. Raises RequestError."""
+    flags = given(ctx)
+    of_list = [flags[name] for name in ("seeds", "shard", "engine") if name in flags]
+    if not of_list:
+        return False
+    for name in ("seed", "samples") if seeds is not None else ():
+        if name in flags:
+            raise RequestError(f"{flags[name]} and --seeds exclude each other", hint="leave one of them out")
+    refuse(ctx, ONE_RUN, f"with {of_list[0]}", "leave one of them out")
+    if output is not None and Path(output).suffix and not output.endswith("/") and not os.path.isdir(output):
+        raise RequestError(
+            f"-o {output}: a single file, {of_list[0]} makes a folder of videos", hint=f"-o {Path(output).stem}"
+        )
+    return True
+
+
+def texts_of(typed: list[str], file: Path | None) -> tuple[list[str], list[str | None]]:
     """Prompts of the arguments and of the file, in this order, and the lines of those that are from the file.
 
     Raises RequestError also for one that names a file.
     """
-    for text in given:
+    for text in typed:
         if not text.strip():
             raise RequestError("the prompt is empty", hint="describe the video in a few words")
         if _FILE.search(text) or (" " not in text and Path(text).exists()):
             option = "--prompts" if text.endswith(".txt") else "--input"
             raise RequestError(f"the prompt {shown(text)!r} names a file", hint=f"did you mean {option} {text}?")
     lines = numbered_prompts(file, "--prompts") if file is not None else {}
-    return [*given, *lines.values()], [*[None] * len(given), *(f"--prompts {file}, line {n}" for n in lines)]
+    return [*typed, *lines.values()], [*[None] * len(typed), *(f"--prompts {file}, line {n}" for n in lines)]
 
 
 def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callable[[str], None]) -> list[Job]:

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from fastcar_cli.models.network import Spec
 
 
-def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
-    """Print files, sizes, memory, time and the replay ceiling; raises RequestError as the run would."""
+def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: bool) -> None:
+    """Print files, sizes, memory, time and the replay ceiling; raises RequestError as the run would.
+
+    The time is that of all videos, the memory that of those decoded at once.
+    """
     from fastcar_cli.models.loading import hub
     from fastcar_cli.models.loading.memory_plan import choose_dtype, default_dtype
     from fastcar_cli.models.loading.names import BUNDLED
@@ -36,7 +39,7 @@ def dry_run(run: RunConfig, videos: int, as_json: bool, quiet: bool) -> None:
         sizes = {os.path.relpath(f, folder): f.stat().st_size if f.is_file() else 0 for f in files}
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
     shapes = published_shapes(run.model) if folder is None else shapes_of(folder, run.size)
-    plans = VideoPipeline.plans(run, videos=videos, shapes=shapes)
+    plans = VideoPipeline.plans(run, videos=at_once, shapes=shapes)
     dtype: str = run.runtime.dtype
     any_plan = next(iter(plans.values()))
     if run.model in BUNDLED and dtype == "auto":

@@ -11,12 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli.cli.flags import check_file, check_made, given, refuse
-from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Format, Json, Overrides, Quiet, options
+from fastcar_cli.cli.options import (
+    Address,
+    ConfigFile,
+    Debug,
+    EngineName,
+    Flags,
+    Format,
+    Json,
+    Overrides,
+    Quiet,
+    Shard,
+    Workers,
+    options,
+)
 from fastcar_cli.cli.surroundings import notices, surroundings
 from fastcar_cli.config import RunConfig, load_config
+from fastcar_cli.engines import check_engine
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
 from fastcar_cli.files import make_folder, write_whole
+from fastcar_cli.lists import MOST, parse_seeds, shard_of
 from fastcar_cli.signals import status
 
 if TYPE_CHECKING:
@@ -57,6 +72,13 @@ def generate(
     example: Annotated[
         bool, typer.Option("--example", help="Begin with the bundled model's own example: a prompt, or a clip.")
     ] = False,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds of every prompt: 0-3, 0,5,7 or both. [default: one seed]")
+    ] = None,
+    shard: Shard = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Leave out prompts that are refused; status 1 at the end.")
     ] = False,
@@ -106,7 +128,7 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Make videos from prompts, or from frames that they continue."""
-    from fastcar_cli.cli.beginnings import Given, accepted, example_of, keys_of, texts_of
+    from fastcar_cli.cli.beginnings import ONE_RUN, Given, accepted, example_of, is_list, keys_of, texts_of
     from fastcar_cli.video import check_target, default_name, folder_named, read_recipe
     from fastcar_cli.video.embedding import read_embedding
     from fastcar_cli.video.inputs import Inputs
@@ -118,6 +140,10 @@ def generate(
             f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} exclude each other",
             hint="a ratio is kept by moving tau",
         )
+    listed = is_list(ctx, seeds, output)
+    check_engine(engine, address, workers)
+    chosen = None if seeds is None else parse_seeds(seeds)
+    shard_of((), shard)
     texts, sources = texts_of(prompts or [], prompts_file)
     begun: Prompt | None = None
     notes: list[str] = []
@@ -154,25 +180,34 @@ def generate(
         check_file("--keep-prefill", Path(run.runtime.keep_prefill))
     if run.generation.seed is not None and run.generation.seed + run.generation.samples > 2**63:
         raise RequestError(f"--seed {run.generation.seed} with {run.generation.samples} samples", hint="a smaller seed")
-    first = run.generation.seed if run.generation.seed is not None else secrets.randbelow(2**31)
+    first = run.generation.seed
+    file_of_several = len(texts) > 1 and prompts_file is not None
+    listed |= file_of_several and first is not None and not given(ctx).keys() & ONE_RUN
+    if first is None:
+        # Machines that share a list have the same seeds, and so has the command that is repeated.
+        first = 0 if listed else secrets.randbelow(2**31)
+    each = chosen or range(first, first + run.generation.samples)
     clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key, goal)
     begin = Given(texts, sources, clips, begun, None if text_embedding is None else read_embedding(text_embedding))
     begin.check(ctx, run, needed=not dry)
     run = begin.context(run)
+    count = max(begin.count, 1) * len(each)
+    if count > MOST:
+        raise RequestError(f"a list of {count:,} videos", allowed=f"{MOST:,}")
     if dry:
         from fastcar_cli.cli.dry_run import dry_run
+        from fastcar_cli.cli.many import BATCH
 
-        dry_run(run, max(begin.count, 1) * run.generation.samples, as_json, quiet)
+        at_once = min(count, BATCH) if listed else count
+        dry_run(run, len(shard_of(range(count), shard)), at_once, as_json, quiet)
         return
-    count = begin.count * run.generation.samples
-    many = count > 1
     folder = None if output is None else folder_named(output, count, listed=prompts_file is not None)
     if output is not None and folder is None:
         check_target(Path(output), force=force)
     if folder is not None:
         make_folder(folder)
 
-    from fastcar_cli.cli import writing
+    from fastcar_cli.cli import many, writing
     from fastcar_cli.cli.preview import Preview, lacking
     from fastcar_cli.cli.render import Results, console, note, plain, summary
     from fastcar_cli.models.loading.hub import licence, repository_of
@@ -181,8 +216,8 @@ def generate(
     if preview and (why := lacking(terminal)) is not None:
         preview = False
         notes.append(f"no preview: {why}")
-    pipe = writing.load(run, count, terminal)
-    jobs = begin.jobs(pipe, first, run.generation.samples, truth=truth)
+    pipe = writing.load(run, min(count, many.BATCH) if listed else count, terminal)
+    jobs = begin.jobs(pipe, each, truth=truth)
     if (trace_to is not None or report_to is not None) and pipe.batch_size(count) < count:
         option = "--trace" if trace_to is not None else "--report"
         raise RequestError(
@@ -199,6 +234,12 @@ def generate(
         notes += same_weights(recipe, str(from_), run.model)
     for text in notes:
         note(terminal, text)
+    if listed and (output is None or folder is not None):
+        many.make(
+            pipe, jobs, folder or Path("."), shard=shard, engine=engine, address=address, workers=workers,
+            keep_going=keep_going, force=force, as_json=as_json, terminal=terminal, results=Results(quiet),
+        )  # fmt: skip
+        return
     wanted, jobs = len(jobs), accepted(jobs, pipe, keep_going, partial(note, terminal))
     if output is None or folder is not None:
         paths = [default_name(job.name, job.seed, folder or Path(".")) for job in jobs]
@@ -223,7 +264,7 @@ def generate(
         report["video"] |= {"path": str(writer.path), "frames": writer.frames, **size}
         report["recipe"] = writer.recipe
         reports.append(report)
-        if folder is not None or many:
+        if folder is not None or count > 1:
             write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n", new=True)
     if reports and trace_to is not None:
         from fastcar_cli.backends.fpga.decisions import save
@@ -238,7 +279,7 @@ def generate(
         kept = f"kept {reports[0]['video']['frames']} finished frames" if reports else "no frame was finished"
         note(terminal, kept, "stopped")
     if as_json and reports:
-        typer.echo(json.dumps({"videos": reports} if many else reports[0]))
+        typer.echo(json.dumps({"videos": reports} if count > 1 else reports[0]))
     out = Results(quiet)
     for report in reports if not as_json else []:
         out.print(summary(report, verbose))

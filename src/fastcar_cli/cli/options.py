@@ -44,6 +44,13 @@ Format = Annotated[
 """Of a parameter `form`; `Command` sees to it."""
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Shard = Annotated[str | None, typer.Option(help="Do part k/n of the work only, such as 3/8.")]
+EngineName = Annotated[
+    str,
+    typer.Option(help="local, or ray: the same work on a Ray cluster.", autocompletion=words(("local", "ray"))),
+]
+Address = Annotated[str | None, typer.Option(help="Address of a running Ray cluster. [default: Ray starts here]")]
+Workers = Annotated[int | None, typer.Option(help="Workers on Ray at once. [default: as many as fit]", min=1)]
 
 Flags = dict[str, Any]
 """Values of the options that were given, by the key of the configuration that each sets."""

@@ -11,9 +11,23 @@ import typer
 from fastcar_cli import choices
 from fastcar_cli.cli.complete import words
 from fastcar_cli.cli.flags import one_of, refuse
-from fastcar_cli.cli.options import ConfigFile, Debug, Flags, Format, Json, Overrides, Quiet, options
+from fastcar_cli.cli.options import (
+    Address,
+    ConfigFile,
+    Debug,
+    EngineName,
+    Flags,
+    Format,
+    Json,
+    Overrides,
+    Quiet,
+    Shard,
+    Workers,
+    options,
+)
 from fastcar_cli.cli.surroundings import notices, surroundings
 from fastcar_cli.config import load_config
+from fastcar_cli.engines import check_engine
 from fastcar_cli.errors import RequestError
 from fastcar_cli.signals import status
 
@@ -124,16 +138,10 @@ def sweep(
         ),
     ] = None,
     names: Annotated[str | None, typer.Option(help="vbench: also name videos {prompt}-{index}.mp4.")] = None,
-    shard: Annotated[str | None, typer.Option(help="Do part k/n of the plan only, such as 3/8.")] = None,
-    engine: Annotated[
-        str, typer.Option(help="local, or ray: the same plan on a Ray cluster.", autocompletion=words(("local", "ray")))
-    ] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="Address of a running Ray cluster. [default: Ray starts here]")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Workers on Ray at once. [default: as many as fit]", min=1)
-    ] = None,
+    shard: Shard = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     *,
     flags: Flags,
     config: ConfigFile = None,
@@ -163,10 +171,8 @@ def sweep(
     elif prompts or prompts_file is not None:
         raise RequestError("--input and prompts exclude each other", hint="a model takes frames or a text")
     texts, notes = ([], []) if clips else parse.join_prompts(prompts or [], prompts_file)
-    one_of("--engine", engine, ("local", "ray"))
+    check_engine(engine, address, workers)
     one_of("--names", names, ("vbench",))
-    if engine == "local" and (address is not None or workers is not None):
-        raise RequestError(f"{'--address' if address is not None else '--workers'} needs --engine ray")
     if shard is not None:
         parse.parse_shard(shard)
     if axis is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastcar_cli.cli.beginnings import Job
-from fastcar_cli.errors import Key, RunError
+from fastcar_cli.errors import Key, Text
 from fastcar_cli.signals import uninterrupted
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fastcar_cli.config import RunConfig
     from fastcar_cli.pipeline import Frame, VideoPipeline
     from fastcar_cli.video import Writer
+
+LESS: Text = ("fewer ", Key("samples"), " or prompts at once need less")
 
 
 @dataclass
@@ -64,7 +66,7 @@ def write(
     """
     from fastcar_cli.analysis.truth import beside
     from fastcar_cli.cli.render import progress
-    from fastcar_cli.models.loading.memory_plan import out_of_memory
+    from fastcar_cli.models.loading.memory_plan import memory_errors
     from fastcar_cli.recipe import recipe_of
     from fastcar_cli.video import open_writer
 
@@ -116,18 +118,13 @@ def write(
                 if done >= total:
                     bar.remove_task(parts.pop(part))
 
+            prompts, seeds = [j.prompt for j in jobs], [j.seed for j in jobs]
             try:
-                prompts, seeds = [j.prompt for j in jobs], [j.seed for j in jobs]
-                for frame in pipe.stream(prompts, seeds, on_step, on_begin=on_begin):
-                    add(frame)
+                with memory_errors(LESS):
+                    for frame in pipe.stream(prompts, seeds, on_step, on_begin=on_begin):
+                        add(frame)
             except KeyboardInterrupt as e:
                 stop = e
-            except (MemoryError, RuntimeError) as e:
-                if out_of_memory(e):
-                    raise RunError(
-                        f"out of memory: {e}", hint=("fewer ", Key("samples"), " or prompts at once need less")
-                    ) from None
-                raise
         if preview is not None:
             terminal.print(preview)
         with uninterrupted():

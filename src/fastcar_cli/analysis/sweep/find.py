@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from fastcar_cli.analysis.sweep.held_out import HeldOut, OnEvaluate, Sample, evaluate
 from fastcar_cli.analysis.sweep.results import inert
-from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Session
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.target import TOLERANCE, Target
 from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.engines import Engine
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import write_whole
 

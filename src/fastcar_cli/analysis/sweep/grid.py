@@ -6,10 +6,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -18,6 +18,10 @@ from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import ALLOWED, Tau
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import prompt_lines, read_text
+from fastcar_cli.lists import each_of
+from fastcar_cli.lists import parse_seeds as parse_seeds
+from fastcar_cli.lists import parse_shard as parse_shard
+from fastcar_cli.lists import shard_of as shard_of
 from fastcar_cli.plain_data import parse_json
 from fastcar_cli.sections import LARGEST
 
@@ -32,9 +36,6 @@ RATIOS = (0.2, 0.5, 0.8)
 DRAFT_WINDOWS = (4, 8, 16)
 """Windows in which drafts are compared where none are named."""
 OFF = "off"
-MAX_CELLS = 1_000_000
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -176,44 +177,6 @@ class Grid:
         }
 
 
-def shard_of(groups: Sequence[Group], text: str | None) -> list[Group]:
-    """The groups of shard "k/n": every n-th, so that the shards together are the whole and share no cell."""
-    if text is None:
-        return list(groups)
-    k, n = parse_shard(text)
-    return [g for i, g in enumerate(groups) if i % n == k - 1]
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """(3, 8) of "3/8". Raises RequestError."""
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise RequestError(
-            "not a part of a whole", key="shard", value=text, allowed="k/n with k from 1 to n, such as 3/8"
-        )
-    return int(match[1]), int(match[2])
-
-
-def _each(option: str, text: str, read: Callable[[str], T], what: str, allowed: str) -> tuple[T, ...]:
-    """The values of a text with commas between them. Raises RequestError for one that `read` refuses, or that is
-    repeated.
-    """
-    values: list[T] = []
-    for part in (p.strip() for p in text.split(",")):
-        if not part:
-            raise RequestError(
-                "holds an empty entry", key=option, value=repr(text), hint="entries have one comma between them"
-            )
-        try:
-            value = read(part)
-        except ValueError:
-            raise RequestError(f"{part!r} is {what}", key=option, value=text, allowed=allowed) from None
-        if value in values:
-            raise RequestError(f"{part} is given twice", key=option, value=text)
-        values.append(value)
-    return tuple(values)
-
-
 def parse_taus(text: str) -> tuple[float | None, ...]:
     """Thresholds of "off,0,-0.5,-inf". Raises RequestError."""
 
@@ -222,7 +185,7 @@ def parse_taus(text: str) -> tuple[float | None, ...]:
         # -0.0 and 0.0 are one threshold and shall be one cell.
         return None if value == math.inf else value + 0.0
 
-    return _each("tau", text, read, "no threshold", ALLOWED)
+    return each_of("tau", text, read, "no threshold", ALLOWED)
 
 
 def parse_ratios(text: str) -> tuple[float, ...]:
@@ -233,25 +196,7 @@ def parse_ratios(text: str) -> tuple[float, ...]:
             raise ValueError(part)
         return float(part)
 
-    return _each("replay_ratio", text, read, "no ratio", "numbers between 0 and 1, such as 0.5,0.8")
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds of "0-3", "0,5,7" or both mixed. Raises RequestError."""
-
-    def read(part: str) -> range:
-        match = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if last < first or last >= 2**63 or last - first >= MAX_CELLS:
-            raise ValueError(part)
-        return range(first, last + 1)
-
-    ranges = _each("seeds", text, read, "neither a seed nor a range", "0-3, 0,5,7 or 0-3,7")
-    seeds = [seed for several in ranges for seed in several]
-    if len(set(seeds)) < len(seeds):
-        twice = next(s for i, s in enumerate(seeds) if s in seeds[:i])
-        raise RequestError(f"{twice} is given twice", key="seeds", value=text)
-    return tuple(seeds)
+    return each_of("replay_ratio", text, read, "no ratio", "numbers between 0 and 1, such as 0.5,0.8")
 
 
 def parse_windows(text: str) -> tuple[int | None, ...]:
@@ -264,7 +209,7 @@ def parse_windows(text: str) -> tuple[int | None, ...]:
             raise ValueError(part)
         return int(part)
 
-    return _each("window", text, read, "no window", "'off' and numbers of tokens")
+    return each_of("window", text, read, "no window", "'off' and numbers of tokens")
 
 
 def parse_drafts(kinds: str, windows: str | None) -> tuple[str, ...]:
@@ -277,7 +222,7 @@ def parse_drafts(kinds: str, windows: str | None) -> tuple[str, ...]:
 
     sizes: tuple[int, ...] = DRAFT_WINDOWS[-1:]
     if windows is not None:
-        sizes = _each("draft_window", windows, read, "no window", "numbers of tokens, 1 to 1024")
+        sizes = each_of("draft_window", windows, read, "no window", "numbers of tokens, 1 to 1024")
     drafts: list[str] = []
     for kind in parse_names("draft", kinds, choices.values(choices.Draft)):
         drafts += [OFF] if kind == OFF else [f"{kind}-{size}" for size in sizes]
@@ -292,7 +237,7 @@ def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ..
             raise ValueError(part)
         return part
 
-    return _each(option, text, read, "unknown", ", ".join(allowed))
+    return each_of(option, text, read, "unknown", ", ".join(allowed))
 
 
 def read_prompts(file: Path) -> tuple[list[str], list[str]]:

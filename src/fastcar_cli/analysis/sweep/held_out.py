@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from fastcar_cli.analysis.sweep.results import cells_of, dense_line, summarise
-from fastcar_cli.analysis.sweep.runner import Engine
 from fastcar_cli.analysis.sweep.session import Session
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.target import HELD_OUT, TOLERANCE, Target
 from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.engines import Engine
 from fastcar_cli.plugins import world_of
 
 _ALLOWED = 0.8 * HELD_OUT

@@ -7,14 +7,12 @@ cell is finished; later ones only add timings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from fastcar_cli.analysis.sweep.grid import Cell, Group
 from fastcar_cli.analysis.sweep.store import CellRecord, Store
-from fastcar_cli.analysis.sweep.worker import Finding, Task
-
-Engine = Callable[[Iterable[Task]], Iterator[Finding]]
-"""Works on tasks: findings of every task, in any order of tasks, as they come."""
+from fastcar_cli.analysis.sweep.worker import Task
+from fastcar_cli.engines import Engine
 
 
 def task_of(group: Group, repeats: int, store: Store) -> Task | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,18 +12,20 @@ from typing import Any
 from fastcar_cli.analysis.report import write_report, write_tokens_page
 from fastcar_cli.analysis.sweep.clips import named_clips
 from fastcar_cli.analysis.sweep.fingerprint import fingerprint
-from fastcar_cli.analysis.sweep.grid import MAX_CELLS, OFF, Cell, Grid, Group, parse_shard, shard_of
+from fastcar_cli.analysis.sweep.grid import OFF, Cell, Grid, Group, parse_shard, shard_of
 from fastcar_cli.analysis.sweep.lock import lock_folder, master
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.names import VBENCH_FPS, check_names, link_names
 from fastcar_cli.analysis.sweep.results import build
-from fastcar_cli.analysis.sweep.runner import Engine, outstanding, run_groups
+from fastcar_cli.analysis.sweep.runner import outstanding, run_groups
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.analysis.sweep.summary import write_tables
 from fastcar_cli.analysis.sweep.worker import Worker
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
+from fastcar_cli.engines import Engine, open_engine
 from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.lists import MOST
 from fastcar_cli.models.loading.hub import repository_of
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.plugins import can_judge
@@ -98,9 +99,9 @@ class Session:
         clips = named_clips(request.inputs, pipe)
         gate = request.config.replay.gate or pipe.effective["replay"]["gate"]
         grid = _grid_of(request, tuple(clips) or request.prompts, taus, request.gates or (gate,))
-        if len(grid) > MAX_CELLS:
+        if len(grid) > MOST:
             raise RequestError(
-                f"the grid has {len(grid)} cells, allowed: {MAX_CELLS}",
+                f"the grid has {len(grid)} cells, allowed: {MOST}",
                 hint=(Key("seeds"), " or ", Key("tau"), " with less"),
             )
         scorer = Scorer(tuple(n for n in request.metrics if n != "fidelity"), request.lpips)
@@ -178,19 +179,10 @@ class Session:
             seconds[backend] = (time.perf_counter() - began) * share * decodes
         return seconds
 
-    @contextlib.contextmanager
-    def engine(self) -> Iterator[Engine]:
-        """Where this sweep's cells are decoded. Raises RequestError where Ray is missing."""
-        if self.request.engine == "local":
-            yield lambda tasks: itertools.chain.from_iterable(map(self.worker.work, tasks))
-            return
-        from fastcar_cli.analysis.sweep.ray_engine import RayEngine
-
-        ray = RayEngine(self.worker, address=self.request.address, workers=self.request.workers)
-        try:
-            yield ray.run
-        finally:
-            ray.close()
+    def engine(self) -> contextlib.AbstractContextManager[Engine]:
+        """Where this sweep's cells are decoded; entering raises RequestError where Ray is missing."""
+        request = self.request
+        return open_engine(self.worker, request.engine, request.address, request.workers)
 
     def run(self, store: Store, engine: Engine) -> None:
         """Decode what is missing of the grid."""

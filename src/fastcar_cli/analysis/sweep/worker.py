@@ -6,8 +6,9 @@ Only decoding is timed, by the engine's own clock and with nothing else inside; 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from fastcar_cli.analysis.sweep.tokens import token_data
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import OFF, Tau
-from fastcar_cli.errors import Key, RunError
-from fastcar_cli.models.loading.memory_plan import out_of_memory
+from fastcar_cli.errors import Key
+from fastcar_cli.models.loading.memory_plan import memory_errors
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.plugins import world_of
 from fastcar_cli.prompt import Clip, Prompt
@@ -79,6 +80,13 @@ class Worker:
         self.judge = None if world is None else world.judge
         self._warm: set[str] = set()
 
+    def again(self) -> Callable[[], Worker]:
+        """As `engines.Worker` describes."""
+        lpips = self.scorer.lpips
+        scorer = replace(self.scorer, lpips=None if lpips is None else lpips.resolve())
+        fidelity = self.judge is not None
+        return partial(Worker, self.config, scorer, fidelity, tokens=self.tokens, clips=self.clips)
+
     def begin(self, prompt: str) -> Prompt:
         """What videos of a prompt begin with: the clip of that name, else the text itself."""
         return self.clips.get(prompt, prompt)
@@ -106,16 +114,10 @@ class Worker:
 
     def decode(self, cell: Cell) -> tuple[VideoPipeline, NDArray[np.uint8]]:
         """Decode a cell; its pipeline with the report, and the frames uint8 [T, H, W, 3]."""
-        try:
+        with memory_errors(("fewer ", Key("frames"), " need less; finished cells are kept")):
             self.warm_up(cell)
             pipe = self.pipe(cell)
             return pipe, np.stack([f.image for f in pipe.stream([self.begin(cell.prompt)], [cell.seed])])
-        except (MemoryError, RuntimeError) as e:
-            if out_of_memory(e):
-                raise RunError(
-                    f"out of memory: {e}", hint=("fewer ", Key("frames"), " need less; finished cells are kept")
-                ) from None
-            raise
 
     def work(self, task: Task) -> Iterator[Finding]:
         """Each cell of a task in turn, as soon as it is done."""

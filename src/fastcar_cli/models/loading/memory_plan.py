@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-from fastcar_cli.errors import Key, RequestError, Text
+from fastcar_cli.errors import Key, RequestError, RunError, Text
 from fastcar_cli.limits import free_memory
 from fastcar_cli.models.loading.checkpoint import empty_network, no_such_dtype
 from fastcar_cli.models.network import Network, Spec
@@ -250,6 +252,17 @@ def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
             hint=hint,
         )
     return chosen
+
+
+@contextlib.contextmanager
+def memory_errors(way_out: Text) -> Iterator[None]:
+    """Let what says that memory ran out be a RunError with a way out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as e:
+        if out_of_memory(e):
+            raise RunError(f"out of memory: {e}", hint=way_out) from None
+        raise
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -1,47 +1,93 @@
-"""The tasks of a sweep on a Ray cluster: one worker a device, the same code as here in each.
+"""Where tasks are done: in this process, or on a Ray cluster by workers of the same code, one a device.
 
-A task is one group, so a dense cell and what is compared with it are timed on one machine. Only this process writes
-to the folder, so workers need no shared disk. Ray does a lost worker's task again elsewhere.
+What a worker finds comes back here, and only this process writes files, so workers need no shared disk. Ray does a lost
+worker's task again elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import socket
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fastcar_cli.analysis.sweep.metrics import Scorer
-from fastcar_cli.analysis.sweep.worker import Finding, Task, Worker
-from fastcar_cli.config import RunConfig
 from fastcar_cli.errors import FastcarError, Key, RequestError, RunError, Text
 from fastcar_cli.extras import need
-from fastcar_cli.prompt import Clip
+
+if TYPE_CHECKING:
+    from fastcar_cli.pipeline import VideoPipeline
 
 RETRIES = 10
 """How often a task is done again after its worker or node was lost."""
 
+
+class Worker(Protocol):
+    """A loaded model that does tasks."""
+
+    base: VideoPipeline
+
+    def work(self, task: Any) -> Iterator[Any]:
+        """What is found in a task, as soon as it is."""
+
+    def again(self) -> Callable[[], Worker]:
+        """What makes the same worker in another process; it can be pickled."""
+
+
+class Engine(Protocol):
+    """Works on tasks: findings of every task, in any order of tasks, as they come. `workers` do one each at a time."""
+
+    workers: int
+
+    def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
+        """The findings. Raises what a task raises."""
+
+
+class _Local:
+    workers = 1
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
+        for task in tasks:
+            yield from self._worker.work(task)
+
+
+def check_engine(engine: str, address: str | None, workers: int | None) -> None:
+    """Refuse an engine that is unknown or not installed, and Ray's options without it. Raises RequestError."""
+    if engine not in ("local", "ray"):
+        raise RequestError("unknown", key="engine", value=engine, allowed="local, ray")
+    if engine == "ray":
+        need("ray", (Key("engine"), " ray"))
+    elif address is not None or workers is not None:
+        raise RequestError((Key("workers" if address is None else "address"), " needs ", Key("engine"), " ray"))
+
+
+@contextlib.contextmanager
+def open_engine(
+    worker: Worker, engine: str, address: str | None = None, workers: int | None = None
+) -> Iterator[Engine]:
+    """The engine of that name, which ends with the block. Raises RequestError where Ray is missing or unreachable."""
+    if engine == "local":
+        yield _Local(worker)
+        return
+    ray = _RayEngine(worker, address, workers)
+    try:
+        yield ray
+    finally:
+        ray.close()
+
+
 _workers: dict[str, Worker] = {}
 
 
-def work(
-    config: dict[str, Any],
-    names: tuple[str, ...],
-    lpips: str | None,
-    fidelity: bool,
-    clips: dict[str, Clip],
-    tokens: str | None,
-    task: Task,
-) -> list[Finding]:
-    """Do a task in this process, which keeps its loaded model for the next one."""
-    # The names of clips hold a hash of their contents.
-    key = repr((config, names, lpips, fidelity, sorted(clips), tokens))
+def _work(key: str, make: Callable[[], Worker], task: Any) -> list[Any]:
+    """Do a task in this process, which keeps the worker of a run for the next one."""
     if key not in _workers:
         _workers.clear()
-        scorer = Scorer(names, None if lpips is None else Path(lpips))
-        _workers[key] = Worker(RunConfig.from_dict(config), scorer, fidelity, tokens=tokens, clips=clips)
+        _workers[key] = make()
     return list(_workers[key].work(task))
 
 
@@ -59,18 +105,18 @@ def _knock(address: str) -> None:
         ) from None
 
 
-class RayEngine:
+class _RayEngine:
     """Tasks in flight on a cluster: a running one at `address`, else one of this machine's cores.
 
     `workers` bounds how many run at once; without it, as many as the cluster has room for.
     """
 
-    def __init__(self, worker: Worker, *, address: str | None = None, workers: int | None = None) -> None:
+    def __init__(self, worker: Worker, address: str | None, workers: int | None) -> None:
         """Connect. Raises RequestError where Ray is not installed or no cluster answers."""
         ray = need("ray", (Key("engine"), " ray"))
         self._ray: Any = ray
         self._mine = not ray.is_initialized()
-        threads = worker.config.runtime.threads or 1
+        threads = worker.base.config.runtime.threads or 1
         on_gpu = worker.base.model.network.device.type == "cuda"
         if self._mine:
             options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False, "logging_level": "ERROR"}
@@ -85,17 +131,9 @@ class RayEngine:
                 reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
                 where: Text = "starting Ray here" if address is None else (Key("address"), f" {address}")
                 raise RequestError(f"no cluster: {reason}", where=where) from None
-        scorer = worker.scorer
-        self._setting = (
-            worker.config.to_dict(),
-            scorer.names,
-            None if scorer.lpips is None else str(scorer.lpips.resolve()),
-            worker.judge is not None,
-            worker.clips,
-            worker.tokens,
-        )
+        self._setting = secrets.token_hex(8), worker.again()
         resources = {"num_cpus": threads, "num_gpus": 1} if on_gpu else {"num_cpus": threads}
-        self._work = ray.remote(work).options(max_retries=RETRIES, **resources)
+        self._work = ray.remote(_work).options(max_retries=RETRIES, **resources)
         has = ray.cluster_resources()
         room = int(min(has.get(k.removeprefix("num_").upper()[:3], 0) // n for k, n in resources.items()))
         if room < 1:
@@ -106,7 +144,7 @@ class RayEngine:
         # More than fit are submitted when nothing bounds them, so that nodes that join later have work as well.
         self._in_flight = workers or 2 * room
 
-    def run(self, tasks: Iterable[Task]) -> Iterator[Finding]:
+    def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
         """Findings of every task as tasks end."""
         ray, queue = self._ray, iter(tasks)
         flying: list[Any] = []
@@ -123,11 +161,11 @@ class RayEngine:
                 with contextlib.suppress(Exception):
                     ray.cancel(reference, force=True)
 
-    def _get(self, reference: Any) -> list[Finding]:
+    def _get(self, reference: Any) -> list[Any]:
         from ray.exceptions import RayError, RayTaskError
 
         try:
-            findings: list[Finding] = self._ray.get(reference)
+            findings: list[Any] = self._ray.get(reference)
             return findings
         except RayTaskError as e:
             if isinstance(e.cause, FastcarError):

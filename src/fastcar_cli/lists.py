@@ -1,0 +1,69 @@
+"""What options with lists hold: values with commas between them, seeds, and parts of a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from fastcar_cli.errors import RequestError
+
+MOST = 1_000_000
+"""Videos of a list, and cells of a sweep."""
+
+T = TypeVar("T")
+
+
+def each_of(option: str, text: str, read: Callable[[str], T], what: str, allowed: str) -> tuple[T, ...]:
+    """The values of a text with commas between them. Raises RequestError for one that `read` refuses, or that is
+    repeated.
+    """
+    values: list[T] = []
+    for part in (p.strip() for p in text.split(",")):
+        if not part:
+            raise RequestError(
+                "holds an empty entry", key=option, value=repr(text), hint="entries have one comma between them"
+            )
+        try:
+            value = read(part)
+        except ValueError:
+            raise RequestError(f"{part!r} is {what}", key=option, value=text, allowed=allowed) from None
+        if value in values:
+            raise RequestError(f"{part} is given twice", key=option, value=text)
+        values.append(value)
+    return tuple(values)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds of "0-3", "0,5,7" or both mixed. Raises RequestError."""
+
+    def read(part: str) -> range:
+        match = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if last < first or last >= 2**63 or last - first >= MOST:
+            raise ValueError(part)
+        return range(first, last + 1)
+
+    ranges = each_of("seeds", text, read, "neither a seed nor a range", "0-3, 0,5,7 or 0-3,7")
+    seeds: dict[int, None] = {}
+    for seed in (seed for several in ranges for seed in several):
+        if seed in seeds:
+            raise RequestError(f"{seed} is given twice", key="seeds", value=text)
+        seeds[seed] = None
+    return tuple(seeds)
+
+
+def shard_of(things: Sequence[T], text: str | None) -> list[T]:
+    """Those of shard "k/n": every n-th, so that the shards together are the whole and share nothing."""
+    k, n = (1, 1) if text is None else parse_shard(text)
+    return list(things[k - 1 :: n])
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """(3, 8) of "3/8". Raises RequestError."""
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise RequestError(
+            "not a part of a whole", key="shard", value=text, allowed="k/n with k from 1 to n, such as 3/8"
+        )
+    return int(match[1]), int(match[2])
