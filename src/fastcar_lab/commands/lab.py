@@ -7,7 +7,7 @@ from collections.abc import Callable
 import typer
 
 from fastcar_cli.cli.flags import Command
-from fastcar_lab.commands import accelerator, bench, checkpoints, claims, drafts, figures, gpu, worlds
+from fastcar_lab.commands import accelerator, bench, checkpoints, claims, drafts, figures, gpu, speed, worlds
 
 app = typer.Typer(
     help="How the bundled models and the published figures were made.",
@@ -19,6 +19,7 @@ app = typer.Typer(
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench.bench,
+    "speed": speed.speed,
     "claims": claims.claims,
     "drafts": drafts.drafts,
     "curves": figures.curves,

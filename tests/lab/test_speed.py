@@ -1,0 +1,50 @@
+"""The README's speed table: one column an instruction set, its numbers those of the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fastcar_cli.cli.app import app
+from fastcar_cli.errors import RequestError
+from fastcar_cli.kernels import native
+from fastcar_lab.bench import summary
+
+pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+
+
+@pytest.mark.slow
+def test_the_table_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+
+    def layers(*_: object) -> dict[str, object]:
+        used.append(native.instruction_set())
+        rows = {"int4": 4.0, "ik_llama.cpp Q4_0": 6.0, "ik_llama.cpp IQ4_XS": 5.0, "ik_llama.cpp Q8_0": 1.0}
+        return {"lines": {name: {1: {"ms": ms}, 8: {"ms": 2 * ms}} for name, ms in rows.items()}}
+
+    # Layers of 7B width take minutes; the pass of `mini` and its videos are real.
+    monkeypatch.setattr("fastcar_lab.bench.window.measure", layers)
+    file = tmp_path / "speed.json"
+    done = CliRunner().invoke(
+        app, ["lab", "speed", "-o", str(file), "--turns", "1", "--models", "mini", "--threads", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    result = json.loads(file.read_text(encoding="utf-8"))
+    assert used == list(result["sets"]) == summary.sets()
+    text = file.with_suffix(".md").read_text(encoding="utf-8")
+    lines = text.strip().splitlines()
+    assert all(line.count("|") == len(used) + 2 for line in lines)
+    assert "| ik_llama.cpp IQ4_XS 5.0 ms, 4.0 ms (1.25 x) |" in text
+    video = result["sets"][used[0]]["videos"]["mini"]
+    assert f"| {video['dense_s']:.2f} s; {video['faster']['drafts']:.2f} x; " in text
+    pass_of_mini = result["sets"][used[0]]["mini"]["lines"]["float32/native/dense"]["ms"]
+    assert f", {pass_of_mini:.2f} ms (" in text
+
+
+def test_an_unknown_model_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["lab", "speed", "-o", str(tmp_path / "a.json"), "--models", "vila-u-7b"])
+    assert isinstance(done.exception, RequestError) and "vila-u-7b: unknown" in str(done.exception)
+    assert not list(tmp_path.iterdir())
