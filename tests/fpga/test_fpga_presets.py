@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support.fpga_presets import preset, work
+from support.fpga_presets import constant, preset, work
 
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import load_preset
@@ -45,6 +46,13 @@ def test_bad_presets_are_refused(tmp_path: Path, change: Any, message: str) -> N
     assert message in str(caught.value) and "mine.yaml" in str(caught.value)
 
 
-def test_weights_that_do_not_fit_are_refused_with_the_arithmetic() -> None:
+def test_weights_and_keys_that_do_not_fit_are_refused_with_the_arithmetic() -> None:
     with pytest.raises(RequestError, match=r"x 16 bit / 8 = 18.63 GiB, .* LPDDR4-3200: 1 with 0.5 GiB"):
         Emulator(preset(), work(resident_weights=10**10))
+    # 64 MiB of weights; a token has 2 layers x 2 x 2,048 x 2 bytes of keys and values: 16 KiB.
+    long = work(resident_weights=2**25, kv_width=2048, rows=4, prompt=1, frames=1, tokens_per_frame=7 * 2**10)
+    Emulator(preset(), long)
+    with pytest.raises(RequestError, match=r"= 0.06 GiB, 4 rows x 7,169 tokens x 16,384 bytes .* = 0.44 GiB"):
+        Emulator(preset(), replace(long, prompt=2))
+    Emulator(preset(), replace(long, prompt=2, window=1024))
+    Emulator(preset(hbm__capacity=constant(1, "GiB")), replace(long, prompt=2))

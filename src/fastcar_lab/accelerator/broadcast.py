@@ -9,7 +9,7 @@ from fastcar_cli.backends.fpga.constants import Constant
 from fastcar_cli.backends.fpga.decisions import draw
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import Preset, Weights, load_preset
-from fastcar_cli.backends.fpga.workload import Workload, workload_of
+from fastcar_cli.backends.fpga.workload import Workload, held_bytes, workload_of
 from fastcar_cli.models.loading.registry import spec_of
 from fastcar_cli.presets import fpga_presets
 
@@ -54,12 +54,13 @@ def table(preset: Preset, work: Workload) -> Iterator[str]:
 
 
 def tables(names: Sequence[str]) -> Iterator[str]:
-    """Rows of the docs' table for these presets; without names for all that have more than one core.
+    """Rows of the docs' table for these presets; without names for all of several cores that hold the batch.
 
-    Raises RequestError for a preset that there is not.
+    Raises RequestError for a preset that there is not, and a named one whose memory is too small.
     """
     for name in names or fpga_presets():
         preset = load_preset(name)
-        if preset.cores > 1 or names:
-            model, rows = ("mini", 8) if preset.name.startswith("edge") else ("vila-u-7b", 16)
-            yield from table(preset, workload_of(spec_of(model), rows=rows, frames=FRAMES, prompt=100))
+        model, rows = ("mini", 8) if preset.name.startswith("edge") else ("vila-u-7b", 16)
+        work = workload_of(spec_of(model), rows=rows, frames=FRAMES, prompt=100)
+        if names or (preset.cores > 1 and held_bytes(work, preset) <= preset.capacity):
+            yield from table(preset, work)

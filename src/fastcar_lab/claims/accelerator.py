@@ -17,6 +17,8 @@ from fastcar_cli.models.loading.published import full_spec
 from fastcar_lab.claims.study import MAIN, Study
 
 PRESETS = ("paper-u280", "u280-int8")
+BATCH_PRESETS = ("paper-u280", "u55c-int8")
+"""The same with room for the keys of ROWS rows."""
 ROWS = 12
 """Rows of a batch at least, so that the cores of these presets have rows to share."""
 PROMPT = 12

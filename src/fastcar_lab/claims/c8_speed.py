@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcar_lab.claims.accelerator import PRESETS, ROWS, batches, independent, latency
+from fastcar_lab.claims.accelerator import BATCH_PRESETS, ROWS, batches, independent, latency
 from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot
 from fastcar_lab.claims.stats import estimate
 from fastcar_lab.claims.study import RATIOS, Job, Study
@@ -36,7 +36,7 @@ def judge(study: Study) -> Finding:
     settings.append(("all that can", None, None, study.cells(tau=-math.inf)))
     settings.append((f"all that can, window {WINDOW}", BEST, WINDOW, study.cells(tau=-math.inf, window=WINDOW)))
     rows = []
-    for preset in PRESETS:
+    for preset in BATCH_PRESETS:
         for name, published, window, cells in settings:
             if not cells:
                 continue
@@ -53,7 +53,7 @@ def judge(study: Study) -> Finding:
                 "independent": d.mean, "published": published, "batches": e.videos, "rows": max(sizes),
                 "ratio": float(np.mean([c["replay"]["ratio"] for c in cells])),
             })  # fmt: skip
-    paper = [r for r in rows if r["preset"] == PRESETS[0]]
+    paper = [r for r in rows if r["preset"] == BATCH_PRESETS[0]]
     best = next((r for r in paper if r["published"] == BEST), None)
     if best is None:
         return Finding(NUMBER, TITLE, CLAIM, study.model, OPEN, "No decisions to emulate.", table=rows)
@@ -64,8 +64,8 @@ def judge(study: Study) -> Finding:
         + ")"
         for r in paper
     )
-    other = next(r for r in rows if r["preset"] == PRESETS[1] and r["published"] == BEST)
-    summary = f"{PRESETS[0]}: {speeds}. {PRESETS[1]}: {other['speedup']:.2f} x at its best."
+    other = next(r for r in rows if r["preset"] == BATCH_PRESETS[1] and r["published"] == BEST)
+    summary = f"{BATCH_PRESETS[0]}: {speeds}. {BATCH_PRESETS[1]}: {other['speedup']:.2f} x at its best."
     notes = [
         "The decisions are these videos' own, rows as decoded and pairs as they are; batches have up to "
         f"{max(r['rows'] for r in rows)} rows, {ROWS} or more where the videos suffice.",
@@ -79,7 +79,7 @@ def judge(study: Study) -> Finding:
     return Finding(
         NUMBER, TITLE, CLAIM, study.model, verdict, summary, len(settings[0][3]),
         len({c["prompt"] for c in settings[0][3]}), rows, {"best": best["speedup"], "published": BEST}, notes,
-        [Plot("speed", f"Speed-up on {PRESETS[0]}", lambda figure: _draw(figure, paper))],
+        [Plot("speed", f"Speed-up on {BATCH_PRESETS[0]}", lambda figure: _draw(figure, paper))],
     )  # fmt: skip
 
 

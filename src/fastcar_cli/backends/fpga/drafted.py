@@ -66,7 +66,7 @@ def emulate_drafts(preset: Preset, rows: int = ROWS, seed: int = 0) -> list[dict
 
     A model's name, or the chance of a draft to be right, is under `acceptance`. Decisions are drawn independently for
     every layer and input token. Windows that the Index Register has no room for are left out. Raises RequestError
-    where rows or weights do not fit.
+    where rows, weights or keys do not fit.
     """
     emulator = Emulator(preset, workload_of(full_spec(), rows=rows, frames=FRAMES, prompt=PROMPT))
     chance, costs = np.random.default_rng(seed), {}

@@ -62,7 +62,7 @@ class Result:
 class Emulator:
     """An accelerator with a model's streams compiled for it.
 
-    Raises RequestError where the weights do not fit the card.
+    Raises RequestError where weights and keys do not fit the card.
     """
 
     def __init__(self, preset: Preset, work: Workload) -> None:

@@ -25,9 +25,9 @@ class Hbm(Section):
     """Memory and its layout: channels that the cores share, or that are dealt to them where weights are private.
 
     part: of the device's memories. ports: of `beat` bytes at port_clock; requests have `burst` beats. order: where the
-    next burst of a stream lies. keys: whether those of a layer lie one behind the other (layer), or those of a token
-    (token). ahead: bursts of a channel that are requested and not there yet. window: tiles a core's buffer holds under
-    multicast; otherwise it has two halves.
+    next burst of a stream lies. capacity: of the memory, where it is not the device's. keys: whether those of a layer
+    lie one behind the other (layer), or those of a token (token). ahead: bursts of a channel that are requested and not
+    there yet. window: tiles a core's buffer holds under multicast; otherwise it has two halves.
     """
 
     part: str
@@ -37,6 +37,7 @@ class Hbm(Section):
     beat: Annotated[Constant, In("bytes", whole=True)]
     burst: Annotated[Constant, In("beats", whole=True)]
     order: Order
+    capacity: Annotated[Constant | None, In("GiB")] = None
     keys: Literal["layer", "token"] = "layer"
     ahead: Annotated[Constant, In("bursts", whole=True)]
     latency: Annotated[Constant, In("cycles", zero=True, whole=True)]
@@ -164,7 +165,8 @@ class Preset(Section):
     @property
     def capacity(self) -> float:
         """Bytes of the channels that are used."""
-        return self.bank.capacity.value * 2**30 * self.hbm.channels.value / self.bank.channels.value
+        whole = self.hbm.capacity or self.bank.capacity
+        return whole.value * 2**30 * self.hbm.channels.value / self.bank.channels.value
 
     @property
     def peak(self) -> float:

@@ -104,14 +104,26 @@ def preset_for(name: str | None, spec: Spec) -> Preset:
     return small
 
 
+def _token_bytes(work: Workload, preset: Preset) -> int:
+    return work.layers * 2 * work.kv_width * preset.format.kv_bits // 8
+
+
+def held_bytes(work: Workload, preset: Preset) -> float:
+    """Bytes of the weights, and of keys and values of every row at the longest context."""
+    keys = work.rows * work.context(work.steps - 1) * _token_bytes(work, preset)
+    return work.resident_weights * preset.format.stored_bits / 8 + keys
+
+
 def check_memory(work: Workload, preset: Preset) -> None:
-    """Refuse weights that do not fit the channels of a preset's layout. Raises RequestError with the arithmetic."""
-    bits = preset.format.stored_bits
-    needed, capacity = work.resident_weights * bits / 8, preset.capacity
-    if needed > capacity:
+    """Refuse weights and keys that do not fit the channels of a preset's layout. Raises RequestError with the sum."""
+    bits, held = preset.format.stored_bits, held_bytes(work, preset)
+    if held > preset.capacity:
+        weights = work.resident_weights * bits / 8
         raise RequestError(
-            f"the weights of {work.name} do not fit the memory of {preset.name}: {work.resident_weights:,} weights x "
-            f"{bits:g} bit / 8 = {needed / 2**30:.2f} GiB, channels of {preset.hbm.part}: "
-            f"{preset.hbm.channels.value:g} with {capacity / 2**30:g} GiB in all",
-            hint="fewer weight bits, more channels, or an accelerator with more memory",
+            f"weights and keys of {work.name} do not fit the memory of {preset.name}: {work.resident_weights:,} "
+            f"weights x {bits:g} bit / 8 = {weights / 2**30:.2f} GiB, {work.rows} rows x "
+            f"{work.context(work.steps - 1):,} tokens x {_token_bytes(work, preset):,} bytes of keys and values = "
+            f"{(held - weights) / 2**30:.2f} GiB, channels of {preset.hbm.part}: {preset.hbm.channels.value:g} with "
+            f"{preset.capacity / 2**30:g} GiB in all",
+            hint="fewer rows, frames or bits, a window, more channels, or an accelerator with more memory",
         )
