@@ -257,6 +257,8 @@ def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
         raise RequestError(f"is not UTF-8: {e.reason} at byte {e.start}", where=what) from None
     except OSError as e:
         raise RequestError(f"can't be read: {e.strerror}", where=what) from None
+    except ValueError as e:  # a name that no file can have
+        raise RequestError(f"can't be read: {e}", where=what) from None
 
 
 def prompt_lines(text: str) -> dict[int, str]:

@@ -159,7 +159,10 @@ def test_a_finished_sweep_does_nothing_again_and_an_extended_one_only_the_rest(
     }.items()
 
 
-ODD = {"runs": [3], "replay": {"ratio": "x"}, "metrics": [], "files": {".mp4": 1}, "digest": None, "fpga": [1]}
+ODD = {
+    "runs": [3], "replay": {"ratio": "x"}, "metrics": [], "files": {".mp4": 1}, "digest": None, "fpga": [1],
+    "kernels": 3, "fidelity": {"all_right": "yes"}, "drafts": {"tokens_per_pass": None},
+}  # fmt: skip
 
 
 def test_cells_of_other_types_are_damaged(ask: list[object], whole: Path) -> None:
@@ -367,3 +370,12 @@ def test_errors_end_a_run(ask: list[object], tmp_path: Path, monkeypatch: pytest
     assert isinstance(done.exception, RunError) and "No space left" in str(done.exception)
     assert len(list((tmp_path / "d" / "cells").glob("[!.]*.json"))) == 3
     assert not list((tmp_path / "d" / "cells").glob(".*"))
+
+
+@pytest.mark.parametrize("axis", ["window", "tau", "repeats"])
+def test_a_plan_of_other_types_is_refused(ask: list[object], whole: Path, axis: str) -> None:
+    document = json.loads((whole / "sweep.json").read_text())
+    document["plan"][axis] = "x"
+    (whole / "sweep.json").write_text(json.dumps(document))
+    done = sweep(*ask, "-o", whole)
+    assert isinstance(done.exception, RequestError) and f"key 'plan.{axis}'" in str(done.exception)

@@ -187,6 +187,11 @@ def test_home_is_known(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "b.mp4").read_bytes() == (tmp_path / "home" / "a.mp4").read_bytes()
 
 
+def test_the_home_of_nobody_is_no_folder(run: Run) -> None:
+    done = run("generate", "--from", "~nobody-here/a.mp4")
+    assert done.returncode == 2 and "there is no such video" in done.stderr
+
+
 def test_all_bits_of_a_seed_count() -> None:
     low, high = uniforms(7, 8, 4), uniforms(7 + 2**32, 8, 4)
     assert not low.equal(high) and not high.equal(uniforms(7 + 2**33, 8, 4))

@@ -11,7 +11,8 @@ from typing import Any
 
 NUMBERS = (-1, 0, 1, 3, 7, 24, 10**6, 2**31 - 1, 2**31, 2**63, 2**64, 10**40, 10**400, 0.5, -1e300, 1e-300)
 ODD: tuple[Any, ...] = (
-    *NUMBERS, float("nan"), float("inf"), None, True, "", "x", "\ud800", "../..", "nan", [], {}, [[]], [None], {"a": 1},
+    *NUMBERS, float("nan"), float("inf"), None, True, "", "x", "\ud800", "a\0b", "../..", "nan",
+    [], {}, [[]], [None], {"a": 1},
     [1, 2, 3], ["x"] * 3, [0.5] * 5000,
 )  # fmt: skip
 TEXTS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from functools import partial
@@ -162,7 +163,7 @@ def _file(given: Any, read: bool) -> Any:
     """What an option that names a file stands for: `~` is the user's home, a pipe that is read becomes a file."""
     if not isinstance(given, (str, Path)):
         return given
-    path = Path(given).expanduser() if str(given).startswith("~") else Path(given)
+    path = Path(os.path.expanduser(given))  # of an unknown user it stays, where pathlib's raises
     path = spooled(path) if read else path
     return path if isinstance(given, Path) else given if path == Path(given) else str(path)
 

@@ -18,6 +18,7 @@ from fastcar_cli.analysis.sweep.grid import OFF, Cell
 from fastcar_cli.analysis.sweep.store import Store
 from fastcar_cli.decoding.scores import SCORES
 from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.errors import RunError
 from fastcar_cli.pipeline import VideoPipeline
 
 QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
@@ -151,6 +152,9 @@ def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[d
             "speedup": sum(dense_seconds) / sum(seconds) if beside and sum(seconds) else None,
         }
         for key in metrics:
+            lacking = [c["id"] for c in videos if c["metrics"] is not None and key not in c["metrics"]]
+            if lacking:
+                raise RunError(f"cells/{lacking[0]}.json is damaged: it lacks {key}", hint="delete it and sweep again")
             values = [c["metrics"][key] for c in videos if c["metrics"] is not None]
             if key == "psnr_db":
                 line[key] = psnr_of(_mean([error_of(v) for v in values]) or 0.0)

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,28 @@ from fastcar_cli.analysis.sweep.grid import OFF, Cell, Grid
 from fastcar_cli.analysis.sweep.lock import master
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import file_text, make_folder, read_arrays, sha256_of, write_arrays, write_whole
-from fastcar_cli.plain_data import Foreign, checked, parse_json
+from fastcar_cli.plain_data import Flag, Foreign, Size, checked, parse_json
 from fastcar_cli.video import open_writer
 
 FORMAT = "fastcar-sweep-1"
 
 _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-_Numbers = dict[str, _Finite | None]
+_Metrics = dict[str, Annotated[_Finite, Field(ge=-1000, le=1000)] | None]
+
+
+class _Axes(Foreign):
+    """Of sweep.json; folders of earlier versions have no scores, ratios and drafts."""
+
+    prompts: list[str]
+    seeds: list[int]
+    tau: list[_Finite | Literal["-inf"] | None]
+    window: list[int | None]
+    gate: list[str | None]
+    backend: list[str]
+    score: list[str] = Field(["tas"])
+    ratio: list[_Finite] = Field([])
+    draft: list[str] = Field([OFF])
+    repeats: Size
 
 
 class _Run(Foreign):
@@ -47,6 +62,19 @@ class _Replayed(Foreign):
     map: list[list[list[_Finite]]]
 
 
+class _Fpga(Foreign):
+    cycles: _Finite
+    energy_j: _Finite
+
+
+class _Fidelity(Foreign):
+    all_right: Flag
+
+
+class _Drafts(Foreign):
+    tokens_per_pass: _Finite
+
+
 class _Kept(Foreign):
     """What a cell's file holds beside the cell; of earlier versions a part."""
 
@@ -54,11 +82,12 @@ class _Kept(Foreign):
     files: dict[str, str]
     digest: str
     replay: _Replayed
-    metrics: _Numbers | None = None
+    metrics: _Metrics | None = None
     frames: dict[str, list[_Finite | None]] | None = None
-    fidelity: dict[str, bool | _Finite | str | None] | None = None
-    fpga: _Numbers | None = None
-    drafts: dict[str, Any] | None = None
+    fidelity: _Fidelity | None = None
+    fpga: _Fpga | None = None
+    drafts: _Drafts | None = None
+    kernels: str | None = None
 
 
 @dataclass
@@ -133,7 +162,7 @@ class Store:
             data = parse_json(file_text(file))
             if data["format"] != FORMAT:
                 raise ValueError(f"key 'format' is {data['format']!r}, allowed: {FORMAT!r}")
-            before, old = dict(data["fingerprint"]), dict(data["plan"])
+            before, old = dict(data["fingerprint"]), checked(_Axes, data["plan"], file, "plan").model_dump()
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise RequestError(f"{file} is damaged: {e}", hint="restore it, or sweep into a new folder") from None
         differs = difference(before, fingerprint)
@@ -175,6 +204,8 @@ class Store:
         if document["id"] != name or Cell.from_dict(document).id != name:
             raise ValueError("belongs to another cell")
         checked(_Kept, document, name)
+        if lacking := {"metrics", "frames", "fidelity", "fpga"} - document.keys():
+            raise ValueError(f"lacks {sorted(lacking)[0]}")
         for suffix, digest in document["files"].items():
             try:
                 if sha256_of(self.cells_folder / f"{name}{suffix}") != digest:
@@ -236,8 +267,6 @@ class Store:
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Axes of both grids: what is new goes behind, seeds in order, thresholds from off downwards."""
     both: dict[str, Any] = {"repeats": max(old["repeats"], new["repeats"])}
-    # Folders of earlier versions have no axes of scores, ratios and drafts.
-    old = {"score": ["tas"], "ratio": [], "draft": [OFF], **old}
     for key in ("prompts", "seeds", "tau", "window", "gate", "backend", "score", "ratio", "draft"):
         both[key] = [*old[key], *(v for v in new[key] if v not in old[key])]
     both["ratio"] = sorted(both["ratio"])
