@@ -4,9 +4,9 @@
 
 namespace {
 
-// Slots whose scores are computed together, and queries whose values are.
+// Slots of a tile, whose scores are computed together, and queries whose weighted values are summed side by side.
 constexpr long TILE_SLOTS = 32, SIDE_BY_SIDE = 4;
-// From so many queries on, keys of up to so many numbers are transposed.
+// Fewer queries save less by transposed keys than transposing costs; and numbers of the longest key that is transposed.
 constexpr long FROM_QUERIES = 8, MOST_TRANSPOSED = 128;
 // Score of a slot that is masked.
 constexpr float MASKED = -1e30f;
@@ -20,8 +20,8 @@ struct CachedInt8 {
     static float read(const char* at) { return float(*reinterpret_cast<const int8_t*>(at)); }
 };
 
-// Keys and values of one head: rows of d numbers each. Rows in int8 have scales and stand for what is added to a mean, a
-// row of d floats; else scales and means are null. next: what is read after these keys and values, to be prefetched.
+// Keys and values of one head: rows of d numbers each. Rows in int8 have scales and stand for what is added to a mean,
+// a row of d floats; else scales and means are null. next: what is read after these keys and values, to be prefetched.
 struct HeadCache {
     const char *keys, *values, *next;
     const float *key_scales = nullptr, *value_scales = nullptr, *key_mean = nullptr, *value_mean = nullptr;
@@ -33,7 +33,8 @@ struct Seen {
     const uint8_t* mask;
 };
 
-// p[s] = row s times query, for `count` rows of d numbers. If it prefetches, with each cache line the one `ahead` bytes on.
+// p[s] = row s times query, for `count` rows of d numbers. If it prefetches, with each cache line the one `ahead` bytes
+// after it.
 template <class Format, bool prefetches>
 INLINE void score_rows(const char* rows, long d, long count, long ahead, const float* query, float* p) {
     constexpr int R = Format::one;
@@ -82,7 +83,7 @@ INLINE void add_weighted_rows(const char* rows, long d, long begin, long end, lo
             for (long s = begin; s < end; s++) out[q][k] += p[q][s] * Format::read(rows + s * row + k * Format::size);
 }
 
-// Rows i and i + LANES / 2 with their numbers in turn, log2(LANES) times: LANES rows transposed.
+// Transposes LANES rows: interleaves the numbers of rows i and i + LANES / 2, log2(LANES) times.
 INLINE void transpose(Floats* rows) {
     for (int stage = 1; stage < LANES; stage *= 2) {
         Floats next[LANES];
@@ -104,8 +105,8 @@ INLINE void transpose(Floats* rows) {
     }
 }
 
-// tile[k][s] = number k of row s, for `count` rows of d numbers, a multiple of LANES; rows from `count` on are zeros. With
-// each cache line the one `ahead` bytes on is prefetched.
+// tile[k][s] = number k of row s, for `count` rows of d numbers, a multiple of LANES; rows from `count` on are zeros.
+// With each cache line the one `ahead` bytes after it is prefetched.
 template <class Format>
 void transpose_tile(const char* rows, long d, long count, long ahead, float (*tile)[TILE_SLOTS]) {
     long row = d * Format::size;
@@ -133,7 +134,8 @@ INLINE auto sum_in_order(F sum) {
     }
 }
 
-// p[q][s] = row s of the tile times query q, for Q queries of d numbers, added up as `dot` does.
+// p[q][s] = row s of the tile times query q, for Q queries of d numbers. A lane has a slot of its own, so no sum is
+// over lanes; the order of additions is still that of `dot`, on which scores must not depend.
 template <class Format, int d, int Q>
 INLINE void score_tile(const float (*tile)[TILE_SLOTS], const float* const* query, float (*p)[TILE_SLOTS]) {
     constexpr int P = Format::sums, V = WIDE ? 1 : 2, parts = d / LANES;
@@ -165,9 +167,22 @@ INLINE void score_tile(const float (*tile)[TILE_SLOTS], const float* const* quer
     }
 }
 
-// Scaled queries of the heads that share a KV head, `groups` for each of some inputs, `heads` rows from one input to the
-// next, and the softmax so far of each: output is the weighted sum of values; state [2 LANES] holds the sum of weights
-// (one for each lane), then the highest score.
+// The widths that `score_tile` is compiled for.
+inline bool can_transpose(long d) { return d == 32 || d == 64 || d == MOST_TRANSPOSED; }
+
+template <class Format, int Q>
+INLINE void score_tile(long d, const float (*tile)[TILE_SLOTS], const float* const* query, float (*p)[TILE_SLOTS]) {
+    if (d == 32)
+        score_tile<Format, 32, Q>(tile, query, p);
+    else if (d == 64)
+        score_tile<Format, 64, Q>(tile, query, p);
+    else
+        score_tile<Format, MOST_TRANSPOSED, Q>(tile, query, p);
+}
+
+// Scaled queries of the heads that share a KV head, `groups` for each of some inputs, `heads` rows from one input to
+// the next, and the softmax so far of each: output is the weighted sum of values; state [2 LANES] holds the sum of
+// weights (one for each lane), then the highest score.
 struct Queries {
     Rows query, output;
     float* state;
@@ -225,16 +240,16 @@ struct NothingDue {
 };
 
 // Adds the keys and values of `cache` to the softmax of every query, as far as its input sees them. Slots are processed
-// TILE_SLOTS at a time, which all queries read from the L1 cache, and the sums so far are scaled down whenever a higher
+// a tile at a time, which all queries read from the L1 cache, and the sums so far are scaled down whenever a higher
 // score is met (online softmax: Milakov and Gimelshein, 2018, arXiv:1805.02867). While the keys of a tile are read its
 // values are prefetched, while the values are read the keys of the next tile. A cache with means must be the first: its
-// scores and weights are those met so far. An input whose slot lies in a tile from slot s on, where appends.due(i, s),
-// has its key and value written by appends.write(i) behind the queries of the inputs before it.
+// scores and weights are those met so far. Where appends.due(i, s) for the tile from slot s on, appends.write(i) writes
+// the key and value of input i, after the queries of the inputs before it and before its own.
 template <class Format, class Appends = NothingDue>
 void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, long d, Appends appends = {}) {
     long row = d * Format::size, slots = 0;
     for (long i = 0; i < queries.inputs; i++) slots = seen[i].slots > slots ? seen[i].slots : slots;
-    bool transposes = queries.inputs * queries.groups >= FROM_QUERIES && (d == 32 || d == 64 || d == MOST_TRANSPOSED);
+    bool transposes = queries.inputs * queries.groups >= FROM_QUERIES && can_transpose(d);
     alignas(CACHE_LINE) float tile[MOST_TRANSPOSED][TILE_SLOTS];
     for (long s = 0; s < slots; s += TILE_SLOTS) {
         const char *keys = cache.keys + s * row, *values = cache.values + s * row;
@@ -243,26 +258,23 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
             if (transposes) transpose_tile<Format>(keys, d, min(TILE_SLOTS, slots - s), values - keys, tile);
         };
         transpose_keys();
-        // Sums of weighted values wait for each other, so those of a few queries are made side by side.
-        long held = 0, counts[SIDE_BY_SIDE], inputs[SIDE_BY_SIDE], rows[SIDE_BY_SIDE];
+        // Additions to one sum wait for each other, so queries are collected until enough can be summed side by side.
+        struct {
+            long input, row, count;  // count: how many slots of the tile the query sees
+        } waiting[SIDE_BY_SIDE];
+        long held = 0;
+        // The first queries that read the tile fetch what is read next.
         bool prefetches = true;
         auto add_tile = [&](auto size, long first) {
-            constexpr int Q = decltype(size)::count, side = Q > 1 ? 2 : 1;
+            constexpr int Q = decltype(size)::count, pair = Q > 1 ? 2 : 1;
             float p[Q][TILE_SLOTS], *out[Q];
             const float* query[Q];
-            for (int q = 0; q < Q; q++) query[q] = queries.query[rows[first + q]];
-            for (int q = 0; q < Q && transposes; q += side) {
-                if (d == 32)
-                    score_tile<Format, 32, side>(tile, query + q, p + q);
-                else if (d == 64)
-                    score_tile<Format, 64, side>(tile, query + q, p + q);
-                else
-                    score_tile<Format, 128, side>(tile, query + q, p + q);
-            }
-            long all_see = counts[first];
+            for (int q = 0; q < Q; q++) query[q] = queries.query[waiting[first + q].row];
+            for (int q = 0; q < Q && transposes; q += pair) score_tile<Format, pair>(d, tile, query + q, p + q);
+            long all_see = waiting[first].count;
             for (int q = 0; q < Q; q++) {
-                long n = rows[first + q], count = counts[first + q];
-                const uint8_t* mask = seen[inputs[first + q]].mask;
+                auto [i, n, count] = waiting[first + q];
+                const uint8_t* mask = seen[i].mask;
                 out[q] = queries.output[n];
                 float *weight_sum = queries.state_of(n), *top = weight_sum + LANES;
                 if (!transposes) {
@@ -285,10 +297,10 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
             else
                 add_weighted_rows<Format, Q, false>(values, d, 0, all_see, 0, p, out);
             for (int q = 0; q < Q && Q > 1; q++)
-                add_weighted_rows<Format, 1, false>(values, d, all_see, counts[first + q], 0, p + q, out + q);
+                add_weighted_rows<Format, 1, false>(values, d, all_see, waiting[first + q].count, 0, p + q, out + q);
             prefetches = false;
         };
-        auto add_held = [&] {
+        auto add_waiting = [&] {
             if (held == SIDE_BY_SIDE)
                 add_tile(Count<SIDE_BY_SIDE>{}, 0);
             else
@@ -299,16 +311,14 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
             long count = min(TILE_SLOTS, seen[i].slots - s);
             if (count <= 0) return;
             if (n == i * queries.heads && appends.due(i, s)) {
-                add_held();
+                add_waiting();
                 appends.write(i);
                 transpose_keys();
             }
-            if (held == SIDE_BY_SIDE) add_held();
-            counts[held] = count;
-            inputs[held] = i;
-            rows[held++] = n;
+            if (held == SIDE_BY_SIDE) add_waiting();
+            waiting[held++] = {i, n, count};
         });
-        add_held();
+        add_waiting();
     }
     // The mean of the keys adds the same to every score so far, that of the values once as much as all weights are.
     if (!cache.key_mean) return;

@@ -68,7 +68,8 @@ inline const At& place_of(const Decoder& d, long token) { return reinterpret_cas
 
 // Writes the rotated key and the value of input i of row r, of KV head g, to the caches.
 template <class Format>
-inline void write_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, long i) {
+inline void write_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g,
+                        long i) {
     long input = r * step.count + i, head = r * d.kv_heads + g, n = d.head_width;
     const At& to = place_of(d, step.tokens[r] + i);
     write_row<Format>(w.k[input] + g * n, n, b.keys, head * d.slots + to.slot);
@@ -76,8 +77,8 @@ inline void write_input(const Decoder& d, const Block& b, const Step& step, cons
     write_row<Format>(w.v[input] + g * n, n, b.values, head * d.slots + to.slot);
 }
 
-// For the heads of row r that share KV head g, and input i of the row: rotates their queries and the new key, moves what
-// lies in its slot to the older ones and, where `scored`, computes the heads' share of TAS.
+// For the heads of row r that share KV head g, and input i of the row: rotates their queries and the new key, moves
+// what lies in its slot to the older ones and, where `scored`, computes the heads' share of TAS.
 template <class Format>
 void prepare_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, long i,
                    bool scored) {
@@ -117,7 +118,7 @@ void prepare_input(const Decoder& d, const Block& b, const Step& step, const Wor
 // Whether an input before input i of row r attends to what lies in the slot that i overwrites.
 inline bool overwrites(const Decoder& d, const Step& step, long r, long i) {
     if (!i) return false;
-    // An input sees at least as much as the one before it.
+    // An input sees at least as much as the one before it, so the last one before i decides.
     long slot = place_of(d, step.tokens[r] + i).slot;
     return slot >= d.start[r] && slot < place_of(d, step.tokens[r] + i - 1).length;
 }
@@ -174,13 +175,13 @@ void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Wor
     });
 }
 
-// Attention of the heads of row r that share KV head g. Inputs find the caches as in passes of their own. Without a mask
-// they attend together, and one that overwrites what others before it see is appended where they come to its slot. With
-// a mask it is appended after these have attended.
+// Attention of the heads of row r that share KV head g. Inputs find the caches as in passes of their own. Without a
+// mask they attend together, and one that overwrites what others before it see is appended where they come to its slot.
+// With a mask it is appended after these have attended.
 template <class Format>
 void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g,
                   bool scored) {
-    // Older slots are overwritten before any input attends, so inputs that see them attend before.
+    // prepare_input overwrites the older slot that input i moves a token to: those that still see it attend before.
     auto moves = [&](long i) {
         const At &to = place_of(d, step.tokens[r] + i), &before = place_of(d, step.tokens[r] + i - 1);
         return to.moved_to >= 0 && to.moved_to < before.older;

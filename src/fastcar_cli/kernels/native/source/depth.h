@@ -28,7 +28,8 @@ struct DepthWorkspace {
         logits = scratch.rows(d.rows, d.classifier.outputs);
         softmax_state = scratch.floats(2 * LANES * items);
         // Members of the team sample side by side, each draw with candidates of its own.
-        candidates = reinterpret_cast<Candidate*>(scratch.floats(d.rows * d.classifier.outputs * sizeof(Candidate) / 4));
+        long candidate_floats = d.rows * d.classifier.outputs * sizeof(Candidate) / 4;
+        candidates = reinterpret_cast<Candidate*>(scratch.floats(candidate_floats));
         bytes = scratch.used;
     }
 };

@@ -14,8 +14,8 @@ constexpr bool WIDE = LANES == 16;
 //
 // row: its row of the table. size: bytes of a number. sums: partial sums for each weight row and input, so that no
 // multiplication waits for the one before it. one, two: weight rows of a tile when 1 or 2 inputs share their loads (see
-// tiles.h), such that its sums fit the registers. from_inputs: from how many inputs on panels are used (see panels.h), in
-// which `many` weight rows share the loads of an input, of floats with `most_inputs` inputs at a time. The other
+// tiles.h), such that its sums fit the registers. from_inputs: from how many inputs on panels are used (see panels.h),
+// in which `many` weight rows share the loads of an input, of floats with `most_inputs` inputs at a time. The other
 // constants are as in integers.h.
 template <int bytes_each>
 struct FloatFormat {

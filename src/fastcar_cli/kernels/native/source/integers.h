@@ -217,7 +217,7 @@ struct Int8 {
         Int16s even[R][vectors], odd[R][vectors];
     };
 
-    // Only the last block of a row may be not full; it has `tail` weights. `row` are the bytes from one row to the next.
+    // Only the last block of a row may be partial: it has `tail` weights. `row` are the bytes from one row to the next.
     template <bool full, int R>
     static INLINE Unpacked<R> unpack(const char* weights, long row, const char*, long, long tail) {
         Unpacked<R> w;

@@ -1,7 +1,7 @@
-// Products of weight rows with many inputs. They are bound by arithmetic, so what is read often must lie in the L1 cache.
-// Weight rows are multiplied a panel at a time, which the L2 cache holds while the next one is on its way, and inputs a
-// segment of their length at a time. In a segment a few weight rows are unpacked once and multiplied with all inputs; sums
-// are kept in memory from one segment to the next.
+// Products of weight rows with many inputs. They are bound by arithmetic, so what is read often must lie in the L1
+// cache. Weight rows are multiplied a panel at a time, which the L2 cache holds while the next one is on its way, and
+// inputs a segment of their length at a time. In a segment a few weight rows are unpacked once and multiplied with all
+// inputs; sums are kept in memory from one segment to the next.
 //
 // Each output is summed in the same order as by tiles.h, so that it does not depend on the number of inputs.
 #pragma once
@@ -19,8 +19,8 @@ constexpr long SEGMENT_BYTES = 16 << 10;
 // The largest part of n no larger than `most` so that all parts are about as large.
 inline long even_part(long n, long most) { return ceil_div(n, ceil_div(n, most)); }
 
-// Adds the products of `blocks` blocks of R weight rows with quantised inputs to sums [inputs][R], which are 0 if `fresh`
-// whatever they hold. With each block as many bytes are prefetched from `next` on.
+// Adds the products of `blocks` blocks of R weight rows with quantised inputs to sums [inputs][R], which are 0 if
+// `fresh` whatever they hold. With each block as many bytes are prefetched from `next` on.
 template <bool full, int R, class Format>
 INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const char* next, const char* x,
                              const char* scales, long x_step, long inputs, Floats* sums, bool fresh) {

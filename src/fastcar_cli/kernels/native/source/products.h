@@ -157,8 +157,8 @@ inline void gated_product(Team& team, const Matrix& gate, const Matrix& up, cons
     });
 }
 
-// Cache lines from one row to the next, of at least so many each, such that the same segment of several rows spreads over
-// the sets of an L1 cache: every other row lies 42 lines further, of 64 sets.
+// Cache lines from one row to the next, of at least so many each, such that the same segment of several rows spreads
+// over the sets of an L1 cache: every other row lies 42 lines further, of 64 sets.
 inline long spread(long lines) { return lines < 21 ? lines + 1 : ceil_div(lines - 21, 32) * 32 + 21; }
 
 // Hands out scratch memory; each piece begins on a cache line. Without memory it only counts the bytes.

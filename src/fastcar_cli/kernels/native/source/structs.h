@@ -20,11 +20,11 @@ struct Matrix {
     int64_t outputs, inputs, format;
 };
 
-// A decoder block: its weights, KV cache and replay cache. q_norm and k_norm [head width] may be null, and cross_norm,
-// without cross attention, which reads memory_keys and memory_values [rows, kv heads, words, head width]. keys, values [rows, kv heads, slots, head width]. aligned
-// [rows, kv heads, aligned_slots, head width] are the keys that TAS reads. outputs [rows, positions, width] is the
-// replay cache or null. With older_slots, older keys and values int8 [rows, kv heads, older_slots, head width] with a
-// scale a slot are what is added to the means [rows, kv heads, head width].
+// A decoder block: its weights, KV cache and replay cache. q_norm and k_norm [head width] may be null, cross_norm is
+// without cross attention, which reads memory_keys and memory_values [rows, kv heads, words, head width]. keys, values
+// [rows, kv heads, slots, head width]. aligned [rows, kv heads, aligned_slots, head width] are the keys that TAS reads.
+// outputs [rows, positions, width] is the replay cache or null. With older_slots, older keys and values int8 [rows, kv
+// heads, older_slots, head width] with a scale a slot are what is added to the means [rows, kv heads, head width].
 struct Block {
     const float* norm1;
     Matrix q, k, v, o;
@@ -52,17 +52,16 @@ struct Decoder {
 };
 
 // Where a token lies in the caches: it is written to `slot`, whose token goes to slot `moved_to` of the older ones (-1:
-// nowhere), and attends to the slots below `length` and to `older` of the older ones; among the aligned keys it is scored
-// against `aligned_from` and written to `aligned_to`.
+// nowhere), and attends to the slots below `length` and to `older` of the older ones; among the aligned keys it is
+// scored against `aligned_from` and written to `aligned_to`.
 struct At {
     int64_t slot, length, aligned_from, aligned_to, older, moved_to;
 };
 
 // One pass: `count` input tokens of every row, the first of row r being tokens[r]. Input n = r * count + i is token
 // tokens[r] + i. x [inputs, width] is overwritten with its result. May be null: places [inputs, width], which the input
-// of every block has added, mask [inputs, slots + older_slots],
-// thresholds [layers, inputs], scored [layers], scores and replayed [layers, inputs]. The pass sets mlp_ns, the
-// nanoseconds spent in MLP branches.
+// of every block has added, mask [inputs, slots + older_slots], thresholds [layers, inputs], scored [layers], scores
+// and replayed [layers, inputs]. The pass sets mlp_ns, the nanoseconds spent in MLP branches.
 struct Step {
     float* x;
     const int64_t* tokens;
@@ -92,9 +91,9 @@ struct DepthBlock {
     Matrix up, down;
 };
 
-// How codes are drawn. temperature 0 takes the likeliest code; top_k 0 keeps all; strict: a code whose predecessors hold
-// top-p exactly stays. Unless guidance is 1, the
-// first half of the rows is conditional and guided by the second half.
+// How codes are drawn. temperature 0 takes the likeliest code; top_k 0 keeps all; strict: a code whose predecessors
+// hold top-p exactly stays. Unless guidance is 1, the first half of the rows is conditional and guided by the second
+// half.
 struct Sampling {
     double guidance, temperature;
     int64_t top_k, strict;
@@ -115,11 +114,11 @@ struct Depth {
     void* scratch;
 };
 
-// Drawing the codes of `count` tokens of each of `videos` videos from hidden [rows, first.inputs]. Draw n = v * count + i
-// is of token first[v] + i; the unconditional rows follow the conditional ones. uniforms, given (or null) and codes are
-// [videos, tokens, depth]: codes are written, taken from `given` where that is not negative or else drawn by `uniforms`.
-// Also written: latent [draws, later.inputs], the sums of the code vectors, and the guided logits [depth, draws, codes] (or
-// null). top_p [draws] is each draw's own.
+// Drawing the codes of `count` tokens of each of `videos` videos from hidden [rows, first.inputs]. Draw n = v * count +
+// i is of token first[v] + i; the unconditional rows follow the conditional ones. uniforms, given (or null) and codes
+// are [videos, tokens, depth]: codes are written, taken from `given` where that is not negative or else drawn by
+// `uniforms`. Also written: latent [draws, later.inputs], the sums of the code vectors, and the guided logits [depth,
+// draws, codes] (or null). top_p [draws] is each draw's own.
 struct Draw {
     int64_t videos, tokens, count;
     const int64_t* first;

@@ -21,8 +21,9 @@ struct PrefetchDistance {
 inline long ceil_div(long n, long size) { return (n + size - 1) / size; }
 inline long min(long a, long b) { return a < b ? a : b; }
 
-// Into the L2 cache: some cores can wait for far fewer lines on their way to the L1 cache. With PREFETCH_ONCE into the L1
-// cache and no other: a Zen 5 core gets 34 GB/s in place of 29 so, and is not slower where the caches hold the weights.
+// Into the L2 cache: some cores can wait for far fewer lines on their way to the L1 cache. With PREFETCH_ONCE into the
+// L1 cache and no other: a Zen 5 core gets 34 GB/s in place of 29 so, and is not slower where the caches hold the
+// weights.
 inline void prefetch(const char* at) {
 #if defined(PREFETCH_ONCE)
     __builtin_prefetch(at, 0, 0);
@@ -101,8 +102,8 @@ struct Weights {
     Weights from_row(long o) const { return {at + o * row, row, scales + o * scale_row, scale_row}; }
 };
 
-// What is prefetched while weights are read in the order in which they are stored: those `rows` rows on, and where these
-// would lie past `end`, the ones another `jump` bytes on.
+// What is prefetched while weights are read in the order in which they are stored: those `rows` rows on, and where
+// these would lie past `end`, the ones another `jump` bytes on.
 struct ReadOrder {
     const char* end;
     long rows, jump;
@@ -182,8 +183,8 @@ __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long
         });
 }
 
-// As above for quantised inputs. Long weight rows are read one at a time where the inputs stay in the L1 cache; else the
-// rows of a tile side by side, which share the loads of inputs. Without AVX-512 sharing them matters most.
+// As above for quantised inputs. Long weight rows are read one at a time where the inputs stay in the L1 cache; else
+// the rows of a tile side by side, which share the loads of inputs. Without AVX-512 sharing them matters most.
 template <class Format, int R, int N>
 __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long last, const char* read_next,
                                              const char* x, long x_step, long rows, float* y, long y_step) {
