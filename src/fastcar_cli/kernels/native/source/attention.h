@@ -33,15 +33,18 @@ struct Seen {
     const uint8_t* mask;
 };
 
-// p[s] = row s times query, for `count` rows of d numbers. If it prefetches, with each cache line the one `ahead` bytes
-// after it.
-template <class Format, bool prefetches>
-INLINE void score_rows(const char* rows, long d, long count, long ahead, const float* query, float* p) {
-    constexpr int R = Format::one;
-    long row = d * Format::size, s = 0;
+// p[q][s] = row s times query q, for rows s to `count` of d numbers and Q queries, `step` floats apart. If it prefetches,
+// with each cache line the one `ahead` bytes after it.
+template <class Format, int Q, bool prefetches>
+INLINE void score_rows(const char* rows, long d, long count, long ahead, const float* query, long step,
+                       float (*p)[TILE_SLOTS], long s = 0) {
+    // As many rows as the registers hold sums of.
+    constexpr int R = Q == 1 ? Format::one : (WIDE ? 4 : 2) / Format::sums;
+    long row = d * Format::size;
     PrefetchDistance near{ceil_div(row, CACHE_LINE), ahead, 0};
-    for (; s + R <= count; s += R) dot<Format, R, 1, prefetches>(rows + s * row, row, d, near, query, 0, p + s, 0);
-    for (; s < count; s++) dot<Format, 1, 1, prefetches>(rows + s * row, row, d, near, query, 0, p + s, 0);
+    for (; s + R <= count; s += R)
+        dot<Format, R, Q, prefetches>(rows + s * row, row, d, near, query, step, *p + s, TILE_SLOTS);
+    for (; s < count; s++) dot<Format, 1, Q, prefetches>(rows + s * row, row, d, near, query, step, *p + s, TILE_SLOTS);
 }
 
 // out[q] += the sum of p[q][s] times row s from `begin` on to `end`, for Q queries and B vectors of each row.
@@ -167,16 +170,16 @@ INLINE void score_tile(const float (*tile)[TILE_SLOTS], const float* const* quer
     }
 }
 
-// The widths that `score_tile` is compiled for.
-inline bool can_transpose(long d) { return d == 32 || d == 64 || d == MOST_TRANSPOSED; }
+// The widths that `score_tile` is compiled for. Without AVX-512 longer keys gain nothing: sums across lanes weigh less.
+inline bool can_transpose(long d) { return d == 32 || (WIDE && (d == 64 || d == MOST_TRANSPOSED)); }
 
 template <class Format, int Q>
 INLINE void score_tile(long d, const float (*tile)[TILE_SLOTS], const float* const* query, float (*p)[TILE_SLOTS]) {
     if (d == 32)
         score_tile<Format, 32, Q>(tile, query, p);
-    else if (d == 64)
+    else if (WIDE && d == 64)
         score_tile<Format, 64, Q>(tile, query, p);
-    else
+    else if (WIDE)
         score_tile<Format, MOST_TRANSPOSED, Q>(tile, query, p);
 }
 
@@ -271,18 +274,27 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
             const float* query[Q];
             for (int q = 0; q < Q; q++) query[q] = queries.query[waiting[first + q].row];
             for (int q = 0; q < Q && transposes; q += pair) score_tile<Format, pair>(d, tile, query + q, p + q);
-            long all_see = waiting[first].count;
+            // How many slots all of these queries see, and whether they lie evenly apart.
+            long all_see = waiting[first].count, step = query[Q > 1] - query[0];
+            bool evenly = true;
+            for (int q = 1; q < Q; q++) {
+                all_see = min(all_see, waiting[first + q].count);
+                evenly = evenly && query[q] == query[0] + q * step;
+            }
+            if (!transposes) {
+                long together = evenly ? all_see : 0;
+                if (prefetches)
+                    score_rows<Format, Q, true>(keys, d, together, values - keys, query[0], step, p);
+                else
+                    score_rows<Format, Q, false>(keys, d, together, 0, query[0], step, p);
+                for (int q = 0; q < Q && Q > 1; q++)
+                    score_rows<Format, 1, false>(keys, d, waiting[first + q].count, 0, query[q], 0, p + q, together);
+            }
             for (int q = 0; q < Q; q++) {
                 auto [i, n, count] = waiting[first + q];
                 const uint8_t* mask = seen[i].mask;
                 out[q] = queries.output[n];
                 float *weight_sum = queries.state_of(n), *top = weight_sum + LANES;
-                if (!transposes) {
-                    if (prefetches && !q)
-                        score_rows<Format, true>(keys, d, count, values - keys, query[q], p[q]);
-                    else
-                        score_rows<Format, false>(keys, d, count, 0, query[q], p[q]);
-                }
                 if (cache.key_scales)
                     for (long k = 0; k < count; k++) p[q][k] *= cache.key_scales[s + k];
                 Floats sum = load(weight_sum);
@@ -290,7 +302,6 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
                 store(weight_sum, sum);
                 if (cache.value_scales)
                     for (long k = 0; k < count; k++) p[q][k] *= cache.value_scales[s + k];
-                all_see = min(all_see, count);
             }
             if (prefetches)
                 add_weighted_rows<Format, Q, true>(values, d, 0, all_see, next - values, p, out);
