@@ -100,6 +100,14 @@ def test_a_prompt_that_is_refused_stays_out_when_it_is_resumed(run: Run, tmp_pat
         assert "line 5" in done.stderr and len(_files(tmp_path / "all")) == 12
 
 
+def test_the_lists_of_vbench_are_read(run: Run, tmp_path: Path) -> None:
+    entries = [{"prompt_en": "a red ball", "dimension": [d]} for d in ("color", "motion")]
+    (tmp_path / "list.json").write_text(json.dumps([*entries, {"prompt_en": "quantum flux"}]))
+    done = run("generate", "--prompts", "list.json", "--seeds", "0-1", "--frames", "1", "--keep-going", "--json")
+    assert done.returncode == 1 and "list.json, prompt 2: " in done.stderr
+    assert _paths(done.stdout) == ["a-red-ball-s0.mp4", "a-red-ball-s1.mp4"]
+
+
 @pytest.mark.parametrize(
     ("number", "at", "kept"),
     [(signal.SIGINT, 3, 1), pytest.param(signal.SIGTERM, 4, 2, marks=pytest.mark.slow), (signal.SIGKILL, 4, 1)],

@@ -174,8 +174,14 @@ def texts_of(typed: list[str], file: Path | None) -> tuple[list[str], list[str |
         if _FILE.search(text) or (" " not in text and Path(text).exists()):
             option = "--prompts" if text.endswith(".txt") else "--input"
             raise RequestError(f"the prompt {shown(text)!r} names a file", hint=f"did you mean {option} {text}?")
-    lines = numbered_prompts(file, "--prompts") if file is not None else {}
-    return [*typed, *lines.values()], [*[None] * len(typed), *(f"--prompts {file}, line {n}" for n in lines)]
+    lines, unit = {}, "line"
+    if file is not None and file.suffix.lower() == ".json":
+        from fastcar_cli.analysis.sweep.grid import read_prompts
+
+        lines, unit = dict(enumerate(read_prompts(file)[0], 1)), "prompt"
+    elif file is not None:
+        lines = numbered_prompts(file, "--prompts")
+    return [*typed, *lines.values()], [*[None] * len(typed), *(f"--prompts {file}, {unit} {n}" for n in lines)]
 
 
 def accepted(jobs: list[Job], pipe: VideoPipeline, keep_going: bool, say: Callable[[str], None]) -> list[Job]:

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 def generate(
     ctx: typer.Context,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the video shows.")] = None,
-    prompts_file: Annotated[Path | None, typer.Option("--prompts", help="File with one prompt a line.")] = None,
+    prompts_file: Annotated[
+        Path | None, typer.Option("--prompts", help="File with one prompt a line, or VBench's JSON list.")
+    ] = None,
     inputs: Annotated[
         list[Path] | None,
         typer.Option(
