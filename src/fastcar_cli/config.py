@@ -278,7 +278,7 @@ def load_sources(
     flags: Mapping[str, Any] | None = None,
     below: Sequence[Layer] = (),
 ) -> tuple[RunConfig, dict[str, str]]:
-    """As `load_config`, and where each key that is given has its value from."""
+    """As `load_config`; also the source of each dotted key that is given, as `Given.source` has it."""
     layers = [*below, *([] if name is None else [file_layer(name, f"--config {name}")])]
     layers.append([_override(override) for override in overrides])
     layers.append([Given(key, value, None, "command line") for key, value in (flags or {}).items()])
@@ -298,5 +298,8 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     below: Sequence[Layer] = (),
 ) -> RunConfig:
-    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags (dotted keys)."""
+    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags (dotted keys).
+
+    The later wins. Raises RequestError that names the file, variable, override or flag, its value, and what is allowed.
+    """
     return load_sources(name, overrides, flags, below)[0]

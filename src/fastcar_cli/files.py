@@ -179,7 +179,7 @@ def read_arrays(file: Path) -> dict[str, Any]:
     """The arrays of a .npz by name. Raises OSError, or ValueError for another file, or one of more than a gigabyte."""
     import numpy as np
 
-    regular(file, MOST_PIPED)
+    require_regular(file, MOST_PIPED)
     try:
         with zipfile.ZipFile(file) as archive:
             if sum(member.file_size for member in archive.infolist()) > MOST_PIPED:
@@ -226,11 +226,8 @@ def spooled(path: Path) -> Path:
     return copy
 
 
-def regular(file: Path, most: float = math.inf) -> None:
-    """Raises OSError for all but a regular file of at most this many bytes.
-
-    A pipe may wait for ever, a device may never end.
-    """
+def require_regular(file: Path, most: float = math.inf) -> None:
+    """Raise OSError for all but a regular file of at most `most` bytes: a pipe may wait, a device never end."""
     state = file.stat()
     if not stat.S_ISREG(state.st_mode):
         raise OSError(errno.EINVAL, "is no regular file", str(file))
@@ -243,7 +240,7 @@ def file_text(path: Path, encoding: str = "utf-8") -> str:
 
     Only regular files of at most 64 MiB are read.
     """
-    regular(path, MOST_TEXT)
+    require_regular(path, MOST_TEXT)
     return path.read_text(encoding=encoding)
 
 
@@ -280,7 +277,7 @@ def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def sha256_of(path: Path) -> str:
     """Hash of a file's bytes. Raises OSError."""
-    regular(path)
+    require_regular(path)
     digest = hashlib.sha256()
     with path.open("rb") as f:
         while block := f.read(2**20):

@@ -12,17 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sweeping import BALL, sweep
 
-from fastcar_cli.analysis.sweep.grid import (
-    Cell,
-    Grid,
-    parse_seeds,
-    parse_shard,
-    parse_taus,
-    parse_windows,
-    read_prompts,
-    shard_of,
-)
+from fastcar_cli.analysis.sweep.grid import Cell, Grid, parse_taus, parse_windows, read_prompts
 from fastcar_cli.errors import RequestError
+from fastcar_cli.lists import parse_seeds, parse_shard, shard_of
 
 numbers = st.floats(-50, 50).map(lambda x: round(x, 3))
 plans = st.builds(

@@ -46,7 +46,8 @@ def _in_terminal(*arguments: str, stop_at: str | None = None) -> tuple[int, str]
         os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", COLUMNS="80", LINES="24")
         os.environ.pop("NO_COLOR", None)
         os.execv(sys.executable, [sys.executable, *arguments])
-    termios.tcsetwinsize(terminal, (24, 80)) if hasattr(termios, "tcsetwinsize") else None
+    if hasattr(termios, "tcsetwinsize"):  # from Python 3.11 on
+        termios.tcsetwinsize(terminal, (24, 80))
     output = b""
     while True:
         try:

@@ -39,10 +39,10 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Call:
     """Runs Python with the kernels built with sanitizers."""
     folder = tmp_path_factory.mktemp("sanitized")
     compile_with(["g++"], folder / "kernels.so", folder, more=FLAGS)
-    found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in RUNTIMES]
+    runtimes = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in RUNTIMES]
     environment = {
         **os.environ,
-        "LD_PRELOAD": " ".join(found),
+        "LD_PRELOAD": " ".join(runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",
         "SANITIZED_KERNELS": str(folder / "kernels.so"),
         "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}",

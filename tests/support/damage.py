@@ -1,4 +1,4 @@
-"""Damage to files, drawn at random: values of a document, its text, its bytes, or what is no file in its place."""
+"""Damage to files, drawn at random: values of a document, its text, its bytes, or something else than a file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def changed(data: Any, rng: random.Random) -> Any:
 
 
 def no_file(file: Path, rng: random.Random, *, pipe: bool = True) -> str:
-    """Put something else in the place of a file: a folder, a device, with `pipe` also one that nobody writes to."""
+    """Put a folder or a device where a file is; with `pipe` perhaps a pipe that nobody writes to."""
     file.unlink()
     makers: list[Callable[[Path], Any]] = [os.mkdir, lambda path: os.symlink("/dev/zero", path)]
     rng.choice([*makers, os.mkfifo] if pipe else makers)(file)
@@ -62,7 +62,7 @@ def spoil(file: Path, rng: random.Random) -> str:
 
 
 def damage_json(file: Path, rng: random.Random, *, pipe: bool = True) -> str:
-    """Damage a JSON file; what was done."""
+    """Damage a JSON file; returns what was done."""
     kind = rng.random()
     if kind < 0.75:
         file.write_text(json.dumps(changed(json.loads(file.read_text()), rng)))

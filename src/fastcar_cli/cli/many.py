@@ -85,13 +85,13 @@ class Maker:
 def named(jobs: Sequence[Job], folder: Path) -> list[Job]:
     """The jobs with the names of their files, which depend on the whole list alone: the second of a name has a 2."""
     seen: Counter[Path] = Counter()
-    named = []
+    renamed = []
     for job in jobs:
         path = default_name(job.name, job.seed, folder)
         seen[path] += 1
         again = path if seen[path] == 1 else path.with_name(f"{path.stem}-{seen[path]}{path.suffix}")
-        named.append(replace(job, path=again))
-    return named
+        renamed.append(replace(job, path=again))
+    return renamed
 
 
 def make(
@@ -174,7 +174,7 @@ def _report(path: Path) -> tuple[dict[str, Any] | None, str | None]:
     try:
         report: dict[str, Any] = parse_json(file_text(path.with_suffix(".json")))
         report["video"]["path"] = str(path)
-        # What is looked at of it.
+        # A report without what the list prints of it is a damaged one.
         float(report["replay"]["ratio"]), float(report["timing"]["tokens_per_s"]), report["seed"], report["recipe"]
         return report, report["video"].get("sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

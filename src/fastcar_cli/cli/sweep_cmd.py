@@ -29,6 +29,7 @@ from fastcar_cli.cli.surroundings import notices, surroundings
 from fastcar_cli.config import load_config
 from fastcar_cli.engines import check_engine
 from fastcar_cli.errors import RequestError
+from fastcar_cli.lists import parse_seeds, parse_shard
 from fastcar_cli.signals import status
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def sweep(
     check_engine(engine, address, workers)
     one_of("--names", names, ("vbench",))
     if shard is not None:
-        parse.parse_shard(shard)
+        parse_shard(shard)
     if axis is not None:
         parse.parse_names("axis", axis, tuple(parse.AXES))
         if {"score": score, "gate": gate, "draft": draft}[axis] is not None:
@@ -195,7 +196,7 @@ def sweep(
     request = Request(
         config=load_config(config, set_ or [], flags, below),
         prompts=tuple(texts),
-        seeds=parse.parse_seeds(seeds),
+        seeds=parse_seeds(seeds),
         taus=() if tau is None and ratios else None if tau is None else parse.parse_taus(tau),
         windows=None if window is None else parse.parse_windows(window),
         gates=None if names_of["gate"] is None else parse.parse_names("gate", names_of["gate"], GATES),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import MOST_TEXT, regular
+from fastcar_cli.files import MOST_TEXT, require_regular
 
 WORDS = 512
 """Rows that models with text read; those behind a text are zero and are attended to like the others."""
@@ -21,7 +21,7 @@ def read_embedding(path: Path) -> NDArray[np.float32]:
     Raises RequestError for any other file, for more rows, and for numbers that are not finite.
     """
     try:
-        regular(path, MOST_TEXT)
+        require_regular(path, MOST_TEXT)
         if path.suffix == ".safetensors":
             arrays = {key: tensor.float().numpy() for key, tensor in load_file(str(path)).items()}
         else:

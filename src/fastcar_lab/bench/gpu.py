@@ -59,10 +59,14 @@ class Plan:
 
     Attributes:
         device: cuda, cuda:N, or cpu.
-        models: bundled models that are decoded both ways, each in every dtype; the last dtype is that of shapes.
-        shapes: specifications by name; layers: how many layers of each, fewer where memory ends.
+        models: bundled models that are decoded both ways.
+        dtypes: formats of each of them; the last is that of shapes.
+        shapes: specifications by name.
+        layers: how many layers of each shape run at most.
+        context: tokens that a timed pass attends to.
         windows: tokens of a row that a pass takes.
         video: tokens of a whole run of each shape.
+        repeats: timed passes of each kind, of which the median counts.
         tests: whether the test suite's kernels and golden records run too, where this is a checkout.
 
     """
@@ -131,10 +135,8 @@ def _passes(plan: Plan, shape: Shape, rows: int, bandwidth: float) -> dict[str, 
             seconds = seconds_of(partial(executor.step, inputs), device, plan.repeats)
             size = _bytes(shape, rows, plan.context, replayed)
             one = one or seconds
-            lines.append({
-                **{"window": inputs.count, "replayed": replayed, "ms": seconds * 1e3, "times": seconds / one},
-                **{"gb_s": size / seconds / 1e9, "of_bandwidth": size / seconds / bandwidth},
-            })  # fmt: skip
+            line = {"window": inputs.count, "replayed": replayed, "ms": seconds * 1e3, "times": seconds / one}
+            lines.append(line | {"gb_s": size / seconds / 1e9, "of_bandwidth": size / seconds / bandwidth})
             decode.release()
     return {"lines": lines}
 
@@ -171,11 +173,11 @@ def check(plan: Plan, on_part: Callable[[str], None] = lambda name: None) -> dic
         on_part(name)
         began = time.perf_counter()
         try:
-            found = {"ok": True} | work()
+            outcome = {"ok": True} | work()
         # Whatever triton's compiler, the driver or a library raises is a finding.
         except (FastcarError, RuntimeError, ValueError, TypeError, ImportError, AssertionError) as e:
-            found = {"ok": False, "why": (str(e).strip() or type(e).__name__).splitlines()[0]}
-        parts[name] = found | {"seconds": time.perf_counter() - began}
+            outcome = {"ok": False, "why": (str(e).strip() or type(e).__name__).splitlines()[0]}
+        parts[name] = outcome | {"seconds": time.perf_counter() - began}
 
     for model in plan.models:
         for dtype in plan.dtypes:
@@ -185,7 +187,11 @@ def check(plan: Plan, on_part: Callable[[str], None] = lambda name: None) -> dic
     bandwidth = machine.bandwidth * 1e9
     for name, spec in plan.shapes.items():
         cut = replace(spec, decoder=replace(spec.decoder, layers=min(plan.layers, spec.decoder.layers)))
-        shape = random_shape(cut, plan.dtypes[-1], plan.device, 2, plan.context)
+        try:
+            shape = random_shape(cut, plan.dtypes[-1], plan.device, 2, plan.context)
+        except (FastcarError, RuntimeError) as e:
+            parts[f"{name}, random weights"] = {"ok": False, "why": str(e), "seconds": 0.0}
+            continue
         part(f"{name} equals plain torch", partial(_equal, plan, shape.network))
         for rows in (1, 2):
             part(f"{name}, passes of {rows} rows", partial(_passes, plan, shape, rows, bandwidth))
@@ -209,15 +215,15 @@ def page(result: dict[str, Any]) -> str:
         "|---|---|---|",
     ]
     words = {True: "passed", False: "failed", None: "not run"}
-    for name, found in parts.items():
-        why = found.get("why") or found.get("summary") or "; ".join(found.get("differences", {}).values())
-        if "decode_s" in found:
-            why = f"{found['tokens']} tokens of {found['layers']} layers in {found['decode_s']:.2f} s"
-        elif "ms" in found:
-            why = f"{found['ms']:.3f} ms a pass"
-        lines.append(f"| {name} | {words[found['ok']]}{': ' + why if why else ''} | {found['seconds']:.1f} |")
-    for name, found in parts.items():
-        if "lines" not in found:
+    for name, outcome in parts.items():
+        why = outcome.get("why") or outcome.get("summary") or "; ".join(outcome.get("differences", {}).values())
+        if "decode_s" in outcome:
+            why = f"{outcome['tokens']} tokens of {outcome['layers']} layers in {outcome['decode_s']:.2f} s"
+        elif "ms" in outcome:
+            why = f"{outcome['ms']:.3f} ms a pass"
+        lines.append(f"| {name} | {words[outcome['ok']]}{': ' + why if why else ''} | {outcome['seconds']:.1f} |")
+    for name, outcome in parts.items():
+        if "lines" not in outcome:
             continue
         lines += [
             "",
@@ -226,7 +232,7 @@ def page(result: dict[str, Any]) -> str:
             "| tokens | | ms | times one token | GB/s | of bandwidth |",
             "|---|---|---|---|---|---|",
         ]
-        for line in found["lines"]:
+        for line in outcome["lines"]:
             cells = [str(line["window"]), "replayed" if line["replayed"] else "dense", f"{line['ms']:.3f}"]
             cells += [f"{line['times']:.2f}", f"{line['gb_s']:.0f}", f"{line['of_bandwidth']:.0%}"]
             lines.append(f"| {' | '.join(cells)} |")

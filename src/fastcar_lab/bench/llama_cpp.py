@@ -127,10 +127,10 @@ def _silence(rival: Rival) -> None:
 _CALLBACKS: list[Any] = []
 
 
-def _checked(found: Any, what: str) -> Any:
-    if not found:
+def _checked(pointer: Any, what: str) -> Any:
+    if not pointer:
         raise RunError(f"{what} failed")
-    return found
+    return pointer
 
 
 class Run(Protocol):

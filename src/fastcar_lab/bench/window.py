@@ -83,16 +83,16 @@ def measure(
     stream, bandwidth, peak = Stream(torch.device("cpu")), 0.0, 0.0
     with ExitStack() as stack:
         # By name, of ours and of rivals: our format, bytes of a pass, and what is timed.
-        made: dict[str, tuple[str, int, dict[int, Works]]] = {
+        timed: dict[str, tuple[str, int, dict[int, Works]]] = {
             form: (form, pass_bytes(model, plan.rows, plan.context), works_of(model, plan.rows, plan.context, windows))
             for form, model in networks.items()
         }
         options = {"layers": spec.decoder.layers, "rows": plan.rows, "context": plan.context, "threads": threads}
         for name, form, run, size in runs_of(plan.rivals, spec.decoder, stack, passes=max(windows), **options):
-            made[name] = form, size, {window: (partial(run, 1, window),) for window in windows}
+            timed[name] = form, size, {window: (partial(run, 1, window),) for window in windows}
         for turn in range(plan.turns + 1):
             bandwidth, peak = max(bandwidth, stream.rate()), max(peak, threads * multiply_adds_per_s(isa))
-            for name, (_, _, by_window) in made.items():
+            for name, (_, _, by_window) in timed.items():
                 for window, works in by_window.items():
                     for kind, work in enumerate(works):
                         for _ in range(plan.passes):
@@ -103,7 +103,7 @@ def measure(
                             least[key] = min(took, least.get(key, took))
             on_progress(turn + 1, plan.turns + 1)
     lines: dict[str, dict[int, dict[str, Any]]] = {}
-    for name, (form, size, _) in made.items():
+    for name, (form, size, _) in timed.items():
         for window in windows:
             seconds, adds = least[name, window, 0], multiply_adds(network, plan.rows * window, plan.context)
             memory, arithmetic = size / bandwidth, adds / peak / AN_INSTRUCTION.get(form, 1)

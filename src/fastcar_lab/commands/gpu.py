@@ -30,6 +30,7 @@ def gpu_check(
     from fastcar_cli.errors import RequestError
     from fastcar_cli.files import write_whole
     from fastcar_cli.kernels.gpu import installed
+    from fastcar_cli.models.loading.names import BUNDLED
     from fastcar_cli.models.loading.published import published_spec
     from fastcar_cli.models.loading.registry import folder_of, shapes_of
     from fastcar_cli.resolve import resolve_device
@@ -39,16 +40,21 @@ def gpu_check(
     if not installed():
         raise RequestError("the GPU's kernels need triton", hint="pip install triton")
     if toy:
-        plan = Plan(place, [], ["float32"], {"toy": TOY}, 2, 20, [1, 2], 8, 1, tests=False)
+        plan = Plan(
+            device=place, models=[], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1, 2],
+            video=8, repeats=1, tests=False,
+        )  # fmt: skip
     else:
         names = "vila-u-7b", "cosmos-predict1-4b"
         shapes = {name: published_spec(name) or shapes_of(folder_of(name)).spec for name in names}
-        models = ["mini", "table", "table-dense", "mini-actions"]
-        plan = Plan(place, models, ["float32", "bfloat16"], shapes, 4, 1084, [1, 2, 8, 16, 32], 1024, 9, tests=True)
+        plan = Plan(
+            device=place, models=BUNDLED, dtypes=["float32", "bfloat16"], shapes=shapes, layers=4, context=1084,
+            windows=[1, 2, 8, 16, 32], video=1024, repeats=9, tests=True,
+        )  # fmt: skip
     result = check(plan, lambda name: typer.echo(name, err=True))
     write_whole(output, json.dumps(result, indent=1) + "\n")
     text = page(result)
     write_whole(output.with_suffix(".md"), text)
     typer.echo(text)
-    if any(found["ok"] is False for found in result["parts"].values()):
+    if any(outcome["ok"] is False for outcome in result["parts"].values()):
         raise typer.Exit(1)

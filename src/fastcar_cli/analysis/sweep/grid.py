@@ -19,9 +19,6 @@ from fastcar_cli.decoding.tau import ALLOWED, Tau
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.files import prompt_lines, read_text
 from fastcar_cli.lists import each_of
-from fastcar_cli.lists import parse_seeds as parse_seeds
-from fastcar_cli.lists import parse_shard as parse_shard
-from fastcar_cli.lists import shard_of as shard_of
 from fastcar_cli.plain_data import parse_json
 from fastcar_cli.sections import LARGEST
 

@@ -12,7 +12,7 @@ from typing import Any
 from fastcar_cli.analysis.report import write_report, write_tokens_page
 from fastcar_cli.analysis.sweep.clips import named_clips
 from fastcar_cli.analysis.sweep.fingerprint import fingerprint
-from fastcar_cli.analysis.sweep.grid import OFF, Cell, Grid, Group, parse_shard, shard_of
+from fastcar_cli.analysis.sweep.grid import OFF, Cell, Grid, Group
 from fastcar_cli.analysis.sweep.lock import lock_folder, master
 from fastcar_cli.analysis.sweep.metrics import Scorer
 from fastcar_cli.analysis.sweep.names import VBENCH_FPS, check_names, link_names
@@ -25,7 +25,7 @@ from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.engines import Engine, open_engine
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.lists import MOST
+from fastcar_cli.lists import MOST, parse_shard, shard_of
 from fastcar_cli.models.loading.hub import repository_of
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_cli.plugins import can_judge

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.files import regular
+from fastcar_cli.files import require_regular
 from fastcar_cli.models.cosmos import CosmosSpec
 from fastcar_cli.models.ivideogpt import IVideoGPTSpec
 from fastcar_cli.models.loading import converted, cosmos, ivideogpt
@@ -123,7 +123,7 @@ def identity(model: str) -> Identity:
         if name.startswith(".") or file.name == "encoder.safetensors":
             continue
         try:
-            regular(file)
+            require_regular(file)
             size = file.stat().st_size
             digest.update(f"{name} {size}\n".encode())
             with file.open("rb") as f:
