@@ -100,6 +100,17 @@ def test_a_prompt_that_is_refused_stays_out_when_it_is_resumed(run: Run, tmp_pat
         assert "line 5" in done.stderr and len(_files(tmp_path / "all")) == 12
 
 
+def test_a_dry_run_counts_the_batches_of_the_shard(run: Run, order: list[str]) -> None:
+    steps = []
+    for shard in ("1/1", "1/2"):  # 12 videos, and 6, eight at once
+        done = run(*order, "--shard", shard, "--dry-run", "--json")
+        assert done.returncode == 0, done.stderr
+        steps.append(
+            int(json.loads(done.stdout)["expected_from"].split("then ")[1].split(" steps")[0].replace(",", ""))
+        )
+    assert steps[0] == 2 * steps[1]
+
+
 def test_the_lists_of_vbench_are_read(run: Run, tmp_path: Path) -> None:
     entries = [{"prompt_en": "a red ball", "dimension": [d]} for d in ("color", "motion")]
     (tmp_path / "list.json").write_text(json.dumps([*entries, {"prompt_en": "quantum flux"}]))

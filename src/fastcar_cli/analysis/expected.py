@@ -18,11 +18,14 @@ SMALL = 2**29
 """Bytes of weights up to which a model is loaded to be measured."""
 
 
-def measured(run: RunConfig, videos: int) -> tuple[float, str]:
-    """Seconds of a run at most, and how they come about: steps of the loaded model are timed at half of its tokens."""
+def measured(run: RunConfig, videos: int, at_once: int) -> tuple[float, str]:
+    """Seconds of a run at most, and how they come about: steps of the loaded model are timed at half of its tokens.
+
+    No more than `at_once` videos are decoded at once.
+    """
     began = time.perf_counter()
-    pipe = VideoPipeline.from_config(run, videos=videos)
-    load, network, size = time.perf_counter() - began, pipe.model.network, pipe.batch_size(videos)
+    pipe = VideoPipeline.from_config(run, videos=at_once)
+    load, network, size = time.perf_counter() - began, pipe.model.network, pipe.batch_size(at_once)
     rows = size * (1 if pipe.settings.sampling.cfg == 1.0 else 2)
     tokens, batches = pipe.settings.frames * pipe.tokens_per_frame, math.ceil(videos / size)
     fast = network.device.type == "cpu" and native.obstacle(network) is None

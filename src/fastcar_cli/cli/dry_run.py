@@ -59,7 +59,7 @@ def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: boo
         "expected_from": None,
     }
     if refusal is None and not missing and folder is not None and shapes is not None:
-        seconds, how = _time(run, plan, shapes.spec, videos)
+        seconds, how = _time(run, plan, shapes.spec, videos, at_once)
         document |= {"expected_s": seconds, "expected_from": how}
     if as_json:
         typer.echo(json.dumps(document))
@@ -75,15 +75,16 @@ def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: boo
         raise RequestError(f"weights file {folder / document['missing'][0]} is missing", hint="fetch it again")
 
 
-def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int) -> tuple[float, str]:
+def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: int) -> tuple[float, str]:
     """Seconds of the run, and how they come about."""
     from fastcar_cli.analysis.expected import SMALL, by_bandwidth, measured
 
     if plan.weights <= SMALL:
-        return measured(run, videos)
+        return measured(run, videos, at_once)
     spec = spec.continuing(run.generation.context)
     pictures = (run.generation.frames or spec.frames) - spec.pictures(spec.layout.context)
-    return by_bandwidth(plan, max(1, pictures // spec.frame_spec.pictures) * spec.tokens_per_frame)
+    frames = max(1, pictures // spec.frame_spec.pictures) * -(-videos // at_once)
+    return by_bandwidth(plan, frames * spec.tokens_per_frame)
 
 
 def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int]]:
