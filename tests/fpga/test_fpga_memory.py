@@ -16,13 +16,15 @@ from fastcar_cli.backends.fpga.memory import Dram, Order, Part, Stream, load_par
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.errors import RequestError
 from fastcar_cli.presets import fpga_presets, preset_folder
-from fastcar_lab.accelerator.points import closed, streams
+from fastcar_lab.accelerator.points import Next, closed, stream_share, streams
 
 
-@pytest.mark.parametrize("name", ["DDR4-1600", "DDR4-2133", "DDR4-2400", "DDR4-2666", "HBM2-1800", "LPDDR4-3200"])
-@pytest.mark.parametrize("order", ["groups", "rows"])
-def test_an_endless_stream_has_the_share_of_the_formula(name: str, order: Order) -> None:
-    assert share(Stream(load_part(name), order, 1, 64)) == pytest.approx(closed(name, order), abs=0.012)
+@pytest.mark.parametrize(
+    "name", ["DDR4-1600", "DDR4-1866", "DDR4-2133", "DDR4-2400", "DDR4-2666", "HBM2-1800", "LPDDR4-3200"]
+)
+@pytest.mark.parametrize("order", ["groups", "rows", "bank"])
+def test_an_endless_stream_has_the_share_of_the_formula(name: str, order: Next) -> None:
+    assert stream_share(name, order) == pytest.approx(closed(name, order), abs=0.012)
 
 
 def test_published_streams() -> None:

@@ -10,10 +10,11 @@ import pytest
 import yaml
 from support.fpga_presets import constant, preset, work
 
+from fastcar_cli.backends.fpga.constants import constants
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.errors import RequestError
-from fastcar_cli.presets import preset_folder
+from fastcar_cli.presets import fpga_presets, preset_folder
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,11 @@ def test_weights_and_keys_that_do_not_fit_are_refused_with_the_arithmetic() -> N
         Emulator(preset(), replace(long, prompt=2))
     Emulator(preset(), replace(long, prompt=2, window=1024))
     Emulator(preset(hbm__capacity=constant(1, "GiB")), replace(long, prompt=2))
+
+
+def test_what_a_source_calls_an_assumption_is_marked_as_one() -> None:
+    known = [load_preset(name) for name in fpga_presets()]
+    parts = known + [part for p in known for part in (p.card.power, *p.card.memories.values())]
+    assert {c.kind for part in parts for c in constants(part).values() if c.source.startswith("assumption")} == {
+        "assumption"
+    }

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-from fastcar_cli.backends.fpga.memory import Order, Stream, load_part, share
-from fastcar_cli.backends.fpga.predicted import POINTS, predict
+from fastcar_cli.backends.fpga.memory import Stream, load_part, share
+from fastcar_cli.backends.fpga.predicted import POINTS, points_of, predict
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.files import csv_of, write_whole
 
-STREAMS: tuple[tuple[str, Order, float | None, str], ...] = (
+Next = Literal["groups", "rows", "bank"]
+"""Where the next burst lies: the orders of memory.py, and a row after the other of one bank."""
+
+STREAMS: tuple[tuple[str, Next, float | None, str], ...] = (
+    ("DDR4-1600", "bank", None, ""),
     ("DDR4-1600", "rows", None, ""),
     ("DDR4-1600", "groups", None, ""),
+    ("DDR4-1866", "bank", None, ""),
+    ("DDR4-1866", "rows", None, ""),
+    ("DDR4-1866", "groups", None, ""),
+    ("DDR4-2133", "rows", None, ""),
+    ("DDR4-2133", "groups", None, ""),
+    ("DDR4-2400", "bank", None, ""),
     ("DDR4-2400", "rows", None, ""),
     ("DDR4-2400", "groups", 0.9375, "36 of 38.4 GB/s, Shuhai on a U280 (FCCM 20)"),
+    ("DDR4-2666", "bank", None, ""),
     ("DDR4-2666", "rows", 0.54, "simple row-bank-column mapping (AMD PG313)"),
     ("DDR4-2666", "groups", 0.95, "mapping with bank groups in turn (AMD PG313)"),
     ("HBM2-1800", "rows", None, ""),
@@ -24,20 +36,32 @@ STREAMS: tuple[tuple[str, Order, float | None, str], ...] = (
 )
 
 
-def closed(name: str, order: Order) -> float:
+def closed(name: str, order: Next) -> float:
     """The share by formula: bursts apart by tCCD, all quiet for tRFC and until a row is open again.
 
-    Rows are opened meanwhile, as enough requests are under way.
+    Rows are opened meanwhile, as enough requests are under way; those of one bank between the last read of one and the
+    first of the next.
     """
     part, t = load_part(name), load_part(name).timing
-    apart = max(part.burst / 2, t.tCCD_L if order == "rows" or part.groups == 1 else t.tCCD_S)
-    return part.burst / 2 / apart * (1 - (t.tRFC + t.tRP + t.tRCD) / t.tREFI)
+    clock, columns = 2e3 / part.rate, part.row * 8 // (part.width * part.burst)
+    apart = max(part.burst / 2, t.tCCD_S if order == "groups" and part.groups > 1 else t.tCCD_L) * clock
+    turn = t.tRTP + t.tRP + t.tRCD - apart if order == "bank" else 0
+    return part.burst / 2 * clock / (apart + turn / columns) * (1 - (t.tRFC + t.tRP + t.tRCD) / t.tREFI)
+
+
+def stream_share(name: str, order: Next) -> float:
+    """The share of the peak that an endless stream reaches with 64 bursts under way, by the timing."""
+    part = load_part(name)
+    columns = part.row // part.burst_bytes
+    if order == "bank":
+        return share(Stream(part, "rows", 1, 64, columns, columns * part.groups * part.banks))
+    return share(Stream(part, order, 1, 64))
 
 
 def streams() -> Iterator[list[Any]]:
     """Rows of the memory's table: part, order, emulated share, by formula, published, source."""
     for name, order, published, source in STREAMS:
-        yield [name, order, share(Stream(load_part(name), order, 1, 64)), closed(name, order), published, source]
+        yield [name, order, stream_share(name, order), closed(name, order), published, source]
 
 
 def _share(value: float | None, form: str = ".1%") -> str:
@@ -86,6 +110,15 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
         + "; ".join(f"{r['work']}: {r['missing']}" for r in rows if r["missing"]) + "."
     )  # fmt: skip
     yield ""
+    yield "## What is not published"
+    yield ""
+    yield "The same predictions where a thing that no source names is another one. No preset has these values."
+    yield ""
+    yield "| work | changed | tok/s predicted | error |"
+    yield "|---|---|---|---|"
+    for cells in unknown():
+        yield f"| {' | '.join(cells)} |"
+    yield ""
     yield "## Time to the first token"
     yield ""
     yield "| work | tokens in | ms predicted | published | error |"
@@ -103,6 +136,27 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for name, order, emulated, formula, published, source in streams():
         yield f"| {name} | {order} | {emulated:.1%} | {formula:.1%} | {_share(published)} | {source} |"
+
+
+UNKNOWN: tuple[tuple[str, str, int, dict[str, dict[str, Any]]], ...] = (
+    ("kv260-llama", "context 1,024, the longest published", 1024, {}),
+    ("flightllm-u280", "context 2,048, the model's longest", 2048, {}),
+    ("flightllm-u280", "keys and values of 16 bit", 512, {"format": {"kv_bits": 16}}),
+    ("flightllm-u280", "both", 2048, {"format": {"kv_bits": 16}}),
+    ("flightllm-u280", "4.5 bit a weight, indices included", 512, {"format": {"weight_bits": 4.5}}),
+    ("flightllm-u280", "5 bit a weight, indices included", 512, {"format": {"weight_bits": 5}}),
+    ("flightllm-u280", "bank groups not in turn", 512, {"hbm": {"order": "rows"}}),
+)
+"""What is not published of the accelerators that nothing is fitted to: preset, what differs, context, its keys."""
+
+
+def unknown() -> Iterator[list[str]]:
+    """Cells of a table: what is changed, tokens a second, error."""
+    for name, what, context, sections in UNKNOWN:
+        preset, point = load_preset(name), points_of(name)[0]
+        update = {part: getattr(preset, part).model_copy(update=keys) for part, keys in sections.items()}
+        row = predict(preset.model_copy(update=update), replace(point, context=context))
+        yield [point.work, what, _number(row["predicted_tokens_per_s"]), _share(row["error"], "+.0%")]
 
 
 def write(folder: Path) -> list[Path]:
