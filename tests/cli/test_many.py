@@ -121,7 +121,11 @@ def test_the_lists_of_vbench_are_read(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "at", "kept"),
-    [(signal.SIGINT, 3, 1), pytest.param(signal.SIGTERM, 4, 2, marks=pytest.mark.slow), (signal.SIGKILL, 4, 1)],
+    [
+        (signal.SIGINT, 3, 1),
+        pytest.param(signal.SIGTERM, 4, 2, marks=pytest.mark.slow),  # differs from Ctrl-C by its status only
+        (signal.SIGKILL, 4, 1),
+    ],
 )
 def test_a_stop_keeps_what_is_finished(
     run: Run, tmp_path: Path, order: list[str], number: signal.Signals, at: int, kept: int

@@ -33,8 +33,8 @@ struct Seen {
     const uint8_t* mask;
 };
 
-// p[q][s] = row s times query q, for rows s to `count` of d numbers and Q queries, `step` floats apart. If it prefetches,
-// with each cache line the one `ahead` bytes after it.
+// p[q][s] = row s times query q, for rows s to `count` of d numbers and Q queries, `step` floats apart. If it
+// prefetches, with each cache line the one `ahead` bytes after it.
 template <class Format, int Q, bool prefetches>
 INLINE void score_rows(const char* rows, long d, long count, long ahead, const float* query, long step,
                        float (*p)[TILE_SLOTS], long s = 0) {
