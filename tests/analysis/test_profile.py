@@ -176,7 +176,7 @@ def test_an_inert_threshold_is_said(run: Run, tmp_path: Path) -> None:
 
 
 def test_emulated_profile(run: Run) -> None:
-    done = run("profile", "--model", "vila-u-7b", "--backend", "fpga-sim", "--seq", "2k,8k", "--rows", "9", "--json")
+    done = run("profile", "--model", "vila-u-7b", "--backend", "fpga-sim", "--seq", "2k,8k", "--rows", "4", "--json")
     lengths = json.loads(done.stdout)["lengths"]
     for length in lengths:
         assert sum(m["cycles"] for m in length["modules"].values()) == pytest.approx(length["step_cycles"])
