@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app
@@ -42,6 +43,13 @@ def test_the_table_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert f"| {video['dense_s']:.2f} s; {video['faster']['drafts']:.2f} x; " in text
     pass_of_mini = result["sets"][used[0]]["mini"]["lines"]["float32/native/dense"]["ms"]
     assert f", {pass_of_mini:.2f} ms (" in text
+
+
+def test_the_readme_has_the_table_of_the_stored_run() -> None:
+    result = json.loads((ROOT / "docs" / "data" / "readme-speed.json").read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert summary.table(result) in readme
+    assert f"commit {result['commit']}" in readme
 
 
 def test_an_unknown_model_is_refused(tmp_path: Path) -> None:

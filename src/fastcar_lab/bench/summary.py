@@ -96,7 +96,7 @@ def run(
 
 
 def table(result: dict[str, Any]) -> str:
-    """The rows as Markdown, a column for each instruction set."""
+    """The rows of a result as JSON has it, as Markdown, a column for each instruction set."""
     sets = result["sets"]
     head = " | ".join(SETS.get(name, name) for name in sets)
     rows: dict[str, list[str]] = {}
@@ -114,8 +114,8 @@ def table(result: dict[str, Any]) -> str:
         )
         passes = found["layers"]["lines"]
         for tokens in WINDOWS:
-            own = passes["int4"][tokens]["ms"]
-            rivals = {name: by[tokens]["ms"] for name, by in passes.items() if name.endswith(("Q4_0", "IQ4_XS"))}
+            own = passes["int4"][str(tokens)]["ms"]
+            rivals = {name: by[str(tokens)]["ms"] for name, by in passes.items() if name.endswith(("Q4_0", "IQ4_XS"))}
             text = f"{own:.1f} ms"
             if rivals:
                 best = min(rivals, key=lambda name: rivals[name])

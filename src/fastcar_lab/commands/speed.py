@@ -38,7 +38,8 @@ def speed(
         _ = rival.version
     torch.set_num_threads(threads)
     result = run(rivals, turns, names, lambda part: typer.echo(part, err=True))
-    write_whole(output, json.dumps(result, indent=1) + "\n")
-    text = table(result)
+    document = json.dumps(result, indent=1) + "\n"
+    write_whole(output, document)
+    text = table(json.loads(document))
     write_whole(output.with_suffix(".md"), text)
     typer.echo(text)
