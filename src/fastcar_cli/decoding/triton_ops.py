@@ -63,7 +63,8 @@ class TritonOps:
         self._depth, self._logits = model.depth, empty(lines, model.spec.codes)
         if model.depth is not None:
             self._depth_scratch(model.depth.spec, lines, empty)
-        self._layout = Layout(cache.padded, cache.frame, cache.window or 0, cache.first_ring_slot)
+        ring = cache.window or 0, cache.first_ring_slot
+        self._layout = Layout(cache.padded, cache.frame, *ring, batch.prompts.aligned)
         # In a ring an input token takes the slot of one that those before it still attend to.
         at_once = lines if cache.window is None else rows
         self._attending = [slice(first, first + at_once) for first in range(0, lines, at_once)]

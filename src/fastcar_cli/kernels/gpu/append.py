@@ -24,10 +24,10 @@ def _rotate(a, b, c, s, kind: tl.constexpr):
     return first.to(kind).to(tl.float32), second.to(kind).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["slots", "padded", "frame", "window", "first"])
+@triton.jit(do_not_specialize=["slots", "padded", "frame", "window", "first", "aligned"])
 def _append_kernel(
     qkv, query, keys, values, ring, cos, sin, token, thresholds, scores, flags,
-    slots, padded, frame, window, first,
+    slots, padded, frame, window, first, aligned,
     VIDEOS: tl.constexpr, OF: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
     SCORE: tl.constexpr, RELEASED: tl.constexpr, PAIRS: tl.constexpr, HP: tl.constexpr, KP: tl.constexpr,
     DP: tl.constexpr,
@@ -87,8 +87,8 @@ def _append_kernel(
             before = ring + (group * (frame + 1) + (index + 1) % (frame + 1)) * D + i
         else:
             before = keys + (group * slots + index - frame) * D + i
-        # No frame before the first: no head is read.
-        there = here & (h < tl.where(t >= frame, H, 0))
+        # No frame before the first, but one that the prompt ends in: no head is read.
+        there = here & (h < tl.where(t + aligned >= frame, H, 0))
         aa = tl.load(before, mask=there, other=0.0).to(tl.float32)
         ab = tl.load(before + D // 2, mask=there, other=0.0).to(tl.float32)
         product = ra * aa + rb * ab
@@ -105,14 +105,15 @@ def _append_kernel(
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tokens lie in the caches: tokens of the padded prompts, N, and with a window (0: full) its length and
-    first slot.
+    """Where tokens lie in the caches: tokens of the padded prompts, N, with a window (0: full) its length and first
+    slot, and how many tokens the prompts end in that lie as those of frames do.
     """
 
     padded: int
     frame: int
     window: int = 0
     first: int = 0
+    aligned: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def append(
     lines, heads, d = query.shape
     rows, kv = keys.shape[:2]
     decided = (qkv, qkv, qkv) if gate is None else (gate.thresholds, gate.scores, gate.flags)
-    lengths = (keys.shape[2], layout.padded, layout.frame, layout.window, layout.first)
+    lengths = (keys.shape[2], layout.padded, layout.frame, layout.window, layout.first, layout.aligned)
     sizes = {"VIDEOS": videos, "OF": rows // videos, "H": heads, "KV": kv, "D": d, "WINDOW": layout.window > 0}
     powers = {"HP": heads, "KP": kv, "DP": d // 2}
     _append_kernel[(lines // rows * videos,)](
