@@ -112,8 +112,8 @@ def _iq4_xs(generator: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 
 @cache
-def _silence(rival: Rival) -> None:
-    """Send its log nowhere. It keeps the address for good, so the callback must live as long."""
+def _silence(rival: Rival) -> Any:
+    """Send its log nowhere. It keeps the callback's address for good: the cache keeps the callback."""
     api = need(rival.module, f"the comparison with {rival.name}")
     if rival is LLAMA_CPP:
         callback = api.llama_log_callback(lambda *_: None)
@@ -121,10 +121,7 @@ def _silence(rival: Rival) -> None:
     else:
         callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
         api._lib.llama_log_set(callback, None)
-    _CALLBACKS.append(callback)
-
-
-_CALLBACKS: list[Any] = []
+    return callback
 
 
 def _checked(pointer: Any, what: str) -> Any:
