@@ -14,6 +14,7 @@ from support.fpga_presets import preset, work
 from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.timing import round_spans
 from fastcar_cli.backends.fpga.workload import Workload, check_rows
 from fastcar_cli.errors import RequestError
 
@@ -51,6 +52,17 @@ def test_a_layer_is_the_machine_stepped_cycle_by_cycle(
     wanted, length = stepped(emulator.accelerator, emulator.mlp, emulator.rates, index, w.rows, gaps)
     assert {r.row: tuple(r[1:]) for r in rows if r.core is not None} == wanted
     assert total == length
+
+
+@settings(max_examples=60, deadline=None)
+@given(situations(), st.lists(st.integers(1, 400), min_size=1, max_size=4))
+def test_a_round_ends_when_its_first_or_its_last_core_says(
+    situation: tuple[Preset, Workload, np.ndarray], begins: list[int]
+) -> None:
+    emulator = Emulator(situation[0], situation[1])
+    ran = round_spans(emulator.mlp, emulator.rates, begins)
+    # Tiles pass for all cores together: the closed form is what the instructions of each do.
+    assert max(s.end for of in ran for s in of) == emulator.accelerator.end(0, begins)
 
 
 @settings(max_examples=40, deadline=None)

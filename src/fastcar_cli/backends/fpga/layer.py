@@ -44,9 +44,9 @@ class Row(NamedTuple):
 class Accelerator:
     """What the time of a layer depends on, in cycles.
 
-    row: of a row from its begin; timed: instead, of a row of a core that begins in a cycle of the layer. late: of a row
-    whose first tiles are there before it begins (`multicast`). packet, drop: words of a row's packet passing, and of a
-    dropped one. queue: packets a core can hold.
+    row: of a row from its begin. late: of a row whose first tiles are there before it begins (`multicast`). timed: in
+    place of both, when rows that begin in these cycles end, with the memory of a core. packet, drop: words of a row's
+    packet passing, and of a dropped one. queue: packets a core can hold.
     """
 
     cores: int
@@ -57,7 +57,7 @@ class Accelerator:
     packet: int
     drop: int
     queue: int
-    timed: Callable[[int, int], int] | None = None
+    timed: Callable[[int, Sequence[int]], int] | None = None
 
     @classmethod
     def of(cls, preset: Preset, program: Program) -> Accelerator:
@@ -79,9 +79,11 @@ class Accelerator:
         """Cycles of so many rounds whose packets are all there: a layer without what DRS costs."""
         return rounds * (START + self.row)
 
-    def length(self, core: int, begin: int) -> int:
-        """Cycles of a row of a core that begins in this cycle of the layer."""
-        return self.row if self.timed is None else self.timed(core, begin)
+    def end(self, core: int, begins: Sequence[int]) -> int:
+        """When rows that share the tiles of a core's memory and begin in these cycles of the layer end."""
+        if self.timed is not None:
+            return self.timed(core, begins)
+        return max(min(begins) + self.row, max(begins) + self.late)
 
     def layer(self, index: int, rows: int, gaps: Sequence[int] = (), drs: Drs | None = None) -> tuple[list[Row], int]:
         """Run a layer whose Index Register is `index`; returns its rows and its cycles.
@@ -137,15 +139,11 @@ class _Cores:
             free = spans[-1][1] if spans else 0
             if m.weights == "private":
                 begin = max(self.arrived[core][len(spans)], free) + START
-                spans.append((begin, begin + m.length(core, begin)))
+                spans.append((begin, m.end(core, [begin])))
                 continue
-            there = [a[len(spans)] for a in self.arrived.values() if len(a) > len(spans)]
-            last = max(*there, free) if there else free
-            if m.weights == "lockstep":
-                spans.append((last + START, last + START + m.length(0, last + START)))
-            else:
-                first = max(min(there), free) + START
-                spans.append((first, max(first + m.length(0, first), last + START + m.late)))
+            there = [max(a[len(spans)], free) + START for a in self.arrived.values() if len(a) > len(spans)]
+            begins = there if m.weights == "multicast" else [max(there)]
+            spans.append((min(begins), m.end(0, begins)))
         begin, end = spans[turn]
         if m.weights == "multicast":
             begin = max(self.arrived[core][turn], spans[turn - 1][1] if turn else 0) + START

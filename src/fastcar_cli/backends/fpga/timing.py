@@ -7,7 +7,7 @@ unit is free and what it needs is done, so begin and end follow from those befor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -82,7 +82,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Span:
-    """One instruction as it ran, in cycles from the begin of its row; a load begins with its request."""
+    """One instruction as it ran, from the cycle in which its row begins at 0; a load begins with its request."""
 
     unit: str
     op: str
@@ -90,33 +90,49 @@ class Span:
     end: int
 
 
-def spans(
-    program: Program, rates: Rates, *, loaded: bool = False, serve: Callable[[int, int], int] | None = None
-) -> list[Span]:
+def spans(program: Program, rates: Rates, *, loaded: bool = False) -> list[Span]:
     """Every instruction of a stream as it runs on one core.
 
-    loaded: the tiles that fit the buffer wait in it already (a core that joins a multicast late). serve: the memory, by
-    when a load is requested and its bytes: when they are there; None: beats at the rate, `latency` after the request.
+    loaded: the tiles that fit the buffer wait in it already (a core that joins a multicast late).
     """
-    ran: list[Span] = []
-    free = {"memory": 0, "mac": 0, "vector": 0}
-    passed = 0
+    return round_spans(program, rates, (0,), loaded=loaded)[0]
+
+
+def round_spans(
+    program: Program,
+    rates: Rates,
+    begins: Sequence[int],
+    *,
+    loaded: bool = False,
+    serve: Callable[[int, int], int] | None = None,
+) -> list[list[Span]]:
+    """Every instruction as it runs on each core of a round, by the cycles in which their rows begin.
+
+    A tile is sent to all of them, when each has room for it. serve: the memory, by when a load is requested and its
+    bytes: when they are there; None: beats at the rate, `latency` after the request.
+    """
+    ran: list[list[Span]] = [[] for _ in begins]
+    free = [{"mac": begin, "vector": begin} for begin in begins]
+    request, passed = min(begins), 0
     for instruction in program.instructions:
         unit = UNIT_OF[instruction.op]
-        ready = max((ran[i].end + rates.lag(ran[i].unit, unit) for i in instruction.after), default=0)
+        ready = [max((of[i].end + rates.lag(of[i].unit, unit) for i in instruction.after), default=0) for of in ran]
         length = rates.length(instruction)
-        if unit != "memory":
-            begin = max(free[unit], ready)
-            end = free[unit] = begin + length
-        elif loaded and not instruction.after:
+        if unit == "memory":
             begin = end = 0
-        else:
-            begin = max(free[unit], ready)
-            free[unit] = begin + 1
-            # Beats pass in the order of the requests; the latency of one passes beside the beats of another.
-            asked = begin + rates.latency
-            end = passed = serve(asked, instruction.amount) if serve else max(asked, passed) + length
-        ran.append(Span(unit, instruction.op, begin, end))
+            if instruction.after or not loaded:
+                begin = max(request, *ready)
+                request = begin + 1
+                # Beats pass in the order of the requests; the latency of one passes beside the beats of another.
+                asked = begin + rates.latency
+                end = passed = serve(asked, instruction.amount) if serve else max(asked, passed) + length
+            for of in ran:
+                of.append(Span(unit, instruction.op, begin, end))
+            continue
+        for core, of in enumerate(ran):
+            begin = max(free[core][unit], ready[core])
+            free[core][unit] = begin + length
+            of.append(Span(unit, instruction.op, begin, begin + length))
     return ran
 
 

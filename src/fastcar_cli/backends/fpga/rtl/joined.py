@@ -18,7 +18,7 @@ from fastcar_cli.backends.fpga.memory import Dram
 from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.backends.fpga.rtl.stimulus import control_parameters, packet_of, random_layers
-from fastcar_cli.backends.fpga.timing import SETTLE, Rates, drain, spans
+from fastcar_cli.backends.fpga.timing import SETTLE, Rates, drain, round_spans
 from fastcar_cli.errors import RequestError
 
 MACS, LANES, LAYERS = 16, 4, 10
@@ -108,14 +108,14 @@ class MLPLayer:
             accelerator = replace(accelerator, timed=self._timed(preset))
         return accelerator.layer(self.index, len(self.rows), self.gaps)
 
-    def _timed(self, preset: Preset) -> Callable[[int, int], int]:
+    def _timed(self, preset: Preset) -> Callable[[int, Sequence[int]], int]:
         ports = [Memory(preset, int(self.rates.macs)) for _ in range(preset.cores)]
 
-        def row(core: int, begin: int) -> int:
-            ran = spans(self.program, self.rates, serve=lambda at, size: ports[core].serve(begin + at, size) - begin)
-            return max(s.end for s in ran)
+        def end(core: int, begins: Sequence[int]) -> int:
+            ran = round_spans(self.program, self.rates, begins, serve=ports[core].serve)
+            return max(s.end for of in ran for s in of)
 
-        return row
+        return end
 
 
 def parameters(layer: MLPLayer, preset: Preset, lanes: int) -> dict[str, int]:
@@ -182,7 +182,7 @@ def expected(layers: Sequence[MLPLayer], preset: Preset) -> bytes:
 def random_mlps(preset: Preset) -> list[MLPLayer]:
     """Layers with random numbers: memory slower than the array, as fast, and that of the preset; late packets.
 
-    Tiles of down begin within an output. A DRAM under multicast has no closed form, so that its layers have none.
+    Tiles of down begin within an output.
     """
     draws = torch.Generator().manual_seed(preset.cores)
     width, inner = 2 * MACS, 3 * MACS
@@ -210,7 +210,7 @@ def random_mlps(preset: Preset) -> list[MLPLayer]:
             MLPLayer(
                 program, rates, matrix(inner, width), matrix(inner, width), matrix(width, inner),
                 [vector() for _ in range(shape.rows)], shape.index, shape.gaps,
-                (number + 1) // 2 % 2 == 1 and preset.hbm.weights != "multicast",
+                (number + 1) // 2 % 2 == 1,
             )
         )  # fmt: skip
     return made
