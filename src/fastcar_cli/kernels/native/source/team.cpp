@@ -49,8 +49,9 @@ constexpr long MAX_MEMBERS = 64;
 constexpr int64_t MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND;
 // A helper without work spins this long before it parks.
 constexpr int64_t SPIN_TIME = 300 * MICROSECOND;
-// No chunk takes this long on a core of its own; a preempted thread gets its core back after some milliseconds.
-constexpr int64_t STALL = 400 * MICROSECOND;
+// A helper that takes this much longer than LONG_CHUNKS chunks of the leader has lost its core; it gets a core back after
+// some milliseconds. The chunks of a stage are alike, but can be long: thousands of keys, or many input tokens.
+constexpr int64_t STALL = 400 * MICROSECOND, LONG_CHUNKS = 2;
 // The loss is judged over this much time of passes, and is too much above one part in TOLERATED_LOSS. So a single
 // preemption, which happens on every machine, does not count as a busy machine.
 constexpr int64_t WINDOW = 20 * MILLISECOND, TOLERATED_LOSS = 4;
@@ -151,15 +152,15 @@ bool has_work(long member) {
     return false;
 }
 
-// Runs the chunks that this member can claim; returns whether there was any.
-bool run_chunks(long member) {
-    bool any = false;
+// Runs the chunks that this member can claim; returns how many there were.
+long run_chunks(long member) {
+    long count = 0;
     for (long i = claim_chunk(member); i >= 0; i = claim_chunk(member)) {
         work(context, i);
         __atomic_fetch_add(&chunks_done, 1, __ATOMIC_SEQ_CST);
-        any = true;
+        count++;
     }
-    return any;
+    return count;
 }
 
 // Blocks until a stage is published.
@@ -266,14 +267,16 @@ void Team::run(long count, void (*body)(void*, long), void* argument) {
     for (long i = 0; i < members; i++)
         atomic_store(tickets[i].value, stage << 32 | uint64_t(count * (i + 1) / members - count * i / members));
     for (long i = 1; i < members; i++) wake(i);
-    run_chunks(0);
+    int64_t start = monotonic_ns();
+    long own = run_chunks(0);
     if (atomic_load(chunks_done) == count) return;
-    int64_t wait_start = monotonic_ns();
+    int64_t wait_start = monotonic_ns(), chunk = (wait_start - start) / (own ? own : 1);
     bool stalled = false;
     for (int spins = 0; atomic_load(chunks_done) < count; spin_pause()) {
         // A thread that sleeps keeps its claim to a core; one that spins uses it up.
         if (stalled) nanosleep(&STALLED_SLEEP, nullptr);
-        if (++spins % SPINS_PER_CLOCK_READ == 0) stalled = stalled || monotonic_ns() - wait_start > STALL;
+        if (++spins % SPINS_PER_CLOCK_READ == 0)
+            stalled = stalled || monotonic_ns() - wait_start > STALL + LONG_CHUNKS * chunk;
     }
     if (!stalled) return;
     count_pass();
