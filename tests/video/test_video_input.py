@@ -260,6 +260,24 @@ def test_nothing_there(tmp_path: Path, name: str) -> None:
         read_clip(tmp_path / name, _wanted())
 
 
+def test_postscript_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would start Ghostscript for it."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n")
+    with pytest.raises(RequestError, match="is neither a video nor a picture"):
+        list(frames_of(tmp_path / "a.png"))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("name", "said"), [("/dev/null", "a pipe or a device"), ("a.svg", "PyAV does not decode")])
+def test_what_is_no_picture_is_named(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "a.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg' width='8' height='8'/>")
+    with pytest.raises(RequestError, match=said):
+        list(frames_of(tmp_path / name))
+
+
 def test_text_and_playlists_are_no_videos(tmp_path: Path) -> None:
     for name in ("a.txt", "a.mp4", "a.m3u8"):
         (tmp_path / name).write_text("#EXTM3U\n#EXTINF:1,\n/etc/hostname\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageCms
 
 from fastcar_cli.errors import Key, RequestError
 
@@ -21,15 +22,37 @@ GROUND = (255, 255, 255, 255)
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """Decoders that see the transparency of a codec, beside FFmpeg's own that do not."""
 
+_HDR = (16, 18)
+"""Transfer functions of HDR videos, PQ and HLG, as FFmpeg numbers them."""
+
+_SDR = {"dst_color_trc": 13, "dst_color_primaries": 1}
+"""sRGB."""
+
 _SAVE = "save it as JPEG or PNG"
 
 
 def on_ground(image: Image.Image) -> Image8:
-    """A picture as uint8 [H, W, 3], transparent pixels laid on the ground."""
+    """A picture as uint8 [H, W, 3] in sRGB, transparent pixels laid on the ground."""
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        whole = image.convert("RGBA")
+        whole = _in_srgb(image.convert("RGBA"))
         image = Image.alpha_composite(Image.new("RGBA", whole.size, GROUND), whole)
-    return np.asarray(image.convert("RGB"))
+    elif image.mode == "P":
+        image = image.convert("RGB")
+    return np.asarray(_in_srgb(image).convert("RGB"))
+
+
+def _in_srgb(image: Image.Image) -> Image.Image:
+    """A picture whose colours were those of its own profile, such as Display P3; a damaged profile says nothing."""
+    profile = image.info.pop("icc_profile", None)
+    if profile:
+        try:
+            own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            if "sRGB" not in ImageCms.getProfileDescription(own):
+                to = "RGBA" if image.mode == "RGBA" else "RGB"
+                return ImageCms.profileToProfile(image, own, ImageCms.createProfile("sRGB"), outputMode=to) or image
+        except (ImageCms.PyCMSError, OSError, TypeError, ValueError):
+            pass
+    return image
 
 
 class _Nameless:
@@ -55,7 +78,7 @@ def open_container(path: Path) -> Iterator[Any]:
 
 def video_frames(path: Path) -> Iterator[Image8]:
     """The frames of a video in order, uint8 [H, W, 3]. Raises RequestError, at the frame where it shows."""
-    from av import FFmpegError
+    from av.error import DecoderNotFoundError, FFmpegError
 
     index = -1
     try:
@@ -64,6 +87,8 @@ def video_frames(path: Path) -> Iterator[Image8]:
                 if frame.is_corrupt:
                     raise _damaged(path, f"frame {index} is corrupt", index)
                 yield _as_shown(frame, aspect, path)
+    except DecoderNotFoundError:
+        raise RequestError("is in a format that PyAV does not decode", key="input", value=path, hint=_SAVE) from None
     except FFmpegError as e:
         where = "at its first frame" if index < 0 else f"after frame {index}"
         raise _damaged(path, f"{where}: {e.strerror}", index + 1) from None
@@ -103,9 +128,14 @@ def _decoded(container: Any, path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
-    """Pixels with square sides, the display matrix applied, transparent ones laid on the ground."""
+    """Pixels in sRGB with square sides, the display matrix applied, transparent ones laid on the ground."""
+    import av
+
     clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
-    image = frame.to_ndarray(format="rgba" if clear else "rgb24")
+    high = frame.color_trc in _HDR
+    if high and int(av.__version__.partition(".")[0]) < 18:
+        raise RequestError("is in HDR, which needs PyAV 18", key="input", value=path, hint="save it in SDR")
+    image = frame.to_ndarray(format="rgba" if clear else "rgb24", **(_SDR if high else {}))
     image = on_ground(Image.fromarray(image)) if clear else image
     if aspect and aspect != 1:
         wide = Image.fromarray(image).resize((max(1, round(frame.width * aspect)), frame.height))

@@ -28,6 +28,9 @@ Image8OrFloat = Image8 | NDArray[np.float32]
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".heic", ".heif")
 """Suffixes of what is taken out of a folder; the rest of it is left alone."""
 
+_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
+"""What Pillow is to read, by its names: for PostScript it would run another program. FFmpeg reads some of the rest."""
+
 _MOVING = ("WEBP", "PNG", "TIFF", "GIF", "AVIF")
 """Pillow's names of formats whose further images are frames (those of a JPEG are previews)."""
 
@@ -51,7 +54,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         if path.is_dir():
             text = file_text(path / "recipe.json")
         elif path.suffix.lower() == ".gif":
-            with Image.open(path) as image:
+            with Image.open(path, formats=("GIF",)) as image:
                 text = image.info.get("comment", b"").decode()
         elif path.suffix.lower() == ".json":
             text = file_text(path)
@@ -82,7 +85,7 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
     if path.is_dir():
         images: Iterator[Image8OrFloat] = _folder(path)
     elif not path.is_file():
-        raise _refused(path, "there is no such file or folder")
+        raise _refused(path, "is a pipe or a device" if path.exists() else "there is no such file or folder")
     elif path.suffix.lower() in SUFFIXES:
         images = _array(path, key)
     else:
@@ -121,7 +124,8 @@ def _parts(name: str) -> list[str]:
 def _file(path: Path) -> Iterator[Image8]:
     """The images of a picture or GIF, or the frames of a video."""
     try:
-        image = Image.open(path)
+        Image.init()  # else it knows the commonest formats only
+        image = Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN])
     except UnidentifiedImageError:
         yield from video_frames(path)
         return
