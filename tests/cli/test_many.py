@@ -15,6 +15,7 @@ from support.sweeping import held, tiny_folder
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.lists import parse_seeds, parse_shard, shard_of
+from fastcar_cli.video import read_recipe
 
 PROMPTS = ["a red ball on the grass", "a red ball, on the grass", "a blue car", "a green boat on the sea"]
 
@@ -117,6 +118,29 @@ def test_the_lists_of_vbench_are_read(run: Run, tmp_path: Path) -> None:
     done = run("generate", "--prompts", "list.json", "--seeds", "0-1", "--frames", "1", "--keep-going", "--json")
     assert done.returncode == 1 and "list.json, prompt 2: " in done.stderr
     assert _paths(done.stdout) == ["a-red-ball-s0.mp4", "a-red-ball-s1.mp4"]
+
+
+def test_names_of_vbench_are_alone_in_their_folder(run: Run, tmp_path: Path, order: list[str]) -> None:
+    (tmp_path / "list.txt").write_text("a red ball, on the grass.\na blue car")
+    for shard, there in (("1/2", 0), ("2/2", 0), ("1/1", 6)):
+        done = run(*order, "--names", "vbench", "--shard", shard, "--json", "-o", "all")
+        assert (done.returncode, json.loads(done.stdout)["there"]) == (0, there), done.stderr
+    found = {path.name: read_recipe(path) for path in (tmp_path / "all" / "vbench").iterdir()}
+    prompts = ("a red ball, on the grass.", "a blue car")
+    meant = {f"{p}-{i}.mp4": (p, seed) for p in prompts for i, seed in enumerate((0, 5, 6))}
+    assert {name: (recipe["prompt"], recipe["seed"]) for name, recipe in found.items()} == meant
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [("a red/blue ball", "can't be a file name"), ("a red ball\na red ball", "a prompt is given twice")],
+)
+def test_prompts_that_have_no_name_of_vbench(
+    run: Run, tmp_path: Path, order: list[str], prompts: str, said: str
+) -> None:
+    (tmp_path / "list.txt").write_text(prompts)
+    done = run(*order, "--names", "vbench", "-o", "all")
+    assert done.returncode == 2 and said in done.stderr and not [*tmp_path.glob("all/*")]
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ class Given:
 def is_list(ctx: typer.Context, seeds: str | None, output: str | None) -> bool:
     """Whether options of a list are given; refuses what contradicts them. Raises RequestError."""
     flags = given(ctx)
-    of_list = [flags[name] for name in ("seeds", "shard", "engine") if name in flags]
+    of_list = [flags[name] for name in ("seeds", "names", "shard", "engine") if name in flags]
     if not of_list:
         return False
     for name in ("seed", "samples") if seeds is not None else ():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli.cli.flags import check_file, check_made, given, refuse
+from fastcar_cli.cli.flags import check_file, check_made, given, one_of, refuse
 from fastcar_cli.cli.options import (
     Address,
     ConfigFile,
@@ -76,6 +76,9 @@ def generate(
     ] = False,
     seeds: Annotated[
         str | None, typer.Option(help="Seeds of every prompt: 0-3, 0,5,7 or both. [default: one seed]")
+    ] = None,
+    names: Annotated[
+        str | None, typer.Option(help="vbench: also name videos {prompt}-{index}.mp4, in the folder vbench.")
     ] = None,
     shard: Shard = None,
     engine: EngineName = "local",
@@ -144,6 +147,7 @@ def generate(
         )
     listed = is_list(ctx, seeds, output)
     check_engine(engine, address, workers)
+    one_of("--names", names, ("vbench",))
     chosen = None if seeds is None else parse_seeds(seeds)
     shard_of((), shard)
     texts, sources = texts_of(prompts or [], prompts_file)
@@ -238,8 +242,9 @@ def generate(
         note(terminal, text)
     if listed and (output is None or folder is not None):
         many.make(
-            pipe, jobs, folder or Path("."), shard=shard, engine=engine, address=address, workers=workers,
-            keep_going=keep_going, force=force, as_json=as_json, terminal=terminal, results=Results(quiet),
+            pipe, jobs, folder or Path("."), vbench=names is not None, shard=shard, engine=engine, address=address,
+            workers=workers, keep_going=keep_going, force=force, as_json=as_json, terminal=terminal,
+            results=Results(quiet),
         )  # fmt: skip
         return
     wanted, jobs = len(jobs), accepted(jobs, pipe, keep_going, partial(note, terminal))

@@ -7,13 +7,12 @@ from typing import Any
 GROUPS = {
     "What videos begin with": "--prompts --input --actions --truth --start --step --key --goal --example "
     "--text-embedding --from --keep-going",
-    "Model and video": "--output --force --model --frames --context --size --seed --seeds --samples --rows "
+    "Model and video": "--output --names --force --model --frames --context --size --seed --seeds --samples --rows "
     "--prompt-tokens --fps --scale",
     "Replay, drafts and attention": "--tau --replay-ratio --replay --score --tas --gate --max-replay-age --draft "
     "--draft-window --axis --window --sinks --kv-dtype --spread --pair-correlation --profile",
     "How codes are drawn": "--cfg --temperature --top-k --top-p",
-    "What is measured": "--seq --decode --repeats --metrics --lpips-weights --find --names --tokens --table --drafts "
-    "--explain",
+    "What is measured": "--seq --decode --repeats --metrics --lpips-weights --find --tokens --table --drafts --explain",
     "Weights and machine": "--dtype --depth-dtype --calibrate --pixel-dtype --device --executor --threads --backend "
     "--fpga --preset --keep-prefill --shard --engine --address --workers",
     "Settings and results": "--config --set --dry-run --preview --report --trace --plots --timeline --save --compare "

@@ -20,6 +20,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from fastcar_cli.analysis.sweep.names import check_names, link_name
 from fastcar_cli.cli.beginnings import Job, accepted, keys_of
 from fastcar_cli.cli.render import Results, columns, note, plain, progress
 from fastcar_cli.cli.writing import LESS
@@ -99,6 +100,7 @@ def make(
     jobs: Sequence[Job],
     folder: Path,
     *,
+    vbench: bool,
     shard: str | None,
     engine: str,
     address: str | None,
@@ -111,9 +113,15 @@ def make(
 ) -> None:
     """Make the videos of a part of a list that are not in the folder, and print the list.
 
+    With `vbench` each video has VBench's name too, in a folder of its own.
+
     Raises RequestError where another video has a name of theirs (without `force`), and typer.Exit with the status of
     a stop, or 1 where prompts are left out.
     """
+    seeds = [*dict.fromkeys(job.seed for job in jobs)]
+    if vbench:
+        for text in check_names([job.name for job in jobs if job.seed == seeds[0]], len(seeds), pipe.fps):
+            note(terminal, text)
     part = shard_of(named(jobs, folder), shard)
     if not part:
         note(terminal, f"shard {shard} has nothing to do: the list has {len(jobs)} videos")
@@ -131,6 +139,11 @@ def make(
         stop = e
         rest = len(taken) - len(reports)
         note(terminal, f"{len(reports)} videos are kept; the same command makes the {rest} that are left", "stopped")
+    if vbench and reports:
+        for place, report in reports.items():
+            job = taken[place]
+            link_name(Path(report["video"]["path"]), folder / "vbench", job.name, seeds.index(job.seed))
+        note(terminal, f"videos by VBench's names are in {folder / 'vbench'}")
     listed = [reports[place] for place in sorted(reports)]
     if as_json:
         typer.echo(json.dumps({"videos": listed, "there": there}))

@@ -1,9 +1,13 @@
-"""Videos by the names that VBench reads: `{prompt}-{index}.mp4` at 8 frames a second, one folder a setting."""
+"""Videos by the names that VBench reads: `{prompt}-{index}.mp4` at 8 frames a second, one folder a setting.
+
+VBench takes the suffix of the first file of its folder for that of all, so such a folder holds nothing else.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from fastcar_cli.analysis.sweep.grid import OFF, Grid
@@ -19,14 +23,16 @@ _LONGEST = 255
 """Bytes of a file name on common file systems."""
 
 
-def check_names(grid: Grid, fps: int) -> list[str]:
+def check_names(prompts: Sequence[str], seeds: int, fps: int) -> list[str]:
     """Refuse prompts that can't be file names, and another frame rate; notices. Raises RequestError."""
     if fps != VBENCH_FPS:
         raise RequestError(
             f"needs {VBENCH_FPS} fps, not {fps}", key="names", value="vbench", hint=("leave out ", Key("video.fps"))
         )
-    for prompt in grid.prompts:
-        name = f"{prompt}-{len(grid.seeds) - 1}.mp4"
+    if len(set(prompts)) < len(prompts):
+        raise RequestError("a prompt is given twice", key="names", value="vbench")
+    for prompt in prompts:
+        name = f"{prompt}-{seeds - 1}.mp4"
         if "/" in prompt or "\0" in prompt or (os.name == "nt" and set(prompt) & set('\\:*?"<>|')):
             raise RequestError(f"the prompt {prompt!r} can't be a file name", key="names", value="vbench")
         if len(os.fsencode(name)) > _LONGEST:
@@ -35,7 +41,7 @@ def check_names(grid: Grid, fps: int) -> list[str]:
                 key="names",
                 value="vbench",
             )
-    if len(grid.seeds) < SAMPLES:
+    if seeds < SAMPLES:
         return [f"VBench takes {SAMPLES} videos a prompt for most dimensions; seeds 0-4 make them"]
     return []
 
@@ -56,19 +62,23 @@ def link_names(store: Store, grid: Grid) -> Path:
         parts += [] if dense else [cell.gate, *([] if cell.score == DEFAULT else [cell.score])]
         parts += [] if cell.draft == OFF else [cell.draft]
         folder = top / "_".join([*parts, cell.backend])
-        target = folder / f"{cell.prompt}-{grid.seeds.index(cell.seed)}.mp4"
         source = store.cells_folder / f"{cell.id}.mp4"
-        temporary = folder / f".{cell.id}.mp4"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary.unlink(missing_ok=True)
-            try:
-                os.link(source, temporary)
-            except OSError:
-                shutil.copyfile(source, temporary)
-            os.replace(temporary, target)
-            # Renaming a link onto another link of the same file leaves both.
-            temporary.unlink(missing_ok=True)
-        except OSError as e:
-            raise RunError(f"{target} could not be written: {e.strerror}") from None
+        link_name(source, folder, cell.prompt, grid.seeds.index(cell.seed))
     return top
+
+
+def link_name(source: Path, folder: Path, prompt: str, index: int) -> None:
+    """Give a video its VBench name in a folder: a link, or a copy where there are none. Raises RunError."""
+    target, temporary = folder / f"{prompt}-{index}.mp4", folder / f".{source.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        os.replace(temporary, target)
+        # Renaming a link onto another link of the same file leaves both.
+        temporary.unlink(missing_ok=True)
+    except OSError as e:
+        raise RunError(f"{target} could not be written: {e.strerror}") from None

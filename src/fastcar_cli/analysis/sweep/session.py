@@ -115,7 +115,7 @@ class Session:
         if "fidelity" in request.metrics and not can_judge():
             notices.append("fidelity is left out: the package fastcar_lab, which judges videos, is not installed")
         if request.vbench:
-            notices += check_names(grid, pipe.fps)
+            notices += check_names(grid.prompts, len(grid.seeds), pipe.fps)
         for backend in grid.backends:
             # Refuses an accelerator that is unknown or too small before any work is done.
             pipe.with_config(config.changed({"backend.name": backend}))
