@@ -84,6 +84,8 @@ def publish(temporary: Path, path: Path, *, new: bool) -> Path:
     with temporary.open("rb") as f:
         os.fsync(f.fileno())
     if not new:
+        if path.exists():
+            require_regular(path)
         temporary.replace(path)
         return path
     for name in _names(path):

@@ -14,6 +14,15 @@ MOST = 1_000_000
 T = TypeVar("T")
 
 
+def digits(text: str) -> str:
+    """A text that `int` or `float` is to read. Raises ValueError where they take more than people write as a number:
+    digits in groups (1_000), and those of other scripts.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
 def each_of(option: str, text: str, read: Callable[[str], T], what: str, allowed: str) -> tuple[T, ...]:
     """The values of a text with commas between them. Raises RequestError for one that `read` refuses, or that is
     repeated.

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 
 from fastcar_cli import choices
 from fastcar_cli.decoding.tau import OFF, Tau
+from fastcar_cli.lists import digits
 
 SIZES = r"^[1-9]\d{0,5}x[1-9]\d{0,5}$"
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
@@ -119,7 +120,7 @@ class Replay(Section):
 def _read_window(value: Any) -> Any:
     if isinstance(value, str) and value != "off":
         try:
-            return int(value)
+            return int(digits(value))
         except ValueError:
             raise ValueError("a number of tokens, or 'off'") from None
     return None if value == "off" or value is False else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,9 @@ def test_the_line_of_a_refused_prompt(run: Run, tmp_path: Path) -> None:
         (["a ball", "-o", "-"], "not written to standard output"),
         (["a ball", "a car", "-o", "a.mp4"], "a single file for 2 videos"),
         (["a ball", "--executor", "graph"], "allowed: auto, native, torch"),
+        (["a ball", "--seed", "1_000"], "--seed 1_000: is no number"),
+        (["a ball", "--tau=-1,٣"], "--tau -1,٣: is no number"),
+        (["a ball", "--set", "replay.tau=1_0"], "--set replay.tau=1_0"),
     ],
 )
 def test_refusals_name_the_way_out(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -170,6 +174,22 @@ def test_the_null_device_takes_a_video(run: Run, tmp_path: Path) -> None:
     done = run("generate", BALL, *QUICK, "--json", "-o", "/dev/null")
     assert done.returncode == 0 and json.loads(done.stdout)["video"]["frames"] == 1
     assert not [*tmp_path.iterdir()] and Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["generate", BALL, "--frames", "1", "-o", "a.gif", "--keep-prefill"], "--keep-prefill"),
+        (["profile", "--seq", "16", "--repeats", "1", "--save"], "--save"),
+        (["profile", "--seq", "16", "--repeats", "1", "--timeline"], "--timeline"),
+    ],
+)
+def test_pipes_and_devices_take_no_file(run: Run, tmp_path: Path, arguments: list[str], option: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("fifo", "/dev/full"):
+        done = run(*arguments, name)
+        assert done.returncode == 2 and f"{option} {name}: is a pipe or a device, needed: a file" in done.stderr
+    assert [*tmp_path.iterdir()] == [tmp_path / "fifo"] and (tmp_path / "fifo").is_fifo()
 
 
 def test_a_sidecar_makes_its_video_again(run: Run, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def flag_of(parameter: str, flags: Collection[str]) -> str | None:
 
     named = [s for s in settings().values() if s.key == parameter or s.key.endswith(f".{parameter}")]
     last = parameter.rpartition(".")[2].replace("_", "-")
-    for flag in (*(s.flag for s in named), f"--{last}", f"-{last}", OTHERS.get(parameter)):
+    for flag in (f"--{parameter}", *(s.flag for s in named), f"--{last}", f"-{last}", OTHERS.get(parameter)):
         if flag in flags:
             return flag
     return f"--set {named[0].key}" if len(named) == 1 and "--set" in flags else None
@@ -48,8 +48,9 @@ def check_file(option: str, file: Path | None) -> None:
     """Refuse the name of a file that can't be written: raises RequestError."""
     if file is not None and not file.parent.is_dir():
         raise RequestError(f"{option} {file}: the folder {file.parent} does not exist")
-    if file is not None and file.is_dir():
-        raise RequestError(f"{option} {file}: is a folder, needed: a file")
+    if file is not None and file.exists() and not file.is_file():
+        kind = "a folder" if file.is_dir() else "a pipe or a device"
+        raise RequestError(f"{option} {file}: is {kind}, needed: a file")
 
 
 def check_made(option: str, folder: Path | None) -> None:
@@ -98,6 +99,10 @@ def _respelled(args: list[str], known: Collection[str]) -> list[str]:
     return spelled
 
 
+_UNUSUAL = re.compile(r"(?=.*\d)(?=.*[_\u0080-\U0010ffff])[-+.,\d_eE]+")
+"""A number that Python reads, and nobody means: digits in groups, or of other scripts."""
+
+
 class Command(TyperCommand):
     """A command that refuses empty values, names flags in the library's errors, and ends as it was stopped.
 
@@ -126,11 +131,14 @@ class Command(TyperCommand):
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         args = _respelled(args, {opt for p in self.params for opt in p.opts})
-        valued = {opt for p in self.params if not getattr(p, "is_flag", True) for opt in p.opts}
+        valued = {opt: p.name for p in self.params if not getattr(p, "is_flag", True) for opt in p.opts}
         for before, value in zip(["", *args], args, strict=False):
             name, equals, rest = value.partition("=")
-            if (value == "" and before in valued) or (name in valued and equals and rest == ""):
-                raise RequestError(f"{before or name}: is empty", hint="give a value, or leave the option out")
+            option, text = (name, rest) if name in valued and equals else (before, value)
+            if option in valued and not text:
+                raise RequestError(f"{option}: is empty", hint="give a value, or leave the option out")
+            if valued.get(option, "model") not in (*READ, *WRITTEN, "model", "key") and _UNUSUAL.fullmatch(text):
+                raise RequestError(f"{option} {text}: is no number", hint="numbers have the digits 0 to 9 and no _")
         if "" in args:
             raise RequestError("an argument is empty", hint="give a value, or leave it out")
         for arg in args:

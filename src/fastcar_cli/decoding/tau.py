@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.lists import digits
 
 Plain = float | str | None
 ALLOWED = "a number such as -2, 'off', or a list with one of these a layer"
@@ -26,7 +27,7 @@ def _number(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError(ALLOWED)
     try:
-        number = float(value)
+        number = float(digits(value) if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(ALLOWED) from None
     if math.isnan(number):

@@ -14,6 +14,7 @@ from pydantic import StrictFloat, StrictInt, TypeAdapter, ValidationError
 
 from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.files import read_text
+from fastcar_cli.lists import digits
 from fastcar_cli.plain_data import parse_json
 from fastcar_cli.video.arrays import SUFFIXES as ARRAYS
 from fastcar_cli.video.arrays import Array, arrays_of
@@ -113,7 +114,7 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        return float(digits(text))
     except ValueError:
         return None
 
