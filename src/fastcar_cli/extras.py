@@ -10,7 +10,7 @@ from fastcar_cli.errors import RequestError, Text
 EXTRAS = {
     **{"lpips": "lpips", "matplotlib": "plots", "pyarrow": "parquet", "ray": "ray", "scipy": "claims"},
     **dict.fromkeys(("llama_cpp", "gguf"), "llama-cpp"),
-    "ik_llama_cpp": "ik-llama-cpp",
+    **{"ik_llama_cpp": "ik-llama-cpp", "openvino": "openvino"},
 }
 """Packages and the extras of pyproject.toml that bring them."""
 

@@ -202,7 +202,8 @@ def test_passes_of_several_tokens_are_held_against_memory_and_arithmetic(monkeyp
         # So few multiply-adds a second bind every pass.
         least = window.multiply_adds(model, 3, 100) / times / (threads * 1e6)
         assert line["bound"] == "arithmetic" and line["floor_ms"] == pytest.approx(least * 1e3)
-        assert line["of_floor"] == pytest.approx(line["floor_ms"] / line["ms"])
+        assert line["of_arithmetic"] == pytest.approx(line["floor_ms"] / line["ms"])
+        assert line["of_bandwidth"] == pytest.approx(line["gb_s"] / result["bandwidth_gb_s"])
         assert result["lines"][form][1]["times"] == 1
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from support.paths import ROOT
+from support.tiny import tiny_spec
 from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native
-from fastcar_lab.bench import summary
+from fastcar_lab.bench import passes, summary
+from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 
 pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
 
@@ -43,6 +45,25 @@ def test_the_table_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert f"| {video['dense_s']:.2f} s; {video['faster']['drafts']:.2f} x; " in text
     pass_of_mini = result["sets"][used[0]]["mini"]["lines"]["float32/native/dense"]["ms"]
     assert f", {pass_of_mini:.2f} ms (" in text
+
+
+def test_passes_stand_in_a_table_by_shape_and_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Benchmark, "spec", tiny_spec(times=4))
+    monkeypatch.setattr(passes, "CONTEXTS", (PROMPT_TOKENS + 6, PROMPT_TOKENS + 9))
+    monkeypatch.setattr(passes, "WINDOWS", (1, 3))
+    monkeypatch.setattr("fastcar_lab.bench.window.multiply_adds_per_s", lambda instructions: 1e9)
+    file = tmp_path / "passes.json"
+    done = CliRunner().invoke(app, ["lab", "speed", "--passes", "-o", str(file), "--turns", "1", "--threads", "1"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(file.read_text(encoding="utf-8"))
+    assert [(part["shape"], part["context"]) for part in result["parts"]] == [
+        (shape, PROMPT_TOKENS + slots) for shape in passes.SHAPES for slots in (6, 9)
+    ]
+    text = file.with_suffix(".md").read_text(encoding="utf-8")
+    assert text.count("| tokens a pass | 1 | 3 |") == 4
+    line = result["parts"][3]["lines"]["int4"]["3"]
+    cell = f"{line['gb_s']:.1f} GB/s, {line['of_bandwidth']:.0%}; {line['multiply_adds_g_s']:.0f} G/s, "
+    assert text.rstrip().splitlines()[-1].startswith("| int4 |") and cell in text.splitlines()[-1]
 
 
 def test_the_readme_has_the_table_of_the_stored_run() -> None:

@@ -10,7 +10,7 @@ from fastcar_cli.models.loading.names import COSMOS
 from fastcar_cli.models.loading.published import published_spec
 from fastcar_cli.models.loading.registry import folder_of, shapes_of
 from fastcar_cli.models.network import Spec
-from fastcar_lab.bench.llama_cpp import Rival
+from fastcar_lab.bench.rival import Rival
 
 SHAPES = ("vila-u-7b", *COSMOS)
 """Published models of which layers are timed, with random weights."""

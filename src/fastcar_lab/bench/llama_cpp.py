@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fastcar_cli.errors import RunError
 from fastcar_cli.extras import need
 from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_lab.bench.rival import Rival, Run
 
-
-@dataclass(frozen=True)
-class Rival:
-    """A program that reads GGUF files: its name, its package and module, and its formats by the name of ours."""
-
-    name: str
-    package: str
-    module: str
-    formats: Mapping[str, tuple[str, ...]] = field(hash=False)
-
-    @property
-    def version(self) -> str:
-        """Of its package. Raises RequestError where it is missing."""
-        need(self.module, f"the comparison with {self.name}")
-        return version(self.package)
-
-
-LLAMA_CPP = Rival(
-    "llama.cpp", "llama-cpp-python", "llama_cpp", {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0",)}
-)
-IK_LLAMA_CPP = Rival(
-    "ik_llama.cpp",
-    "ik-llama-cpp-python",
-    "ik_llama_cpp._ctypes_api",
-    {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0", "IQ4_XS")},
-)
-RIVALS = {"llama_cpp": LLAMA_CPP, "ik_llama_cpp": IK_LLAMA_CPP}
-"""By the name of their option."""
+IK = "ik_llama.cpp"
 VOCABULARY = 256
 """Tokens of the file, so few that embedding and head weigh nothing."""
 
@@ -115,7 +87,7 @@ def _iq4_xs(generator: np.random.Generator, shape: tuple[int, ...]) -> Any:
 def _silence(rival: Rival) -> Any:
     """Send its log nowhere. It keeps the callback's address for good: the cache keeps the callback."""
     api = need(rival.module, f"the comparison with {rival.name}")
-    if rival is LLAMA_CPP:
+    if rival.name != IK:
         callback = api.llama_log_callback(lambda *_: None)
         api.llama_log_set(callback, ctypes.c_void_p(0))
     else:
@@ -130,26 +102,17 @@ def _checked(pointer: Any, what: str) -> Any:
     return pointer
 
 
-class Run(Protocol):
-    """Makes passes from the context on, and takes them back."""
-
-    def __call__(self, count: int, window: int = 1) -> None:
-        """`count` passes of `window` tokens of every row."""
-
-
 @contextmanager
 def session(
     rival: Rival, spec: DecoderSpec, *, layers: int, kind: str, rows: int, context: int, passes: int, threads: int
 ) -> Iterator[tuple[Run, int]]:
-    """A function that makes passes at a context length, `passes` tokens of a row at most, and the bytes of the weights.
-
-    Raises RequestError where the packages are missing, RunError where the program fails.
-    """
+    """As `Session` has it."""
     api: Any = need(rival.module, f"the comparison with {rival.name}")
-    ik = rival is IK_LLAMA_CPP
+    ik = rival.name == IK
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.gguf"
-        size = write_gguf(file, spec, layers, kind)
+        # Keys and values are float16.
+        size = write_gguf(file, spec, layers, kind) + 4 * rows * context * layers * spec.kv_heads * spec.head_dim
         _silence(rival)
         api.llama_backend_init()
         reading = api.llama_model_default_params()
@@ -200,16 +163,27 @@ def session(
             (api.llama_free_model if ik else api.llama_model_free)(model)
 
 
-def runs_of(
-    rivals: Iterable[Rival], spec: DecoderSpec, stack: ExitStack, **options: int
-) -> Iterator[tuple[str, str, Run, int]]:
-    """For every rival and format: its name, our format, its run and the bytes of a pass. `options` as `session` has
-    them; the stack ends the sessions.
-    """
-    # Keys and values are float16.
-    cached = 4 * options["rows"] * options["context"] * options["layers"] * spec.kv_heads * spec.head_dim
-    for rival in rivals:
-        for form, kinds in rival.formats.items():
-            for kind in kinds:
-                run, weights = stack.enter_context(session(rival, spec, kind=kind, **options))
-                yield f"{rival.name} {kind}", form, run, weights + cached
+def _build(api: Any) -> str:
+    """The widest vectors that its library is compiled for."""
+    system_info = getattr(api, "_lib", api).llama_print_system_info
+    system_info.restype = ctypes.c_char_p
+    flags = system_info().decode()
+    return next((name for name in ("AVX512", "AVX2") if f"{name} = 1" in flags), "")
+
+
+LLAMA_CPP = Rival(
+    "llama.cpp",
+    "llama-cpp-python",
+    "llama_cpp",
+    {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0",)},
+    session,
+    _build,
+)
+IK_LLAMA_CPP = Rival(
+    IK,
+    "ik-llama-cpp-python",
+    "ik_llama_cpp._ctypes_api",
+    {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0", "IQ4_XS")},
+    session,
+    _build,
+)

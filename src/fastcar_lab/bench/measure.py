@@ -23,7 +23,8 @@ from fastcar_cli.models.network import Network, Projector
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_lab.bench.cases import RATIOS, Benchmark
 from fastcar_lab.bench.contestants import Passes, engine, llama, mlp_only
-from fastcar_lab.bench.llama_cpp import IK_LLAMA_CPP, LLAMA_CPP, runs_of
+from fastcar_lab.bench.rival import runs_of
+from fastcar_lab.bench.rivals import RIVALS
 
 
 def models(plan: Benchmark) -> dict[str, Network]:
@@ -205,7 +206,7 @@ def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], firs
     }
     if f"{first}/transformers compiled" in times:
         ratios["dense_vs_transformers_compiled"] = faster(f"{best}/dense", f"{first}/transformers compiled")
-    for form in LLAMA_CPP.formats:
+    for form in ("bfloat16", "int8", "int4"):
         ours = f"{form}/native"
         if f"{ours}/dense" not in times:
             continue
@@ -217,7 +218,7 @@ def _ratios(times: Mapping[str, Sequence[float]], lines: Mapping[str, Any], firs
                     v["of_ceiling"] for k, v in lines.items() if k.startswith(f"{ours}/joint")
                 ),
             }
-        for rival in (LLAMA_CPP, IK_LLAMA_CPP):
+        for rival in RIVALS.values():
             others = [other for kind in rival.formats[form] if (other := f"{rival.name} {kind}/dense") in times]
             if others:
                 # Against the fastest of its formats.

@@ -56,8 +56,8 @@ def window_table(out: Console, result: dict[str, Any]) -> None:
     table = columns(
         f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows: "
         f"least of {result['turns']} turns of {result['passes']} passes",
-        *("", "tokens a pass", "ms a pass", "times the first", "GB/s", "G multiply-adds/s"),
-        *("floor, ms", "bound by", "of it", "draw, ms"),
+        *("", "tokens a pass", "ms a pass", "times the first", "GB/s", "of bandwidth", "G multiply-adds/s"),
+        *("of the cores", "bound by", "floor, ms", "draw, ms"),
         *(("final", "speed-up") if "accept" in result else ()),
         caption=f"speed-up of whole steps with drafts right with probability {result['accept']:g}"
         if "accept" in result
@@ -65,9 +65,10 @@ def window_table(out: Console, result: dict[str, Any]) -> None:
     )
     for form, by_window in result["lines"].items():
         for window, line in by_window.items():
-            cells = [form, str(window), f"{line['ms']:.3f}", f"{line['times']:.2f}", f"{line['gb_s']:.1f}"]
-            cells += [f"{line['multiply_adds_g_s']:.0f}", f"{line['floor_ms']:.3f}", line["bound"]]
-            cells += [f"{line['of_floor']:.0%}", f"{line['draw_ms']:.3f}" if "draw_ms" in line else ""]
+            cells = [form, str(window), f"{line['ms']:.3f}", f"{line['times']:.2f}"]
+            cells += [f"{line['gb_s']:.1f}", f"{line['of_bandwidth']:.0%}", f"{line['multiply_adds_g_s']:.0f}"]
+            cells += [f"{line['of_arithmetic']:.0%}", line["bound"], f"{line['floor_ms']:.3f}"]
+            cells += [f"{line['draw_ms']:.3f}" if "draw_ms" in line else ""]
             cells += [f"{line[k]:.2f}" for k in ("tokens_per_pass", "speedup") if k in line]
             table.add_row(*cells)
     print_whole(out, table)

@@ -15,7 +15,7 @@ from fastcar_cli.kernels import native
 from fastcar_cli.python_api import Pipeline
 from fastcar_lab.bench import measure, window
 from fastcar_lab.bench.cases import Benchmark
-from fastcar_lab.bench.llama_cpp import Rival
+from fastcar_lab.bench.rival import Rival
 from fastcar_lab.checkout import commit
 
 VARIABLE = "FASTCAR_KERNELS_ISA"

@@ -22,9 +22,9 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native
 from fastcar_cli.models.network import Network
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
-from fastcar_lab.bench.llama_cpp import runs_of
 from fastcar_lab.bench.measure import models, pass_bytes
 from fastcar_lab.bench.peak import multiply_adds_per_s
+from fastcar_lab.bench.rival import runs_of
 
 AN_INSTRUCTION = {"int8": 2, "int4": 4}
 """Multiply-adds of an instruction, in those of float32."""
@@ -68,8 +68,9 @@ def measure(
     """Time passes of each number of tokens, turn by turn, the least of all turns; those of rivals too.
 
     Returns machine, bandwidth, multiply-adds/s in float32 of all threads, plan, versions of `rivals`, and by format
-    and window: `ms` of a pass and `times` that of the first window, `gb_s` and `multiply_adds_g_s`, `floor_ms`, what
-    the machine allows, `bound` by memory or arithmetic, `of_floor`, and of ours `draw_ms`, the time to draw the codes.
+    and window: `ms` of a pass and `times` that of the first window, `gb_s` and `multiply_adds_g_s`, `of_bandwidth` and
+    `of_arithmetic`, their shares of what the machine allows, `floor_ms`, the least time it allows, `bound` by memory or
+    arithmetic, and of ours `draw_ms`, the time to draw the codes.
     Raises RequestError for more tokens than a frame has, or a rival that is not installed.
     """
     threads, isa = torch.get_num_threads(), native.instruction_set()
@@ -112,10 +113,11 @@ def measure(
                 "ms": seconds * 1e3,
                 "times": seconds / least[name, windows[0], 0],
                 "gb_s": size / seconds / 1e9,
+                "of_bandwidth": memory / seconds,
                 "multiply_adds_g_s": adds / seconds / 1e9,
+                "of_arithmetic": arithmetic / seconds,
                 "floor_ms": floor * 1e3,
                 "bound": "memory" if memory > arithmetic else "arithmetic",
-                "of_floor": floor / seconds,
             }
             if (name, window, 1) in least:
                 line["draw_ms"] = least[name, window, 1] * 1e3

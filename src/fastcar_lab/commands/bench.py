@@ -87,6 +87,7 @@ def _print(result: dict[str, Any]) -> None:
         cells += [f"{line['speedup']:.2f}", f"{line['of_ceiling']:.1%}"] if "speedup" in line else ["", ""]
         table.add_row(*cells)
     print_whole(out, table)
+    out.print("; ".join(f"{name} {version}" for name, version in result["rivals"].items()))
     for name, value in result["ratios"].items():
         out.print(f"{name:>34}  {value:.3f}")
 
@@ -235,6 +236,9 @@ def bench(
     ik_llama_cpp: Annotated[
         bool, typer.Option("--ik-llama-cpp", help="Also ik_llama.cpp, repacked; needs the extra ik-llama-cpp.")
     ] = False,
+    openvino: Annotated[
+        bool, typer.Option("--openvino", help="Also OpenVINO with paged attention; needs the extra openvino.")
+    ] = False,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Also transformers under torch.compile; needs a C++ compiler.")
     ] = False,
@@ -286,8 +290,8 @@ def bench(
     from fastcar_cli.cli.flags import given, one_of, refuse
     from fastcar_cli.resolve import resolve_device
     from fastcar_lab.bench.cases import SHAPES, Benchmark, check
-    from fastcar_lab.bench.llama_cpp import RIVALS
     from fastcar_lab.bench.measure import measure
+    from fastcar_lab.bench.rivals import RIVALS, chosen
 
     one_of("--shape", shape, ("mini", *SHAPES))
     one_of("--clip", clip, ("small", "medium"))
@@ -322,10 +326,7 @@ def bench(
     # Nothing else runs beside a benchmark, so a small model gets more than `generate` gives it.
     most = torch.get_num_threads()
     torch.set_num_threads(threads or (min(2, most) if mini else most))
-    rivals = tuple(rival for rival, wanted in zip(RIVALS.values(), (llama_cpp, ik_llama_cpp), strict=True) if wanted)
-    for rival in rivals:
-        # Missing packages show before anything is timed.
-        _ = rival.version
+    rivals = chosen(llama_cpp, ik_llama_cpp, openvino)
     plans = [
         Benchmark(
             shape=shape,

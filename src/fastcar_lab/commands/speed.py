@@ -11,35 +11,45 @@ from fastcar_lab.commands.options import Debug
 
 
 def speed(
+    ctx: typer.Context,
     output: Annotated[Path, typer.Option("-o", "--output", help="JSON; the table has its name with .md.")],
     turns: Annotated[int, typer.Option(help="Turns, and seeds of the videos.", min=1)] = 5,
     models: Annotated[str, typer.Option(help="Bundled models, comma-separated.")] = "mini,table,table-dense",
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
     llama_cpp: Annotated[bool, typer.Option("--llama-cpp", help="Also llama.cpp.")] = False,
     ik_llama_cpp: Annotated[bool, typer.Option("--ik-llama-cpp", help="Also ik_llama.cpp.")] = False,
+    openvino: Annotated[bool, typer.Option("--openvino", help="Also OpenVINO, with --passes.")] = False,
+    passes: Annotated[
+        bool,
+        typer.Option("--passes", help="Instead, passes of 1 to 16 tokens with the kernels in use, beside all rivals."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """The README's speed table in one run: passes, rivals and whole videos with the kernels of each instruction set."""
     import json
+    from functools import partial
 
     import torch
 
-    from fastcar_cli.cli.flags import one_of
+    from fastcar_cli.cli.flags import one_of, refuse
     from fastcar_cli.files import write_whole
-    from fastcar_lab.bench.llama_cpp import RIVALS
+    from fastcar_lab.bench import passes as rows
+    from fastcar_lab.bench.rivals import chosen
     from fastcar_lab.bench.summary import PROMPTS, run, table
 
+    if passes:
+        refuse(ctx, ("models",), "with --passes", "leave it out")
+    else:
+        refuse(ctx, ("openvino",), "without --passes", "no option holds OpenVINO to AVX2")
     names = models.split(",")
     for name in names:
         one_of("--models", name, tuple(PROMPTS))
-    rivals = tuple(rival for rival, wanted in zip(RIVALS.values(), (llama_cpp, ik_llama_cpp), strict=True) if wanted)
-    for rival in rivals:
-        # Missing packages show before anything is timed.
-        _ = rival.version
+    rivals = chosen(llama_cpp, ik_llama_cpp, openvino)
     torch.set_num_threads(threads)
-    result = run(rivals, turns, names, lambda part: typer.echo(part, err=True))
+    report = partial(typer.echo, err=True)
+    result = rows.run(rivals, turns, report) if passes else run(rivals, turns, names, report)
     document = json.dumps(result, indent=1) + "\n"
     write_whole(output, document)
-    text = table(json.loads(document))
+    text = (rows.table if passes else table)(json.loads(document))
     write_whole(output.with_suffix(".md"), text)
     typer.echo(text)

@@ -1,0 +1,57 @@
+"""Passes of 1 to 16 tokens in every format beside all rivals: one run with the kernels of one instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+from fastcar_lab.bench import window
+from fastcar_lab.bench.cases import Benchmark
+from fastcar_lab.bench.rival import Rival
+from fastcar_lab.checkout import commit
+
+SHAPES = {"vila-u-7b": "VILA-U 7B", "cosmos-predict1-4b": "Cosmos-Predict1 4B"}
+CONTEXTS, WINDOWS = (512, 2048), (1, 2, 4, 8, 16)
+
+
+def run(rivals: tuple[Rival, ...], turns: int, on_part: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """Time two layers of each of `SHAPES`, one row, at `CONTEXTS`.
+
+    Returns commit, date and the documents of `window.measure`.
+    """
+    parts = []
+    for shape in SHAPES:
+        for context in CONTEXTS:
+            on_part(f"{shape}, context {context}")
+            plan = Benchmark(shape, 2, context, 1, 2, turns, compiled=False, rivals=rivals)
+            parts.append(window.measure(plan, WINDOWS))
+    return {"commit": commit(), "date": f"{date.today()}", "parts": parts}
+
+
+def table(result: dict[str, Any]) -> str:
+    """A result as JSON has it, as Markdown: tables by shape and context, each cell a pass of so many tokens."""
+    first = result["parts"][0]
+    rivals = "".join(f", {name} {version}" for name, version in first["rivals"].items())
+    text = [
+        f"{first['cpu']}, {first['threads']} threads, {first['instruction_set']}, torch {first['torch']}{rivals}, "
+        f"commit {result['commit']}, {result['date']}."
+    ]
+    for part in result["parts"]:
+        windows, memory = list(next(iter(part["lines"].values()))), part["bandwidth_gb_s"]
+        text += [
+            "",
+            f"Two layers of {SHAPES[part['shape']]}, {part['context']} tokens of context; memory gave "
+            f"{memory:.1f} GB/s, the cores {part['multiply_adds_g_s']:.0f} G multiply-adds/s in float32:",
+            "",
+            f"| tokens a pass | {' | '.join(windows)} |",
+            "|---" * (len(windows) + 1) + "|",
+        ]
+        for name, by_window in part["lines"].items():
+            cells = (
+                f"{line['ms']:.1f} ms; {line['gb_s']:.1f} GB/s, {line['of_bandwidth']:.0%}; "
+                f"{line['multiply_adds_g_s']:.0f} G/s, {line['of_arithmetic']:.0%}"
+                for line in by_window.values()
+            )
+            text.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(text) + "\n"
