@@ -5,7 +5,7 @@
 namespace {
 
 // Slots of a tile, whose scores are computed together, and queries whose weighted values are summed side by side.
-constexpr long TILE_SLOTS = 32, SIDE_BY_SIDE = 4;
+constexpr long TILE_SLOTS = 32, SIDE_BY_SIDE = WIDE ? 8 : 4;
 // Fewer queries save less by transposed keys than transposing costs; and numbers of the longest key that is transposed.
 constexpr long FROM_QUERIES = 8, MOST_TRANSPOSED = 128;
 // Score of a slot that is masked.
@@ -77,10 +77,12 @@ INLINE void add_weighted_rows(const char* rows, long d, long begin, long end, lo
         for (; k + B * LANES <= d; k += B * LANES)
             add_weighted_columns<Format, B, Q, prefetches>(rows, row, begin, end, ahead, p, out, k);
     };
-    add_columns(Count<8 / Q>{});
-    if constexpr (Q == 1) add_columns(Count<4>{});
-    if constexpr (Q <= 2) add_columns(Count<2>{});
-    add_columns(Count<1>{});
+    // As many vectors as the registers hold sums of.
+    constexpr int most = WIDE && Q == 4 ? 4 : 8 / Q;
+    add_columns(Count<most>{});
+    if constexpr (most > 4) add_columns(Count<4>{});
+    if constexpr (most > 2) add_columns(Count<2>{});
+    if constexpr (most > 1) add_columns(Count<1>{});
     for (; k < d; k++)
         for (int q = 0; q < Q; q++)
             for (long s = begin; s < end; s++) out[q][k] += p[q][s] * Format::read(rows + s * row + k * Format::size);
@@ -141,7 +143,7 @@ INLINE auto sum_in_order(F sum) {
 // over lanes; the order of additions is still that of `dot`, on which scores must not depend.
 template <class Format, int d, int Q>
 INLINE void score_tile(const float (*tile)[TILE_SLOTS], const float* const* query, float (*p)[TILE_SLOTS]) {
-    constexpr int P = Format::sums, V = WIDE ? 1 : 2, parts = d / LANES;
+    constexpr int P = Format::sums, V = 2, parts = d / LANES;
     struct Sums {
         Floats of[Q][V];
         INLINE Sums operator+(const Sums& other) const {
@@ -261,7 +263,8 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
             if (transposes) transpose_tile<Format>(keys, d, min(TILE_SLOTS, slots - s), values - keys, tile);
         };
         transpose_keys();
-        // Additions to one sum wait for each other, so queries are collected until enough can be summed side by side.
+        // Additions to one sum wait for each other, so queries are collected until enough can be summed side by side:
+        // four, or eight of transposed keys with AVX-512.
         struct {
             long input, row, count;  // count: how many slots of the tile the query sees
         } waiting[SIDE_BY_SIDE];
@@ -281,7 +284,7 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
                 all_see = min(all_see, waiting[first + q].count);
                 evenly = evenly && query[q] == query[0] + q * step;
             }
-            if (!transposes) {
+            if (Q <= 4 && !transposes) {
                 long together = evenly ? all_see : 0;
                 if (prefetches)
                     score_rows<Format, Q, true>(keys, d, together, values - keys, query[0], step, p);
@@ -312,10 +315,13 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
             prefetches = false;
         };
         auto add_waiting = [&] {
-            if (held == SIDE_BY_SIDE)
-                add_tile(Count<SIDE_BY_SIDE>{}, 0);
-            else
-                for (long k = 0; k < held; k++) add_tile(Count<1>{}, k);
+            long first = 0;
+            auto add = [&](auto size) {
+                for (; first + size.count <= held; first += size.count) add_tile(size, first);
+            };
+            if (WIDE && transposes) add(Count<8>{});
+            add(Count<4>{});
+            add(Count<1>{});
             held = 0;
         };
         queries.for_each([&](long i, long n) {
