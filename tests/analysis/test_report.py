@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.browser import Open
 from support.sweep_folder import write_folder
@@ -185,6 +186,36 @@ def test_the_plot_has_a_point_a_setting_and_tells(look: Open, folder: Path, repo
     assert page.locator("#trade .point").count() == len(finite) < len(summary)
     page.locator('#trade .point[data-setting*="-inf"]').first.press("Enter")
     assert json.loads(page.evaluate("STATE.setting"))[0] == "-inf"
+
+
+BOXES = """(() => [...document.querySelectorAll('#trade svg g[aria-hidden] text')].map(t => {
+  const b = t.getBBox(); return [b.x, b.y, b.x + b.width, b.y + b.height]; }))()"""
+RINGS = """(() => [...document.querySelectorAll('#trade .point')].map(p => {
+  const c = p.querySelector('.halo'), r = p.querySelector('.knee-ring') ? 12 : 6;
+  const x = +c.getAttribute('cx'), y = +c.getAttribute('cy'); return [x - r, y - r, x + r, y + r]; }))()"""
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.005, 0.02])
+def test_labels_of_settings_that_are_nearly_equal_stay_apart(look: Open, folder: Path, spread: float) -> None:
+    results = json.loads((folder / "results.json").read_text())
+    draws, base = np.random.default_rng(1), results["summary"][1]
+    results["summary"] += [{**base, "tau": -4 - 0.25 * k} for k in range(6)]
+    for row in results["summary"][1:]:
+        for key in ("speedup", "ssim"):
+            row[key] = base[key] * draws.uniform(1 - spread, 1 + spread)
+    near = folder.parent / f"near{spread}"
+    shutil.copytree(folder, near)
+    (near / "results.json").write_text(json.dumps(results))
+    write_report(near)
+    for width in (390, 1200):
+        page = look(near / "report.html", width)
+        labels, rings = page.evaluate(BOXES), page.evaluate(RINGS)
+        assert len(labels) > 2
+        # A line of text has room above and below its letters.
+        for i, (left, top, right, bottom) in enumerate(labels):
+            for other in [*labels[:i], *rings]:
+                across, down = min(right, other[2]) - max(left, other[0]), min(bottom, other[3]) - max(top, other[1])
+                assert across <= 1 or down <= 4, (labels[i], other)
 
 
 def test_replay_by_layer_and_frame(look: Open, folder: Path, report: Path) -> None:

@@ -67,7 +67,10 @@ function drawTrade() {
     const series = SERIES.find((z) => z.key === seriesOf(p.c));
     if (series) root.append(s("circle", { cx: x.map(p.x), cy: y.map(p.y), r: 2.5, fill: series.color, opacity: 0.3 }));
   }
-  const front = paretoFront(points, xKind, yKind), taken = points.map((p) => ({ x: x.map(p.x) - 8, y: y.map(p.y) - 8, w: 16, h: 16 }));
+  const front = paretoFront(points, xKind, yKind), taken = points.map((p) => {
+    const r = KNEES.get(settingKey(p.row)) ? 13 : settingKey(p.row) === STATE.setting ? 14 : 8;
+    return { x: x.map(p.x) - r, y: y.map(p.y) - r, w: 2 * r, h: 2 * r };
+  });
   const labels = s("g", { "aria-hidden": "true" });
   for (const series of SERIES) {
     const line = points.filter((p) => (has(p.row.tau) ? seriesKey(p.row) === series.key : (p.row.window ?? null) === series.window && p.row.backend === series.backend)).sort((a, b) => tauNumber(b.row.tau) - tauNumber(a.row.tau));
@@ -104,7 +107,7 @@ function drawTrade() {
     knee ? s("circle", { class: "knee-ring", cx: px, cy: py, r: 11, fill: "none", stroke: series.color, "stroke-width": 2 }) : null,
     marker(series.shape, px, py, 5.5, { fill: front.has(p) ? series.color : "var(--bg)", stroke: series.color, "stroke-width": 2 }),
     s("circle", { class: "hit", cx: px, cy: py, r: 17 })));
-    const text = (has(p.row.tau) ? tauText(p.row.tau) : "dense") + (knee ? " knee" : ""), w = text.length * 7.2, r = knee ? 15 : 10;
+    const text = (has(p.row.tau) ? tauText(p.row.tau) : "dense") + (knee ? " knee" : ""), w = text.length * 7.6 + 4, r = knee || on ? 16 : 10;
     for (const [dx, dy, anchor] of [[0, -r - 2, "middle"], [r, -6, "start"], [r, 4, "start"], [-r, 15, "end"], [0, r + 12, "middle"], [-r, 4, "end"]]) {
       const left = px + dx - (anchor === "end" ? w : anchor === "middle" ? w / 2 : 0), spot = { x: left, y: py + dy - 12, w, h: 15 };
       const inside = left > m.left && left + w < width - m.right + 12 && spot.y > 18;
