@@ -6,6 +6,7 @@ None stands for "what the model prefers"; the pipeline resolves it.
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -161,6 +162,9 @@ def shown(value: Any) -> str:
 def _unknown(where: Text | None, key: str, allowed: Sequence[str]) -> RequestError:
     last = key.rpartition(".")[2]
     near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.5) or [k for k in allowed if k.endswith(f".{last}")]
+    section = key.rpartition(".")[0]
+    if key in near:
+        return RequestError(f"unknown key {shown(key)!r}", where=where, hint=f"'{last}' below '{section}:' is one")
     hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(settings()))}"
     return RequestError(f"unknown key {shown(key)!r}", where=where, hint=hint)
 
@@ -178,7 +182,9 @@ def _explain(error: ValidationError, where: Text | None) -> RequestError:
     key = ".".join(location)
     if problem["type"] == "extra_forbidden":
         return _unknown(where, key, [*keys, *{k.split(".")[0] for k in keys}])
-    allowed = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    allowed: str | None = re.sub("^(Value error, |(Input|String) should (be|have) )", "", problem["msg"])
+    if problem["type"] in ("model_type", "dataclass_type", "string_pattern_mismatch"):
+        allowed = None if key in keys else "a mapping of keys"
     value = _Shown().repr(problem.get("input"))
     hint = keys[key].meaning if key in keys else None
     return RequestError("not allowed", key=key, value=value, where=where, allowed=allowed, hint=hint)
@@ -224,8 +230,9 @@ def later_wins(data: dict[str, Any], given: Collection[str]) -> None:
 
 
 def current(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested configuration data with the keys of today."""
-    data = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
+    """A copy of nested configuration data with the keys of today, and without sections whose keys are all left out."""
+    empty = {key.partition(".")[0] for key in settings() if "." in key and data.get(key.partition(".")[0], 0) is None}
+    data = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items() if k not in empty}
     for old, new in RENAMED.items():
         section, _, last = old.partition(".")
         if isinstance(data.get(section), dict) and last in data[section]:

@@ -205,12 +205,16 @@ def _folder() -> Path:
     return folder
 
 
+COPIES: dict[str, str] = {}
+"""Copies of pipes by their path, with the name that the user gave."""
+
+
 def spooled(path: Path) -> Path:
     """A file that may be read twice and has a suffix: itself, or a copy of a pipe or of standard input (also `-`).
 
     The copy is there until the program ends. Raises RequestError for more than a gigabyte.
     """
-    path = Path("/dev/stdin") if str(path) == "-" else path
+    given, path = str(path), Path("/dev/stdin") if str(path) == "-" else path
     try:
         standard = path.parent in (Path("/dev"), Path("/dev/fd")) and path.name in ("stdin", *map(str, range(1024)))
         if not standard and not stat.S_ISFIFO(path.stat().st_mode):
@@ -225,6 +229,7 @@ def spooled(path: Path) -> Path:
     suffix = next((s for begin, s in _KINDS if data.lstrip(b" \r\n\t").startswith(begin)), text)
     copy = _folder() / f"{path.name}{'.safetensors' if data[8:9] == b'{' else suffix}"
     copy.write_bytes(data)
+    COPIES[str(copy)] = given
     return copy
 
 
@@ -249,7 +254,10 @@ def file_text(path: Path, encoding: str = "utf-8") -> str:
 def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
     """The text of a file that the user named. Raises RequestError, in a sentence that begins with `what`."""
     try:
-        return file_text(path, encoding)
+        text = file_text(path, encoding)
+        if "\0" in text:
+            raise RequestError(f"is no text: byte {text.index(chr(0))} is zero", where=what, hint="save it in UTF-8")
+        return text
     except FileNotFoundError:
         raise RequestError("there is no such file", where=what) from None
     except UnicodeDecodeError as e:
@@ -258,12 +266,6 @@ def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
         raise RequestError(f"can't be read: {e.strerror}", where=what) from None
     except ValueError as e:  # a name that no file can have
         raise RequestError(f"can't be read: {e}", where=what) from None
-
-
-def prompt_lines(text: str) -> dict[int, str]:
-    """The prompts of a text by the number of their line, from 1; empty lines and those that begin with # hold none."""
-    lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
-    return {number: line for number, line in lines if line and not line.startswith("#")}
 
 
 def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from fastcar_cli.config import load_config
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.errors import RequestError
 from fastcar_cli.presets import parse_yaml
+from fastcar_cli.prompt_file import prompts_in
 from fastcar_cli.video import read_recipe
 
 BALL = "a red ball on the grass"
@@ -92,6 +94,48 @@ def test_prompt_files_have_lines_and_comments(run: Run, tmp_path: Path) -> None:
     assert [v["prompt"] for v in json.loads(done.stdout)["videos"]] == [BALL, "a blue car\x0b driving\u2028 left"]
 
 
+LISTS = {
+    "a.json": '["a red ball", {"prompt_en": "a blue car"}, {"prompt": "a star"}]',
+    "a.jsonl": '{"prompt_en": "a red ball"}\n\n"a blue car"\r\n{"prompt": "a star"}',
+    "a.txt": "\ufeffa red ball\na blue car\n a star",
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_prompts_of_every_kind_of_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(LISTS[name], newline="")
+    assert [*prompts_in(tmp_path / name, "p").prompts.values()] == ["a red ball", "a blue car", "a star"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.txt", LISTS["a.json"].encode(), "holds JSON"),
+        ("a.txt", LISTS["a.jsonl"].encode(), "holds JSON"),
+        ("a.txt", b'[\n "a red ball"\n]', "holds JSON"),
+        ("a.txt", "a red ball".encode("utf-16-be"), "byte 0 is zero"),
+        ("a.txt", "a red ball".encode("utf-16"), "is not UTF-8"),
+        ("a.json", b'{"prompt": "a red ball"}', "the top level is a dict"),
+        ("a.json", b'["a", null]', "entry 1 has no text"),
+        ("a.jsonl", b'"a"\n"b', "is not valid JSON"),
+        ("a.jsonl", b"\n", "holds no prompt"),
+    ],
+)
+def test_files_that_hold_no_prompts(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(RequestError, match=f"^p: .*{said}"):
+        prompts_in(tmp_path / name, "p")
+
+
+def test_a_pipe_is_called_as_it_was_given(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("quantum flux\n"))
+    writer.start()
+    done = run("generate", "--prompts", "pipe", *QUICK, "-o", "out")
+    writer.join()
+    assert done.returncode == 2 and "--prompts pipe, line 1: the model" in done.stderr
+
+
 def test_the_line_of_a_refused_prompt(run: Run, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"# mine\n{BALL}\nquantum flux\na blue car\n")
     done = run("generate", "--prompts", "list.txt", *QUICK, "-o", "out")
@@ -115,15 +159,21 @@ def test_the_line_of_a_refused_prompt(run: Run, tmp_path: Path) -> None:
         (["a ball", "-o", "-"], "not written to standard output"),
         (["a ball", "a car", "-o", "a.mp4"], "a single file for 2 videos"),
         (["a ball", "--executor", "graph"], "allowed: auto, native, torch"),
+        (["a ball", "a car", "-o", "a.webm"], "a single file for 2 videos"),
+        (["a ball", "-o", "pipe.mp4", "--force"], "pipe.mp4 is a pipe or a device"),
+        (["a ball", "--guidance-scale"], "--guidance-scale needs a value"),
+        (["--from", "."], "carries no recipe"),
+        (["a ball", "--device", "tpu"], "--device 'tpu': not allowed device: auto, cpu, cuda"),
         (["a ball", "--seed", "1_000"], "--seed 1_000: is no number"),
         (["a ball", "--tau=-1,٣"], "--tau -1,٣: is no number"),
         (["a ball", "--set", "replay.tau=1_0"], "--set replay.tau=1_0"),
     ],
 )
 def test_refusals_name_the_way_out(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+    os.mkfifo(tmp_path / "pipe.mp4")
     done = run("generate", *arguments)
     assert done.returncode == 2 and said in " ".join(done.stderr.replace("│", " ").split())
-    assert not [*tmp_path.iterdir()]
+    assert [*tmp_path.iterdir()] == [tmp_path / "pipe.mp4"]
 
 
 def test_prompts_of_one_word_each_are_noticed(run: Run, tmp_path: Path) -> None:
@@ -260,6 +310,20 @@ def test_numbers_of_settings(tmp_path: Path) -> None:
     assert load_config(None, ["generation.seed=0123"]).generation.seed == 123
     with pytest.raises(RequestError, match="1:30"):
         load_config(None, ["generation.seed=1:30"])
+
+
+def test_sections_without_keys_and_dotted_keys_of_a_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("replay:\n  # tau: -2\nvideo: {fps: 8}\n")
+    assert load_config(str(tmp_path / "a.yaml")).video.fps == 8
+    for text, said in (("replay.tau: -2", "'tau' below 'replay:' is one"), ("replay: 3", "allowed: a mapping of keys")):
+        (tmp_path / "a.yaml").write_text(text)
+        done = run("config", "--config", "a.yaml")
+        assert done.returncode == 2 and said in done.stderr
+
+
+def test_a_folder_may_have_a_point_in_its_name(run: Run, tmp_path: Path) -> None:
+    assert run("generate", BALL, "--frames", "1", "--seeds", "0-1", "-q", "-o", "run-v1.2").returncode == 0
+    assert len([*(tmp_path / "run-v1.2").glob("*.mp4")]) == 2
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv"])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from support.processes import Run
 from support.vila_u import converted
 
-from fastcar_cli.cli.flags import prompts_of
 from fastcar_cli.conversion import Calibration, Conversion, open_source
 from fastcar_cli.conversion.rounding import calibrated, output_error
 from fastcar_cli.conversion.source import target_format
@@ -209,11 +208,6 @@ def test_what_was_rounded_plainly_is_gone_when_rounding_begins(make, tmp_path: P
     form = target_format(source, source.spec, "int8", None)
     Conversion(source, tmp_path / "made", form, source.spec, Calibration(PROMPTS[:1])).run(look)
     assert seen and not any(seen)
-
-
-def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
-    (tmp_path / "p.txt").write_text("a red ball\n", encoding="utf-8-sig")
-    assert prompts_of(tmp_path / "p.txt", "--calibrate") == ["a red ball"]
 
 
 @pytest.mark.slow

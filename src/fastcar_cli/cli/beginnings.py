@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fastcar_cli.cli.flags import given, numbered_prompts, refuse
+from fastcar_cli.cli.flags import given, refuse
 from fastcar_cli.config import shown
 from fastcar_cli.errors import RequestError
+from fastcar_cli.prompt_file import prompts_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,6 +148,8 @@ class Given:
 
 def is_list(ctx: typer.Context, seeds: str | None, output: str | None) -> bool:
     """Whether options of a list are given; refuses what contradicts them. Raises RequestError."""
+    from fastcar_cli.video import names_file
+
     flags = given(ctx)
     of_list = [flags[name] for name in ("seeds", "names", "shard", "engine") if name in flags]
     if not of_list:
@@ -156,7 +158,7 @@ def is_list(ctx: typer.Context, seeds: str | None, output: str | None) -> bool:
         if name in flags:
             raise RequestError(f"{flags[name]} and --seeds exclude each other", hint="leave one of them out")
     refuse(ctx, ONE_RUN, f"with {of_list[0]}", "leave one of them out")
-    if output is not None and Path(output).suffix and not output.endswith("/") and not os.path.isdir(output):
+    if output is not None and names_file(output):
         raise RequestError(
             f"-o {output}: a single file, {of_list[0]} makes a folder of videos", hint=f"-o {Path(output).stem}"
         )
@@ -174,13 +176,7 @@ def texts_of(typed: list[str], file: Path | None) -> tuple[list[str], list[str |
         if _FILE.search(text) or (" " not in text and Path(text).exists()):
             option = "--prompts" if text.endswith(".txt") else "--input"
             raise RequestError(f"the prompt {shown(text)!r} names a file", hint=f"did you mean {option} {text}?")
-    lines, unit = {}, "line"
-    if file is not None and file.suffix.lower() == ".json":
-        from fastcar_cli.analysis.sweep.grid import read_prompts
-
-        lines, unit = dict(enumerate(read_prompts(file)[0], 1)), "prompt"
-    elif file is not None:
-        lines = numbered_prompts(file, "--prompts")
+    lines, unit, _ = ({}, "line", 0) if file is None else prompts_in(file, f"--prompts {file}")
     return [*typed, *lines.values()], [*[None] * len(typed), *(f"--prompts {file}, {unit} {n}" for n in lines)]
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli.cli.complete import models, words
-from fastcar_cli.cli.flags import one_of, prompts_of
+from fastcar_cli.cli.flags import one_of
 from fastcar_cli.cli.options import Debug, Flags, Json, Quiet, options
 from fastcar_cli.cli.surroundings import surroundings
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.limits import cores
+from fastcar_cli.prompt_file import prompts_in
 from fastcar_cli.sections import MODELS
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def convert(
         raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="it goes with --dtype int4")
     if calibrate is not None and dtype == "bfloat16":
         raise RequestError("--calibrate has no effect with --dtype bfloat16", hint="it goes with --dtype int4, int8")
-    calibration = None if calibrate is None else Calibration(tuple(prompts_of(calibrate, "--calibrate")))
+    calibration = None
+    if calibrate is not None:
+        calibration = Calibration(tuple(prompts_in(calibrate, f"--calibrate {calibrate}").prompts.values()))
     check_folder(output)
     import torch
 

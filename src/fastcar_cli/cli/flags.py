@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from fastcar_cli.cli.help import arrange, examples
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.files import prompt_lines, read_text, spooled
+from fastcar_cli.files import spooled
 from fastcar_cli.signals import status
 
 READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "config", "fpga", "preset", "trace", "compare",
@@ -59,19 +59,6 @@ def check_made(option: str, folder: Path | None) -> None:
         raise RequestError(f"{option} {folder}: is a file, needed: a folder")
 
 
-def prompts_of(file: Path, option: str) -> list[str]:
-    """The prompts of a file, one a line. Raises RequestError that names the option."""
-    return [*numbered_prompts(file, option).values()]
-
-
-def numbered_prompts(file: Path, option: str) -> dict[int, str]:
-    """The prompts of a file by the number of their line. Raises RequestError that names the option."""
-    prompts = prompt_lines(read_text(file, f"{option} {file}", "utf-8-sig"))
-    if not prompts:
-        raise RequestError(f"{option} {file}: holds no prompt", hint="one prompt a line; # begins a comment")
-    return prompts
-
-
 ALIASES = {
     "--num-frames": ("--frames", ""),
     "--image": ("--input", ""),
@@ -91,6 +78,8 @@ def _respelled(args: list[str], known: Collection[str]) -> list[str]:
             return [*spelled, *args[i:]]
         if name in ALIASES and name not in known and ALIASES[name][0] in known and not begins:
             option, begins = ALIASES[name]
+            if not equals and i + 1 == len(args):
+                raise RequestError(f"{name} needs a value")
             spelled += [option, begins + value] if equals else [option]
             begins = "" if equals else begins
         else:

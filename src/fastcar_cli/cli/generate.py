@@ -43,7 +43,7 @@ def generate(
     ctx: typer.Context,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the video shows.")] = None,
     prompts_file: Annotated[
-        Path | None, typer.Option("--prompts", help="File with one prompt a line, or VBench's JSON list.")
+        Path | None, typer.Option("--prompts", help="File with one prompt a line, or JSON: VBench's lists, or .jsonl.")
     ] = None,
     inputs: Annotated[
         list[Path] | None,

@@ -4,7 +4,7 @@
 """
 
 from fastcar_cli.video.reader import frames_of, read_frames, read_recipe
-from fastcar_cli.video.writer import Writer, check_target, default_name, folder_named, open_writer
+from fastcar_cli.video.writer import Writer, check_target, default_name, folder_named, names_file, open_writer
 
 __all__ = [
     "Writer",
@@ -12,6 +12,7 @@ __all__ = [
     "default_name",
     "folder_named",
     "frames_of",
+    "names_file",
     "open_writer",
     "read_frames",
     "read_recipe",

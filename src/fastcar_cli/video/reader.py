@@ -64,7 +64,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
                 text = {key.lower(): value for key, value in video.metadata.items()}.get("comment", "")
         recipe = parse_json(text)
     except FileNotFoundError:
-        raise RequestError(f"{path}: there is no such video") from None
+        said = "carries no recipe of fastcar" if path.exists() else "there is no such video"
+        raise RequestError(said, where=str(path)) from None
     except (OSError, ValueError, Image.DecompressionBombError):
         raise RequestError(f"{path} carries no recipe of fastcar") from None
     if isinstance(recipe, dict):

@@ -31,8 +31,16 @@ from fastcar_cli.video.reader import read_recipe
 Image8 = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
 """Suffixes of files; a name without suffix is a folder of PNGs."""
+_OTHERS = (".mov", ".mkv", ".webm", ".avi", ".png", ".jpg", ".jpeg", ".webp", ".apng")
 MOST_GIF_FPS = 50
 """A GIF counts in hundredths of a second, and viewers show frames of one hundredth far slower."""
+
+
+def names_file(output: str) -> bool:
+    """Whether a name is that of one video or picture, of whatever format, and no folder has it."""
+    return (
+        Path(output).suffix.lower() in (*SUFFIXES, *_OTHERS) and not output.endswith("/") and not os.path.isdir(output)
+    )
 
 
 def folder_named(output: str, videos: int, *, listed: bool) -> Path | None:
@@ -45,7 +53,7 @@ def folder_named(output: str, videos: int, *, listed: bool) -> Path | None:
     if output == "-":
         raise RequestError("-o -: videos are not written to standard output", hint="name a file")
     there = os.path.isdir(path)
-    if videos > 1 and path.suffix.lower() in SUFFIXES and not there:
+    if videos > 1 and names_file(output):
         raise RequestError(f"-o {output}: a single file for {videos} videos", hint=f"a folder, such as {path.stem}")
     named = videos > 1 or output.endswith("/") or there
     return path if named or (listed and not path.suffix) else None
@@ -80,6 +88,8 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
         raise RequestError(f"{path.name[:80]}: {e.strerror}") from None
     if path.suffix and path.is_dir():
         raise RequestError(f"{path} is a folder")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise RequestError(f"{path} is a pipe or a device, needed: a file or a folder", hint="/dev/null takes a video")
     if path.suffix and path.exists() and not force and _recipe(path) is None:
         raise RequestError(f"{path} is there already and is no video of fastcar", hint="--force writes over it")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):

@@ -64,11 +64,11 @@ def claims(
     """The paper's claims, measured again on models here: data, plots and a page; started again it resumes."""
     from rich.text import Text
 
-    from fastcar_cli.cli.flags import prompts_of
     from fastcar_cli.cli.render import Results, console, note, progress
     from fastcar_cli.config import load_config
     from fastcar_cli.extras import pyplot
     from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_cli.prompt_file import prompts_in
     from fastcar_cli.signals import status
     from fastcar_lab.claims import c9_ours, page
     from fastcar_lab.claims.prompts import prompts_for
@@ -78,7 +78,9 @@ def claims(
     # Its plots come last: what they need is checked before hours of decodes.
     pyplot("the page of the claims")
     terminal = console(quiet)
-    given = tuple(prompts_of(prompts_file, "--prompts-file")) if prompts_file is not None else None
+    given = None
+    if prompts_file is not None:
+        given = tuple(prompts_in(prompts_file, f"--prompts-file {prompts_file}").prompts.values())
     studies = []
     for name in model or [default_model()]:
         config = load_config(None, set_ or [], {"model": name})

@@ -17,9 +17,8 @@ from fastcar_cli import choices
 from fastcar_cli.decoding.scores import DEFAULT
 from fastcar_cli.decoding.tau import ALLOWED, Tau
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.files import prompt_lines, read_text
 from fastcar_cli.lists import each_of
-from fastcar_cli.plain_data import parse_json
+from fastcar_cli.prompt_file import prompts_in
 from fastcar_cli.sections import LARGEST
 
 AXES = {
@@ -238,45 +237,21 @@ def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ..
 
 
 def read_prompts(file: Path) -> tuple[list[str], list[str]]:
-    """Prompts of a text file, one a line, or of a .json file in VBench's form, and notices.
-
-    VBench's list holds objects with "prompt_en"; a plain list of strings will do as well. Its lists name a prompt
-    once for each dimension it serves, so there a repeated prompt is merged with a notice; in a text file it
-    is refused. Raises RequestError.
-    """
-    text = read_text(file, (Key("prompts"), f" {file}"), "utf-8-sig")
-    if file.suffix.lower() != ".json":
-        lines = prompt_lines(text)
-        if not lines:
-            raise RequestError("holds no prompt", key="prompts", value=file, hint="one prompt a line")
-        first: dict[str, int] = {}
-        for number, line in lines.items():
-            if line in first:
-                raise RequestError(
-                    f"line {number} repeats line {first[line]}: {line!r}",
-                    key="prompts",
-                    value=file,
-                    hint=("more videos of a prompt come from more ", Key("seeds")),
-                )
-            first[line] = number
-        return list(first), []
-    try:
-        data = parse_json(text)
-    except ValueError as e:
-        raise RequestError(f"is not valid JSON: {e}", key="prompts", value=file) from None
-    if not isinstance(data, list):
-        raise RequestError(f"the top level is a {type(data).__name__}, needed: a list", key="prompts", value=file)
-    prompts = []
-    for i, entry in enumerate(data):
-        value = entry.get("prompt_en") if isinstance(entry, dict) else entry
-        if not isinstance(value, str) or not value.strip():
-            raise RequestError(f"entry {i} has no text under 'prompt_en'", key="prompts", value=file)
-        prompts.append(value.strip())
-    if not prompts:
-        raise RequestError("holds no prompt", key="prompts", value=file, hint='needed: [{"prompt_en": "..."}, ...]')
-    single = list(dict.fromkeys(prompts))
-    notices = [f"{file}: {len(prompts) - len(single)} entries repeat a prompt and share its video"]
-    return single, notices if len(single) < len(prompts) else []
+    """The prompts of a file, each once, and notices. Raises RequestError, also for a line that repeats another."""
+    listed = prompts_in(file, (Key("prompts"), f" {file}"))
+    first: dict[str, int] = {}
+    for number, line in listed.prompts.items():
+        if line in first:
+            raise RequestError(
+                f"line {number} repeats line {first[line]}: {line!r}",
+                key="prompts",
+                value=file,
+                hint=("more videos of a prompt come from more ", Key("seeds")),
+            )
+        first[line] = number
+    return list(first), [f"{file}: {listed.repeated} entries repeat a prompt and share its video"] * (
+        listed.repeated > 0
+    )
 
 
 def join_prompts(given: Sequence[str], file: Path | None) -> tuple[list[str], list[str]]:
