@@ -11,6 +11,7 @@ from typing import Any, Literal
 from fastcar_cli.backends.fpga.constants import Constant
 from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
+from fastcar_cli.backends.fpga.memory import Order
 from fastcar_cli.backends.fpga.preset import Preset, Weights
 from fastcar_cli.backends.fpga.rtl import joined
 from fastcar_cli.backends.fpga.rtl.packets import words_of
@@ -34,6 +35,18 @@ from fastcar_cli.plain_data import parse_json
 
 RANDOM_LAYERS = 320
 """Random layers that are run before those of saved decisions."""
+
+
+STREAMS: dict[Weights, tuple[str, Order, float]] = {
+    "private": ("DDR4-2400", "rows", 800),
+    "multicast": ("HBM2-1800", "groups", 200),
+}
+"""Channels that bound whole layers beside the preset's memory: the part, the order of its bursts, MHz of its port.
+
+One by the reads of a row, the other by the port.
+"""
+CLOCK = 900
+"""MHz of the cores behind them, so that an array takes more than they give."""
 
 
 def check(preset: Preset) -> None:
@@ -60,11 +73,19 @@ def _sharing(preset: Preset, weights: Weights, cores: int) -> Preset:
     return preset.model_copy(update={"cores": cores, "hbm": hbm})
 
 
+def _bound(preset: Preset, part: str, order: Order, port_clock: float) -> Preset:
+    """A preset with fast cores behind one channel of another memory and its port of 64 bytes."""
+    one = _constant(1, "1")
+    port = {"channels": one, "ports": one, "beat": _constant(64, "bytes"), "port_clock": _constant(port_clock, "MHz")}
+    hbm = preset.hbm.model_copy(update={"part": part, "order": order, **port})
+    return preset.model_copy(update={"hbm": hbm, "clock": _constant(CLOCK, "MHz")})
+
+
 def others(preset: Preset) -> dict[str, Preset]:
     """Two more accelerators by folder, whose DRS does what the preset's leaves out, so that a fault there shows.
 
-    Cores in no power of two, the other way to drop, paced packets, a jump of one cycle, a longer mapping, and weights
-    that each core streams for itself, or that are sent when every core has room.
+    Cores and queues in no power of two, the other way to drop, paced packets, a jump of one cycle, a longer mapping,
+    and weights that each core streams for itself, or that are sent when every core has room.
     """
 
     def variant(
@@ -76,6 +97,7 @@ def others(preset: Preset) -> dict[str, Preset]:
                 "fetch": fetch,
                 "drop": _constant(drop, "cycles/row"),
                 "dispatch": None if dispatch is None else _constant(dispatch, "cycles/row"),
+                "queue": _constant(preset.drs.queue.value + 1, "packets"),
             }
         )
         return _sharing(preset, weights, cores).model_copy(update={"drs": drs})
@@ -124,6 +146,8 @@ def _arithmetic(folder: Path, preset: Preset) -> None:
     for weights in WEIGHTS:
         cores = preset.cores if weights == "lockstep" else 3
         machine = _sharing(paced, weights, cores)
+        if weights in STREAMS:
+            machine = _bound(machine, *STREAMS[weights])
         layers = joined.random_mlps(machine)
         layers[0].check(joined.MACS, joined.LANES)
         sent, answers = joined.requests(layers, machine), joined.expected(layers, machine)

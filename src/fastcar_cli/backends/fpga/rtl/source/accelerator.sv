@@ -54,7 +54,6 @@ module accelerator #(
   wire logic [28:0]      cycles [CORES];
   logic                  was_dealing, in_layer;
   wire logic [CORES-1:0] load_done;
-  wire logic             all_started;
 
   drs #(.CORES(CORES), .REMAP(REMAP), .DROP(DROP), .STREAM(STREAM), .DISPATCH(DISPATCH)) scheduler (
       .clk, .rst, .start, .index_in(index), .rows_in(rows), .idle, .computing,
@@ -79,7 +78,7 @@ module accelerator #(
   end
 
   barrier #(.CORES(CORES), .WEIGHTS(WEIGHTS)) gate (
-      .clk, .rst, .dealt, .computing, .there, .core_idle, .go, .opens, .member, .all_started);
+      .clk, .rst, .dealt, .computing, .there, .core_idle, .go, .opens, .member);
 
   for (genvar c = 0; c < CORES; c++) begin : core
     // Core 0 has a row in every round: under multicast it asks for the tiles of all.
@@ -113,7 +112,8 @@ module accelerator #(
   if (WEIGHTS == 2) begin : credits
     // A tile is sent when every core of the round has room for it, those included that have not started yet.
     wire logic room_for_tile = &(~member | has_room);
-    wire logic round_over = all_started && (&(~member | through));
+    // A core that has not started is not through.
+    wire logic round_over = &(~member | through);
     wire logic unused = &{1'b0, ask};
     for (genvar c = 0; c < CORES; c++) begin : of
       assign needs[c] = load_needs[0];
@@ -121,7 +121,7 @@ module accelerator #(
     assign may_load = {CORES{room_for_tile}};
     assign may_end = {CORES{round_over}};
   end else begin : own
-    wire logic unused = &{1'b0, all_started, through, member};
+    wire logic unused = &{1'b0, through, member};
     for (genvar c = 0; c < CORES; c++) begin : of
       assign needs[c] = load_needs[c];
     end

@@ -15,8 +15,7 @@ module barrier #(
     input  wire logic [CORES-1:0] core_idle,
     output wire logic [CORES-1:0] go,
     output wire logic [CORES-1:0] opens,      // a core's row, or the round it belongs to, opens
-    output wire logic [CORES-1:0] member,     // cores of the round that runs
-    output wire logic             all_started // of them
+    output wire logic [CORES-1:0] member      // cores of the round that runs
 );
   if (WEIGHTS != 0) begin : together
     logic [5:0]       left;
@@ -27,7 +26,6 @@ module barrier #(
     assign go = there & (start ? want : WEIGHTS == 2 ? late : '0);
     assign opens = {CORES{start}};
     assign member = round;
-    assign all_started = late == '0;
     always_ff @(posedge clk) begin
       if (rst) {left, round, late} <= '0;
       else begin
@@ -42,7 +40,6 @@ module barrier #(
     assign go = there & core_idle;
     assign opens = go;
     assign member = '1;
-    assign all_started = 1'b1;
   end
 endmodule
 `default_nettype wire
