@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import signal
@@ -31,6 +32,12 @@ settings.load_profile("any machine")
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_collections() -> None:
+    """What is loaded stays: imageio collects garbage at each file it closes, 0.2 s among all objects of a worker."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -34,17 +34,6 @@ from fastcar_cli.models.loading.registry import folder_of, shapes_of, spec_of
 from fastcar_cli.presets import fpga_presets
 
 
-@pytest.fixture(scope="session")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where Verilator's own part is kept, compiled once for all tests of a process."""
-    return tmp_path_factory.mktemp("runtime")
-
-
-@pytest.fixture(autouse=True)
-def _kept_runtime(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RUNTIME", str(runtime))
-
-
 def trace(file: Path, passes: int = 7, rows: int = 8, ratio: float = 0.5, seed: int = 3) -> Decisions:
     """Drawn decisions in the shape of the bundled model, saved."""
     spec = shapes_of(folder_of("mini")).spec

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Verilator's own part is compiled once for all tests of a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUNTIME", str(tmp_path_factory.mktemp("runtime")))
+        yield
