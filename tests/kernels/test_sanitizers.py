@@ -69,7 +69,7 @@ def test_kernels_read_and_write_what_is_theirs(sanitized: Call) -> None:
     # A forked child of a test would load the library without sanitizers. -s: a sanitizer writes its report as the
     # process ends, past what pytest captures.
     done = sanitized(
-        *("-m", "pytest", "-s", "--dist", "worksteal", "-p", "support.sanitized"),
+        *("-m", "pytest", "-s", "-p", "support.sanitized"),
         *(*kernels, "tests/decoding/test_executors.py", "-k", "native and not forked"),
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
