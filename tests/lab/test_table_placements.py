@@ -103,6 +103,7 @@ def test_places_are_known_for_what_people_write(prompt: str) -> None:
     [
         ("a red ball and a blue cube hit each other", "red ball hits blue cube"),
         ("two red balls collide", "red ball hits red ball"),
+        ("two red spheres collide", "red ball hits red ball"),
         ("a cylinder enters from the left and hits a ball", "cylinder hits ball"),
         ("on the grass a ball rolls away and a cube", "ball moves back cube still grass"),
     ],
@@ -120,6 +121,8 @@ def test_a_scene_without_a_plan_is_the_nearest_one_that_has_one(prompt: str, nea
     ("prompt", "tokens", "unknown"),
     [
         ("three small cubes", ("small", "cube") * 3, ()),
+        ("three red boxes", ("red", "cube") * 3, ()),
+        ("marbles and doughnuts", ("ball", "ring"), ()),
         ("a pair of balls that are red", ("red", "ball") * 2, ()),
         ("pan left over a ring", ("pan_left", "ring"), ()),
         ("a camera panning to the right, a ring", ("pan_right", "ring"), ()),

@@ -37,6 +37,9 @@ class PhraseTokenizer:
         ids = {token: i for i, token in enumerate(self.vocabulary)}
         self._pad, self._bos, self._start = ids["<pad>"], ids["<bos>"], ids["<vi_start>"]
         self._phrases = {tuple(_words(p)): ids[token] for token, ps in self.phrases.items() for p in ps}
+        for token in self.groups.get("shape", ()):
+            for phrase in self.phrases.get(token, ()):
+                self._phrases.setdefault(tuple(_words(f"{phrase}{'es' if phrase[-1] in 'sx' else 's'}")), ids[token])
         self._longest = max(map(len, self._phrases))
         self._single = sorted({w for p in self._phrases for w in p}.difference(self.fillers))
         self._drawable = [t for t in self.vocabulary if t in self.phrases]
@@ -135,11 +138,14 @@ class PhraseTokenizer:
                 notices.append(f"the model {model!r} does not understand {word!r} here and leaves it out")
                 continue
             alone = sorted({phrase[0] for phrase in self._phrases if len(phrase) == 1})
-            near = difflib.get_close_matches(word, alone, n=3, cutoff=0.6)
+            near = difflib.get_close_matches(word, alone, n=3, cutoff=0.75)
             notices.append(
                 f"the model {model!r} does not know {word!r} and leaves it out"
                 + (f"; near: {', '.join(near)}" if near else "")
             )
+        shapes = self.groups.get("shape", ())
+        if shapes and reading.unknown and not {*shapes} & {*reading.tokens}:
+            notices.append(f"the prompt names none of {', '.join(shapes)}; the seed chooses what {model!r} draws")
         for name, tokens in self.groups.items():
             values = [t for t in tokens if t in reading.tokens]
             if len(values) > 1:

@@ -55,6 +55,7 @@ class PlacementTokenizer(PhraseTokenizer):
         )
         behind = rf"\b({thing}) (?:(?:that|which) )?(?:is|are) ((?:{look})(?: (?:and )?(?:{look}))*)\b"
         self._said_behind = re.compile(behind)
+        self._several = re.compile(rf"\b({thing})e?s\b")
         self._counted = re.compile(rf"\b({'|'.join(_COUNTS)}) ((?:(?:{look}) (?:and )?)*(?:{thing}))\b")
         # A ground is no colour: "a gray cube".
         self._colour = re.compile(rf"(?<!on )(?<!onto )(?<!over )\b({ground})(?= (?:(?:{look}) )*(?:{thing})\b)")
@@ -70,6 +71,7 @@ class PlacementTokenizer(PhraseTokenizer):
         text = " ".join(words)
         for said, meant in _SAID_OTHERWISE.items():
             text = re.sub(rf"\b{said}\b", meant, text)
+        text = self._several.sub(r"\1", text)
         text = self._said_behind.sub(r"\2 \1", self._denied.sub("does not move", text))
         text = self._counted.sub(lambda m: " ".join([m[2]] * _COUNTS[m[1]]), text)
         return self._colour.sub(lambda m: " ".join(w + OUT_OF_PLACE for w in m[1].split()), text).split()
@@ -162,13 +164,15 @@ class PlacementTokenizer(PhraseTokenizer):
         """
         notices = super().notices(prompt, model)
         text = text_of(prompt, f"the model {model!r}")
-        tokens = self.read(text).tokens
+        reading = self.read(text)
+        tokens = reading.tokens
         count = sum(t in self.things for t in tokens)
         if self.placements and not 0 < count <= self._most:
             said = f"{count} things" if count else "nothing to draw"
             raise RequestError(
                 f"the prompt {text!r} names {said}, the model {model!r} draws 1 to {self._most}",
-                hint=f"things: {', '.join(self.things)}",
+                hint=(f"it does not know {', '.join(reading.unknown)}; " if reading.unknown else "")
+                + f"things: {', '.join(self.things)}",
             )
         if (said := " ".join(self._planned(tokens))) != " ".join(tokens):
             notices.append(f"the model {model!r} has no plan of {' '.join(tokens)!r} and draws the nearest: {said!r}")
