@@ -227,6 +227,26 @@ def test_the_null_device_takes_a_video(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "--input"],
+        ["generate", "a ball", "--set", "runtime.keep_prefill="],
+        ["generate", "a ball", "-o"],
+        ["sweep", "vbench-score"],
+        ["fpga"],
+    ],
+)
+def test_names_longer_than_a_file_system_takes(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    done = run(*arguments[:-1], arguments[-1] + "x" * 300) if "=" in arguments[-1] else run(*arguments, "x" * 300)
+    assert done.returncode == 2 and "can't be a file: File name too long" in done.stderr and not [*tmp_path.iterdir()]
+
+
+def test_a_long_prompt_without_spaces_is_a_prompt(run: Run) -> None:
+    done = run("generate", "红球在草地上滚动" * 40)
+    assert done.returncode == 2 and "knows none of the words" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "option"),
     [
         (["generate", BALL, "--frames", "1", "-o", "a.gif", "--keep-prefill"], "--keep-prefill"),

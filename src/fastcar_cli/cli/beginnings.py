@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -173,7 +174,7 @@ def texts_of(typed: list[str], file: Path | None) -> tuple[list[str], list[str |
     for text in typed:
         if not text.strip():
             raise RequestError("the prompt is empty", hint="describe the video in a few words")
-        if _FILE.search(text) or (" " not in text and Path(text).exists()):
+        if _FILE.search(text) or (" " not in text and os.path.exists(text)):
             option = "--prompts" if text.endswith(".txt") else "--input"
             raise RequestError(f"the prompt {shown(text)!r} names a file", hint=f"did you mean {option} {text}?")
     lines, unit, _ = ({}, "line", 0) if file is None else prompts_in(file, f"--prompts {file}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Collection
@@ -18,8 +19,8 @@ from fastcar_cli.files import spooled
 from fastcar_cli.signals import status
 
 READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "config", "fpga", "preset", "trace", "compare",
-        "calibrate", "lpips_weights")  # fmt: skip
-WRITTEN = ("output", "report", "report_to", "trace_to", "save", "timeline", "plots")
+        "calibrate", "lpips_weights", "folder")  # fmt: skip
+WRITTEN = ("output", "report", "report_to", "trace_to", "save", "timeline", "plots", "keep_prefill")
 """Parameters that name files to read, and others where `~` is the user's home."""
 
 OTHERS = {"overrides": "--set", "ratio": "--replay"}
@@ -44,8 +45,19 @@ def one_of(option: str, value: str | None, allowed: Collection[str]) -> None:
         raise RequestError(f"{option} {value}: unknown", hint=f"allowed: {', '.join(allowed)}")
 
 
+def _check_length(path: Path) -> None:
+    """Refuse a name that is longer than a file system takes: pathlib's `exists` and its like raise OSError for it."""
+    try:
+        path.lstat()
+    except OSError as e:
+        if e.errno == errno.ENAMETOOLONG:
+            raise RequestError(f"{str(path)[:80]}... can't be a file: {e.strerror}") from None
+
+
 def check_file(option: str, file: Path | None) -> None:
     """Refuse the name of a file that can't be written: raises RequestError."""
+    if file is not None:
+        _check_length(file)
     if file is not None and not file.parent.is_dir():
         raise RequestError(f"{option} {file}: the folder {file.parent} does not exist")
     if file is not None and file.exists() and not file.is_file():
@@ -161,6 +173,7 @@ def _file(given: Any, read: bool) -> Any:
     if not isinstance(given, (str, Path)):
         return given
     path = Path(os.path.expanduser(given))  # of an unknown user it stays, where pathlib's raises
+    _check_length(path)
     path = spooled(path) if read else path
     return path if isinstance(given, Path) else given if path == Path(given) else str(path)
 
