@@ -34,6 +34,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Only a power cut shows whether a file has reached it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _short_collections() -> None:
     """What is loaded stays: imageio collects garbage at each file it closes, 0.2 s among all objects of a worker."""

@@ -363,7 +363,7 @@ def test_json_that_no_file_can_hold(run: Run, tmp_path: Path) -> None:
 def test_a_dry_run_says_how_long_and_writes_nothing(run: Run, tmp_path: Path) -> None:
     few, many = (
         json.loads(run("generate", BALL, "--frames", "2", "--samples", n, "--dry-run", "--json").stdout)
-        for n in ("1", "200")
+        for n in ("1", "24")
     )
     assert 0 < few["expected_s"] < many["expected_s"] and "steps of" in few["expected_from"]
     assert "at most" in run("generate", BALL, "--frames", "1", "--dry-run").stdout and not [*tmp_path.iterdir()]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.processes import Run
 from support.sweep_folder import write_folder
 from typer.testing import CliRunner
 
@@ -17,11 +16,6 @@ from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
 
 PROMPTS = ("a red ball", "a blue boat", "a green star")
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fastcar_cli", "lab", "curves", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +28,8 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return first, second
 
 
-def test_a_line_a_setting_with_the_means_of_its_videos(sweeps: tuple[Path, Path], tmp_path: Path) -> None:
-    result = run(*sweeps, "-o", tmp_path / "out")
+def test_a_line_a_setting_with_the_means_of_its_videos(run: Run, sweeps: tuple[Path, Path], tmp_path: Path) -> None:
+    result = run("lab", "curves", *map(str, sweeps), "-o", "out")
     assert result.returncode == 0, result.stderr
     rows = list(csv.DictReader((tmp_path / "out" / "curves.csv").open()))
     cells = json.loads((sweeps[0] / "results.json").read_text())["cells"]
@@ -54,8 +48,8 @@ def test_a_line_a_setting_with_the_means_of_its_videos(sweeps: tuple[Path, Path]
     assert told == result.stdout.removesuffix("\n") and "**other** (6 videos of 3 prompts)" in told
 
 
-def test_an_empty_folder_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    result = run(tmp_path, "-o", tmp_path / "out")
+def test_an_empty_folder_is_refused_in_a_sentence(run: Run, tmp_path: Path) -> None:
+    result = run("lab", "curves", str(tmp_path), "-o", "out")
     assert result.returncode == 2 and "Traceback" not in result.stderr
     assert "results" in result.stderr and not (tmp_path / "out").exists()
 
@@ -68,8 +62,8 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path, content: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_equal_videos_have_no_psnr(sweeps: tuple[Path, Path], tmp_path: Path) -> None:
-    assert run(sweeps[0], "-o", tmp_path / "out").returncode == 0
+def test_equal_videos_have_no_psnr(run: Run, sweeps: tuple[Path, Path], tmp_path: Path) -> None:
+    assert run("lab", "curves", str(sweeps[0]), "-o", "out").returncode == 0
     dense = next(r for r in csv.DictReader((tmp_path / "out" / "curves.csv").open()) if r["replayed"] == "0.0")
     assert dense["psnr_db"] == "" and "60.0" not in (tmp_path / "out" / "curves.md").read_text()
     assert "| equal |" in (tmp_path / "out" / "curves.md").read_text()
