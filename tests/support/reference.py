@@ -44,6 +44,7 @@ def _rope(x: Tensor, position: Tensor, theta: float) -> Tensor:
     return torch.cat([first * a.cos() - second * a.sin(), second * a.cos() + first * a.sin()], -1)
 
 
+@torch.inference_mode()
 def decode(
     model: VideoModel,
     prompts: list[list[int]],
