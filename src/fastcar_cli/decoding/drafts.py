@@ -102,8 +102,7 @@ class Drafter:
         draws, self._drafts = self._draws, None
         least, first = min(draws.done), tuple(done - 1 for done in draws.done)
         window = self.window if self._choice is None else self._choice.choose(self._promising(least))
-        count = min(window, most, draws.tokens - least)
-        if count < 2 or not least:
+        if window < 2 or not least or (count := min(window, most, draws.tokens - least)) < 2:
             return Inputs(first)
         for video, done in enumerate(draws.done):
             self._write(video, done, done + count - 1)
@@ -147,8 +146,10 @@ class Drafter:
 
     def accepted(self, inputs: Inputs) -> tuple[int, ...]:
         """How many positions behind the inputs, whose codes are drawn, are final in each video."""
-        draws, counts = self._draws, [1] * len(inputs.first)
-        if self._drafts is not None:
+        draws, last = self._draws, self._draws.tokens - 1
+        if self._drafts is None:
+            accepted = tuple([int(t < last) for t in inputs.first])
+        else:
             right = (draws.drawn(inputs)[:, :-1] == self._drafts).all(-1)
             if self._accept is not None:
                 right = torch.rand(right.shape, generator=self._chance) < self._accept
@@ -157,9 +158,8 @@ class Drafter:
                 counts = [min(counts)] * len(counts)
             for video, (t, n) in enumerate(zip(inputs.first, counts, strict=True)):
                 self.drafted[video, t + 1 : t + n] = True
-        self._drawn = [t + 1 + inputs.count for t in inputs.first]
-        last = draws.tokens - 1
-        accepted = tuple([n if t + n <= last else last - t for n, t in zip(counts, inputs.first, strict=True)])
+            self._drawn = [t + 1 + inputs.count for t in inputs.first]
+            accepted = tuple([n if t + n <= last else last - t for n, t in zip(counts, inputs.first, strict=True)])
         self.passes.append(Pass(inputs.first, inputs.count, accepted))
         return accepted
 

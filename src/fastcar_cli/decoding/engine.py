@@ -115,6 +115,8 @@ class Decode(Batch):
         if self.replay is not None:
             self.replay.release()
 
+    # Torch leaves the mode between two steps, so whoever takes them may train.
+    @torch.inference_mode()
     def steps(self, forced: Tensor | None = None, keep_logits: bool = False, first: int = 0) -> Iterator[Step]:
         """Decode every position, pass after pass.
 
@@ -128,22 +130,19 @@ class Decode(Batch):
         executor, device = self.start(), self.model.device
         drafter = self._drafts(executor)
         if first:
-            with torch.inference_mode():
-                self.fast_forward()
+            self.fast_forward()
             draws.done = [first] * self.prompts.videos
         else:
             hidden = self.prefill()[:, None]
         began = time.perf_counter()
-        while self.done < draws.tokens:
-            # Entered for each pass, since whoever takes the step between two passes may train.
-            with torch.inference_mode():
-                inputs = drafter.inputs(self._most_inputs(executor))
-                step = executor.step(inputs) if self.done else executor.draw(hidden, inputs)
-                if self.replay is not None and inputs.count > 1:
-                    self.replay.keep_pass(inputs)
-                accepted = drafter.accepted(inputs)
-                executor.commit(inputs, accepted)
-                draws.commit(inputs, accepted)
+        while (done := self.done) < draws.tokens:
+            inputs = drafter.inputs(self._most_inputs(executor))
+            step = executor.step(inputs) if done else executor.draw(hidden, inputs)
+            if self.replay is not None and inputs.count > 1:
+                self.replay.keep_pass(inputs)
+            accepted = drafter.accepted(inputs)
+            executor.commit(inputs, accepted)
+            draws.commit(inputs, accepted)
             # The host waits for a GPU once a frame only, when the pixels are wanted.
             timed = device.type != "cuda" or self.done % self.frame == 0
             if timed:

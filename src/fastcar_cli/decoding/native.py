@@ -162,7 +162,7 @@ class NativeExecutor(HostExecutor):
         )
         maps = [m for m in model.projector.modules() if isinstance(m, (nn.Linear, QuantisedLinear))]
         self._maps = [(_linear(m), 1 if m.weight.nbytes < SMALL else threads) for m in maps]
-        self._products: dict[tuple[int, int], native.Product] = {}
+        self._products: dict[int, list[native.Product]] = {}
         self._absolute = model.llm.absolute
         # What is added to the input of each token; the last map takes it as its bias where all videos have the same.
         added = batch.places.added
@@ -277,29 +277,26 @@ class NativeExecutor(HostExecutor):
     def _input(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """The decoder's inputs from float32 [P, count, code_width]: float32 [P, count, width]."""
         x, videos, count = latent, len(inputs.first), inputs.count
-        rows = videos * count
-        for i in range(len(self._maps) - 1):
-            x = nn.functional.gelu(self._product(i, rows)(x))
-        if self._maps:
-            last = len(self._maps) - 1
+        products = self._products.get(videos * count) or self._products_of(videos * count)
+        for product in products[:-1]:
+            x = nn.functional.gelu(product(x))
+        if products:
             if self._biases is None:
-                x = self._product(last, rows)(x)
+                x = products[-1](x)
             elif count == 1 and inputs.common is not None:
-                x = self._product(last, rows)(x, self._biases[inputs.common])
+                x = products[-1](x, self._biases[inputs.common])
             else:
-                x = self._product(last, rows)(x) + self._biases[self._batch.draws.positions(inputs)]
+                x = products[-1](x) + self._biases[self._batch.draws.positions(inputs)]
         if self._added is None:
             return x
         places = self._batch.places
         at = inputs.of_rows(videos, x.device)
         return x + torch.stack([places.at(self._added, t).expand_as(x[:, 0]) for t in at], 1)
 
-    def _product(self, index: int, rows: int) -> native.Product:
-        """A map of the projector for this many rows."""
-        if (index, rows) not in self._products:
-            linear, threads = self._maps[index]
-            self._products[index, rows] = native.Product(linear, rows, threads)
-        return self._products[index, rows]
+    def _products_of(self, rows: int) -> list[native.Product]:
+        """The maps of the projector for this many rows, kept for the next pass."""
+        self._products[rows] = [native.Product(linear, rows, threads) for linear, threads in self._maps]
+        return self._products[rows]
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
         """See `Executor.draw`."""

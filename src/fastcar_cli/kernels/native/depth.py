@@ -138,6 +138,7 @@ class CodeDraw:
             values=self._cache[1].data_ptr(),
         )
         self._shape, self._most, self._pair = (videos, tokens, depth), most, 1 if guidance == 1 else 2
+        self._inputs, self._logits, self._latent = parts["first"].inputs, classifier.outputs, parts["later"].inputs
         self._first: Any = (ctypes.c_int64 * videos)()
         self._top_p: Any = (ctypes.c_double * (videos * most))()
         self._draw = STRUCTS.Draw(
@@ -177,17 +178,17 @@ class CodeDraw:
         (videos, tokens, depth), draw, count = self._shape, self._draw, hidden.shape[1]
         if not (min(first) >= 0 and max(first) + count <= tokens and 1 <= count <= self._most):
             raise ValueError(f"tokens {first} and {count - 1} behind each: there are {tokens}, {self._most} a draw")
-        latent = torch.empty(videos, count, self._depth.later.inputs)
-        logits = torch.empty(depth, videos, count, self._depth.classifier.outputs) if keep_logits else None
+        latent = torch.empty(videos, count, self._latent)
+        logits = torch.empty(depth, videos, count, self._logits) if keep_logits else None
         self._first[:], self._top_p[: videos * count] = first, top_p
         draw.count, draw.latent = count, latent.data_ptr()
-        shape = (self._pair * videos, count, self._depth.first.inputs)
+        shape = (self._pair * videos, count, self._inputs)
         draw.hidden = expect("hidden", hidden, shape, torch.float32)
         draw.given = None if given is None else expect("given", given, self._shape, torch.int64)
         draw.logits = None if logits is None else logits.data_ptr()
         if failed := self._run():
             where = f"tokens {first}, depth {failed - 1}"
-            if given is None or int(given.max()) < self._depth.classifier.outputs:
+            if given is None or int(given.max()) < self._logits:
                 raise ArithmeticError(f"{where}: the logits are not finite")
-            raise ValueError(f"given: {where} has no code of 0 to {self._depth.classifier.outputs - 1}")
+            raise ValueError(f"given: {where} has no code of 0 to {self._logits - 1}")
         return latent, logits

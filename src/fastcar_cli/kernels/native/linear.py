@@ -19,7 +19,8 @@ class Product:
             raise ValueError(f"{rows} rows and {threads} threads, expected at least one of each")
         self._kernels, self._linear = kernels(), linear
         self._product = STRUCTS.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
-        self._bias = self._product.matrix.bias
+        # Fields of a struct in a struct are slow to read.
+        self._bias, self._shape = self._product.matrix.bias, (rows, linear.outputs, linear.inputs)
         self._scratch = scratch(self._kernels.product_bytes(self._product))
         self._product.scratch = self._scratch.data_ptr()
 
@@ -27,16 +28,16 @@ class Product:
         """Float32 [..., in] to float32 [..., out], of `rows` inputs in all. A bias float32 [out] given here replaces
         the map's own, for a projection that adds another vector for every token.
         """
-        p = self._product
+        p, (rows, outputs, inputs), shape = self._product, self._shape, x.shape[:-1]
         if bias is not None:
-            p.matrix.bias = expect("bias", bias, (p.matrix.outputs,), torch.float32)
-        shape = x.shape[:-1]
-        if shape.numel() != p.rows:
-            raise ValueError(f"x has {shape.numel()} rows, expected {p.rows}")
-        y = torch.empty(*shape, p.matrix.outputs)
-        p.x, p.y = expect("x", x, (*shape, p.matrix.inputs), torch.float32), y.data_ptr()
+            p.matrix.bias = expect("bias", bias, (outputs,), torch.float32)
+        if shape.numel() != rows:
+            raise ValueError(f"x has {shape.numel()} rows, expected {rows}")
+        y = torch.empty(*shape, outputs)
+        p.x, p.y = expect("x", x, (*shape, inputs), torch.float32), y.data_ptr()
         self._kernels.product(ctypes.byref(p))
-        p.matrix.bias = self._bias
+        if bias is not None:
+            p.matrix.bias = self._bias
         return y
 
 
