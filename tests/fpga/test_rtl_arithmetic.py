@@ -187,6 +187,7 @@ JOINED = {
     "group": ("arithmetic/datapath.sv", "GROUP_BITS'(GROUPS - 1) ? '0 : group", "GROUP_BITS'(GROUPS - 2) ? '0 : group"),
     "member": ("arithmetic/layer.sv", "weight_valid[P] && member[c]", "weight_valid[P]"),
     "port": ("arithmetic/layer.sv", "localparam int P = WEIGHTS == 0 ? c : 0", "localparam int P = 0"),
+    "order": ("arithmetic/dram.h", ": burst % t.groups;", ": burst / 2 % t.groups;"),
 }
 
 
@@ -200,7 +201,7 @@ def test_a_fault_in_the_joined_cores_is_seen(tmp_path: Path, fault: str) -> None
     text = file.read_text()
     assert text.count(right) == 1
     file.write_text(text.replace(right, wrong))
-    weights = "private" if fault == "port" else "lockstep"
+    weights = {"port": "private", "order": "multicast"}.get(fault, "lockstep")
     folder = f"arithmetic/layer_{weights}"
     words = [folder, "layer", "arithmetic/layer.cpp", "-y", "arithmetic", "-y", ".", "arithmetic/layer.sv"]
     code, said = call(["./build.sh", *words], tmp_path, {"VERILATOR": verilator(), "CXX": compiler()})
