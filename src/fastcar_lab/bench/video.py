@@ -60,8 +60,10 @@ class WholeVideo:
     def variants(self) -> dict[str, tuple[bool, DraftSettings]]:
         """What is decoded, in order: whether it replays, and its drafts."""
         found = {"dense": (False, DraftSettings()), "replay": (True, DraftSettings())}
+        same = len({accept for _, accept in self.drafts}) < len(self.drafts)
         for window, accept in self.drafts:
             draft, which = DraftSettings("frame", window, accept), f" {accept:g}" if len(self.drafts) > 1 else ""
+            which += f", W = {window}" if same else ""
             found |= {f"drafts{which}": (False, draft), f"both{which}": (True, draft)}
         return found
 
