@@ -187,7 +187,8 @@ for line in open("/proc/self/smaps"):
     elif ours and line.endswith("kB\\n"):
         name, value = line.split(":")
         total[name] = total.get(name, 0) + int(value.split()[0]) * 1024
-print(model.network.weights_bytes(), total["Rss"], total["Shared_Clean"], total["Private_Dirty"], flush=True)
+shared = total["Shared_Clean"] + total["Shared_Dirty"]  # dirty until the file has reached the disk
+print(model.network.weights_bytes(), total["Rss"], shared, total["Private_Dirty"], flush=True)
 sys.stdin.readline()
 """
 
