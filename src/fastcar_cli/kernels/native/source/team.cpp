@@ -49,7 +49,7 @@ constexpr long MAX_MEMBERS = 64;
 constexpr int64_t MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND;
 // A helper without work spins this long before it parks.
 constexpr int64_t SPIN_TIME = 300 * MICROSECOND;
-// A helper that takes this much longer than LONG_CHUNKS chunks of the leader has lost its core; it gets a core back after
+// A helper that takes this much longer than LONG_CHUNKS chunks of the leader has lost its core; it gets one back after
 // some milliseconds. The chunks of a stage are alike, but can be long: thousands of keys, or many input tokens.
 constexpr int64_t STALL = 400 * MICROSECOND, LONG_CHUNKS = 2;
 // The loss is judged over this much time of passes, and is too much above one part in TOLERATED_LOSS. So a single
