@@ -60,6 +60,13 @@ def test_a_frame_of_another_world_is_said(pipe: VideoPipeline) -> None:
     assert "is unlike the frames that the model 'mini-actions' was trained on" in note and "comes back at 10 dB" in note
 
 
+def test_clips_of_its_own_world_are_not_called_unlike_it(pipe: VideoPipeline, run: Run, tmp_path: Path) -> None:
+    assert run("lab", "clips", "clips").returncode == 0
+    clips = sorted((tmp_path / "clips").glob("*.mp4"))
+    known = samples.clip_of(samples.held_out(1, 5)[0])
+    assert clips and pipe.notices([replace(known, frames=read_frames(clip)[:1]) for clip in clips]) == []
+
+
 def test_an_object_drawn_by_mini_is_pushed_on(run: Run, tmp_path: Path) -> None:
     done = run("generate", "a small red ball that does not move on the sky", "-o", "ball.mp4", "--seed", "1")
     assert done.returncode == 0, done.stderr
