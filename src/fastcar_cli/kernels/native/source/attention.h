@@ -319,7 +319,7 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
             auto add = [&](auto size) {
                 for (; first + size.count <= held; first += size.count) add_tile(size, first);
             };
-            if (WIDE && transposes) add(Count<8>{});
+            if (WIDE && transposes) add(Count<SIDE_BY_SIDE>{});
             add(Count<4>{});
             add(Count<1>{});
             held = 0;
