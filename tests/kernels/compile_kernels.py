@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from fastcar_cli.kernels.gpu.append import Gate, Layout, append
 from fastcar_cli.kernels.gpu.attend import attend, chunks_of
 from fastcar_cli.kernels.gpu.depth import attend_depths
-from fastcar_cli.kernels.gpu.linear import linear
+from fastcar_cli.kernels.gpu.linear import Matrix, linear
 from fastcar_cli.kernels.gpu.mlp import Cached, mlp
 from fastcar_cli.kernels.gpu.norm import layer_norm, rms_norm
 
@@ -63,11 +63,11 @@ def launch() -> None:
     square = empty(WIDTH, WIDTH)
     flags, cache = torch.zeros(ROWS, dtype=torch.uint8), empty(ROWS, FRAME, WIDTH)
     rms_norm(x, empty(WIDTH), 1e-5, h)
-    qkv = linear(h, [square] * 3, [None] * 3, empty(ROWS, 3 * WIDTH))
-    linear(h, [square], [None], x, add=True)
-    gate, down = empty(WIDE, WIDTH), empty(WIDTH, WIDE)
+    qkv = linear(h, [Matrix(square)] * 3, empty(ROWS, 3 * WIDTH))
+    linear(h, [Matrix(square)], x, add=True)
+    gate, down = Matrix(empty(WIDE, WIDTH)), Matrix(empty(WIDTH, WIDE))
     for replay in (Cached(flags, t, cache), None):
-        mlp(h, gate, gate, down, x, empty(ROWS, WIDE), replay)
+        mlp(h, [gate, gate, down], x, empty(ROWS, WIDE), replay)
     keys = empty(ROWS, HEADS, SLOTS, HEAD)
     angles, query, layout = empty(TOKENS + 1, ROWS, HEAD), empty(ROWS, HEADS, HEAD), Layout(60, FRAME)
     limits, sinks = torch.zeros(ROWS), torch.zeros(ROWS, dtype=torch.int64)
@@ -79,7 +79,7 @@ def launch() -> None:
     attend(query, keys, keys, sinks, sinks, t, layout, tuple(scratch), x)  # type: ignore[arg-type]
     y = empty(ROWS, DEPTH)
     layer_norm(y, empty(DEPTH), empty(DEPTH), 1e-5, y)
-    linear(y, [empty(4 * DEPTH, DEPTH)], [empty(4 * DEPTH)], empty(ROWS, 4 * DEPTH), gelu=True)
+    linear(y, [Matrix(empty(4 * DEPTH, DEPTH), None, empty(4 * DEPTH))], empty(ROWS, 4 * DEPTH), gelu=True)
     attend_depths(empty(4, ROWS, 3 * DEPTH), 40, 3, y)
 
 

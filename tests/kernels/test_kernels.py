@@ -34,6 +34,7 @@ from fastcar_cli.decoding.self_check import difference
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
+from fastcar_cli.formats import PACKED
 from fastcar_cli.models.cosmos import CosmosSpec
 from fastcar_cli.models.decoder import Axes, DecoderSpec, rotate
 from fastcar_cli.models.depth import DepthSpec
@@ -93,14 +94,28 @@ def test_norms_of_the_heads_of_queries_and_keys(dtype: torch.dtype) -> None:
 def test_linear_maps_of_ragged_shapes(rows: int, inner: int, sizes: list[int], dtype: torch.dtype) -> None:
     x = _random(rows, inner, dtype=dtype)
     weights = [_random(n, inner, dtype=dtype, seed=i) * inner**-0.5 for i, n in enumerate(sizes)]
-    biases: list[Tensor | None] = [_random(n, dtype=dtype, seed=i) for i, n in enumerate(sizes)]
+    biases = [_random(n, dtype=dtype, seed=i) for i, n in enumerate(sizes)]
     out = torch.full((rows, sum(sizes)), NAN, device=DEVICE, dtype=dtype)
     plain = torch.cat([F.linear(x, w) for w in weights], 1)
-    _close(kl.linear(x, weights, [None] * len(sizes), out), plain, dtype)
+    _close(kl.linear(x, [kl.Matrix(w) for w in weights], out), plain, dtype)
     want = torch.cat([F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)
-    _close(kl.linear(x, weights, biases, out, gelu=True), F.gelu(want), dtype)
+    matrices = [kl.Matrix(w, None, b) for w, b in zip(weights, biases, strict=True)]
+    _close(kl.linear(x, matrices, out, gelu=True), F.gelu(want), dtype)
     residual = _random(rows, sum(sizes), dtype=dtype, seed=9)
-    _close(kl.linear(x, weights, biases, residual.clone(), add=True), residual + want, dtype)
+    _close(kl.linear(x, matrices, residual.clone(), add=True), residual + want, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("form", list(PACKED))
+@pytest.mark.parametrize(("rows", "inner", "outputs"), [(2, 96, 40), (1, 32, 16), (17, 320, 33)])
+def test_linear_maps_of_few_bits(rows: int, inner: int, outputs: int, form: str, dtype: torch.dtype) -> None:
+    x, weight = _random(rows, inner, dtype=dtype), _random(outputs, inner, dtype=torch.float32) * inner**-0.5
+    numbers, scale = PACKED[form].quantise(weight)
+    # Each output has a scale of another size.
+    scale *= torch.linspace(0.5, 2, outputs, device=DEVICE).to(scale.dtype).view(-1, *[1] * (scale.dim() - 1))
+    want = F.linear(x.float(), PACKED[form].widen(numbers, scale, torch.float32))
+    out = torch.full((rows, outputs), NAN, device=DEVICE, dtype=dtype)
+    _close(kl.linear(x, [kl.Matrix(numbers, scale)], out), want, dtype)
 
 
 class _Layer:
@@ -115,13 +130,14 @@ class _Layer:
         self.flags = torch.zeros(rows, dtype=torch.uint8, device=DEVICE)
         self.t = torch.full((rows,), 7, device=DEVICE)
         self.middle = torch.full((rows, wide), NAN, dtype=dtype, device=DEVICE)
+        self.matrices = [kl.Matrix(w) for w in (self.gate, self.up, self.down)]
 
     def plain(self) -> Tensor:
         return F.linear(F.silu(F.linear(self.h, self.gate)) * F.linear(self.h, self.up), self.down)
 
     def run(self, replay: bool = True) -> Tensor:
         cached = km.Cached(self.flags, self.t, self.cache) if replay else None
-        return km.mlp(self.h, self.gate, self.up, self.down, self.x.clone(), self.middle, cached)
+        return km.mlp(self.h, self.matrices, self.x.clone(), self.middle, cached)
 
 
 @DTYPES
@@ -139,6 +155,19 @@ def test_mlp_with_every_kind_of_row(rows: int, width: int, wide: int, dtype: tor
         _close(layer.cache[:, 1], used, dtype)
         assert torch.equal(layer.cache[flags, 1], before[flags, 1])
         assert torch.equal(layer.cache[:, [0, 2]], before[:, [0, 2]])
+
+
+@DTYPES
+@pytest.mark.parametrize("form", list(PACKED))
+def test_mlp_of_few_bits(form: str, dtype: torch.dtype) -> None:
+    layer = _Layer(3, 64, 96, dtype)
+    layer.matrices = [kl.Matrix(*PACKED[form].quantise(w)) for w in (layer.gate, layer.up, layer.down)]
+    gate, up, down = (PACKED[form].widen(*m.tensors, torch.float32) for m in layer.matrices)
+    h = layer.h.float()
+    want = layer.x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+    layer.flags[:] = torch.tensor([0, 1, 0])
+    want[1] = layer.x[1] + layer.cache[1, 1]
+    _close(layer.run(), want, dtype)
 
 
 @DTYPES
@@ -163,14 +192,14 @@ def test_no_weight_is_loaded_where_every_row_replays(monkeypatch: pytest.MonkeyP
     first, last = km.GATE_UP.of(70, 40), km.DOWN.of(40, 70)
     wide, narrow = -(-70 // first.out), -(-40 // last.out)
     loads = []
-    real = kl.weight_tile
+    real = kl.add_tile
 
     def counting(*arguments: object) -> object:
         loads.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(kl, "weight_tile", counting)
-    monkeypatch.setattr(km, "weight_tile", counting)
+    monkeypatch.setattr(kl, "add_tile", counting)
+    monkeypatch.setattr(km, "add_tile", counting)
     for flags, tiles in (([0, 0], 1), ([1, 0], 1), ([1, 1], 0)):
         loads.clear()
         layer.flags[:] = torch.tensor(flags, dtype=torch.uint8)

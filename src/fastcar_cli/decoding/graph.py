@@ -20,6 +20,7 @@ from fastcar_cli.decoding.executor import Executor, Passed
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.errors import Key, RunError
 from fastcar_cli.kernels.gpu import installed, most_rows
+from fastcar_cli.models.quantised import multiplied_by
 
 if TYPE_CHECKING:
     from fastcar_cli.decoding.triton_ops import TritonOps
@@ -116,7 +117,8 @@ class GraphExecutor(Executor):
         passed = Passed(list(of_rows), state.scores.transpose(1, 2), self._overwrites(of_rows))
         if replay is not None:
             state.thresholds.copy_(torch.stack([replay.thresholds(t) for t in of_rows], 1))
-        x = model.feedback_latent(model.embed(draws.buffer[self._videos, tokens]))
+        with multiplied_by(ops.multiply):
+            x = model.feedback_latent(model.embed(draws.buffer[self._videos, tokens]))
         if added is not None:
             x = x + batch.places.at(added, tokens)
         x = x.repeat(1, rows // len(self._first), 1).flatten(0, 1)

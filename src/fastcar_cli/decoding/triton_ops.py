@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +11,12 @@ from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.kernels.gpu.append import Gate, Layout, append
 from fastcar_cli.kernels.gpu.attend import attend, chunks_of
 from fastcar_cli.kernels.gpu.depth import attend_depths
-from fastcar_cli.kernels.gpu.linear import linear
+from fastcar_cli.kernels.gpu.linear import Matrix, linear
 from fastcar_cli.kernels.gpu.mlp import Cached, mlp
 from fastcar_cli.kernels.gpu.norm import layer_norm, norm_heads, rms_norm
 from fastcar_cli.models.decoder import Block, RMSNorm
 from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.quantised import QuantisedLinear
 
 
 class DeviceState:
@@ -92,7 +92,7 @@ class TritonOps:
         gate = None
         h = self.norm(block.input_layernorm, x)
         projections = (attn.q_proj, attn.k_proj, attn.v_proj)
-        linear(h, [p.weight for p in projections], [p.bias for p in projections], self._qkv)
+        linear(h, [Matrix.of(p) for p in projections], self._qkv)
         if attn.q_norm is not None and attn.k_norm is not None:
             norm_heads(self._qkv, attn.q_norm.weight, attn.k_norm.weight, attn.q_norm.eps, attn.heads, attn.kv_heads)
         k, v, ring = cache.k[layer], cache.v[layer], cache.aligned[layer]
@@ -104,18 +104,24 @@ class TritonOps:
             query, t = self._query[of], tokens[of]
             append(self._qkv[of], query, k, v, ring, self._cos, self._sin, t, layout, videos, gate)
             attend(query, k, v, cache.pad, cache.sinks, t, layout, self._scratch, self._attended[of])
-        linear(self._attended, [attn.o_proj.weight], [attn.o_proj.bias], x, add=True)
+        linear(self._attended, [Matrix.of(attn.o_proj)], x, add=True)
         h = self.norm(block.post_attention_layernorm, x)
         m = block.mlp
         cached = Cached(flags, tokens, replay.outputs[layer]) if replay is not None and scored else None
-        return mlp(h, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight, x, self._middle, cached)
+        return mlp(h, [Matrix.of(p) for p in (m.gate_proj, m.up_proj, m.down_proj)], x, self._middle, cached)
+
+    def multiply(self, module: QuantisedLinear, x: Tensor) -> Tensor:
+        """A linear map in few bits of x [..., in], for `multiplied_by`."""
+        out = x.new_empty(*x.shape[:-1], module.out_features)
+        linear(x.reshape(-1, x.shape[-1]), [Matrix.of(module)], out.view(-1, module.out_features))
+        return out
 
     def logits(self, x: Tensor, d: int) -> Tensor:
         """See `sampling.Logits`. The result is overwritten by the next call."""
         net, head = self._depth, self._batch.model.lm_head
         if net is None:
-            assert isinstance(head, nn.Linear)
-            return linear(x, [head.weight], [head.bias], self._logits)
+            assert head is not None
+            return linear(x, [Matrix.of(head)], self._logits)
         h, normed = self._wide, self._wide_normed
 
         def norm(layer: nn.LayerNorm) -> Tensor:
@@ -123,14 +129,14 @@ class TritonOps:
 
         h.copy_(net.pos_emb_d[0, d].expand_as(h))
         entry = net.in_mlp_1 if d else net.in_mlp_2
-        linear(x, [entry.weight], [entry.bias], h, add=True)
+        linear(x, [Matrix.of(entry)], h, add=True)
         for past, block in zip(self._past, net.blocks, strict=True):
-            attn, first, second = block.attn, cast(nn.Linear, block.mlp[0]), cast(nn.Linear, block.mlp[2])
+            attn, first, second = block.attn, block.mlp[0], block.mlp[2]
             parts = (attn.query, attn.key, attn.value)
-            linear(norm(block.ln1), [p.weight for p in parts], [p.bias for p in parts], past[d])
+            linear(norm(block.ln1), [Matrix.of(p) for p in parts], past[d])
             attended = attend_depths(past, attn.heads, d + 1, self._wide_attended)
-            linear(attended, [attn.proj.weight], [attn.proj.bias], h, add=True)
-            wide = linear(norm(block.ln2), [first.weight], [first.bias], self._wide_middle, gelu=True)
-            linear(wide, [second.weight], [second.bias], h, add=True)
+            linear(attended, [Matrix.of(attn.proj)], h, add=True)
+            wide = linear(norm(block.ln2), [Matrix.of(first)], self._wide_middle, gelu=True)
+            linear(wide, [Matrix.of(second)], h, add=True)
         last = net.classifier_mlp
-        return linear(norm(last.layer_norm), [last.linear.weight], [last.linear.bias], self._logits)
+        return linear(norm(last.layer_norm), [Matrix.of(last.linear)], self._logits)

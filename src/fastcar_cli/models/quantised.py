@@ -29,8 +29,8 @@ class QuantisedLinear(nn.Module):
     """A linear map whose weight is stored as numbers and scales of a format; `bias` stays in floats.
 
     `forward` widens the weight for each call and is the plain reference (and the prefill); decoding reads the stored
-    numbers through the compiled kernels. bfloat16 is multiplied in float32: without instructions for it, torch takes
-    five times as long for its product. Raises ValueError where the format can't divide the inputs into groups.
+    numbers through the compiled kernels. On a CPU bfloat16 is multiplied in float32: without instructions for it, torch
+    takes five times as long for its product. Raises ValueError where the format can't divide the inputs into groups.
     """
 
     weight: Tensor
@@ -51,7 +51,7 @@ class QuantisedLinear(nn.Module):
         """[..., in] -> [..., out] in the dtype of x."""
         if (product := _MULTIPLY.get()) is not None:
             return product(self, x)
-        wide = torch.float32 if x.dtype is torch.bfloat16 else x.dtype
+        wide = torch.float32 if x.dtype is torch.bfloat16 and x.device.type == "cpu" else x.dtype
         bias = None if self.bias is None else self.bias.to(wide)
         return F.linear(x.to(wide), self.widened(wide), bias).to(x.dtype)
 

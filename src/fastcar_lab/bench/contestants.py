@@ -178,7 +178,10 @@ def llama(model: Network, *, rows: int, context: int, passes: int, compiled: boo
 
     with torch.inference_mode():
         twin(
-            inputs_embeds=x, past_key_values=cache, position_ids=torch.zeros(rows, 1, dtype=torch.int64), use_cache=True
+            inputs_embeds=x,
+            past_key_values=cache,
+            position_ids=torch.zeros(rows, 1, dtype=torch.int64, device=model.device),
+            use_cache=True,
         )
         for layer in getattr(cache, "layers", []):
             layer.keys.normal_()

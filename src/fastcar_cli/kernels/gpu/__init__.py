@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def installed() -> bool:
@@ -20,6 +24,14 @@ def installed() -> bool:
 def interpreted() -> bool:
     """Whether kernels run through Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def upcast(x: Tensor) -> bool:
+    """Whether tile products are of float32 instead of what x has: the interpreter multiplies tiles of 16 bit wrongly.
+
+    Widened, the products are the same numbers.
+    """
+    return interpreted() and x.dtype.itemsize < 4
 
 
 WIDEST = (32, 256, 4)

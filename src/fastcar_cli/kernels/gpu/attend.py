@@ -1,7 +1,7 @@
 """Attention of one query a head and input token over a cache whose length is counted on the device.
 
-The cache is read in chunks, each by its own program, whose softmax sums are put together in a fixed
-order; chunks past the last token read nothing.
+The cache is read in chunks, each by its own program, once for all input tokens and query heads that attend to it.
+Softmax sums of chunks are put together in a fixed order; chunks past the last token read nothing.
 """
 
 from __future__ import annotations
@@ -10,65 +10,74 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastcar_cli.kernels.gpu import upcast
 from fastcar_cli.kernels.gpu.append import Layout
 
 CHUNK = 128
 """Slots of the cache that one program reads."""
 
 
-@triton.jit(do_not_specialize=["slots", "padded", "window", "ring", "chunks"])
+@triton.jit(do_not_specialize=["slots", "padded", "window", "ring", "chunks", "lines"])
 def _attend_kernel(
     query, keys, values, pad, sinks, token, sums, peaks, weights,
-    slots, padded, window, ring, chunks,
+    slots, padded, window, ring, chunks, lines,
     ROWS: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr, DP: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, DP: tl.constexpr, QP: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of slots for one head of one line: softmax sum, its peak and its weight, float32.
+    """One chunk of slots of one head of keys of one row, for all queries that it serves: every input token's, every
+    query head's of the group. Softmax sums, their peaks and their weights, float32.
 
     A chunk past the last token has weight 0 and reads no keys. `ring` is the first slot behind the sinks.
     """
-    head = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    line = head // H
-    row = line % ROWS
-    group = row * KV + (head % H) // (H // KV)
-    index = padded + tl.load(token + line).to(tl.int32)
+    row = group // KV
+    served: tl.constexpr = H // KV
+    j = tl.arange(0, QP)
+    line = j // served * ROWS + row
+    there = line < lines
+    head = line * H + group % KV * served + j % served
+    index = padded + tl.load(token + line, mask=there, other=-1).to(tl.int32)
     first = tl.load(pad + row).to(tl.int32)
     kept = tl.load(sinks + row).to(tl.int32)
-    end = index + 1
-    if WINDOW:
-        end = slots
+    end = slots if WINDOW else tl.max(index, 0) + 1
     end = tl.minimum(end, (chunk + 1) * CHUNK)
     i = tl.arange(0, DP)
-    q = tl.load(query + head * D + i, mask=i < D, other=0.0).to(tl.float32) / tl.sqrt(D * 1.0)
-    peak = float("-inf")
-    weight = 0.0
-    total = tl.zeros((DP,), tl.float32)
-    for start in tl.range(0, CHUNK, BLOCK):
-        slot = chunk * CHUNK + start + tl.arange(0, BLOCK)
+    kind = tl.float32 if UPCAST else query.dtype.element_ty
+    there_i = there[:, None] & (i[None, :] < D)
+    q = tl.load(query + head[:, None] * D + i[None, :], mask=there_i, other=0.0).to(kind)
+    peak = tl.full((QP,), float("-inf"), tl.float32)
+    weight = tl.zeros((QP,), tl.float32)
+    total = tl.zeros((QP, DP), tl.float32)
+    for start in tl.range(chunk * CHUNK, end, BLOCK):
+        slot = start + tl.arange(0, BLOCK)
+        inside = slot < end
         if WINDOW:
             # The last index so far that lies in this slot of the ring; sinks are not counted again.
-            held = index - (index - (slot - ring) + window) % window
-            seen = (slot < end) & ((slot < kept) | ((slot >= ring) & (held >= first + kept)))
+            held = index[:, None] - (index[:, None] - (slot[None, :] - ring) + window) % window
+            in_ring = (slot[None, :] >= ring) & (held >= first + kept)
+            seen = inside[None, :] & (in_ring | (slot[None, :] < kept))
+            inside = tl.max(seen.to(tl.int32), 0) > 0
         else:
-            seen = (slot < end) & (slot >= first)
-        at = (group * slots + slot)[:, None] * D + i[None, :]
-        inside = seen[:, None] & (i[None, :] < D)
-        k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32)
-        v = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
-        score = tl.where(seen, tl.sum(k * q[None, :], 1), float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 0))
+            inside = inside & (slot >= first)
+            seen = inside[None, :] & (slot[None, :] <= index[:, None])
+        at = (group * slots + slot) * D
+        k = tl.load(keys + at[None, :] + i[:, None], mask=inside[None, :] & (i[:, None] < D), other=0.0).to(kind)
+        v = tl.load(values + at[:, None] + i[None, :], mask=inside[:, None] & (i[None, :] < D), other=0.0).to(kind)
+        score = tl.dot(q, k, input_precision="ieee") / tl.sqrt(D * 1.0)
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
         # Nothing seen yet: any finite number will do, all weights are zero.
         level = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp(score - level)
+        p = tl.exp(score - level[:, None])
         fade = tl.exp(peak - level)
-        weight = weight * fade + tl.sum(p, 0)
-        total = total * fade + tl.sum(p[:, None] * v, 0)
+        weight = weight * fade + tl.sum(p, 1)
+        total = tl.dot(p.to(kind), v, total * fade[:, None], input_precision="ieee")
         peak = higher
     at = head * chunks + chunk
-    tl.store(sums + at * D + i, total, mask=i < D)
-    tl.store(peaks + at, peak)
-    tl.store(weights + at, weight)
+    tl.store(sums + at[:, None] * D + i[None, :], total, mask=there_i)
+    tl.store(peaks + at, peak, mask=there)
+    tl.store(weights + at, weight, mask=there)
 
 
 @triton.jit(do_not_specialize=["chunks"])
@@ -114,15 +123,19 @@ def attend(
     """
     lines, heads, d = query.shape
     rows, kv, slots = keys.shape[:3]
-    chunks = chunks_of(slots, chunk)
-    wide = triton.next_power_of_2(d)
-    sizes = {"ROWS": rows, "H": heads, "KV": kv, "D": d, "DP": wide, "CHUNK": chunk, "BLOCK": block}
-    _attend_kernel[(lines * heads, chunks)](
+    chunks, wide = chunks_of(slots, chunk), triton.next_power_of_2(d)
+    # Sides of tile products are no smaller than the hardware takes.
+    queries = max(16, triton.next_power_of_2(lines // rows * (heads // kv)))
+    sizes = {"ROWS": rows, "H": heads, "KV": kv, "D": d, "DP": max(16, wide), "QP": queries}
+    _attend_kernel[(rows * kv, chunks)](
         *(query, keys, values, pad, sinks, token, *scratch),
-        *(slots, layout.padded, layout.window, layout.first, chunks),
+        *(slots, layout.padded, layout.window, layout.first, chunks, lines),
         **sizes,
         WINDOW=layout.window > 0,
-        num_warps=4,
+        CHUNK=chunk,
+        BLOCK=block,
+        UPCAST=upcast(query),
+        num_warps=4 if queries <= 64 else 8,
     )
     _combine_kernel[(lines * heads,)](
         *scratch, out, chunks, D=d, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4

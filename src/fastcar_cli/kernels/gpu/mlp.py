@@ -6,13 +6,14 @@ replays, so what is skipped is decided without the host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcar_cli.kernels.gpu.linear import Tile, _inputs, _product, weight_tile
+from fastcar_cli.kernels.gpu.linear import Matrix, Tile, add_tile, product, scaled
 
 # Chosen by arithmetic (docs/gpu.md), not by measuring.
 GATE_UP = Tile(out=32, inner=128, stages=3)
@@ -20,44 +21,44 @@ DOWN = Tile(out=32, inner=256, stages=4)
 
 
 @triton.jit
-def _replays(flags, r, ROWS: tl.constexpr):
+def _replays(flags, r, rows):
     """Replay flag of each row, int32 [RP]; rows that do not exist replay."""
-    return tl.load(flags + r, mask=r < ROWS, other=1).to(tl.int32)
+    return tl.load(flags + r, mask=r < rows, other=1).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gate_up_kernel(
-    x, gate, up, out, flags,
-    ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr,
-    STAGES: tl.constexpr, REPLAY: tl.constexpr, UPCAST: tl.constexpr,
+    x, gate, up, gate_scale, up_scale, out, flags, rows,
+    N: tl.constexpr, REPLAY: tl.constexpr,
+    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """A tile of silu(gate x) * (up x). Returns before any weight is read where every row replays."""
     r = tl.arange(0, RP)
     if REPLAY:
-        if tl.min(_replays(flags, r, ROWS), 0) == 1:
+        if tl.min(_replays(flags, r, rows), 0) == 1:
             return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
+    even: tl.constexpr = N % BN == 0 and K % BK == 0
     g = tl.zeros((BN, RP), tl.float32)
     u = tl.zeros((BN, RP), tl.float32)
     for k0 in tl.range(0, K, BK, num_stages=STAGES):
-        k = k0 + tl.arange(0, BK)
-        inputs = _inputs(x, r, k, ROWS, K, UPCAST)
-        even: tl.constexpr = N % BN == 0 and K % BK == 0
-        g = tl.dot(weight_tile(gate, n, k, N, K, even, UPCAST), inputs, g, input_precision="ieee")
-        u = tl.dot(weight_tile(up, n, k, N, K, even, UPCAST), inputs, u, input_precision="ieee")
+        g = add_tile(g, x, gate, gate_scale, n, r, k0, rows, N, K, BN, BK, even, BITS, UPCAST)
+        u = add_tile(u, x, up, up_scale, n, r, k0, rows, N, K, BN, BK, even, BITS, UPCAST)
+    g, u = scaled(g, gate_scale, n, N, BITS), scaled(u, up_scale, n, N, BITS)
     kind = out.dtype.element_ty
     g = g.to(kind).to(tl.float32)
     g = (g / (1.0 + tl.exp(-g))).to(kind).to(tl.float32)
     y = g * u.to(kind).to(tl.float32)
-    tl.store(out + r[None, :] * N + n[:, None], y.to(kind), mask=(n[:, None] < N) & (r[None, :] < ROWS))
+    tl.store(out + r[None, :] * N + n[:, None], y.to(kind), mask=(n[:, None] < N) & (r[None, :] < rows))
 
 
-@triton.jit(do_not_specialize=["frame"])
+@triton.jit(do_not_specialize=["frame", "rows"])
 def _down_kernel(
-    h, down, x, cache, flags, t,
-    frame, CACHED: tl.constexpr,
-    ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr,
-    STAGES: tl.constexpr, REPLAY: tl.constexpr, UPCAST: tl.constexpr,
+    h, down, scale, x, cache, flags, t,
+    frame, rows, CACHED: tl.constexpr, N: tl.constexpr, REPLAY: tl.constexpr,
+    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """A tile of down h, into the replay cache where the row computes, and added to x for all rows.
 
@@ -65,23 +66,23 @@ def _down_kernel(
     """
     r = tl.arange(0, RP)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    inside = (n[:, None] < N) & (r[None, :] < ROWS)
+    inside = (n[:, None] < N) & (r[None, :] < rows)
     at = x + r[None, :] * N + n[:, None]
     even: tl.constexpr = N % BN == 0 and K % BK == 0
     kind = x.dtype.element_ty
     if REPLAY:
-        replays = _replays(flags, r, ROWS)
-        place = tl.load(t + r, mask=r < ROWS, other=0) % frame
+        replays = _replays(flags, r, rows)
+        place = tl.load(t + r, mask=r < rows, other=0) % frame
         first = ((r % CACHED).to(tl.int64) * frame + place) * N
         slot = cache + first[None, :] + n[:, None]
         kept = inside & (replays[None, :] == 1)
         y = tl.load(slot, mask=kept, other=0.0).to(tl.float32)
         if tl.min(replays, 0) == 0:
-            new = _product(h, down, n, r, N, ROWS, K, BN, BK, RP, STAGES, even, UPCAST).to(kind)
+            new = product(h, down, scale, n, r, rows, N, K, BN, BK, RP, STAGES, even, BITS, UPCAST).to(kind)
             tl.store(slot, new, mask=inside & (replays[None, :] == 0))
             y = tl.where(replays[None, :] == 1, y, new.to(tl.float32))
     else:
-        y = _product(h, down, n, r, N, ROWS, K, BN, BK, RP, STAGES, even, UPCAST).to(kind).to(tl.float32)
+        y = product(h, down, scale, n, r, rows, N, K, BN, BK, RP, STAGES, even, BITS, UPCAST).to(kind).to(tl.float32)
     residual = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     tl.store(at, (residual + y).to(kind), mask=inside)
 
@@ -101,28 +102,30 @@ class Cached:
 
 def mlp(
     h: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
+    matrices: Sequence[Matrix],
     x: Tensor,
     middle: Tensor,
     replay: Cached | None,
 ) -> Tensor:
     """Add the MLP of normalised inputs h [lines, width] to x [lines, width], in place; returns x.
 
-    gate, up [mlp_width, width] and down [width, mlp_width] are the weights, middle [lines, mlp_width]
-    is scratch. With `replay`, a line whose flag is set takes its output from the cache and the others
-    leave theirs there; where every line replays, no program touches a weight.
+    The matrices are gate and up [mlp_width, width], of one format, and down [width, mlp_width]; middle [lines,
+    mlp_width] is scratch. With `replay`, a line whose flag is set takes its output from the cache and the others leave
+    theirs there; where every line replays, no program touches a weight.
     """
-    width = h.shape[1]
-    wide = len(gate)
+    width, wide = h.shape[1], middle.shape[1]
+    gate, up, down = matrices
     first, second = GATE_UP.of(wide, width), DOWN.of(width, wide)
     flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.outputs)
     frame, replaying = cache.shape[1], {"REPLAY": replay is not None}
+    numbers, scales = zip(gate.tensors, up.tensors, strict=True)
     _gate_up_kernel[(triton.cdiv(wide, first.out),)](
-        h, gate, up, middle, flags, N=wide, K=width, **replaying, **first.launch(h)
+        h, *numbers, *scales, middle, flags, len(h), N=wide, **replaying, **first.launch(h, gate)
     )
     _down_kernel[(triton.cdiv(width, second.out),)](
-        middle, down, x, cache, flags, t, frame, CACHED=len(cache), N=width, K=wide, **replaying, **second.launch(h)
+        *(middle, *down.tensors, x, cache, flags, t, frame, len(h)),
+        **{"CACHED": len(cache), "N": width},
+        **replaying,
+        **second.launch(middle, down),
     )
     return x
