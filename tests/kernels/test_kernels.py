@@ -273,6 +273,26 @@ def test_attention_reads_what_is_there(heads: int, kv: int, d: int, t: int, chun
 
 
 @DTYPES
+@pytest.mark.parametrize(("heads", "kv", "inputs"), [(2, 2, 3), (8, 1, 11)])
+def test_attention_of_several_inputs_of_a_row(heads: int, kv: int, inputs: int, dtype: torch.dtype) -> None:
+    """Each sees the cache up to its own token, also where the queries of a key are more than a tile has."""
+    rows, padded, size, d, t = 2, 5, 48, 16, 20
+    query = _random(inputs * rows, heads, d, dtype=dtype)
+    keys, values = _caches(rows, kv, size, d, dtype)
+    pad = torch.tensor([0, 3], device=DEVICE)
+    token = (t + torch.arange(inputs, device=DEVICE)).repeat_interleave(rows)
+    slot, of = torch.arange(size, device=DEVICE), torch.arange(inputs * rows, device=DEVICE) % rows
+    seen = (slot <= padded + token[:, None]) & (slot >= pad[of, None])
+    grouped = query.view(inputs * rows, kv, -1, d)
+    want = F.scaled_dot_product_attention(grouped, keys[of], values[of], attn_mask=seen[:, None, None]).flatten(1)
+    scratch = tuple(torch.full((inputs * rows, heads, 3, *s), NAN, device=DEVICE) for s in ((d,), (), ()))
+    out = torch.empty(inputs * rows, heads * d, dtype=dtype, device=DEVICE)
+    sinks = torch.zeros_like(pad)
+    kt.attend(query, keys, values, pad, sinks, token, ka.Layout(padded, 4), scratch, out, chunk=16)  # type: ignore[arg-type]
+    _close(out, want, dtype)
+
+
+@DTYPES
 @pytest.mark.parametrize("seen", [1, 2, 3])
 def test_attention_among_depths(seen: int, dtype: torch.dtype) -> None:
     rows, heads, d = 2, 3, 5

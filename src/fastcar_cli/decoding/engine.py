@@ -266,7 +266,7 @@ def begin(
 def row_limit(model: Network, settings: DecodeSettings) -> int:
     """Rows that can be decoded at once without giving up the requested executor, or drafts."""
     if model.device.type == "cuda" and settings.executor in ("auto", "graph"):
-        return graph.row_limit(model.device) // settings.draft.fixed
+        return graph.row_limit(model) // settings.draft.fixed
     return MOST_ROWS
 
 

@@ -20,22 +20,23 @@ from fastcar_cli.decoding.executor import Executor, Passed
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.errors import Key, RunError
 from fastcar_cli.kernels.gpu import installed, most_rows
+from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import multiplied_by
 
 if TYPE_CHECKING:
     from fastcar_cli.decoding.triton_ops import TritonOps
 
 
-def row_limit(device: torch.device) -> int:
-    """Rows that the kernels take at once on a CUDA device."""
-    properties = torch.cuda.get_device_properties(device)
-    return most_rows(getattr(properties, "shared_memory_per_block_optin", 48 * 1024))
+def row_limit(model: Network) -> int:
+    """Rows that the kernels take at once on the CUDA device of a model, in its dtype."""
+    properties = torch.cuda.get_device_properties(model.device)
+    return most_rows(getattr(properties, "shared_memory_per_block_optin", 48 * 1024), model.dtype.itemsize)
 
 
 def inputs_limit(batch: Batch) -> int:
     """Input tokens of a video that a pass of this batch takes at most. `auto` has nothing measured on a GPU: one."""
     most = batch.settings.draft.fixed
-    return 1 if most == 1 else max(1, min(most, row_limit(batch.model.device) // batch.rows, batch.cache.most_inputs))
+    return 1 if most == 1 else max(1, min(most, row_limit(batch.model) // batch.rows, batch.cache.most_inputs))
 
 
 def obstacle(batch: Batch) -> str | None:
@@ -45,7 +46,7 @@ def obstacle(batch: Batch) -> str | None:
         return f"the device is {device.type}, a graph needs cuda"
     if not installed():
         return "triton is not installed"
-    most = row_limit(device)
+    most = row_limit(batch.model)
     rules = (
         (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
         (batch.model.spec.decoder.source > 0, "its kernels have no cross attention"),

@@ -38,14 +38,14 @@ WIDEST = (32, 256, 4)
 """Outputs, inputs and pipeline stages of the largest tile of weights (`mlp.DOWN`)."""
 
 
-def most_rows(shared_bytes: int) -> int:
+def most_rows(shared_bytes: int, itemsize: int = 2) -> int:
     """Rows that the products of a step can serve where a block has this much shared memory, computed.
 
-    Every stage of the pipeline keeps a tile of weights and one of inputs there, in bfloat16. At least 16: the
-    rows of a tile product are padded to that.
+    Every stage of the pipeline keeps a tile of weights and one of inputs there, of numbers of so many bytes. At least
+    16: the rows of a tile product are padded to that.
     """
     out, inner, stages = WIDEST
     rows = 16
-    while 2 * stages * inner * (out + 2 * rows) <= shared_bytes:
+    while itemsize * stages * inner * (out + 2 * rows) <= shared_bytes:
         rows *= 2
     return rows

@@ -24,8 +24,8 @@ def _attend_kernel(
     ROWS: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, DP: tl.constexpr, QP: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of slots of one head of keys of one row, for all queries that it serves: every input token's, every
-    query head's of the group. Softmax sums, their peaks and their weights, float32.
+    """One chunk of slots of one head of keys of one row, for a tile of the queries that it serves: those of every input
+    token and every query head of the group. Softmax sums, their peaks and their weights, float32.
 
     A chunk past the last token has weight 0 and reads no keys. `ring` is the first slot behind the sinks.
     """
@@ -33,7 +33,7 @@ def _attend_kernel(
     chunk = tl.program_id(1)
     row = group // KV
     served: tl.constexpr = H // KV
-    j = tl.arange(0, QP)
+    j = tl.program_id(2) * QP + tl.arange(0, QP)
     line = j // served * ROWS + row
     there = line < lines
     head = line * H + group % KV * served + j % served
@@ -113,7 +113,7 @@ def attend(
     out: Tensor,
     *,
     chunk: int = CHUNK,
-    block: int = 64,
+    block: int | None = None,
 ) -> Tensor:
     """Attention of query [lines, heads, head_dim] over the cache up to the token of each line, into out [lines, heads
     head_dim].
@@ -125,17 +125,19 @@ def attend(
     rows, kv, slots = keys.shape[:3]
     chunks, wide = chunks_of(slots, chunk), triton.next_power_of_2(d)
     # Sides of tile products are no smaller than the hardware takes.
-    queries = max(16, triton.next_power_of_2(lines // rows * (heads // kv)))
-    sizes = {"ROWS": rows, "H": heads, "KV": kv, "D": d, "DP": max(16, wide), "QP": queries}
-    _attend_kernel[(rows * kv, chunks)](
+    queries = lines // rows * (heads // kv)
+    padded = min(64, max(16, triton.next_power_of_2(queries)))
+    sizes = {"ROWS": rows, "H": heads, "KV": kv, "D": d, "DP": max(16, wide), "QP": padded}
+    _attend_kernel[(rows * kv, chunks, triton.cdiv(queries, padded))](
         *(query, keys, values, pad, sinks, token, *scratch),
         *(slots, layout.padded, layout.window, layout.first, chunks, lines),
         **sizes,
         WINDOW=layout.window > 0,
         CHUNK=chunk,
-        BLOCK=block,
+        # In float32 no matrix unit helps, and larger tiles do not fit the registers.
+        BLOCK=block or (16 if query.dtype.itemsize == 4 else 64),
         UPCAST=upcast(query),
-        num_warps=4 if queries <= 64 else 8,
+        num_warps=4,
     )
     _combine_kernel[(lines * heads,)](
         *scratch, out, chunks, D=d, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4
