@@ -168,7 +168,7 @@ class Runtime(Section):
     """Where and in what precision."""
 
     device: str = setting("auto", "device: auto, cpu, cuda or cuda:N", pattern=DEVICES)
-    dtype: choices.Dtype = setting("auto", "format of the weights; int8 on a CPU only; a converted model has its own")
+    dtype: choices.Dtype = setting("auto", "format of the weights; a converted model has its own")
     pixel_dtype: choices.PixelDtype = setting(
         "float32", "dtype that frames are decoded in; bfloat16 for models with a video tokenizer"
     )

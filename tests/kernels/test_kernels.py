@@ -41,6 +41,7 @@ from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.loading.published import cosmos_decoder
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.models.weight_format import WeightFormat
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton (Linux)")
 
@@ -90,7 +91,7 @@ def test_norms_of_the_heads_of_queries_and_keys(dtype: torch.dtype) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize(("rows", "inner", "sizes"), [(2, 33, [40, 17, 5]), (1, 300, [16]), (17, 64, [32, 32])])
+@pytest.mark.parametrize(("rows", "inner", "sizes"), [(2, 33, [40, 17, 5]), (17, 64, [32, 32]), (3, 1100, [66, 17, 5])])
 def test_linear_maps_of_ragged_shapes(rows: int, inner: int, sizes: list[int], dtype: torch.dtype) -> None:
     x = _random(rows, inner, dtype=dtype)
     weights = [_random(n, inner, dtype=dtype, seed=i) * inner**-0.5 for i, n in enumerate(sizes)]
@@ -107,7 +108,7 @@ def test_linear_maps_of_ragged_shapes(rows: int, inner: int, sizes: list[int], d
 
 @DTYPES
 @pytest.mark.parametrize("form", list(PACKED))
-@pytest.mark.parametrize(("rows", "inner", "outputs"), [(2, 96, 40), (1, 32, 16), (17, 320, 33)])
+@pytest.mark.parametrize(("rows", "inner", "outputs"), [(2, 96, 40), (1, 32, 16), (17, 320, 33), (2, 2080, 70)])
 def test_linear_maps_of_few_bits(rows: int, inner: int, outputs: int, form: str, dtype: torch.dtype) -> None:
     x, weight = _random(rows, inner, dtype=dtype), _random(outputs, inner, dtype=torch.float32) * inner**-0.5
     numbers, scale = PACKED[form].quantise(weight)
@@ -141,7 +142,7 @@ class _Layer:
 
 
 @DTYPES
-@pytest.mark.parametrize(("rows", "width", "wide"), [(1, 16, 24), (2, 40, 70), (3, 33, 50), (18, 16, 16)])
+@pytest.mark.parametrize(("rows", "width", "wide"), [(1, 16, 24), (2, 40, 70), (18, 16, 16), (2, 70, 1100)])
 def test_mlp_with_every_kind_of_row(rows: int, width: int, wide: int, dtype: torch.dtype) -> None:
     layer = _Layer(rows, width, wide, dtype)
     want = layer.plain()
@@ -189,8 +190,8 @@ def test_weights_are_not_touched_where_every_row_replays(dtype: torch.dtype) -> 
 @pytest.mark.skipif(DEVICE == "cuda", reason="counts in the interpreter; on a GPU see the compiled code below")
 def test_no_weight_is_loaded_where_every_row_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = _Layer(2, 40, 70, torch.float32)
-    first, last = km.GATE_UP.of(70, 40), km.DOWN.of(40, 70)
-    wide, narrow = -(-70 // first.out), -(-40 // last.out)
+    (out, inner), size = (kl.SMALL.out, kl.SMALL.inner), lambda n, by: -(-n // by)
+    wide, narrow = size(70, out) * size(40, inner), size(40, out) * size(70, inner)
     loads = []
     real = kl.add_tile
 
@@ -366,6 +367,34 @@ def test_head_norms_and_places_on_three_axes_decode_as_in_plain_torch() -> None:
     _close(got, want, torch.float32)
     assert torch.equal(codes, other_codes) and torch.equal(decisions, other_decisions)
     assert bool(decisions[:, :, :6].any()) and not bool(decisions.all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", list(PACKED))
+def test_a_step_of_few_bits_equals_plain_torch(form: str) -> None:
+    """All of it: blocks, projector and depth transformer, from codes to codes."""
+    torch.manual_seed(0)
+    decoder = DecoderSpec(width=32, layers=2, heads=2, kv_heads=1, mlp_width=64, vocab=11, rope_theta=50.0)
+    depth = DepthSpec(width=32, blocks=1, heads=2, depth=3, codes=9, code_width=32, hidden=32)
+    base = tiny_spec()
+    spec = replace(base, decoder=decoder, depth=depth, rqvae=replace(base.rqvae, code_width=32))
+    drawn, packed = VideoModel(spec), VideoModel(spec)
+    kept = WeightFormat(form, torch.float32, blocks=form, projector=form, depth=form).on(packed)
+    state = {
+        key: value
+        for name, tensor in drawn.state_dict().items()
+        for key, value in kept.stored(name, tensor if tensor.dim() < 2 else tensor.normal_(0, 0.3)).items()
+    }
+    kept.use().load_state_dict(state)
+    settings = DecodeSettings(2, SamplingSettings(cfg=1.0), ReplayRule(Tau((0.0,))))
+    runs = []
+    for make in (PlainExecutor, lambda decode: GraphExecutor(decode, capture=False)):
+        decode = Decode.of(packed.eval().to(DEVICE), [[1, 4, 5, 2]], settings, uniforms(3, 8, 3)[None])
+        decode.executor = make(decode)
+        runs.append((torch.stack([s.hidden[:, 0].clone() for s in decode.steps()]), decode.codes))
+    (want, codes), (got, other) = runs
+    _close(got, want, torch.float32)
+    assert torch.equal(codes, other)
 
 
 @pytest.mark.slow

@@ -44,9 +44,9 @@ def verdict_file() -> Path:
 
 
 def _key(batch: Batch) -> str:
-    """What a verdict depends on, as a readable text with the shapes hashed."""
+    """What a verdict depends on, as a readable text with the shapes and the size of the weights hashed."""
     device = batch.model.device
-    spec = json.dumps(batch.model.spec.to_dict(), sort_keys=True)
+    spec = json.dumps(batch.model.spec.to_dict(), sort_keys=True) + str(batch.model.weights_bytes())
     inputs = graph.inputs_limit(batch)
     parts = [torch.cuda.get_device_name(device), f"torch {torch.__version__}", f"cuda {torch.version.cuda}"]
     for name in ("triton", "fastcar"):
@@ -56,7 +56,7 @@ def _key(batch: Batch) -> str:
             parts.append(f"{name} unknown")
     shapes = hashlib.sha256(spec.encode()).hexdigest()[:12]
     rows = f"{batch.rows} rows" + (f" of {inputs} tokens" if inputs > 1 else "")
-    return ", ".join([*parts, str(batch.model.dtype), rows, f"shapes {shapes}"])
+    return ", ".join([*parts, str(batch.model.dtype), f"weights {batch.model.weight_format}", rows, f"shapes {shapes}"])
 
 
 def _read(file: Path) -> dict[str, Any]:

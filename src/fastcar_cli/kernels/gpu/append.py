@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastcar_cli.kernels.gpu.follow import early, follow
+
 
 @triton.jit
 def _rotate(a, b, c, s, kind: tl.constexpr):
@@ -31,8 +33,10 @@ def _append_kernel(
     VIDEOS: tl.constexpr, OF: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
     SCORE: tl.constexpr, RELEASED: tl.constexpr, PAIRS: tl.constexpr, HP: tl.constexpr, KP: tl.constexpr,
     DP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One input of one video a program, so that its OF rows decide together: tiles are [OF, heads, half of a head]."""
+    follow(EARLY)
     kind = query.dtype.element_ty
     video = tl.program_id(0).to(tl.int64) % VIDEOS
     # The first line of the input token.
@@ -167,4 +171,5 @@ def append(
         RELEASED=gate is not None and gate.released,
         PAIRS=gate is not None and gate.pairs,
         num_warps=8,
+        **early(qkv),
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastcar_cli.kernels.gpu import upcast
 from fastcar_cli.kernels.gpu.append import Layout
+from fastcar_cli.kernels.gpu.follow import early, follow
 
 CHUNK = 128
 """Slots of the cache that one program reads."""
@@ -23,12 +24,14 @@ def _attend_kernel(
     slots, padded, window, ring, chunks, lines,
     ROWS: tl.constexpr, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, DP: tl.constexpr, QP: tl.constexpr, UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One chunk of slots of one head of keys of one row, for a tile of the queries that it serves: those of every input
     token and every query head of the group. Softmax sums, their peaks and their weights, float32.
 
     A chunk past the last token has weight 0 and reads no keys. `ring` is the first slot behind the sinks.
     """
+    follow(EARLY)
     group = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = group // KV
@@ -81,8 +84,11 @@ def _attend_kernel(
 
 
 @triton.jit(do_not_specialize=["chunks"])
-def _combine_kernel(sums, peaks, weights, out, chunks, D: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr):
+def _combine_kernel(
+    sums, peaks, weights, out, chunks, D: tl.constexpr, CP: tl.constexpr, DP: tl.constexpr, EARLY: tl.constexpr
+):
     """All chunks of one head of one line, in their order."""
+    follow(EARLY)
     head = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CP)
     i = tl.arange(0, DP)
@@ -138,8 +144,9 @@ def attend(
         BLOCK=block or (16 if query.dtype.itemsize == 4 else 64),
         UPCAST=upcast(query),
         num_warps=4,
+        **early(query),
     )
     _combine_kernel[(lines * heads,)](
-        *scratch, out, chunks, D=d, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4
+        *scratch, out, chunks, D=d, CP=triton.next_power_of_2(chunks), DP=wide, num_warps=4, **early(query)
     )
     return out

@@ -6,13 +6,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastcar_cli.kernels.gpu.follow import early, follow
+
 
 @triton.jit
 def _depth_kernel(
     qkv, out, ROWS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, SEEN: tl.constexpr, SP: tl.constexpr,
     DP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: the query of the last depth over all depths so far."""
+    follow(EARLY)
     row = tl.program_id(0) // H
     head = tl.program_id(0) % H
     i = tl.arange(0, DP)
@@ -39,6 +43,6 @@ def attend_depths(qkv: Tensor, heads: int, seen: int, out: Tensor) -> Tensor:
     d = width // heads
     _depth_kernel[(rows * heads,)](
         qkv, out, ROWS=rows, H=heads, D=d, SEEN=seen, SP=triton.next_power_of_2(seen),
-        DP=triton.next_power_of_2(d), num_warps=1,
+        DP=triton.next_power_of_2(d), num_warps=1, **early(qkv),
     )  # fmt: skip
     return out

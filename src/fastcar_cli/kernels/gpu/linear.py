@@ -9,6 +9,7 @@ the activations and multiplied as floats.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from fastcar_cli.kernels.gpu import upcast
+from fastcar_cli.kernels.gpu.follow import early, follow
 
 
 class Matrix(NamedTuple):
@@ -47,32 +49,53 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Tile:
-    """Outputs and inputs of a tile of weights, stages of the software pipeline, warps of a program."""
+    """Outputs and inputs of a tile of weights, stages of the software pipeline, warps of a program, and programs that a
+    launch should have: where a matrix has fewer tiles of outputs, several programs share one, each with a part of the
+    inputs.
+    """
 
     out: int
     inner: int
     stages: int
     warps: int = 4
+    programs: int = 150
 
-    def of(self, outputs: int, inner: int) -> Tile:
-        """The tile for a matrix [outputs, inner]: lower where programs would be few, no wider than the matrix."""
-        out = self.out if outputs >= PROGRAMS * self.out else max(16, self.out // 2)
-        return Tile(out, min(self.inner, max(16, triton.next_power_of_2(inner))), self.stages, self.warps)
+    def split(self, tiles: int, inner: int) -> int:
+        """Programs that share each of so many tiles of outputs of a matrix with this many inputs."""
+        parts = 1
+        while tiles * parts < self.programs and 4 * parts * self.inner < inner:
+            parts *= 2
+        return parts
 
     def launch(self, x: Tensor, weights: Matrix) -> dict[str, Any]:
         """What a kernel that takes inputs x [rows, K] and such weights in these tiles is compiled for."""
         # The small operand of a tile product has a power of two of rows, no less than the hardware takes.
-        padded = max(16, triton.next_power_of_2(len(x)))
-        sizes = {"BN": self.out, "BK": self.inner, "STAGES": self.stages, "num_warps": self.warps}
-        return {**sizes, "K": x.shape[1], "RP": padded, "BITS": weights.bits, "UPCAST": upcast(x)}
+        padded, inner = max(16, triton.next_power_of_2(len(x))), max(16, triton.next_power_of_2(x.shape[1]))
+        sizes = {"BN": self.out, "BK": min(self.inner, inner), "STAGES": self.stages, "num_warps": self.warps}
+        return {**sizes, **early(x), "K": x.shape[1], "RP": padded, "BITS": weights.bits, "UPCAST": upcast(x)}
 
 
-PROGRAMS = 264
-"""Programs a launch should have at least: two for each of the 132 multiprocessors of an H100."""
+SMALL = Tile(32, 64, 3)
+"""The tile of float32 activations, which no matrix unit multiplies: larger ones do not fit the registers."""
+# Measured on an H200 (docs/gpu.md). Four warps would widen 32 outputs in 4 bit twice.
+LINEAR = {0: Tile(64, 128, 4), 8: Tile(32, 256, 4), 4: Tile(32, 256, 4, warps=2, programs=600)}
+"""The tiles of linear maps of activations in 16 bit, by bits of a weight; 0: floats."""
 
 
-# Chosen by arithmetic (docs/gpu.md), not by measuring.
-LINEAR = Tile(out=32, inner=256, stages=3)
+def tile_of(tiles: dict[int, Tile], x: Tensor, weights: Matrix) -> Tile:
+    """The tile for a product of activations and weights."""
+    return SMALL if x.dtype.itemsize == 4 else tiles[weights.bits]
+
+
+def sums(x: Tensor, outputs: int, split: int) -> tuple[Tensor, Tensor]:
+    """Where programs that share a tile leave their sums, float32 [split, rows, outputs], and how many have; zeros."""
+    return x.new_empty(split if split > 1 else 0, len(x), outputs, dtype=torch.float32), _counts(x.device)
+
+
+@functools.cache
+def _counts(device: torch.device) -> Tensor:
+    """A count for every tile of a launch; each launch leaves zeros."""
+    return torch.zeros(4096, dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -90,6 +113,48 @@ def _inputs(x, r, k, rows, K: tl.constexpr, EVEN: tl.constexpr, kind: tl.constex
     return tl.load(x + r[None, :] * K + k[:, None], mask=inside, other=0.0).to(kind)
 
 
+# Of two bytes each: 4 bits below the bits of 128 (bfloat16) or 1024 (float16) are that number plus 0 to 15.
+_WIDEN = """{{
+.reg .b32 p, q, r, t, bias;
+mov.b32 bias, {bias};
+prmt.b32 p, $4, 0, 0x4140;
+prmt.b32 q, $4, 0, 0x4342;
+shr.u32 r, p, 4;
+shr.u32 t, q, 4;
+lop3.b32 p, p, 0x000F000F, {base}, 0xEA;
+lop3.b32 q, q, 0x000F000F, {base}, 0xEA;
+lop3.b32 r, r, 0x000F000F, {base}, 0xEA;
+lop3.b32 t, t, 0x000F000F, {base}, 0xEA;
+sub.{kind} p, p, bias;
+sub.{kind} q, q, bias;
+sub.{kind} r, r, bias;
+sub.{kind} t, t, bias;
+mul.{kind} $0, p, $5;
+mul.{kind} $1, q, $6;
+mul.{kind} $2, r, $5;
+mul.{kind} $3, t, $6;
+}}"""
+_WIDEN_BFLOAT16 = tl.constexpr(_WIDEN.format(kind="bf16x2", base="0x43004300", bias="0x43084308"))
+_WIDEN_FLOAT16 = tl.constexpr(_WIDEN.format(kind="f16x2", base="0x64006400", bias="0x64086408"))
+
+
+@triton.jit
+def _widen(pairs, scales):
+    """The low and the high elements of bytes of int4 times the scales of their groups, in the dtype of the scales.
+
+    As instructions: a conversion of every number would take longer than reading it.
+    """
+    packed: tl.constexpr = "=r,=r,=r,=r,r,r,r"
+    if scales.dtype == tl.bfloat16:
+        brains: tl.constexpr = (tl.bfloat16, tl.bfloat16)
+        return tl.inline_asm_elementwise(_WIDEN_BFLOAT16, packed, [pairs, scales], brains, True, 4)
+    elif scales.dtype == tl.float16:
+        halves: tl.constexpr = (tl.float16, tl.float16)
+        return tl.inline_asm_elementwise(_WIDEN_FLOAT16, packed, [pairs, scales], halves, True, 4)
+    else:
+        return ((pairs & 15).to(tl.float32) - 8) * scales, ((pairs >> 4).to(tl.float32) - 8) * scales
+
+
 @triton.jit
 def add_tile(
     total, x, w, scale, n, r, k0, rows, N,
@@ -103,11 +168,10 @@ def add_tile(
         byte, group = k0 // 2 + tl.arange(0, BK // 2), k0 // 32 + tl.arange(0, BK // 32)
         pairs = _read(w + first * (K // 2) + byte[None, :], n, byte, N, K // 2, EVEN)
         scales = _read(scale + first * (K // 32) + group[None, :], n, group, N, K // 32, EVEN).to(tl.float32)
-        scales = tl.broadcast_to(scales[:, :, None], (BN, BK // 32, 16)).reshape(BN, BK // 2)
+        scales = tl.broadcast_to(scales.to(kind)[:, :, None], (BN, BK // 32, 16)).reshape(BN, BK // 2)
+        low, high = _widen(pairs, scales)
         k = byte // 16 * 32 + byte % 16
-        low = (((pairs & 15).to(tl.float32) - 8) * scales).to(kind)
         total = tl.dot(low, _inputs(x, r, k, rows, K, EVEN, kind), total, input_precision="ieee")
-        high = (((pairs >> 4).to(tl.float32) - 8) * scales).to(kind)
         return tl.dot(high, _inputs(x, r, k + 16, rows, K, EVEN, kind), total, input_precision="ieee")
     else:
         k = k0 + tl.arange(0, BK)
@@ -125,23 +189,48 @@ def scaled(total, scale, n, N, BITS: tl.constexpr):
 def product(
     x, w, scale, n, r, rows, N,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-    BITS: tl.constexpr, UPCAST: tl.constexpr,
+    BITS: tl.constexpr, UPCAST: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Outputs n of w x for all rows, float32 [BN, RP]; EVEN: every tile of w [N, K] is whole."""
+    """Outputs n of w x for all rows, float32 [BN, RP], from this program's part of the inputs; EVEN: every tile of w
+    [N, K] is whole.
+    """
+    span: tl.constexpr = (K + BK * SPLIT - 1) // (BK * SPLIT) * BK
+    begin = tl.program_id(1) * span
     total = tl.zeros((BN, RP), tl.float32)
-    for k0 in tl.range(0, K, BK, num_stages=STAGES):
+    for k0 in tl.range(begin, min(begin + span, K), BK, num_stages=STAGES):
         total = add_tile(total, x, w, scale, n, r, k0, rows, N, K, BN, BK, EVEN, BITS, UPCAST)
     return scaled(total, scale, n, N, BITS)
 
 
+@triton.jit
+def together(total, parts, counts, inside, size, SPLIT: tl.constexpr):
+    """The sum of all parts of a tile, and whether this program has it: the one that ends last.
+
+    It adds the parts in their order, so that which program that is decides nothing. `parts` are pointers to those of
+    the first program [BN, RP], `size` the numbers between a program's and the next one's.
+    """
+    tl.store(parts + tl.program_id(1) * size, total, mask=inside)
+    tl.debug_barrier()
+    count = counts + tl.program_id(0)
+    last = tl.atomic_add(count, 1, sem="acq_rel") == SPLIT - 1
+    if last:
+        tl.store(count, 0)
+        total = tl.zeros_like(total)
+        for part in tl.static_range(SPLIT):
+            total += tl.load(parts + part * size, mask=inside, other=0.0, cache_modifier=".cg")
+    return total, last
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _linear_kernel(
-    x, w0, w1, w2, s0, s1, s2, b0, b1, b2, out, rows,
+    x, w0, w1, w2, s0, s1, s2, b0, b1, b2, out, parts, counts, rows,
     N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr,
-    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
-    UPCAST: tl.constexpr,
+    SPLIT: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr,
+    BITS: tl.constexpr, UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Up to three linear maps of one input side by side, into out [rows, N0 + N1 + N2]; a program has a tile of one."""
+    follow(EARLY)
     tile = tl.program_id(0)
     w, scale, bias, column, size = w0, s0, b0, tile * 0, tile * 0 + N0
     if N1 > 0:
@@ -154,18 +243,21 @@ def _linear_kernel(
             tile -= tl.cdiv(N1, BN)
     n = tile * BN + tl.arange(0, BN)
     r = tl.arange(0, RP)
-    even: tl.constexpr = N0 % BN == 0 and N1 % BN == 0 and N2 % BN == 0 and K % BK == 0
-    y = product(x, w, scale, n, r, rows, size, K, BN, BK, RP, STAGES, even, BITS, UPCAST)
+    even: tl.constexpr = N0 % BN == 0 and N1 % BN == 0 and N2 % BN == 0 and K % (BK * SPLIT) == 0
+    y = product(x, w, scale, n, r, rows, size, K, BN, BK, RP, STAGES, even, BITS, UPCAST, SPLIT)
+    inside = (n[:, None] < size) & (r[None, :] < rows)
+    at = r[None, :] * (N0 + N1 + N2) + column + n[:, None]
+    if SPLIT > 1:
+        y, last = together(y, parts + at, counts, inside, rows * (N0 + N1 + N2), SPLIT)
+        inside = inside & (r[None, :] < tl.where(last, rows, 0))
     if BIAS:
         y += tl.load(bias + n, mask=n < size, other=0.0).to(tl.float32)[:, None]
-    inside = (n[:, None] < size) & (r[None, :] < rows)
-    at = out + r[None, :] * (N0 + N1 + N2) + column + n[:, None]
     if GELU:
         y = y.to(out.dtype.element_ty).to(tl.float32)
         y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
     if ADD:
-        y = y.to(out.dtype.element_ty).to(tl.float32) + tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(at, y.to(out.dtype.element_ty), mask=inside)
+        y = y.to(out.dtype.element_ty).to(tl.float32) + tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
 
 
 def linear(x: Tensor, matrices: list[Matrix], out: Tensor, *, add: bool = False, gelu: bool = False) -> Tensor:
@@ -175,12 +267,14 @@ def linear(x: Tensor, matrices: list[Matrix], out: Tensor, *, add: bool = False,
     adds to what out holds. Returns out.
     """
     sizes = [len(m.numbers) for m in matrices] + [0] * (3 - len(matrices))
-    tile = LINEAR.of(sum(sizes), x.shape[1])
+    tile = tile_of(LINEAR, x, matrices[0])
+    tiles = sum(triton.cdiv(n, tile.out) for n in sizes)
+    split = tile.split(tiles, x.shape[1])
     numbers, scales = zip(*(m.tensors for m in (matrices * 3)[:3]), strict=True)
     biases = [m.numbers if m.bias is None else m.bias for m in (matrices * 3)[:3]]
-    _linear_kernel[(sum(triton.cdiv(n, tile.out) for n in sizes),)](
-        *(x, *numbers, *scales, *biases, out, len(x)),
-        **{"N0": sizes[0], "N1": sizes[1], "N2": sizes[2]},
+    _linear_kernel[(tiles, split)](
+        *(x, *numbers, *scales, *biases, out, *sums(x, out.shape[1], split), len(x)),
+        **{"N0": sizes[0], "N1": sizes[1], "N2": sizes[2], "SPLIT": split},
         **{"BIAS": matrices[0].bias is not None, "GELU": gelu, "ADD": add},
         **tile.launch(x, matrices[0]),
     )

@@ -13,11 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcar_cli.kernels.gpu.linear import Matrix, Tile, add_tile, product, scaled
+from fastcar_cli.kernels.gpu.follow import follow
+from fastcar_cli.kernels.gpu.linear import LINEAR, Matrix, Tile, add_tile, product, scaled, sums, tile_of, together
 
-# Chosen by arithmetic (docs/gpu.md), not by measuring.
-GATE_UP = Tile(out=32, inner=128, stages=3)
-DOWN = Tile(out=32, inner=256, stages=4)
+# Measured on an H200 (docs/gpu.md).
+GATE_UP = {0: Tile(32, 128, 3), 8: Tile(32, 128, 4), 4: Tile(32, 256, 3, warps=2)}
+"""The tiles of gate and up, by bits of a weight; 0: floats."""
 
 
 @triton.jit
@@ -32,8 +33,10 @@ def _gate_up_kernel(
     N: tl.constexpr, REPLAY: tl.constexpr,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
     UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of silu(gate x) * (up x). Returns before any weight is read where every row replays."""
+    follow(EARLY)
     r = tl.arange(0, RP)
     if REPLAY:
         if tl.min(_replays(flags, r, rows), 0) == 1:
@@ -55,36 +58,44 @@ def _gate_up_kernel(
 
 @triton.jit(do_not_specialize=["frame", "rows"])
 def _down_kernel(
-    h, down, scale, x, cache, flags, t,
+    h, down, scale, x, cache, flags, t, parts, counts,
     frame, rows, CACHED: tl.constexpr, N: tl.constexpr, REPLAY: tl.constexpr,
-    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
-    UPCAST: tl.constexpr,
+    SPLIT: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr,
+    BITS: tl.constexpr, UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of down h, into the replay cache where the row computes, and added to x for all rows.
 
     Where every row replays no weight is read: the cached output is added and that is all.
     """
+    follow(EARLY)
     r = tl.arange(0, RP)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = (n[:, None] < N) & (r[None, :] < rows)
-    at = x + r[None, :] * N + n[:, None]
-    even: tl.constexpr = N % BN == 0 and K % BK == 0
+    at = r[None, :] * N + n[:, None]
+    even: tl.constexpr = N % BN == 0 and K % (BK * SPLIT) == 0
     kind = x.dtype.element_ty
+    computes = True
     if REPLAY:
         replays = _replays(flags, r, rows)
+        computes = tl.min(replays, 0) == 0
+    y = tl.zeros((BN, RP), tl.float32)
+    last = tl.program_id(1) == 0
+    if computes:
+        y = product(h, down, scale, n, r, rows, N, K, BN, BK, RP, STAGES, even, BITS, UPCAST, SPLIT)
+        if SPLIT > 1:
+            y, last = together(y, parts + at, counts, inside, rows * N, SPLIT)
+    inside = inside & (r[None, :] < tl.where(last, rows, 0))
+    y = y.to(kind).to(tl.float32)
+    if REPLAY:
         place = tl.load(t + r, mask=r < rows, other=0) % frame
         first = ((r % CACHED).to(tl.int64) * frame + place) * N
         slot = cache + first[None, :] + n[:, None]
-        kept = inside & (replays[None, :] == 1)
-        y = tl.load(slot, mask=kept, other=0.0).to(tl.float32)
-        if tl.min(replays, 0) == 0:
-            new = product(h, down, scale, n, r, rows, N, K, BN, BK, RP, STAGES, even, BITS, UPCAST).to(kind)
-            tl.store(slot, new, mask=inside & (replays[None, :] == 0))
-            y = tl.where(replays[None, :] == 1, y, new.to(tl.float32))
-    else:
-        y = product(h, down, scale, n, r, rows, N, K, BN, BK, RP, STAGES, even, BITS, UPCAST).to(kind).to(tl.float32)
-    residual = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(at, (residual + y).to(kind), mask=inside)
+        kept = tl.load(slot, mask=inside & (replays[None, :] == 1), other=0.0).to(tl.float32)
+        tl.store(slot, y.to(kind), mask=inside & (replays[None, :] == 0))
+        y = tl.where(replays[None, :] == 1, kept, y)
+    residual = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + at, (residual + y).to(kind), mask=inside)
 
 
 @dataclass(frozen=True)
@@ -115,16 +126,18 @@ def mlp(
     """
     width, wide = h.shape[1], middle.shape[1]
     gate, up, down = matrices
-    first, second = GATE_UP.of(wide, width), DOWN.of(width, wide)
+    first, second = tile_of(GATE_UP, h, gate), tile_of(LINEAR, middle, down)
     flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.outputs)
     frame, replaying = cache.shape[1], {"REPLAY": replay is not None}
     numbers, scales = zip(gate.tensors, up.tensors, strict=True)
     _gate_up_kernel[(triton.cdiv(wide, first.out),)](
         h, *numbers, *scales, middle, flags, len(h), N=wide, **replaying, **first.launch(h, gate)
     )
-    _down_kernel[(triton.cdiv(width, second.out),)](
-        *(middle, *down.tensors, x, cache, flags, t, frame, len(h)),
-        **{"CACHED": len(cache), "N": width},
+    tiles = triton.cdiv(width, second.out)
+    split = second.split(tiles, wide)
+    _down_kernel[(tiles, split)](
+        *(middle, *down.tensors, x, cache, flags, t, *sums(x, width, split), frame, len(h)),
+        **{"CACHED": len(cache), "N": width, "SPLIT": split},
         **replaying,
         **second.launch(middle, down),
     )

@@ -6,12 +6,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastcar_cli.kernels.gpu.follow import early, follow
+
 
 @triton.jit
-def _norm_kernel(x, weight, bias, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LAYER: tl.constexpr):
+def _norm_kernel(
+    x, weight, bias, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LAYER: tl.constexpr, EARLY: tl.constexpr
+):
     """One row a program, in float32: x / rms(x), rounded, times weight. A LAYER norm is (x - mean) / deviation * weight
     + bias, rounded once, as torch does.
     """
+    follow(EARLY)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < WIDTH
@@ -32,7 +37,16 @@ def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tenso
     warps, layer = 8 if width >= 2048 else 4, bias is not None
     block = triton.next_power_of_2(width)
     _norm_kernel[(rows,)](
-        x, weight, bias if layer else weight, out, eps, WIDTH=width, BLOCK=block, LAYER=layer, num_warps=warps
+        x,
+        weight,
+        bias if layer else weight,
+        out,
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        LAYER=layer,
+        num_warps=warps,
+        **early(x),
     )
     return out
 
@@ -48,8 +62,11 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor)
 
 
 @triton.jit
-def _head_norm_kernel(qkv, q, k, eps, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
+def _head_norm_kernel(
+    qkv, q, k, eps, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """A head of a query or a key a program."""
+    follow(EARLY)
     line, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, BLOCK)
     at = qkv + (line * (H + 2 * KV) + head) * D + i
@@ -69,5 +86,5 @@ def norm_heads(qkv: Tensor, q: Tensor, k: Tensor, eps: float, heads: int, kv_hea
     """
     block = triton.next_power_of_2(len(q))
     _head_norm_kernel[(len(qkv), heads + kv_heads)](
-        qkv, q, k, eps, H=heads, KV=kv_heads, D=len(q), BLOCK=block, num_warps=1
+        qkv, q, k, eps, H=heads, KV=kv_heads, D=len(q), BLOCK=block, num_warps=1, **early(qkv)
     )

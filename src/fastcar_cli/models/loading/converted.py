@@ -191,16 +191,12 @@ def _mapped(
 def load(folder: Path, dtype: str, device: torch.device, size: tuple[int, int] | None = None) -> LoadedModel:
     """Load a converted folder; `dtype` is auto or its own, `size` as `Spec.sized` takes it.
 
-    Raises RequestError for another dtype, a device that does not run it, and damage, naming file and key.
+    Raises RequestError for another dtype and damage, naming file and key.
     """
     found = describe(folder)
     form = found.form
     if dtype not in ("auto", form.name):
         raise no_such_dtype(dtype, [form.name])
-    if form.blocks is not None and device.type != "cpu":
-        raise RequestError(
-            f"runs on a CPU only, the device is {device}", key="dtype", value=form.name, allowed="bfloat16"
-        )
     network = empty_network(found.spec.sized(size))
     stored = form.on(network)
     wanted = stored.use().state_dict()

@@ -243,7 +243,7 @@ def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
     plan = plans[chosen]
     if not plan.fits:
         hint: Text = ("fewer ", Key("frames"), ", fewer prompts at once, ", Key("window"), ", or a larger machine")
-        for name in ("int8", "bfloat16") if device == "cpu" else ("bfloat16",):
+        for name in ("int8", "bfloat16"):
             if name in plans and plans[name].fits:
                 hint = (Key("dtype"), f" {name} needs {gib(plans[name].needed)}")
         raise RequestError(

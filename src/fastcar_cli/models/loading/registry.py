@@ -221,8 +221,6 @@ def _load(
     dtype = "float32" if dtype == "auto" else dtype
     if dtype not in FORMATS:
         raise no_such_dtype(dtype, FORMATS)
-    if dtype == "int8" and where.type != "cpu":
-        raise RequestError(f"runs on a CPU only, the device is {where}", key="dtype", value="int8", allowed="bfloat16")
     released = format_of(folder)
     if released is not None:
         if dtype == "float16" and where.type == "cpu":
