@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fpga_presets import preset, work
+from support.fpga_presets import constant, preset, work
 
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.isa import compile_linear, compile_mlp
@@ -152,6 +152,16 @@ def test_attention_is_its_closed_form() -> None:
     load, multiply = math.ceil(size // tiles / (p.bytes_per_cycle / 2)), math.ceil(64 * 2 * 16 / 64 / tiles)
     expected = 1 + 20 + load + (tiles - 1) * max(load, multiply) + multiply
     assert emulator.attention_cycles(keys)[0] == expected
+
+
+def test_keys_may_have_other_macs_than_weights() -> None:
+    keys = np.array([64])
+    slow = {"core__buffer": 1024, "core__vector_lanes": FAST}
+    other = {"core__attention_array": constant(32, "MAC/cycle")}
+    whole, half = (Emulator(preset(**slow, **own), work(rows=1)) for own in ({}, other))
+    multiply = 64 * 2 * 16 / 64
+    assert half.attention_cycles(keys)[0] - whole.attention_cycles(keys)[0] == multiply
+    assert half.accelerator.row == whole.accelerator.row
 
 
 def test_energy_is_the_sum_of_its_parts() -> None:

@@ -27,6 +27,34 @@ def test_an_endless_stream_has_the_share_of_the_formula(name: str, order: Next) 
     assert stream_share(name, order) == pytest.approx(closed(name, order), abs=0.012)
 
 
+@pytest.mark.parametrize("name", ["DDR4-1600", "DDR4-2133", "DDR4-2400", "DDR4-2666"])
+@pytest.mark.parametrize("order", ["apart", "meet"])
+def test_two_streams_in_a_channel_have_the_share_of_the_formula(name: str, order: Next) -> None:
+    assert stream_share(name, order) == pytest.approx(closed(name, order), abs=0.012)
+
+
+def test_streams_that_meet_are_served_a_request_each() -> None:
+    stream = Stream(load_part("DDR4-2400"), "groups", 1, 64, streams=3, turn=2, apart=1000)
+    assert [stream.burst(n) for n in range(8)] == [0, 1, 1000, 1001, 2000, 2001, 2, 3]
+
+
+def test_cores_with_weights_of_their_own_meet_where_channels_are_fewer() -> None:
+    own = {"hbm__weights": "private", "hbm__port_clock": 200}
+    one, four = (preset(cores=cores, **own) for cores in (1, 4))
+    assert (one.meeting, one.dealt, four.meeting, four.dealt) == (1, 1.0, 4, 0.25)
+    # They close each other's rows: less than a quarter of what one has, and more than in rows of one bank.
+    quarter = one.bytes_per_cycle / 4
+    assert 0.5 * quarter < four.bytes_per_cycle * four.dealt < quarter
+    u280 = load_preset("u280-int8")
+    private = u280.model_copy(update={"hbm": u280.hbm.model_copy(update={"weights": "private"})})
+    assert (private.meeting, private.dealt, private.bytes_per_cycle) == (1, 1 / 8, u280.bytes_per_cycle)
+    # Three cores on four channels have one each; five share them two by two.
+    ddr = load_preset("hummingbird-u250")
+    hbm = ddr.hbm.model_copy(update={"weights": "private"})
+    three, five = (ddr.model_copy(update={"cores": cores, "hbm": hbm}) for cores in (3, 5))
+    assert (three.dealt, five.meeting, five.dealt) == (1 / 4, 2, 1 / 8)
+
+
 def test_published_streams() -> None:
     known = [(row[2], row[4]) for row in streams() if row[4] is not None]
     assert len(known) == 4

@@ -8,14 +8,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from fastcar_cli.backends.fpga.emulator import Emulator
+from fastcar_cli.backends.fpga.constants import Constant
 from fastcar_cli.backends.fpga.memory import Stream, load_part, share
 from fastcar_cli.backends.fpga.predicted import POINTS, points_of, predict
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.files import csv_of, write_whole
 
-Next = Literal["groups", "rows", "bank"]
-"""Where the next burst lies: the orders of memory.py, and a row after the other of one bank."""
+Next = Literal["groups", "rows", "bank", "apart", "meet"]
+"""Where the next burst lies: the orders of memory.py; a row after the other of one bank; two streams with bank groups
+in turn, a request of 512 bytes each, in banks behind each other (apart), or in other rows of one bank (meet)."""
+
+_REQUEST, _FAR = 512, 2**10
+"""Bytes of a request of one of two streams, and rows of a bank between them."""
 
 STREAMS: tuple[tuple[str, Next, float | None, str], ...] = (
     ("DDR4-1600", "bank", None, ""),
@@ -29,11 +33,15 @@ STREAMS: tuple[tuple[str, Next, float | None, str], ...] = (
     ("DDR4-2400", "bank", None, ""),
     ("DDR4-2400", "rows", None, ""),
     ("DDR4-2400", "groups", 0.9375, "36 of 38.4 GB/s, Shuhai on a U280 (FCCM 20)"),
+    ("DDR4-2400", "apart", None, ""),
+    ("DDR4-2400", "meet", None, ""),
     ("DDR4-2666", "bank", None, ""),
     ("DDR4-2666", "rows", 0.54, "simple row-bank-column mapping (AMD PG313)"),
     ("DDR4-2666", "groups", 0.95, "mapping with bank groups in turn (AMD PG313)"),
     ("HBM2-1800", "rows", None, ""),
     ("HBM2-1800", "groups", 425 / 460.8, "425 of 460.8 GB/s, Shuhai on a U280 (FCCM 20)"),
+    ("HBM2-1800", "apart", None, ""),
+    ("HBM2-1800", "meet", None, ""),
 )
 
 
@@ -45,18 +53,27 @@ def closed(name: str, order: Next) -> float:
     """
     part, t = load_part(name), load_part(name).timing
     clock, columns = 2e3 / part.rate, part.row * 8 // (part.width * part.burst)
-    apart = max(part.burst / 2, t.tCCD_S if order == "groups" and part.groups > 1 else t.tCCD_L) * clock
+    turns = order not in ("rows", "bank") and part.groups > 1
+    apart = max(part.burst / 2, t.tCCD_S if turns else t.tCCD_L) * clock
     turn = t.tRTP + t.tRP + t.tRCD - apart if order == "bank" else 0
-    return part.burst / 2 * clock / (apart + turn / columns) * (1 - (t.tRFC + t.tRP + t.tRCD) / t.tREFI)
+    each = apart + turn / columns
+    if order == "meet":
+        bursts = _REQUEST // part.burst_bytes
+        last = (bursts // part.groups - 1) * part.groups * apart
+        each = max(each, (max(t.tRAS, t.tRCD + last + t.tRTP) + t.tRP) / bursts)
+    return part.burst / 2 * clock / each * (1 - (t.tRFC + t.tRP + t.tRCD) / t.tREFI)
 
 
 def stream_share(name: str, order: Next) -> float:
-    """The share of the peak that an endless stream reaches with 64 bursts under way, by the timing."""
+    """The share of the peak that endless streams reach with 64 bursts under way, by the timing."""
     part = load_part(name)
-    columns = part.row // part.burst_bytes
+    columns, banks = part.row // part.burst_bytes, part.bank_bursts
     if order == "bank":
-        return share(Stream(part, "rows", 1, 64, columns, columns * part.groups * part.banks))
-    return share(Stream(part, order, 1, 64))
+        return share(Stream(part, "rows", 1, 64, columns, banks * part.banks))
+    if order in ("apart", "meet"):
+        other = _FAR * banks * part.banks + (banks if order == "apart" else 0)
+        return share(Stream(part, "groups", 1, 64, streams=2, turn=_REQUEST // part.burst_bytes, apart=other))
+    return share(Stream(part, "rows" if order == "rows" else "groups", 1, 64))
 
 
 def streams() -> Iterator[list[Any]]:
@@ -83,8 +100,7 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield "Written by `fastcar lab accelerators docs/data`; [the emulated FPGA accelerator](../fpga.md) summarises it."
     yield "Held out: the published figure is not used, and is left to be filled in. Where a constant is fitted to the"
-    yield "speed, the row has no error. The idle power of U280 and KV260, and the KV260's energy of a bit, are fitted"
-    yield "to the watts that are published here."
+    yield "speed, the row has no error. The KV260's idle power and energy of a bit are fitted to its watts here."
     yield ""
     yield "## Decode speed and power"
     yield ""
@@ -111,13 +127,13 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
         + "; ".join(f"{r['work']}: {r['missing']}" for r in rows if r["missing"]) + "."
     )  # fmt: skip
     yield ""
-    yield "## What is not published"
+    yield "## The same with one thing changed"
     yield ""
-    yield "The same predictions where a thing that no source names is another one. No preset has these values."
+    yield "No preset has these values: what is not published, and what a design's authors reckon with."
     yield ""
     yield "| work | changed | tok/s predicted | error |"
     yield "|---|---|---|---|"
-    for cells in unknown():
+    for cells in changed():
         yield f"| {' | '.join(cells)} |"
     yield ""
     yield "## Time to the first token"
@@ -139,33 +155,35 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"| {name} | {order} | {emulated:.1%} | {formula:.1%} | {_share(published)} | {source} |"
 
 
-UNKNOWN: tuple[tuple[str, str, int, dict[str, dict[str, Any]], int], ...] = (
-    ("kv260-llama", "context 1,024, the longest published", 1024, {}, 0),
-    ("flightllm-u280", "context 2,048, the model's longest", 2048, {}, 0),
-    ("flightllm-u280", "keys and values of 16 bit", 512, {"format": {"kv_bits": 16}}, 0),
-    ("flightllm-u280", "both", 2048, {"format": {"kv_bits": 16}}, 0),
-    ("flightllm-u280", "4.5 bit a weight, indices included", 512, {"format": {"weight_bits": 4.5}}, 0),
-    ("flightllm-u280", "5 bit a weight, indices included", 512, {"format": {"weight_bits": 5}}, 0),
-    ("flightllm-u280", "bank groups not in turn", 512, {"hbm": {"order": "rows"}}, 0),
-    ("flightllm-u280", "rate of a request of 128 in and 512 out, its prompt included", 384, {}, 128),
-    ("flightllm-u280", "rate of a request of 512 in and 512 out, its prompt included", 768, {}, 512),
-)
-"""What is not published of the accelerators that nothing is fitted to: preset, what differs, context, its keys, and the
-tokens in of a whole request, whose mean context that is (0: decoding alone)."""
+def _mhz(value: float, source: str) -> dict[str, Constant]:
+    return {"port_clock": Constant(value=value, unit="MHz", source=source, kind="assumption")}
 
 
-def unknown() -> Iterator[list[str]]:
+CHANGED: tuple[tuple[str, str, int, dict[str, dict[str, Any]]], ...] = (
+    ("kv260-llama", "context 1,024, the longest published", 1024, {}),
+    ("flightllm-u280", "context 128, of its demo's other step", 128, {}),
+    ("flightllm-u280", "3.5 bit a weight, as published: no indices", 512, {"format": {"weight_bits": 3.5}}),
+    ("flightllm-u280", "keys and values of 16 bit", 512, {"format": {"kv_bits": 16}}),
+    ("flightllm-u280", "bank groups not in turn", 512, {"hbm": {"order": "rows"}}),
+    ("flightllm-u280", "ports of 256 bit at 300 MHz", 512, {"hbm": _mhz(300, "the platform's clock of kernels")}),
+    ("flightllm-u280", "a channel at 70 %, as in its simulator", 512, {"hbm": _mhz(315, "0.7 x 450")}),
+    (
+        "flightllm-u280", "and three cores at 80 % of a core's three times", 512,
+        {"hbm": _mhz(252, "0.7 x 0.8 x 450")},
+    ),
+    ("flexllm-u280", "keys on the whole array: predicted before its speed was read", 1536,
+     {"core": {"attention_array": None}}),
+)  # fmt: skip
+"""Predictions with one thing changed, or two: preset, what, context, its keys."""
+
+
+def changed() -> Iterator[list[str]]:
     """Cells of a table: what is changed, tokens a second, error."""
-    for name, what, context, sections, tokens_in in UNKNOWN:
+    for name, what, context, sections in CHANGED:
         preset, point = load_preset(name), points_of(name)[0]
         update = {part: getattr(preset, part).model_copy(update=keys) for part, keys in sections.items()}
-        preset = preset.model_copy(update=update)
-        speed = predict(preset, replace(point, context=context))["predicted_tokens_per_s"]
-        if tokens_in:
-            tokens_out = 2 * (context - tokens_in)
-            first = Emulator(preset, replace(point.model, prompt=tokens_in)).prefill() * preset.seconds_per_cycle
-            speed = tokens_out / (first + tokens_out / speed)
-        yield [point.work, what, _number(speed), _share(speed / (point.tokens_per_s or speed) - 1, "+.0%")]
+        row = predict(preset.model_copy(update=update), replace(point, context=context))
+        yield [point.work, what, _number(row["predicted_tokens_per_s"]), _share(row["error"], "+.0%")]
 
 
 def write(folder: Path) -> list[Path]:

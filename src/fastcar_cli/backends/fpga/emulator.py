@@ -92,9 +92,9 @@ class Emulator:
     def attention(self, context: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cycles of the attention core of one layer by pass, of context lengths [slots, passes], 0 in an empty slot.
 
-        Keys and values are each slot's own, so the cores of a round share the bandwidth, and the longest context of
-        a round counts. m equal tiles in a double buffer take latency + load + (m - 1) max(load, work) + work, load in
-        whole bursts.
+        Keys and values are each slot's own, so the cores of a round share the bandwidth (with private weights each has
+        its channels'), and the longest context of a round counts. m equal tiles in a double buffer take latency + load
+        + (m - 1) max(load, work) + work, load in whole bursts.
         """
         total = np.zeros(context.shape[1])
         for begin in range(0, len(context), self.preset.cores):
@@ -107,8 +107,9 @@ class Emulator:
         work, rates = self.work, self.rates
         size = context * 2 * work.kv_width * self.preset.format.kv_bits / 8
         tiles = np.ceil(size / self.preset.tile_bytes).clip(min=1)
-        load = np.ceil(np.ceil(size / tiles / rates.burst) * rates.burst * cores / self.keys_rate)
-        multiply = context * 2 * work.width / rates.macs / tiles
+        streams = cores if self.shared else 1 / self.preset.dealt
+        load = np.ceil(np.ceil(size / tiles / rates.burst) * rates.burst * streams / self.keys_rate)
+        multiply = context * 2 * work.width / self.preset.attention_macs / tiles
         soft = context * work.heads / rates.lanes / tiles
         busy = np.ceil(np.maximum(multiply, soft))
         return START + rates.latency + load + (tiles - 1) * np.maximum(load, busy) + busy

@@ -69,6 +69,11 @@ class Part(BaseModel):
         return self.width * self.burst // 8
 
     @property
+    def bank_bursts(self) -> int:
+        """Bursts of a row in each bank group: a stream comes to the next bank after so many."""
+        return self.row // self.burst_bytes * self.groups
+
+    @property
     def peak(self) -> float:
         """GB/s of a channel."""
         return self.width * self.rate / 8e3
@@ -84,10 +89,11 @@ def load_part(name: str) -> Part:
 
 @dataclass(frozen=True)
 class Stream:
-    """How one stream reads a channel.
+    """How one stream reads a channel, or several that meet there.
 
     port: picoseconds that a burst takes in its share of the ports. ahead: bursts requested and not delivered yet.
     chunk, stride: bursts that lie one behind the other, and from the first of them to the next first; 0: all do.
+    streams: those that meet, served in turn, `turn` bursts each; the same place of the next lies `apart` bursts on.
     """
 
     part: Part
@@ -96,6 +102,16 @@ class Stream:
     ahead: int
     chunk: int = 0
     stride: int = 0
+    streams: int = 1
+    turn: int = 1
+    apart: int = 0
+
+    def burst(self, count: int) -> int:
+        """Where the burst lies that is served after `count` others."""
+        turns, within = divmod(count, self.turn)
+        own = turns // self.streams * self.turn + within
+        chunk, rest = divmod(own, self.chunk) if self.chunk else (0, own)
+        return chunk * self.stride + rest + turns % self.streams * self.apart
 
 
 class Dram:
@@ -164,11 +180,10 @@ class Dram:
 
 @lru_cache(maxsize=256)
 def share(stream: Stream) -> float:
-    """The share of a channel's peak that an endless stream reaches, over whole intervals between refreshes."""
+    """The share of a channel's peak that endless streams reach, over whole intervals between refreshes."""
     dram, count, begin = Dram(stream), 0, (0, 0)
     while True:
-        chunk, within = divmod(count, stream.chunk) if stream.chunk else (0, count)
-        done, before = dram.read(chunk * stream.stride + within), dram.refreshes
+        done, before = dram.read(stream.burst(count)), dram.refreshes
         count += 1
         if before and not begin[0]:
             begin = (count, done)

@@ -17,6 +17,9 @@ from fastcar_cli.presets import fpga_presets, preset_folder, read_preset
 MAX_FITTED = 2
 """Constants of a preset that may be fitted to a measurement."""
 
+_ROWS = 2**10
+"""Rows of a bank that each core's weights take, where cores meet in a channel: more than a stream passes in `share`."""
+
 Weights = Literal["lockstep", "multicast", "private"]
 """How cores get a layer's weights: layer.py says what each means."""
 
@@ -52,9 +55,10 @@ class Hbm(Section):
 
 
 class Core(Section):
-    """One core: MAC array, vector unit, local weight buffer."""
+    """One core: MAC array, and what keys and values have in its place; vector unit, local weight buffer."""
 
     mac_array: Annotated[Constant, In("MAC/cycle")]
+    attention_array: Annotated[Constant | None, In("MAC/cycle")] = None
     utilisation: Annotated[Constant, In("1", most=1)]
     vector_lanes: Annotated[Constant, In("elements/cycle")]
     buffer: Annotated[Constant, In("KiB")]
@@ -173,13 +177,32 @@ class Preset(Section):
         """GB/s of the channels that are used."""
         return self.hbm.channels.value * self.part.peak
 
+    @property
+    def meeting(self) -> int:
+        """Cores that read a channel at once, each a stream of its own: with private weights, and fewer channels."""
+        return -(-self.cores // int(self.hbm.channels.value)) if self.hbm.weights == "private" else 1
+
+    @property
+    def dealt(self) -> float:
+        """What a core has of the channels: whole ones, or with others one; all of them where the cores share."""
+        if self.hbm.weights != "private":
+            return 1.0
+        channels = int(self.hbm.channels.value)
+        return max(1, channels // self.cores) / (channels * self.meeting)
+
     def stream(self, chunk: float = 0, stride: float = 0) -> Stream:
-        """How a channel is read; chunk, stride: bytes of all channels that lie together, and from one to the next."""
-        hbm = self.hbm
-        across = self.part.burst_bytes * hbm.channels.value
+        """How a channel is read; chunk, stride: bytes of all channels that lie together, and from one to the next.
+
+        Cores that meet in a channel are served a request each, and begin in banks behind each other.
+        """
+        hbm, part = self.hbm, self.part
+        across = part.burst_bytes * hbm.channels.value
         port = across * 1e6 / (hbm.ports.value * hbm.beat.value * hbm.port_clock.value)
         bursts = (max(1, round(size / across)) if chunk else 0 for size in (chunk, stride))
-        return Stream(self.part, hbm.order, round(port), int(hbm.ahead.value), *bursts)
+        turn = max(1, int(hbm.beat.value * hbm.burst.value) // part.burst_bytes)
+        apart = part.bank_bursts * (part.banks * _ROWS + 1)
+        meet = (self.meeting, turn, apart) if self.meeting > 1 else ()
+        return Stream(part, hbm.order, round(port), int(hbm.ahead.value), *bursts, *meet)
 
     def rate(self, chunk: float = 0, stride: float = 0) -> float:
         """Bytes a cycle, all cores together, of a stream that never ends."""
@@ -199,6 +222,12 @@ class Preset(Section):
     def macs_per_cycle(self) -> float:
         """MACs a cycle of one core."""
         return self.core.mac_array.value * self.core.utilisation.value
+
+    @property
+    def attention_macs(self) -> float:
+        """MACs a cycle of one core with keys and values."""
+        array = self.core.attention_array or self.core.mac_array
+        return array.value * self.core.utilisation.value
 
     @property
     def window(self) -> int:

@@ -57,7 +57,7 @@ class Rates:
         return cls(
             preset.macs_per_cycle,
             preset.core.vector_lanes.value,
-            preset.bytes_per_cycle / (preset.cores if hbm.weights == "private" else 1),
+            preset.bytes_per_cycle * preset.dealt,
             int(hbm.beat.value * hbm.burst.value),
             int(hbm.latency.value),
             drain(int(preset.core.mac_array.value)) if exact else 0,
