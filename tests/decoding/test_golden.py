@@ -26,12 +26,11 @@ CASES = (
 pytestmark = pytest.mark.skipif(not CASES, reason=f"no recorded outputs of the released code in {GOLDEN}")
 
 
+DENSE = [name for name in CASES if name.endswith("/none")]
+# Tests of a case run one after another and share its decode.
+OF_CASES = pytest.mark.parametrize("name", CASES, scope="module")
 # Plain torch takes minutes for what the native kernels do in seconds; test_golden_small.py holds it to a part.
-BOTH = [
-    pytest.param(name, executor, marks=pytest.mark.slow if executor == "torch" else ())
-    for executor in ("torch", "native")
-    for name in CASES
-]
+BOTH = pytest.mark.parametrize("executor", [pytest.param("torch", marks=pytest.mark.slow), "native"], scope="module")
 
 
 @cache
@@ -41,19 +40,24 @@ def golden() -> tuple[dict[str, Any], dict[str, torch.Tensor], LoadedModel]:
 
 
 @cache
-def traced(name: str, unreachable: bool = False, executor: str = "torch") -> tuple[dict[str, Any], Trace]:
+def _traced(name: str, executor: str, scored: bool) -> tuple[dict[str, Any], Trace]:
     data, tensors, model = golden()
     case = next(c for c in data["cases"] if c["name"] == name)
     prompts = [data["prompts"][i] for i in case["prompt_indices"]]
     codes = tensors[f"{name}/codes"][: len(prompts)].long()
     tau = case["tau_per_layer"]
-    if all(t is None for t in tau):
-        tau = float("inf") if unreachable else None
+    if name in DENSE:
+        tau = float("inf") if scored else None
     steps = sorted({*case["hidden_steps"], *case["logit_steps"], *data["layer_out_steps"]})
     tokens = case["mlp_positions"] if executor == "torch" else ()
     return case, trace(
         model, prompts, codes, tau=tau, cfg=case["cfg"], steps=steps, mlp_tokens=tokens, executor=executor
     )
+
+
+def traced(name: str, executor: str = "torch", scored: bool = False) -> tuple[dict[str, Any], Trace]:
+    """A recorded case and its decode, one for all tests of a process; scored: of a dense case too."""
+    return _traced(name, executor, scored and name in DENSE)
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor, limit: float) -> None:
@@ -69,7 +73,7 @@ def at(run: Trace, steps: list[int]) -> list[int]:
 def test_prompt_ids_and_positions(group: str) -> None:
     data, tensors, _ = golden()
     batch = next(b for b in data["batches"] if b["name"] == group)
-    _, run = traced(f"{group}/none", executor="native")
+    _, run = traced(f"{group}/none", "native")
     prompts = [data["prompts"][i] for i in batch["prompt_indices"]]
     texts = [*map(templated, prompts), templated(" ")]
     assert [t + "<vi_start>" for t in texts] == batch["row_strings"]
@@ -80,17 +84,19 @@ def test_prompt_ids_and_positions(group: str) -> None:
     assert torch.equal(later, tensors[f"{group}/decode_position_ids"].long())
 
 
-@pytest.mark.parametrize(("name", "executor"), BOTH)
+@OF_CASES
+@BOTH
 def test_hidden_states_and_logits(name: str, executor: str) -> None:
-    case, run = traced(name, executor=executor)
+    case, run = traced(name, executor)
     tensors = golden()[1]
     close(run.hidden[at(run, case["hidden_steps"])], tensors[f"{name}/hidden"], 2e-4)
     close(run.logits[at(run, case["logit_steps"])], tensors[f"{name}/logits"], 1e-3)
 
 
-@pytest.mark.parametrize(("name", "executor"), BOTH)
+@OF_CASES
+@BOTH
 def test_scores_and_decisions(name: str, executor: str) -> None:
-    case, run = traced(name, unreachable=True, executor=executor)
+    case, run = traced(name, executor, scored=True)
     data, tensors, _ = golden()
     first = data["first_eligible_input_token"]
     wanted = tensors[f"{name}/tas"].permute(0, 2, 1)
@@ -107,7 +113,7 @@ def test_scores_and_decisions(name: str, executor: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@OF_CASES
 def test_mlp_outputs_and_frames(name: str) -> None:
     _, run = traced(name)
     tensors = golden()[1]
@@ -131,7 +137,7 @@ def test_block_outputs_and_feedback(group: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith(("t20", "t50", "t80", "mixed"))])
 def test_keys_and_values_in_int8_change_one_decision_in_a_thousand(name: str) -> None:
     """Of those that are taken, by a threshold in the midst of the scores; bfloat16 ones change up to 2.2 in 1,000."""
-    case, exact = traced(name, executor="native")
+    case, exact = traced(name, "native")
     data, tensors, model = golden()
     prompts = [data["prompts"][i] for i in case["prompt_indices"]]
     codes = tensors[f"{name}/codes"][: len(prompts)].long()
@@ -143,6 +149,6 @@ def test_keys_and_values_in_int8_change_one_decision_in_a_thousand(name: str) ->
 
 
 def test_dense_run_has_no_scores() -> None:
-    _, run = traced(CASES[0], executor="native")
+    _, run = traced(CASES[0], "native")
     assert run.tas.isnan().all() and not run.replayed.any() and run.replay_ratio == 0.0
     assert np.isfinite(run.logits.numpy()).all()
