@@ -58,6 +58,23 @@ def _signals_as_usual() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(scope="session")
+def interpreter() -> None:
+    """Triton's interpreter patches its language for each call of a kernel and of each function in it, and takes that
+    back, a third of the time that they take. Here it patches once for each module with kernels, and no more.
+    """
+    runtime = pytest.importorskip("triton.runtime.interpreter", reason="triton is not installed")
+    patch, patched = runtime._patch_lang, set()
+
+    def once(function: Any) -> Any:
+        if function.__module__ not in patched:
+            patched.add(function.__module__)
+            patch(function)
+        return runtime._LangPatchScope()
+
+    runtime._patch_lang = once
+
+
 @pytest.fixture
 def process(tmp_path: Path) -> Run:
     """Run `fastcar` as a process in an empty folder: where the process is the claim."""

@@ -61,13 +61,13 @@ class Kind:
 EXECUTORS = {
     "torch": Kind(PlainExecutor, ("float32", "bfloat16", "int8", "int4")),
     "native": Kind(NativeExecutor, ("float32", "bfloat16", "int8", "int4"), missing=native.unavailable()),
-    # Its kernels run through Triton's interpreter here, a minute a case.
+    # Its kernels run through Triton's interpreter here, some seconds a case.
     "graph": Kind(
         lambda decode: GraphExecutor(decode, capture=False),
         ("float32",),
         ("by layer", "released", "pairs with ages", "window and tau", "sinks beyond a prompt", "forced"),
         None if installed() else "triton is not installed",
-        (pytest.mark.slow,),
+        (pytest.mark.slow, pytest.mark.usefixtures("interpreter")),
     ),
 }
 NAMES = [pytest.param(name, marks=kind.marks) for name, kind in EXECUTORS.items()]
@@ -113,6 +113,16 @@ def _widened(model: VideoModel, kind: str) -> VideoModel:
     return model.bfloat16().double() if kind == "bfloat16" else model.double()
 
 
+class _Given:
+    """Gives codes [videos, tokens, depth] where a sampler draws them, and no vectors of theirs."""
+
+    def __init__(self, codes: Tensor) -> None:
+        self._codes = codes
+
+    def draw(self, hidden: Tensor, index: int | Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        return self._codes[torch.arange(len(self._codes)), index], torch.empty(0)
+
+
 def _decode(
     model: VideoModel, executor: str, codes: Tensor, prompts: list[list[int]], cfg: float, rule: dict[str, Any]
 ) -> tuple[Decode, Tensor]:
@@ -132,12 +142,13 @@ def _decode(
         decode.replay.force(forced)
     decode.executor = EXECUTORS[executor].make(decode)
     decode.draws.give(codes)
+    if executor == "graph":
+        # A graph draws by itself.
+        decode.draws.sampler = _Given(codes)  # type: ignore[assignment]
     hidden = []
     with torch.inference_mode():
         for step in decode.steps(codes):
             hidden.append(step.hidden[:, 0].float().clone())
-            # A graph draws by itself: what it drew gives way to the codes that are given.
-            decode.codes[:, : step.index + 1] = codes[:, : step.index + 1]
     return decode, torch.stack(hidden)
 
 

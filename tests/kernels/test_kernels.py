@@ -52,6 +52,7 @@ from fastcar_cli.kernels.gpu import linear as kl
 from fastcar_cli.kernels.gpu import mlp as km
 from fastcar_cli.kernels.gpu import norm as kn
 
+pytestmark = pytest.mark.usefixtures("interpreter")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Triton's interpreter cuts float32 off to bfloat16 where hardware rounds, so a result can be a step lower.
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 3e-2}

@@ -14,6 +14,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_lab.bench.gpu import TOY, Plan, check, page
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton (Linux)")
+pytestmark = pytest.mark.usefixtures("interpreter")
 
 
 @pytest.mark.slow
