@@ -34,8 +34,13 @@ from fastcar_cli.plain_data import parse_json
 TOKENS = 12
 """Input tokens that are decoded both ways, for each of the settings tried."""
 
-ALLOWED = 0.05
-"""Share of tokens or decisions that may differ where sums are rounded to 16 bit; none may in float32."""
+ALLOWED = {"tokens": 0.5, "replay decisions": 0.05, "hidden states": 0.1}
+"""Where sums are rounded to 16 bit: shares that may differ, and the median distance of hidden states over their length.
+
+Sound bfloat16 differs from float32 in more tokens than from itself in another order: 26 % of mini's, 61 % of table's.
+"""
+EXACT = {"tokens": 0.0, "replay decisions": 0.0, "hidden states": 1e-3}
+"""The same in float32."""
 
 
 def verdict_file() -> Path:
@@ -115,6 +120,7 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True) -> str | Non
             one.fast_forward()
             given = one.draws.buffer.clone()
             drawn: list[Tensor] = []
+            hidden: list[Tensor] = []
             t = n
             while t < n + TOKENS:
                 # What was drawn before does not count: both ways continue from the same tokens.
@@ -122,15 +128,24 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True) -> str | Non
                 one.draws.latent = None
                 passed, accepted = Inputs((t,) * one.prompts.videos, most), 1 + len(drawn) % most
                 one.draws.buffer[:, t + accepted : t + most] = 0
-                drawn.append(executor.step(passed).codes.clone())
+                step = executor.step(passed)
+                drawn.append(step.codes.clone())
+                hidden.append(step.hidden.clone())
                 executor.commit(passed, (accepted,) * one.prompts.videos)
                 t += accepted
             assert one.replay is not None
-            found.append((torch.stack(drawn), one.replay.replayed[:, :, n : n + TOKENS]))
-        (codes, decisions), (other_codes, other_decisions) = found
-        allowed = 0.0 if batch.model.dtype is torch.float32 else ALLOWED
-        for what, a, b in (("tokens", codes, other_codes), ("replay decisions", decisions, other_decisions)):
-            share = float((a != b).float().mean())
-            if share > allowed:
-                return f"{share:.1%} of the {what} differ, window {window or 'off'}"
+            decisions = one.replay.replayed[:, :, n : n + TOKENS]
+            found.append((torch.stack(drawn), decisions, torch.stack(hidden).float()))
+        (codes, decisions, hidden_states), (other_codes, other_decisions, other_states) = found
+        distance = (other_states - hidden_states).norm(dim=-1) / hidden_states.norm(dim=-1)
+        differing = {
+            "tokens": (codes != other_codes).float().mean(),
+            "replay decisions": (decisions != other_decisions).float().mean(),
+            "hidden states": distance.median(),
+        }
+        allowed = EXACT if batch.model.dtype is torch.float32 else ALLOWED
+        for what, share in differing.items():
+            # NaN is above nothing.
+            if not float(share) <= allowed[what]:
+                return f"{what} differ by {float(share):.1%}, window {window or 'off'}"
     return None
