@@ -24,7 +24,7 @@ def test_every_part_runs_and_is_on_the_page(tmp_path: Path) -> None:
     parts = json.loads((tmp_path / "check.json").read_text(encoding="utf-8"))["parts"]
     assert all(outcome["ok"] for outcome in parts.values())
     assert [outcome["tokens"] for name, outcome in parts.items() if "whole run" in name] == [8, 8]
-    lines = parts["toy, passes of 2 rows"]["lines"]
+    lines = parts["toy in float32, passes of 2 rows"]["lines"]
     assert [(line["window"], line["replayed"]) for line in lines] == [(1, False), (2, False), (1, True), (2, True)]
     # Two tokens read no more weights than one; a replayed pass reads no MLP.
     assert lines[0]["gb_s"] * lines[0]["ms"] == pytest.approx(lines[1]["gb_s"] * lines[1]["ms"])
@@ -37,32 +37,34 @@ def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch: pytest.Monke
     def broken(*_: object) -> dict[str, object]:
         raise RuntimeError("no kernel image\nmore")
 
-    monkeypatch.setattr("fastcar_lab.bench.gpu._equal", lambda *_: {"ok": False, "differences": {1: "3.0% differ"}})
+    monkeypatch.setattr("fastcar_lab.bench.gpu._equal", lambda *_: {"ok": False, "why": "3.0% differ"})
     monkeypatch.setattr("fastcar_lab.bench.gpu._passes", broken)
-    monkeypatch.setattr("fastcar_lab.bench.gpu._run", lambda *_: {"tokens": 8, "layers": 2, "decode_s": 1.0})
-    monkeypatch.setattr("fastcar_lab.bench.gpu._transformers", lambda *_: {"ms": 1.0})
+    monkeypatch.setattr(
+        "fastcar_lab.bench.gpu._run", lambda *_: {"tokens": 8, "layers": 2, "decode_s": 1.0, "pixels_s": 2.0}
+    )
+    monkeypatch.setattr("fastcar_lab.bench.gpu._transformers", lambda *_: {"ms": 1.0, "layers": 2})
     plan = Plan(
-        device="cpu", models=["nothing"], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1],
+        device="cpu", models=["nothing"], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1, 2],
         video=8, repeats=1, tests=False,
     )  # fmt: skip
     result = check(plan)
     text = page(result)
-    assert "| nothing in float32 equals plain torch | failed: " in text
-    assert "| toy equals plain torch | failed: 3.0% differ |" in text
-    assert "| toy, passes of 1 rows | failed: no kernel image |" in text
-    assert "| toy, a whole run, dense | passed: 8 tokens of 2 layers in 1.00 s |" in text
+    assert "| nothing in float32 equals plain torch, 1 tokens a pass | failed: " in text
+    assert "| toy in float32 equals plain torch, 1 tokens a pass | failed: 3.0% differ |" in text
+    assert "| toy in float32, passes of 1 rows | failed: no kernel image |" in text
+    assert "| toy in float32, a whole run, dense | passed: 8 tokens of 2 layers in 1.00 s, pixels in 2.00 s |" in text
 
 
 def test_a_shape_that_does_not_fit_leaves_the_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastcar_lab.bench.gpu._equal", lambda *_: {})
     monkeypatch.setattr("fastcar_cli.analysis.profiler.BUDGET", 1)
     plan = Plan(
-        device="cpu", models=["mini"], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1],
+        device="cpu", models=["mini"], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1, 2],
         video=8, repeats=1, tests=False,
     )  # fmt: skip
     text = page(check(plan))
-    assert "| mini in float32 equals plain torch | passed |" in text
-    assert "| toy, random weights | failed: one layer at 20 tokens does not fit" in text
+    assert "| mini in float32 equals plain torch, 1 tokens a pass | passed |" in text
+    assert "| toy in float32, passes of 2 rows | failed: one layer at 20 tokens does not fit" in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -35,7 +35,7 @@ LAYER_PARTS = ("attention.", "mlp.", "tas")
 """Parts that every layer has, scaled to the full depth where fewer layers run."""
 
 BUDGET = 10 * 2**30
-"""Most bytes the layers with random weights may take."""
+"""Most bytes the layers with random weights may take in the memory of the machine."""
 
 
 def parse_lengths(text: str, option: str = "seq") -> list[int]:
@@ -85,7 +85,8 @@ def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -
         * (2 * (longest + 128) * decoder.kv_heads * decoder.head_dim + spec.tokens_per_frame * decoder.width)
         * size
     )
-    free = min(BUDGET, int(0.7 * available_bytes(device)))
+    free = int(0.7 * available_bytes(device))
+    free = free if device.startswith("cuda") else min(BUDGET, free)
     layers = min(decoder.layers, (free - rest) // (layer + cache))
     if layers < 1:
         raise RequestError(
@@ -97,7 +98,7 @@ def random_shape(spec: Spec, dtype: str, device: str, rows: int, longest: int) -
     stored = WeightFormat(dtype, DTYPES[dtype]).on(network)
     shapes = {name: like.shape for name, like in network.state_dict().items()}
     # Drawing billions of numbers would take longer than measuring.
-    random = {k: random_tensor(k, shape, stored.float_of(k), 0, drawn=2**20).to(device) for k, shape in shapes.items()}
+    random = {k: random_tensor(k, shape, stored.float_of(k), 0, 2**20, device) for k, shape in shapes.items()}
     network.load_state_dict(random, assign=True)
     return Shape(ready(network, torch.device(device)), spec, int(layers), True)
 

@@ -115,7 +115,7 @@ class Executor(ABC):
         drawn, t = [], inputs.common
         tokens = inputs.of_rows(batch.prompts.videos, hidden.device) if t is None else range(t, t + inputs.count)
         for i, token in enumerate(tokens):
-            drawn.append(draws.draw(hidden[:, i], token + 1, self._logits))
+            drawn.append(draws.draw(hidden[:, i], token + 1, self.logits))
         latents, logits = zip(*drawn, strict=True)
         draws.latent = torch.stack(latents, 1)
         self._mark("sampling")
@@ -152,7 +152,7 @@ class Executor(ABC):
             return ()
         return [*self._batch.cache.kept(drafts), *(replay.kept(drafts) if replay is not None else ())]
 
-    def _logits(self, x: Tensor, d: int) -> Tensor:
+    def logits(self, x: Tensor, d: int) -> Tensor:
         """See `sampling.Logits`."""
         if d:
             self._mark("sampling")

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.executor import Executor, Passed
@@ -97,6 +98,11 @@ class GraphExecutor(Executor):
         ops, launch = self._launches[count]
         self._passed, batch.draws.latent = launch(), None
         return Step(inputs, batch.draws, ops.state.hidden[:, : inputs.count], None)
+
+    def logits(self, x: Tensor, d: int) -> Tensor:
+        """See `sampling.Logits`; needs a step before."""
+        ops, _ = next(iter(self._launches.values()))
+        return ops.logits(x, d)[: len(x)]
 
     def _launcher(self, count: int) -> tuple[TritonOps, Callable[[], Passed]]:
         """What runs passes of this many input tokens."""

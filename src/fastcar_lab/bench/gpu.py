@@ -6,10 +6,15 @@ On a CPU the kernels run through Triton's interpreter, so that the check itself 
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
+import re
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,25 +22,30 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.analysis.machine import Machine, measure_machine, seconds_of
+from fastcar_cli.analysis.machine import measure_machine, seconds_of
 from fastcar_cli.analysis.profiler import Shape, decode_of, random_shape, traffic
+from fastcar_cli.decoding.engine import synchronise
 from fastcar_cli.decoding.graph import GraphExecutor
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.self_check import difference
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import FastcarError
+from fastcar_cli.formats import PACKED
 from fastcar_cli.models import load
 from fastcar_cli.models.decoder import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.loading.checkpoint import empty_network, ready
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_lab.checkout import commit
 
 GPT_FAST = "gpt-fast, LLaMA-7B in bfloat16, one row, A100 80 GB: 104.9 tokens/s, 1,397 GB/s"
 """What its README reports (pytorch-labs/gpt-fast, Nov 2023): 68 % of the card's 2,039 GB/s."""
 TESTS = ("tests/kernels/test_kernels.py", "tests/decoding/test_executors.py", "tests/decoding/test_golden.py")
+TESTS_SECONDS = 80
 PROMPT = 12
 TOY = ModelSpec(
     name="toy",
@@ -60,14 +70,18 @@ class Plan:
     Attributes:
         device: cuda, cuda:N, or cpu.
         models: bundled models that are decoded both ways.
-        dtypes: formats of each of them; the last is that of shapes.
+        dtypes: formats of each of them; the last float format is that of shapes, which run in all formats of few bits.
         shapes: specifications by name.
-        layers: how many layers of each shape run at most.
+        layers: how many layers of each shape are decoded both ways, and run in transformers.
+        most_layers: how many layers of each shape are timed at most.
         context: tokens that a timed pass attends to.
-        windows: tokens of a row that a pass takes.
-        video: tokens of a whole run of each shape.
+        windows: tokens of a row that a dense pass takes; one that replays takes the first and the last.
+        video: tokens of a whole run of each shape whose frames have fewer.
         repeats: timed passes of each kind, of which the median counts.
         tests: whether the test suite's kernels and golden records run too, where this is a checkout.
+        workers: processes that compare at the same time.
+        seconds: after which no part begins.
+        only: a pattern that names of parts must match.
 
     """
 
@@ -81,125 +95,285 @@ class Plan:
     video: int
     repeats: int
     tests: bool
+    most_layers: int = 64
+    workers: int = 1
+    seconds: float = float("inf")
+    only: str = ""
+
+    def wants(self, name: str) -> bool:
+        """Whether a part of this name is to run."""
+        return re.search(self.only, name) is not None
 
     @property
     def captures(self) -> bool:
         """Whether passes are CUDA graphs; else the host calls the kernels."""
         return self.device != "cpu"
 
+    @property
+    def floats(self) -> str:
+        """The float format of shapes."""
+        return [name for name in self.dtypes if name not in PACKED][-1]
 
-def _equal(plan: Plan, network: Network) -> dict[str, Any]:
-    """Whether tokens and decisions of the graph are those of plain torch, one token a pass and several."""
-    batch = decode_of(network, 2, PROMPT, 2)
-    why = {inputs: difference(batch, inputs, plan.captures) for inputs in (1, min(4, batch.cache.most_inputs))}
-    return {"ok": not any(why.values()), "differences": {k: v for k, v in why.items() if v}}
+    @property
+    def packed(self) -> list[str]:
+        """The formats of few bits."""
+        return [name for name in self.dtypes if name in PACKED]
 
 
-def _bundled(plan: Plan, model: str, dtype: str) -> dict[str, Any]:
-    return _equal(plan, load(model, dtype, plan.device).network)
+def in_bits(network: Network, name: str) -> Network:
+    """A network whose matrices are those of another in int4 or int8."""
+    twin = empty_network(network.spec)
+    kept = WeightFormat(name, network.dtype, blocks=name, projector=name, depth=name).on(twin)
+    state = {key: value for key, x in network.state_dict().items() for key, value in kept.stored(key, x).items()}
+    kept.use().load_state_dict(state, strict=False, assign=True)
+    return ready(twin, network.device)
 
 
-def _tests() -> dict[str, Any]:
+def _cut(spec: Spec, layers: int) -> Spec:
+    return replace(spec, decoder=replace(spec.decoder, layers=min(layers, spec.decoder.layers)))
+
+
+def _equal(plan: Plan, name: str, dtype: str, most: int) -> dict[str, Any]:
+    """Whether tokens and decisions of the graph are those of plain torch, up to `most` tokens a pass.
+
+    `name` is a bundled model's or a shape's. Few bits are of the float format of shapes.
+    """
+    floats = plan.floats if dtype in PACKED else dtype
+    if name in plan.shapes:
+        network = random_shape(_cut(plan.shapes[name], plan.layers), floats, plan.device, 2, plan.context).network
+    else:
+        network = load(name, floats, plan.device).network
+    batch = decode_of(in_bits(network, dtype) if dtype in PACKED else network, 2, PROMPT, 2)
+    why = difference(batch, min(most, batch.cache.most_inputs), plan.captures)
+    return {"ok": why is None} | ({"why": why} if why else {})
+
+
+def _tests(plan: Plan) -> dict[str, Any]:
     """The suite's own tests of kernels, executors and golden records, on this device."""
     root = Path(__file__).parents[3]
     if not (root / TESTS[0]).is_file() or importlib.util.find_spec("pytest") is None:
         return {"ok": None, "why": "needs a checkout and pytest"}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow or not slow", *TESTS]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    lines = done.stdout.strip().splitlines() or [done.stderr.strip()]
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return {"ok": done.returncode == 0, "summary": lines[-1], "failed": failed}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(plan.workers), "-m", "slow or not slow", *TESTS]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=TESTS_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"ok": None, "why": f"not done in {TESTS_SECONDS} s"}
+    lines = [line for line in done.stdout.strip().splitlines() if " in " in line] or [done.stderr.strip()]
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return {"ok": done.returncode == 0, "summary": lines[-1].strip("= "), "failed": failed}
+
+
+class _Formats:
+    """Random weights of a shape, the same in all formats, each made when it is first used."""
+
+    def __init__(self, plan: Plan, spec: Spec) -> None:
+        self.spec, self.names = spec, (plan.floats, *plan.packed)
+        self._plan, self._shapes = plan, dict[str, Shape]()
+
+    def draw(self) -> dict[str, Any]:
+        """Make the first."""
+        self.of(self.names[0])
+        return {}
+
+    def of(self, dtype: str) -> Shape:
+        """Raises RequestError where not one layer fits."""
+        plan, floats = self._plan, self.names[0]
+        if floats not in self._shapes:
+            cut = _cut(self.spec, plan.most_layers)
+            self._shapes[floats] = random_shape(cut, floats, plan.device, 2, plan.context)
+        if dtype not in self._shapes:
+            first = self._shapes[floats]
+            self._shapes[dtype] = replace(first, network=in_bits(first.network, dtype))
+        return self._shapes[dtype]
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._shapes.clear()
 
 
 def _bytes(shape: Shape, rows: int, context: int, replayed: bool) -> float:
     """Bytes that a pass must read: weights once, every row's keys and values; no MLP where all rows replay."""
     spec = replace(shape.spec, decoder=replace(shape.spec.decoder, layers=shape.layers))
-    parts = traffic(spec, rows, context, shape.network.dtype.itemsize)
-    return sum(size for name, (size, _) in parts.items() if not (replayed and name == "mlp"))
+
+    def read(tokens: int, itemsize: float) -> float:
+        parts = traffic(spec, rows, tokens, itemsize)  # type: ignore[arg-type]
+        return sum(size for name, (size, _) in parts.items() if not (replayed and name == "mlp"))
+
+    floats, maps = shape.network.dtype.itemsize, shape.network.quantised()
+    weight = sum(m.stored_bytes for m in maps) / sum(m.in_features * m.out_features for m in maps) if maps else floats
+    return read(0, weight) + read(context, floats) - read(0, floats)
+
+
+def _seconds(executor: GraphExecutor, inputs: Inputs, device: torch.device, repeats: int) -> float:
+    """Median seconds of a pass: of one token eight passes at once, as decoding launches them, else one, waited for."""
+    passes, times = 8 if inputs.count == 1 else 1, []
+    for _ in range(repeats + 1):
+        synchronise(device)
+        began = time.perf_counter()
+        for i in range(passes):
+            executor.step(Inputs(tuple(t + i for t in inputs.first), inputs.count))
+        synchronise(device)
+        times.append((time.perf_counter() - began) / passes)
+    return statistics.median(times[1:])
 
 
 @torch.inference_mode()
-def _passes(plan: Plan, shape: Shape, rows: int, bandwidth: float) -> dict[str, Any]:
+def _passes(plan: Plan, formats: _Formats, dtype: str, rows: int, bandwidth: float) -> dict[str, Any]:
     """A line for each window, dense and with every MLP replayed: ms, bytes/s, and the share of the bandwidth."""
+    shape = formats.of(dtype)
     n, device = shape.spec.tokens_per_frame, shape.network.device
     first, lines = max(plan.context - PROMPT, n + 1), []
-    for replayed in (False, True):
+    for replayed, windows in ((False, plan.windows), (True, (plan.windows[0], plan.windows[-1]))):
         one = 0.0
-        for window in plan.windows:
+        for window in windows:
             rule = ReplayRule(Tau((float("-inf"),)) if replayed else OFF)
-            decode = decode_of(shape.network, rows, PROMPT, -(-(first + window + 2) // n), rule=rule)
+            decode = decode_of(shape.network, rows, PROMPT, -(-(first + window + 9) // n), rule=rule)
             executor = GraphExecutor(decode, window, plan.captures)
             executor.prefill()
             decode.fast_forward()
             inputs = Inputs((first,) * decode.prompts.videos, min(window, executor.most_inputs))
-            seconds = seconds_of(partial(executor.step, inputs), device, plan.repeats)
+            seconds = _seconds(executor, inputs, device, plan.repeats)
             size = _bytes(shape, rows, plan.context, replayed)
             one = one or seconds
             line = {"window": inputs.count, "replayed": replayed, "ms": seconds * 1e3, "times": seconds / one}
             lines.append(line | {"gb_s": size / seconds / 1e9, "of_bandwidth": size / seconds / bandwidth})
             decode.release()
-    return {"lines": lines}
+    return {"layers": shape.layers, "lines": lines}
 
 
-def _run(plan: Plan, shape: Shape, tau: Tau) -> dict[str, Any]:
-    """A whole decode of the shape, from its prompt on, at the depth that runs."""
+def _run(plan: Plan, formats: _Formats, dtype: str, tau: Tau) -> dict[str, Any]:
+    """A whole decode of the shape with its frames drawn, from its prompt on, at the depth that runs."""
+    shape = formats.of(dtype)
     frames = max(1, plan.video // shape.spec.tokens_per_frame)
     decode = decode_of(shape.network, 2, PROMPT, frames, rule=ReplayRule(tau))
     with torch.inference_mode():
         decode.executor = GraphExecutor(decode, 1, plan.captures)
     decode.run()
-    clock = decode.clock
-    return {"tokens": decode.done, "capture_s": clock.capture, "decode_s": clock.decode, "layers": shape.layers}
+    began = time.perf_counter()
+    pixels = torch.stack([decode.decode_frame(frame) for frame in range(frames)])
+    finite, clock = bool(pixels.isfinite().all()), decode.clock
+    return {
+        "ok": finite, "tokens": decode.done, "capture_s": clock.capture, "decode_s": clock.decode,
+        "pixels_s": time.perf_counter() - began, "layers": shape.layers,
+    }  # fmt: skip
 
 
-def _transformers(plan: Plan, shape: Shape) -> dict[str, Any]:
-    """Transformers' LlamaModel of these layers under torch.compile, one row; ms of a pass without draws."""
+def _transformers(plan: Plan, spec: Spec) -> dict[str, Any]:
+    """Transformers' LlamaModel of some layers under torch.compile, one row; ms of a pass without draws."""
     from fastcar_lab.bench.contestants import llama
 
-    passes = 4
+    passes, shape = 4, random_shape(_cut(spec, plan.layers), plan.floats, plan.device, 1, plan.context)
     run = llama(shape.network, rows=1, context=plan.context, passes=passes, compiled=plan.captures)
-    return {"ms": seconds_of(partial(run, passes), shape.network.device, plan.repeats) / passes * 1e3}
+    seconds = seconds_of(partial(run, passes), shape.network.device, plan.repeats) / passes
+    return {"ms": seconds * 1e3, "layers": shape.layers}
 
 
-def check(plan: Plan, on_part: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+def _outcome(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """What a part gives, with its seconds; where it fails, why."""
+    began = time.perf_counter()
+    try:
+        outcome = {"ok": True} | work(*arguments)
+    # Whatever triton's compiler, the driver or a library raises is a finding.
+    except (FastcarError, RuntimeError, ValueError, TypeError, ImportError, AssertionError) as e:
+        outcome = {"ok": False, "why": (str(e).strip() or type(e).__name__).splitlines()[0]}
+    return outcome | {"seconds": time.perf_counter() - began}
+
+
+class _Here(Executor):
+    """Runs what it is given at once, where one process is enough."""
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        """The future of work that is done."""
+        future: Future[Any] = Future()
+        future.set_result(work(*arguments, **options))
+        return future
+
+
+@contextmanager
+def _pool(plan: Plan) -> Iterator[Callable[..., Future[dict[str, Any]]]]:
+    """Gives what starts a part beside others: several processes compile at the same time."""
+    spawn = multiprocessing.get_context("spawn")
+    with _Here() if plan.workers == 1 else ProcessPoolExecutor(plan.workers, spawn) as pool:
+        yield partial(pool.submit, _outcome)
+
+
+def check(plan: Plan, on_part: Callable[[str, dict[str, Any]], None] = lambda name, result: None) -> dict[str, Any]:
     """Run every part; one that fails is reported with its reason, and the others still run.
 
-    Returns device, commit and `parts` by name: `ok` (None: could not run), seconds, and what each found.
+    Returns device, commit and `parts` by name: `ok` (None: could not run), seconds, and what each found. `on_part` is
+    called with the name of each part that is done and all that is known then.
     """
-    machine: Machine = measure_machine(torch.device(plan.device), torch.bfloat16 if plan.captures else torch.float32)
+    began, device = time.perf_counter(), torch.device(plan.device)
+    # A small copy of a GPU ends before the host has noticed.
+    machine = measure_machine(device, getattr(torch, plan.floats), 2**31 if plan.captures else 2**28)
     parts: dict[str, dict[str, Any]] = {}
+    result = {"machine": machine.to_dict(), "bandwidth_gb_s": machine.bandwidth, "commit": commit(), "parts": parts}
 
-    def part(name: str, work: Callable[[], dict[str, Any]]) -> None:
-        on_part(name)
-        began = time.perf_counter()
-        try:
-            outcome = {"ok": True} | work()
-        # Whatever triton's compiler, the driver or a library raises is a finding.
-        except (FastcarError, RuntimeError, ValueError, TypeError, ImportError, AssertionError) as e:
-            outcome = {"ok": False, "why": (str(e).strip() or type(e).__name__).splitlines()[0]}
-        parts[name] = outcome | {"seconds": time.perf_counter() - began}
+    def add(name: str, outcome: dict[str, Any]) -> None:
+        parts[name] = outcome
+        on_part(name, result)
 
-    for model in plan.models:
-        for dtype in plan.dtypes:
-            part(f"{model} in {dtype} equals plain torch", partial(_bundled, plan, model, dtype))
+    def part(name: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+        if not plan.wants(name):
+            return
+        late = time.perf_counter() - began > plan.seconds
+        add(name, {"ok": None, "why": "no time is left", "seconds": 0.0} if late else _outcome(work, *arguments))
+
+    compared = [(name, dtype) for name in plan.models for dtype in plan.dtypes]
+    compared += [(name, dtype) for name in plan.shapes for dtype in (plan.floats, *plan.packed)]
+    jobs: dict[str, tuple[Any, ...]] = {}
     if plan.tests:
-        part("tests of kernels, executors and golden records", _tests)
-    bandwidth = machine.bandwidth * 1e9
-    for name, spec in plan.shapes.items():
-        cut = replace(spec, decoder=replace(spec.decoder, layers=min(plan.layers, spec.decoder.layers)))
-        try:
-            shape = random_shape(cut, plan.dtypes[-1], plan.device, 2, plan.context)
-        except (FastcarError, RuntimeError) as e:
-            parts[f"{name}, random weights"] = {"ok": False, "why": str(e), "seconds": 0.0}
+        jobs["tests of kernels, executors and golden records"] = _tests, plan
+    for name, dtype in compared:
+        for most in (1, plan.windows[-1]):
+            jobs[f"{name} in {dtype} equals plain torch, {most} tokens a pass"] = _equal, plan, name, dtype, most
+    shapes = {name: _Formats(plan, spec) for name, spec in plan.shapes.items()}
+    with _pool(plan) as started:
+        running = {started(*job): name for name, job in jobs.items() if plan.wants(name)}
+        for formats in [*shapes.values()][:1]:
+            # Drawing weights takes seconds, which the other processes need anyhow.
+            _outcome(formats.draw)
+        for done in as_completed(running):
+            broken = done.exception()
+            add(running[done], {"ok": False, "why": str(broken), "seconds": 0.0} if broken else done.result())
+    for name, formats in shapes.items():
+        _timed(plan, name, formats, machine.bandwidth * 1e9, part)
+    return result
+
+
+def _timed(plan: Plan, name: str, formats: _Formats, bandwidth: float, part: Callable[..., None]) -> None:
+    """The parts of a shape in which times are taken, of rows and formats in turn."""
+    for rows in (2, 1):
+        for dtype in formats.names:
+            part(f"{name} in {dtype}, passes of {rows} rows", _passes, plan, formats, dtype, rows, bandwidth)
+    if formats.spec.tokens_per_frame <= plan.video:
+        for how, tau in (("dense", OFF), ("replayed", Tau((float("-inf"),)))):
+            for dtype in formats.names:
+                part(f"{name} in {dtype}, a whole run, {how}", _run, plan, formats, dtype, tau)
+    formats.release()
+    part(f"{name}, transformers", _transformers, plan, formats.spec)
+
+
+def bars(result: dict[str, Any]) -> list[tuple[str, float, bool]]:
+    """What dense passes of two rows reach against what is wanted: a sentence, the value, and whether it is enough."""
+    suffix, reached, one = ", passes of 2 rows", [], {}
+    for part, outcome in result["parts"].items():
+        if not part.endswith(suffix) or "lines" not in outcome:
             continue
-        part(f"{name} equals plain torch", partial(_equal, plan, shape.network))
-        for rows in (1, 2):
-            part(f"{name}, passes of {rows} rows", partial(_passes, plan, shape, rows, bandwidth))
-        part(f"{name}, transformers", partial(_transformers, plan, shape))
-        part(f"{name}, a whole run, dense", partial(_run, plan, shape, OFF))
-        part(f"{name}, a whole run, replayed", partial(_run, plan, shape, Tau((float("-inf"),))))
-        del shape
-    return {"machine": machine.to_dict(), "bandwidth_gb_s": machine.bandwidth, "commit": commit(), "parts": parts}
+        name, _, dtype = part.removesuffix(suffix).rpartition(" in ")
+        dense = {line["window"]: line for line in outcome["lines"] if not line["replayed"]}
+        one[name, dtype] = dense[1]["ms"]
+        if dtype not in PACKED:
+            share = dense[1]["of_bandwidth"]
+            reached.append((f"{name} in {dtype}: share of the bandwidth, at least 0.6", share, share >= 0.6))
+        else:
+            floats = next(ms for (other, form), ms in one.items() if other == name and form not in PACKED)
+            times, least = floats / dense[1]["ms"], {"int4": 2.0}.get(dtype, 1.0)
+            reached.append((f"{name}: {dtype} over floats, at least {least:g}", times, times >= least))
+        if 16 in dense:
+            times = dense[16]["times"]
+            reached.append((f"{name} in {dtype}: 16 tokens over one, at most 1.3", times, times <= 1.3))
+    return reached
 
 
 def page(result: dict[str, Any]) -> str:
@@ -216,18 +390,22 @@ def page(result: dict[str, Any]) -> str:
     ]
     words = {True: "passed", False: "failed", None: "not run"}
     for name, outcome in parts.items():
-        why = outcome.get("why") or outcome.get("summary") or "; ".join(outcome.get("differences", {}).values())
+        why = outcome.get("why") or outcome.get("summary")
         if "decode_s" in outcome:
             why = f"{outcome['tokens']} tokens of {outcome['layers']} layers in {outcome['decode_s']:.2f} s"
+            why += f", pixels in {outcome['pixels_s']:.2f} s"
         elif "ms" in outcome:
-            why = f"{outcome['ms']:.3f} ms a pass"
+            why = f"{outcome['ms']:.3f} ms a pass of {outcome['layers']} layers"
         lines.append(f"| {name} | {words[outcome['ok']]}{': ' + why if why else ''} | {outcome['seconds']:.1f} |")
+    if reached := bars(result):
+        lines += ["", "| two rows | reached | |", "|---|---|---|"]
+        lines += [f"| {text} | {value:.2f} | {'yes' if enough else 'no'} |" for text, value, enough in reached]
     for name, outcome in parts.items():
         if "lines" not in outcome:
             continue
         lines += [
             "",
-            f"## {name}",
+            f"## {name}, {outcome['layers']} layers",
             "",
             "| tokens | | ms | times one token | GB/s | of bandwidth |",
             "|---|---|---|---|---|---|",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,8 @@ def gpu_check(
     device: Annotated[
         str, typer.Option(help="cuda, cuda:N, or cpu, which interprets the kernels at toy size.")
     ] = "cuda",
+    seconds: Annotated[float, typer.Option(help="Parts that would begin later do not run.")] = 480.0,
+    only: Annotated[str, typer.Option(help="Pattern of the names of parts that run; all by default.")] = "",
     debug: Debug = False,
 ) -> None:
     """Check decoding on a GPU in one run: equal tokens, tests, and what passes cost; writes JSON and a page."""
@@ -42,19 +44,24 @@ def gpu_check(
     if toy:
         plan = Plan(
             device=place, models=[], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1, 2],
-            video=8, repeats=1, tests=False,
+            video=8, repeats=1, tests=False, only=only,
         )  # fmt: skip
     else:
         names = "vila-u-7b", "cosmos-predict1-4b"
         shapes = {name: published_spec(name) or shapes_of(folder_of(name)).spec for name in names}
         plan = Plan(
-            device=place, models=BUNDLED, dtypes=["float32", "bfloat16"], shapes=shapes, layers=4, context=1084,
-            windows=[1, 2, 8, 16, 32], video=1024, repeats=9, tests=True,
+            device=place, models=BUNDLED, dtypes=["float32", "bfloat16", "int8", "int4"], shapes=shapes, layers=4,
+            context=1084, windows=[1, 2, 8, 16], video=1024, repeats=5, tests=True,
+            workers=max(1, min(12, (os.cpu_count() or 1) - 2)), seconds=seconds, only=only,
         )  # fmt: skip
-    result = check(plan, lambda name: typer.echo(name, err=True))
-    write_whole(output, json.dumps(result, indent=1) + "\n")
-    text = page(result)
-    write_whole(output.with_suffix(".md"), text)
-    typer.echo(text)
+
+    def write(name: str, result: dict[str, Any]) -> None:
+        """Keep what is known, so that a run that is cut off has not been for nothing."""
+        typer.echo(name, err=True)
+        write_whole(output, json.dumps(result, indent=1) + "\n")
+        write_whole(output.with_suffix(".md"), page(result))
+
+    result = check(plan, write)
+    typer.echo(page(result))
     if any(outcome["ok"] is False for outcome in result["parts"].values()):
         raise typer.Exit(1)

@@ -77,18 +77,22 @@ class Tile:
 
 SMALL = Tile(32, 64, 3)
 """The tile of float32 activations, which no matrix unit multiplies: larger ones do not fit the registers."""
-# Measured on an H200 (docs/gpu.md). Four warps would widen 32 outputs in 4 bit twice.
-LINEAR = {0: Tile(64, 128, 4), 8: Tile(32, 256, 4), 4: Tile(32, 256, 4, warps=2, programs=600)}
+# Measured on an H200 (docs/gpu.md), those of int4 reckoned: four warps would widen 32 outputs twice.
+LINEAR = {0: Tile(64, 128, 4), 8: Tile(32, 256, 4), 4: Tile(32, 128, 4, warps=2, programs=1100)}
 """The tiles of linear maps of activations in 16 bit, by bits of a weight; 0: floats."""
+WIDE = {4: Tile(64, 128, 4, programs=300)}
+"""Those of more than 16 rows, where others are better: less of the activations is read again."""
 
 
 def tile_of(tiles: dict[int, Tile], x: Tensor, weights: Matrix) -> Tile:
     """The tile for a product of activations and weights."""
-    return SMALL if x.dtype.itemsize == 4 else tiles[weights.bits]
+    if x.dtype.itemsize == 4:
+        return SMALL
+    return WIDE.get(weights.bits, tiles[weights.bits]) if len(x) > 16 else tiles[weights.bits]
 
 
 def sums(x: Tensor, outputs: int, split: int) -> tuple[Tensor, Tensor]:
-    """Where programs that share a tile leave their sums, float32 [split, rows, outputs], and how many have; zeros."""
+    """Where programs that share a tile leave their sums, float32 [split, rows, outputs], and how many have: zeros."""
     return x.new_empty(split if split > 1 else 0, len(x), outputs, dtype=torch.float32), _counts(x.device)
 
 
@@ -203,22 +207,32 @@ def product(
 
 
 @triton.jit
-def together(total, parts, counts, inside, size, SPLIT: tl.constexpr):
-    """The sum of all parts of a tile, and whether this program has it: the one that ends last.
+def leave(total, parts, inside, size):
+    """Leave this program's part of a tile's sums [BN, RP] where `gathered` finds it.
 
-    It adds the parts in their order, so that which program that is decides nothing. `parts` are pointers to those of
-    the first program [BN, RP], `size` the numbers between a program's and the next one's.
+    `parts` points to the places of the first program's, `size` numbers before the next one's.
     """
     tl.store(parts + tl.program_id(1) * size, total, mask=inside)
+
+
+@triton.jit
+def is_last(counts, SPLIT: tl.constexpr):
+    """Whether this program is the last of a tile that has left its parts; that one adds them up."""
     tl.debug_barrier()
     count = counts + tl.program_id(0)
     last = tl.atomic_add(count, 1, sem="acq_rel") == SPLIT - 1
     if last:
         tl.store(count, 0)
-        total = tl.zeros_like(total)
-        for part in tl.static_range(SPLIT):
-            total += tl.load(parts + part * size, mask=inside, other=0.0, cache_modifier=".cg")
-    return total, last
+    return last
+
+
+@triton.jit
+def gathered(parts, inside, size, SPLIT: tl.constexpr):
+    """The sum of all parts of a tile in their order, so that which program adds them decides nothing."""
+    total = tl.load(parts, mask=inside, other=0.0, cache_modifier=".cg")
+    for part in tl.static_range(1, SPLIT):
+        total += tl.load(parts + part * size, mask=inside, other=0.0, cache_modifier=".cg")
+    return total
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -243,13 +257,16 @@ def _linear_kernel(
             tile -= tl.cdiv(N1, BN)
     n = tile * BN + tl.arange(0, BN)
     r = tl.arange(0, RP)
-    even: tl.constexpr = N0 % BN == 0 and N1 % BN == 0 and N2 % BN == 0 and K % (BK * SPLIT) == 0
+    even: tl.constexpr = N0 % BN == 0 and N1 % BN == 0 and N2 % BN == 0 and K % BK == 0
     y = product(x, w, scale, n, r, rows, size, K, BN, BK, RP, STAGES, even, BITS, UPCAST, SPLIT)
     inside = (n[:, None] < size) & (r[None, :] < rows)
     at = r[None, :] * (N0 + N1 + N2) + column + n[:, None]
     if SPLIT > 1:
-        y, last = together(y, parts + at, counts, inside, rows * (N0 + N1 + N2), SPLIT)
+        leave(y, parts + at, inside, rows * (N0 + N1 + N2))
+        last = is_last(counts, SPLIT)
         inside = inside & (r[None, :] < tl.where(last, rows, 0))
+        if last:
+            y = gathered(parts + at, inside, rows * (N0 + N1 + N2), SPLIT)
     if BIAS:
         y += tl.load(bias + n, mask=n < size, other=0.0).to(tl.float32)[:, None]
     if GELU:

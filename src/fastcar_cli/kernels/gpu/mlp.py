@@ -14,10 +14,22 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcar_cli.kernels.gpu.follow import follow
-from fastcar_cli.kernels.gpu.linear import LINEAR, Matrix, Tile, add_tile, product, scaled, sums, tile_of, together
+from fastcar_cli.kernels.gpu.linear import (
+    LINEAR,
+    Matrix,
+    Tile,
+    add_tile,
+    gathered,
+    is_last,
+    leave,
+    product,
+    scaled,
+    sums,
+    tile_of,
+)
 
 # Measured on an H200 (docs/gpu.md).
-GATE_UP = {0: Tile(32, 128, 3), 8: Tile(32, 128, 4), 4: Tile(32, 256, 3, warps=2)}
+GATE_UP = {0: Tile(32, 128, 3), 8: Tile(32, 128, 4), 4: Tile(32, 128, 4, warps=2, programs=1100)}
 """The tiles of gate and up, by bits of a weight; 0: floats."""
 
 
@@ -29,8 +41,8 @@ def _replays(flags, r, rows):
 
 @triton.jit(do_not_specialize=["rows"])
 def _gate_up_kernel(
-    x, gate, up, gate_scale, up_scale, out, flags, rows,
-    N: tl.constexpr, REPLAY: tl.constexpr,
+    x, gate, up, gate_scale, up_scale, out, flags, parts, counts, rows,
+    N: tl.constexpr, REPLAY: tl.constexpr, SPLIT: tl.constexpr,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RP: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
     UPCAST: tl.constexpr,
     EARLY: tl.constexpr,
@@ -43,17 +55,30 @@ def _gate_up_kernel(
             return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     even: tl.constexpr = N % BN == 0 and K % BK == 0
+    span: tl.constexpr = (K + BK * SPLIT - 1) // (BK * SPLIT) * BK
+    begin = tl.program_id(1) * span
     g = tl.zeros((BN, RP), tl.float32)
     u = tl.zeros((BN, RP), tl.float32)
-    for k0 in tl.range(0, K, BK, num_stages=STAGES):
+    for k0 in tl.range(begin, min(begin + span, K), BK, num_stages=STAGES):
         g = add_tile(g, x, gate, gate_scale, n, r, k0, rows, N, K, BN, BK, even, BITS, UPCAST)
         u = add_tile(u, x, up, up_scale, n, r, k0, rows, N, K, BN, BK, even, BITS, UPCAST)
     g, u = scaled(g, gate_scale, n, N, BITS), scaled(u, up_scale, n, N, BITS)
+    inside = (n[:, None] < N) & (r[None, :] < rows)
+    at = r[None, :] * N + n[:, None]
+    if SPLIT > 1:
+        # The parts of both side by side: [SPLIT, 2, rows, N].
+        leave(g, parts + at, inside, 2 * rows * N)
+        leave(u, parts + rows * N + at, inside, 2 * rows * N)
+        last = is_last(counts, SPLIT)
+        inside = inside & (r[None, :] < tl.where(last, rows, 0))
+        if last:
+            g = gathered(parts + at, inside, 2 * rows * N, SPLIT)
+            u = gathered(parts + rows * N + at, inside, 2 * rows * N, SPLIT)
     kind = out.dtype.element_ty
     g = g.to(kind).to(tl.float32)
     g = (g / (1.0 + tl.exp(-g))).to(kind).to(tl.float32)
     y = g * u.to(kind).to(tl.float32)
-    tl.store(out + r[None, :] * N + n[:, None], y.to(kind), mask=(n[:, None] < N) & (r[None, :] < rows))
+    tl.store(out + at, y.to(kind), mask=inside)
 
 
 @triton.jit(do_not_specialize=["frame", "rows"])
@@ -73,7 +98,7 @@ def _down_kernel(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = (n[:, None] < N) & (r[None, :] < rows)
     at = r[None, :] * N + n[:, None]
-    even: tl.constexpr = N % BN == 0 and K % (BK * SPLIT) == 0
+    even: tl.constexpr = N % BN == 0 and K % BK == 0
     kind = x.dtype.element_ty
     computes = True
     if REPLAY:
@@ -84,7 +109,10 @@ def _down_kernel(
     if computes:
         y = product(h, down, scale, n, r, rows, N, K, BN, BK, RP, STAGES, even, BITS, UPCAST, SPLIT)
         if SPLIT > 1:
-            y, last = together(y, parts + at, counts, inside, rows * N, SPLIT)
+            leave(y, parts + at, inside, rows * N)
+            last = is_last(counts, SPLIT)
+            if last:
+                y = gathered(parts + at, inside, rows * N, SPLIT)
     inside = inside & (r[None, :] < tl.where(last, rows, 0))
     y = y.to(kind).to(tl.float32)
     if REPLAY:
@@ -130,8 +158,13 @@ def mlp(
     flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.outputs)
     frame, replaying = cache.shape[1], {"REPLAY": replay is not None}
     numbers, scales = zip(gate.tensors, up.tensors, strict=True)
-    _gate_up_kernel[(triton.cdiv(wide, first.out),)](
-        h, *numbers, *scales, middle, flags, len(h), N=wide, **replaying, **first.launch(h, gate)
+    tiles = triton.cdiv(wide, first.out)
+    split = first.split(tiles, width)
+    _gate_up_kernel[(tiles, split)](
+        *(h, *numbers, *scales, middle, flags, *sums(h, 2 * wide, split), len(h)),
+        **{"N": wide, "SPLIT": split},
+        **replaying,
+        **first.launch(h, gate),
     )
     tiles = triton.cdiv(width, second.out)
     split = second.split(tiles, wide)
