@@ -84,6 +84,16 @@ def test_the_folder_holds_what_the_emulator_expects(tmp_path: Path) -> None:
     assert {int(r["rows"]) for r in layers if not r["pass"]} == set(range(1, 33))
 
 
+def test_a_packet_is_whole_in_the_cycle_in_which_its_core_starts_another(tmp_path: Path) -> None:
+    bundle.write(tmp_path, load_preset("edge-small"), None)
+    for machine in ("machine_3", "machine_5"):
+        lines = (tmp_path / machine / "expected.csv").read_text().splitlines()[1:]
+        rows = [cells for line in lines if (cells := line.split(","))[4]]
+        whole = {(number, core, last) for number, _, _, _, core, _, last, _, _ in rows}
+        starts = {(number, core, str(int(begin) - 1)) for number, _, _, _, core, _, _, begin, _ in rows}
+        assert len(whole & starts) > 20
+
+
 def test_registers_are_kept_from_layer_to_layer_and_make_no_difference() -> None:
     machine = Accelerator(3, "lockstep", row=50, late=40, remap=32, packet=9, drop=4, queue=2)
     kept = Drs(3)
@@ -246,8 +256,14 @@ def test_passes_with_drafts_run_in_the_cycles_that_the_emulator_says(tmp_path: P
         ("arithmetic/datapath.sv", "whole ? '0 : term", "term", r"layer \d+, row \d+, cycle \d+: output \d+"),
         # A ring of two wraps by itself: the other machines have three.
         ("sequencer.sv", "at == QUEUE_BITS'(QUEUE - 1)", "at == QUEUE_BITS'(QUEUE)", r"row \d+, .*of 3 cores"),
+        (
+            "sequencer.sv",
+            "waiting + HELD_BITS'(packet_whole) - HELD_BITS'(go)",
+            "packet_whole ? waiting + 1'b1 : waiting - HELD_BITS'(go)",
+            r"without a packet .*of 3 cores",
+        ),
     ],
-    ids=["wrap", "lookup", "jump", "word", "sums", "layer", "ring"],
+    ids=["wrap", "lookup", "jump", "word", "sums", "layer", "ring", "at once"],
 )
 def test_a_source_changed_in_the_folder_is_found(tmp_path: Path, name: str, before: str, after: str, said: str) -> None:
     bundle.write(tmp_path, load_preset("edge-small"), None)

@@ -20,6 +20,7 @@ from fastcar_cli.backends.fpga.rtl.stimulus import (
     Layer,
     Packet,
     control_parameters,
+    crossed,
     layers_of,
     packet_of,
     random_layers,
@@ -125,8 +126,9 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
         _check_dispatch(preset, packets[0])
         layers += layers_of(decisions, 0, passes)
     short = _short(preset)
-    layers = [*random_layers(RANDOM_LAYERS, len(short), len(packets)), *layers]
+    first = len(packets)
     packets += short
+    layers = [*crossed(random_layers(RANDOM_LAYERS, len(short), first), packets), *layers]
     machines = others(preset)
     for directory in (folder, *(folder / name for name in (ARITHMETIC.name, *machines))):
         make_folder(directory)
@@ -134,7 +136,8 @@ def write(folder: Path, preset: Preset, decisions: Decisions | None, passes: int
     values = _machine(folder, preset, packets, layers)
     for name, other in machines.items():
         short = _short(other)
-        _machine(folder / name, other, short, list(random_layers(RANDOM_LAYERS, len(short), 0, seed=other.cores)))
+        shapes = random_layers(RANDOM_LAYERS, len(short), 0, seed=other.cores)
+        _machine(folder / name, other, short, list(crossed(shapes, short)))
     _arithmetic(folder / ARITHMETIC.name, preset)
     return {"folder": str(folder), "parameters": values, "layers": len(layers), "kept": kept}
 

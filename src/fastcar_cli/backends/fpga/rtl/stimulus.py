@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
 from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.isa import Program, compile_mlp
-from fastcar_cli.backends.fpga.layer import Accelerator
+from fastcar_cli.backends.fpga.layer import Accelerator, Row
 from fastcar_cli.backends.fpga.preset import Preset, Weights
 from fastcar_cli.backends.fpga.rtl.packets import counts
 from fastcar_cli.backends.fpga.timing import Rates, cycles
@@ -80,6 +81,26 @@ def random_layers(count: int, packets: int, first: int, seed: int = 0) -> Iterat
         late = rng.random(rows) < 0.3
         gaps = np.where(late, rng.integers(1, 90, rows), 0) if number % 2 else np.zeros(rows, dtype=np.int64)
         yield Layer(None, number, index, rows, first + int(rng.integers(packets)), tuple(int(g) for g in gaps))
+
+
+def crossed(layers: Iterable[Layer], packets: Sequence[Packet]) -> Iterator[Layer]:
+    """The layers; of those without late packets each gets one, where its core can hold it, that is whole in the very
+    cycle in which the core starts another row.
+    """
+    for layer in layers:
+        accelerator = packets[layer.packet].accelerator
+
+        def run(gaps: Sequence[int], layer: Layer = layer, accelerator: Accelerator = accelerator) -> list[Row]:
+            return accelerator.layer(layer.index, layer.rows, gaps)[0]
+
+        ran = [] if any(layer.gaps) else [r for r in run(()) if r.begin is not None]
+        for other, row in combinations(ran, 2):
+            late = (other.begin or 0) - row.last
+            gaps = tuple(late if r == row.row else 0 for r in range(layer.rows))
+            if other.core == row.core and late > 0 and run(gaps)[row.row].last == other.begin:
+                layer = replace(layer, gaps=gaps)
+                break
+        yield layer
 
 
 def layers_of(decisions: Decisions, packet: int, passes: int | None) -> Iterator[Layer]:
