@@ -70,6 +70,11 @@ def test_a_port_slower_than_the_memory_sets_the_rate() -> None:
     assert share(Stream(part, "groups", round(32e6 / (32 * 225)), 64)) < half
 
 
+def test_a_port_that_passes_less_than_a_burst_between_refreshes() -> None:
+    part = load_part("HBM2-1800")
+    assert share(Stream(part, "groups", 10**9, 64)) == pytest.approx(32 / 1e6 / part.peak, rel=0.01)
+
+
 def test_few_bursts_under_way_are_bound_by_their_latency() -> None:
     part = load_part("DDR4-2400")
     alone = share(Stream(part, "groups", 1, 1))
@@ -117,6 +122,9 @@ def _file(tmp_path: Path, change: Any) -> str:
         (lambda d: d["timing"].pop("tRFC"), "key 'timing.tRFC' is missing"),
         (lambda d: d["timing"].update(tREFI=300), "tREFI is 300, needed: above tRFC + tRP + tRCD = 378.32"),
         (lambda d: d["timing"].update(tCCD_L=0), "key 'timing.tCCD_L' is 0"),
+        (lambda d: d["timing"].update(tREFI=1e9), "key 'timing.tREFI' is 1000000000.0"),
+        (lambda d: d.update(rate=1e9), "key 'rate' is 1000000000.0"),
+        (lambda d: d.update(burst=4096), "row is 8192, needed: whole bursts of 64 bit x 4096 / 8 bytes"),
     ],
 )  # fmt: skip
 def test_a_part_without_a_timing_is_refused(tmp_path: Path, change: Any, message: str) -> None:

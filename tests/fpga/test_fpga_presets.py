@@ -34,6 +34,7 @@ from fastcar_cli.presets import fpga_presets, preset_folder
         (lambda d: d.update(cores=0), "key 'cores'"),
         (lambda d: d["hbm"]["beat"].update(value=0.5), "hbm.beat.value is 0.5, needed: an integer"),
         (lambda d: d["drs"]["queue"].update(value=0), "drs.queue.value is 0"),
+        (lambda d: d["hbm"]["ahead"].update(value=1e9), "hbm.ahead.value is 1e+09, needed: at most 4096"),
         (lambda d: d["hbm"].update(weights="broadcast"), "'lockstep', 'multicast' or 'private'"),
         (lambda d: d["hbm"].update(weights="multicast"), "weights 'multicast' need window"),
     ],

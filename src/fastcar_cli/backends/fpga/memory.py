@@ -19,7 +19,8 @@ from fastcar_cli.presets import preset_folder, read_preset
 Order = Literal["groups", "rows"]
 """Where the next burst of a stream lies: in the next bank group (groups), or in the same row of a bank (rows)."""
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e5)]
+"""Bounded, so that a stream comes to its next refresh soon."""
 _INTERVALS = 8
 
 
@@ -38,8 +39,8 @@ class Timing(BaseModel):
     tCL: Positive
     tRFC: Positive
     tREFI: Positive
-    tCCD_S: int = Field(ge=1)
-    tCCD_L: int = Field(ge=1)
+    tCCD_S: int = Field(ge=1, le=1000)
+    tCCD_L: int = Field(ge=1, le=1000)
 
     @model_validator(mode="after")
     def _between(self) -> Timing:
@@ -62,6 +63,12 @@ class Part(BaseModel):
     banks: int = Field(ge=1)
     row: int = Field(ge=64)
     timing: Timing
+
+    @model_validator(mode="after")
+    def _whole(self) -> Part:
+        if self.width * self.burst % 8 or self.row % self.burst_bytes:
+            raise ValueError(f"row is {self.row}, needed: whole bursts of {self.width} bit x {self.burst} / 8 bytes")
+        return self
 
     @property
     def burst_bytes(self) -> int:
@@ -181,12 +188,12 @@ class Dram:
 @lru_cache(maxsize=256)
 def share(stream: Stream) -> float:
     """The share of a channel's peak that endless streams reach, over whole intervals between refreshes."""
-    dram, count, begin = Dram(stream), 0, (0, 0)
+    dram, count, begin = Dram(stream), 0, (0, 0, 0)
     while True:
         done, before = dram.read(stream.burst(count)), dram.refreshes
         count += 1
         if before and not begin[0]:
-            begin = (count, done)
-        if before > _INTERVALS:
+            begin = (count, done, before)
+        elif before - begin[2] >= _INTERVALS:
             passed = (count - begin[0]) * stream.part.burst_bytes / (done - begin[1]) * 1e3
             return passed / stream.part.peak

@@ -42,7 +42,7 @@ class Hbm(Section):
     order: Order
     capacity: Annotated[Constant | None, In("GiB")] = None
     keys: Literal["layer", "token"] = "layer"
-    ahead: Annotated[Constant, In("bursts", whole=True)]
+    ahead: Annotated[Constant, In("bursts", whole=True, most=4096)]
     latency: Annotated[Constant, In("cycles", zero=True, whole=True)]
     weights: Weights
     window: Annotated[Constant | None, In("tiles", whole=True)] = None
