@@ -205,8 +205,8 @@ def _bytes(shape: Shape, rows: int, context: int, replayed: bool) -> float:
 
 
 def _seconds(executor: GraphExecutor, inputs: Inputs, device: torch.device, repeats: int) -> float:
-    """Median seconds of a pass: of one token eight passes at once, as decoding launches them, else one, waited for."""
-    passes, times = 8 if inputs.count == 1 else 1, []
+    """Median seconds of a pass: on a GPU of one token eight at once, as decoding launches them, else one, awaited."""
+    passes, times = 8 if inputs.count == 1 and device.type == "cuda" else 1, []
     for _ in range(repeats + 1):
         synchronise(device)
         began = time.perf_counter()
@@ -367,8 +367,8 @@ def bars(result: dict[str, Any]) -> list[tuple[str, float, bool]]:
             share = dense[1]["of_bandwidth"]
             reached.append((f"{name} in {dtype}: share of the bandwidth, at least 0.6", share, share >= 0.6))
         else:
-            floats = next(ms for (other, form), ms in one.items() if other == name and form not in PACKED)
-            times, least = floats / dense[1]["ms"], {"int4": 2.0}.get(dtype, 1.0)
+            floats = [ms for (other, form), ms in one.items() if other == name and form not in PACKED]
+            times, least = sum(floats) / dense[1]["ms"], {"int4": 2.0}.get(dtype, 1.0)
             reached.append((f"{name}: {dtype} over floats, at least {least:g}", times, times >= least))
         if 16 in dense:
             times = dense[16]["times"]
