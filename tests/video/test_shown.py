@@ -72,6 +72,12 @@ def test_the_display_matrix_turns_and_mirrors(tmp_path: Path, frame: Image8, mat
     assert np.array_equal(read_frames(path), [MATRICES[matrix](frame)] * 2)
 
 
+def test_a_matrix_of_zeros_is_none(tmp_path: Path, frame: Image8) -> None:
+    path = _write(tmp_path / "a.mp4", [frame])
+    _matrix(path, 0, 0, 0, 0)
+    assert np.array_equal(read_frames(path), [frame])
+
+
 def test_other_angles_are_refused(tmp_path: Path, frame: Image8) -> None:
     path = _write(tmp_path / "a.mp4", [frame])
     _matrix(path, 46341, 46341, -46341, 46341)
@@ -190,6 +196,25 @@ def test_frames_that_the_decoder_flags_are_refused(tmp_path: Path) -> None:
     assert error.value.hint is not None and "frames" in error.value.hint
 
 
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data[: len(data) // 2], r"after frame \d: data are missing"),
+        (
+            lambda data: data[: len(data) // 2] + bytes(400) + data[len(data) // 2 + 400 :],
+            r"after frame \d: Invalid data",
+        ),
+    ],
+)
+def test_frames_of_jpeg_that_are_not_whole_are_refused(tmp_path: Path, damage: Any, said: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (20, 64, 64, 3), dtype=np.uint8)
+    path = _write(tmp_path / "a.avi", [*noise], "mjpeg", "yuvj420p")
+    assert len(read_frames(path)) == 20
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(RequestError, match=rf"is a damaged video \({said}"):
+        read_frames(path)
+
+
 @pytest.mark.parametrize(("matrix", "weights"), [(1, (0.2126, 0.0722)), (5, (0.299, 0.114)), (9, (0.2627, 0.0593))])
 @pytest.mark.parametrize("full", [False, True])
 def test_colours_are_converted_as_tagged(tmp_path: Path, matrix: int, weights: tuple[float, float], full: bool) -> None:
@@ -298,63 +323,3 @@ def test_a_recipe_survives_matroska(tmp_path: Path, frame: Image8) -> None:
                 packet.stream = stream
                 target.mux(packet)
     assert read_recipe(tmp_path / "a.mkv") == recipe
-
-
-def _full(kind: bytes, version: int, *data: bytes) -> bytes:
-    return _box(kind, struct.pack(">I", version << 24), *data)
-
-
-def _tile(colour: tuple[int, int, int]) -> tuple[bytes, bytes]:
-    """The configuration and the data of one HEVC picture of 64 x 64."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="matroska") as target:  # FFmpeg 8's MP4 muxer refuses such a stream at random
-        stream: Any = target.add_stream("libx265", rate=1, options={"x265-params": "log-level=none"})
-        stream.width = stream.height = 64
-        stream.pix_fmt = "yuv420p"
-        target.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((64, 64, 3), colour, np.uint8), format="rgb24")))
-        target.mux(stream.encode())
-    with av.open(io.BytesIO(file.getvalue()), "r") as source:
-        [packet] = [bytes(packet) for packet in source.demux(video=0) if packet.size]
-        return _box(b"hvcC", bytes(source.streams.video[0].codec_context.extradata or b"")), packet
-
-
-def _heic(*colours: tuple[int, int, int], turned: int = 0) -> bytes:
-    """A HEIC picture: of one tile, turned by so many quarters to the left, or of several in a row."""
-    tiles, many = [_tile(c) for c in colours], len(colours) > 1
-    count, items = len(tiles), len(tiles) + many
-    grid = struct.pack(">BBBBHH", 0, 0, 0, count - 1, 64 * count, 64) if many else b""
-    sizes = [_full(b"ispe", 0, struct.pack(">II", width, 64)) for width in (64, 64 * count)]
-    infe = [_full(b"infe", 2, struct.pack(">HH", i + 1, 0), b"hvc1\0") for i in range(count)]
-    infe += [_full(b"infe", 2, struct.pack(">HH", items, 0), b"grid\0")] if many else []
-    parts = struct.pack(f">HH{count}H", items, count, *range(1, count + 1))
-    owned = b"".join(struct.pack(">HBBBB", i + 1, 3, 0x81, 2, 0x84) for i in range(count))
-    owned += struct.pack(">HBBB", items, 2, 3, 0x84) if many else b""
-    properties = _box(b"ipco", tiles[0][0], *sizes, _box(b"irot", bytes([turned])))
-    ftyp, data = _box(b"ftyp", b"heic", b"\0" * 4, b"mif1heic"), [*(tile[1] for tile in tiles), *([grid] * many)]
-
-    def meta(at: int) -> bytes:
-        places = b""
-        for i, item in enumerate(data):
-            places += struct.pack(">HHHII", i + 1, 0, 1, at, len(item))
-            at += len(item)
-        return _full(
-            b"meta", 0,
-            _full(b"hdlr", 0, b"\0" * 4, b"pict", b"\0" * 13), _full(b"pitm", 0, struct.pack(">H", items)),
-            _full(b"iloc", 0, struct.pack(">BBH", 0x44, 0, len(data)), places),
-            _full(b"iinf", 0, struct.pack(">H", items), *infe),
-            _full(b"iref", 0, _box(b"dimg", parts)) if many else b"",
-            _box(b"iprp", properties, _full(b"ipma", 0, struct.pack(">I", items), owned)),
-        )  # fmt: skip
-
-    return ftyp + meta(len(ftyp) + len(meta(0)) + 8) + _box(b"mdat", *data)
-
-
-def test_a_heic_of_one_piece_is_read_and_one_of_tiles_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.heic"
-    path.write_bytes(_heic((250, 30, 30), turned=1))
-    [shown] = read_frames(path)
-    assert shown.shape == (64, 64, 3) and abs(shown.astype(int) - (250, 30, 30)).max() < 8
-    path.write_bytes(_heic((250, 30, 30), (30, 250, 30)))
-    with pytest.raises(RequestError, match="a picture of several tiles") as error:
-        read_frames(path)
-    assert error.value.hint == "save it as JPEG or PNG"

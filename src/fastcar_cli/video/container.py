@@ -29,6 +29,7 @@ _SDR = {"dst_color_trc": 13, "dst_color_primaries": 1}
 """sRGB."""
 
 _SAVE = "save it as JPEG or PNG"
+_HEIF = f"{_SAVE}, or pip install 'fastcar[heif]'"
 
 
 def on_ground(image: Image.Image) -> Image8:
@@ -94,7 +95,7 @@ def video_frames(path: Path) -> Iterator[Image8]:
         raise _damaged(path, f"{where}: {e.strerror}", index + 1) from None
     except OSError:
         raise RequestError(
-            "is neither a video nor a picture that can be read",
+            "is neither a video nor a picture that can be read, or a damaged one",
             key="input",
             value=path,
             allowed="a video, a GIF, a picture, a folder of pictures, or an .npz file with frames",
@@ -107,24 +108,40 @@ def _damaged(path: Path, how: str, whole: int) -> RequestError:
 
 
 def _decoded(container: Any, path: Path) -> Iterator[tuple[Any, Any]]:
-    """The frames of the stream that is shown: the default one, and no cover. Raises RequestError for tiles of HEIF."""
+    """The frames of the stream that is shown: the default one, and no cover.
+
+    Raises RequestError for what PyAV does not show of HEIF, FFmpegError for packets that are not complete.
+    """
     from av import CodecContext
+    from av.error import DecoderNotFoundError, InvalidDataError
     from av.stream import Disposition
 
     streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
-    if any(s.disposition & Disposition.dependent for s in streams):
-        raise RequestError("is a picture of several tiles, which is not read", key="input", value=path, hint=_SAVE)
+    # HEIF's tiles, and its transparency or depth, which are streams without a disposition.
+    parts = [s for s in streams if s.disposition & Disposition.dependent]
+    if "mif1" in container.metadata.get("compatible_brands", ""):
+        parts += [s for s in streams if s.codec_context and str(s.codec_context.pix_fmt).startswith("gray")]
+    if parts and len(streams) > 1:
+        raise RequestError(
+            "is a picture of several parts, which PyAV does not join", key="input", value=path, hint=_HEIF
+        )
     if not streams:
         raise RequestError("holds no video, at most a cover", key="input", value=path)
     stream = next((s for s in streams if s.disposition & Disposition.default), streams[0])
-    if stream.metadata.get("alpha_mode") == "1" and stream.codec_context.name in _WITH_ALPHA:
-        decoder: Any = CodecContext.create(_WITH_ALPHA[stream.codec_context.name], "r")
-        frames = (frame for packet in container.demux(stream) for frame in decoder.decode(packet))
-    else:
-        # Not in threads by frame, which swallow the decoder's errors.
-        frames = container.decode(stream)
-    for frame in frames:
-        yield frame, stream.sample_aspect_ratio
+    # Not in threads by frame, which swallow the decoder's errors.
+    decoder: Any = stream.codec_context
+    if decoder is None:
+        raise DecoderNotFoundError(0, "no decoder")
+    if stream.metadata.get("alpha_mode") == "1" and decoder.name in _WITH_ALPHA:
+        decoder = CodecContext.create(_WITH_ALPHA[decoder.name], "r")
+    elif decoder.name == "mjpeg":
+        # A JPEG that ends early or has no such code is flagged by none of its frames.
+        decoder.options = {"err_detect": "explode"}
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            raise InvalidDataError(0, "data are missing")
+        for frame in decoder.decode(packet):
+            yield frame, stream.sample_aspect_ratio
 
 
 def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
@@ -144,13 +161,16 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
         matrix = frame.side_data.get("DISPLAYMATRIX")
     except ValueError:  # beside it is data that this PyAV has no name for
         if frame.rotation:
-            raise RequestError("is turned", key="input", value=path, hint="turn it upright first") from None
+            hint = "turn it upright first; a HEIF picture needs pip install 'fastcar[heif]'"
+            raise RequestError("is turned in a way that PyAV hides", key="input", value=path, hint=hint) from None
         matrix = None
     return image if matrix is None else _turned(image, np.frombuffer(bytes(matrix), np.int32)[[0, 1, 3, 4]], path)
 
 
 def _turned(image: Image8, matrix: NDArray[np.int32], path: Path) -> Image8:
     """The picture whose point (x, y) is shown at (a x + c y, b x + d y), of a matrix a, b, c, d; sizes do not count."""
+    if not matrix.any():  # of programs that write none
+        return image
     a, b, c, d = np.sign(np.where(abs(matrix) < abs(matrix).max() / 100, 0, matrix))
     if a and d and not b and not c:
         return image[:: int(d), :: int(a)]

@@ -6,6 +6,8 @@ opened and handed over as streams: a playlist can't make a decoder read other fi
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,11 +30,11 @@ Image8OrFloat = Image8 | NDArray[np.float32]
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".heic", ".heif")
 """Suffixes of what is taken out of a folder; the rest of it is left alone."""
 
-_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
+_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO", "AVIF", "HEIF")
 """What Pillow is to read, by its names: for PostScript it would run another program. FFmpeg reads some of the rest."""
 
 _MOVING = ("WEBP", "PNG", "TIFF", "GIF", "AVIF")
-"""Pillow's names of formats whose further images are frames (those of a JPEG are previews)."""
+"""Pillow's names of formats whose further images are frames (those of a JPEG are previews, of HEIF its parts)."""
 
 _SUBFILE = 254
 """TIFF's tag of what a page is: 1 is a preview, 4 a mask."""
@@ -125,7 +127,7 @@ def _parts(name: str) -> list[str]:
 def _file(path: Path) -> Iterator[Image8]:
     """The images of a picture or GIF, or the frames of a video."""
     try:
-        Image.init()  # else it knows the commonest formats only
+        _learn()
         image = Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN])
     except UnidentifiedImageError:
         yield from video_frames(path)
@@ -134,9 +136,12 @@ def _file(path: Path) -> Iterator[Image8]:
         raise _refused(path, f"is a damaged picture ({reason(e)})") from None
     with image:
         try:
-            # The poster of an animated PNG is no frame of it, nor are the previews of a JPEG and of a TIFF.
+            if image.format not in _MOVING:
+                yield _rgb(image, path)
+                return
+            # The poster of an animated PNG is no frame of it, nor are the previews of a TIFF.
             first = int(bool(getattr(image, "default_image", False)))
-            for index in range(first, getattr(image, "n_frames", 1) if image.format in _MOVING else 1):
+            for index in range(first, getattr(image, "n_frames", 1)):
                 image.seek(index)
                 if index == first or not getattr(image, "tag_v2", {}).get(_SUBFILE, 0) & 5:
                     yield _rgb(image, path)
@@ -144,6 +149,13 @@ def _file(path: Path) -> Iterator[Image8]:
             raise
         except Exception as e:
             raise _refused(path, f"is a damaged picture ({reason(e)})") from None
+
+
+def _learn() -> None:
+    """Let Pillow know all its formats, not the commonest only, and HEIF where the package for it is installed."""
+    Image.init()
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener()
 
 
 def _rgb(image: Image.Image, file: Path) -> Image8:
