@@ -83,7 +83,7 @@ class RunConfig(Section):
 
     def to_yaml(self) -> str:
         """YAML that `load_config` reads."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
 
 def tau_to_plain(tau: Tau) -> Any:
@@ -175,12 +175,13 @@ def _explain(error: ValidationError, where: Text | None) -> RequestError:
     location = [str(p) for p in problem["loc"]]
     keys = settings()
     # pydantic appends the member of a union that failed; only what is a key of ours is shown.
-    while len(location) > 1 and problem["type"] != "extra_forbidden" and ".".join(location) not in keys:
+    unknown = problem["type"] in ("extra_forbidden", "invalid_key")
+    while len(location) > 1 and not unknown and ".".join(location) not in keys:
         if any(k.startswith(".".join(location) + ".") for k in keys):
             break
         location.pop()
     key = ".".join(location)
-    if problem["type"] == "extra_forbidden":
+    if unknown:
         return _unknown(where, key, [*keys, *{k.split(".")[0] for k in keys}])
     allowed: str | None = re.sub("^(Value error, |(Input|String) should (be|have) )", "", problem["msg"])
     if problem["type"] in ("model_type", "dataclass_type", "string_pattern_mismatch"):

@@ -261,7 +261,8 @@ def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
     except FileNotFoundError:
         raise RequestError("there is no such file", where=what) from None
     except UnicodeDecodeError as e:
-        raise RequestError(f"is not UTF-8: {e.reason} at byte {e.start}", where=what) from None
+        message = f"is not UTF-8: {e.reason} at byte {e.start}"
+        raise RequestError(message, where=what, hint="save it in UTF-8") from None
     except OSError as e:
         raise RequestError(f"can't be read: {e.strerror}", where=what) from None
     except ValueError as e:  # a name that no file can have

@@ -76,18 +76,19 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
-    seen: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
+    seen = set()
+    for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-        seen[key] = loader.construct_object(value_node, deep=True)
-    return seen
+        seen.add(key)
+    loader.flatten_mapping(node)
+    return {loader.construct_object(k, deep=True): loader.construct_object(v, deep=True) for k, v in node.value}
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)
+_Loader.add_constructor("tag:yaml.org,2002:merge", lambda loader, node: "<<")
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
@@ -95,8 +96,10 @@ def parse_yaml(text: str) -> Any:
     """Plain data of a YAML text. Raises ValueError with one line on what is wrong with it."""
     try:
         return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     # Of odd scalars and keys PyYAML lets through what Python says.
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as e:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as e:
         raise ValueError(" ".join(str(e).split())) from None
 
 

@@ -306,6 +306,7 @@ def test_all_bits_of_a_seed_count() -> None:
         ("-.INF", -np.inf),
         ("2001-02-03", "2001-02-03"),
         ("[a, &b [1, 2], *b]", ["a", [1, 2], [1, 2]]),
+        ("[&a {x: 1, y: 2}, {<<: *a, x: 3}]", [{"x": 1, "y": 2}, {"x": 3, "y": 2}]),
     ],
 )
 def test_yaml_is_that_of_1_2(text: str, value: object) -> None:
@@ -318,7 +319,7 @@ def _bomb() -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("text", ["1e999", "-1e999", "a: &a [*a]", _bomb(), "!!timestamp x", "? [1]\n: 2"])
+@pytest.mark.parametrize("text", ["1e999", "-1e999", "a: &a [*a]", _bomb(), "!!timestamp x", "? [1]\n: 2", "[" * 2000])
 def test_yaml_that_is_refused_in_a_line(text: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_yaml(text)
@@ -335,7 +336,11 @@ def test_numbers_of_settings(tmp_path: Path) -> None:
 def test_sections_without_keys_and_dotted_keys_of_a_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("replay:\n  # tau: -2\nvideo: {fps: 8}\n")
     assert load_config(str(tmp_path / "a.yaml")).video.fps == 8
-    for text, said in (("replay.tau: -2", "'tau' below 'replay:' is one"), ("replay: 3", "allowed: a mapping of keys")):
+    for text, said in (
+        ("replay.tau: -2", "'tau' below 'replay:' is one"),
+        ("replay: 3", "allowed: a mapping of keys"),
+        ("replay: {1: 2}", "unknown key 'replay.1'"),
+    ):
         (tmp_path / "a.yaml").write_text(text)
         done = run("config", "--config", "a.yaml")
         assert done.returncode == 2 and said in done.stderr

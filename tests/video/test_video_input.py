@@ -345,6 +345,15 @@ def test_actions_of_every_kind(tmp_path: Path, name: str, header: bool) -> None:
     assert rows.dtype == np.float32 and rows.tolist() == TABLE.tolist()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["\n # of a robot\nx,y\n\n1,0\n,\n,\n", "x;y\n1;0\n", "1\t0\n", ",\u2028\n1,0\n", '"a\nb",c\r\n1,0\r\n'],
+)
+def test_csv_as_programs_write_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.tsv").write_text(text, newline="")
+    assert read_actions(tmp_path / "a.tsv", 2, range(2)).tolist() == [[1, 0], [0, 0]]
+
+
 @settings(max_examples=40)
 @given(st.integers(1, 14), st.integers(2, 5), st.integers(0, 3), st.integers(1, 3))
 def test_rows_of_the_clip_or_of_the_input(count: int, frames: int, start: int, step: int) -> None:
@@ -370,6 +379,8 @@ def test_rows_of_the_clip_or_of_the_input(count: int, frames: int, start: int, s
         ("a.csv", "1,2\n1\n", "row 1 has 1 numbers"),
         ("a.csv", "1,2\n", "has 1 rows, needed: 3, one for each of 4 frames but the last"),
         ("a.csv", "", "has 0 rows"),
+        ("a.csv", "0x1,0x0\n1,2\n1,2\n1,2\n", "line 1 has '0x1', needed: numbers"),
+        ("a.csv", "1,2\n,\n1,2\n1,2\n", "line 2 has no numbers"),
         ("a.csv", "1,nan\n" * 4, "not finite"),
         ("a.csv", "1,1e39\n" * 4, "not finite"),
         ("a.json", "[1, 2]", "is no list of lists of numbers"),

@@ -57,7 +57,7 @@ def generate(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Actions of the input, a row a frame: .npz, .npy, .csv or .json. An .npz may bring its own.",
+            help="Actions of the input, a row a frame: .npz, .npy, .csv, .tsv or .json. An .npz may bring its own.",
         ),
     ] = None,
     truth: Annotated[

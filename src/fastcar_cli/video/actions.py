@@ -1,9 +1,10 @@
-"""Actions from .npz, .npy, CSV or JSON files: one row of numbers a frame."""
+"""Actions from .npz, .npy, CSV, TSV or JSON files: one row of numbers a frame."""
 
 from __future__ import annotations
 
 import csv
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ Rows = NDArray[np.float32]
 KEYS = ("action", "actions")
 """Of the actions in an .npz file (the first one is iVideoGPT's) or in a JSON object."""
 
-_ALLOWED = ".npz, .npy, .csv or .json"
+_ALLOWED = ".npz, .npy, .csv, .tsv or .json"
 _MOST_ROWS = 2**20
+_LIKE_A_NUMBER = re.compile(r"[-+.]?\d|[-+]?(?:nan|inf)", re.I)
 _TABLE = TypeAdapter(list[list[StrictInt | StrictFloat]])
 
 
@@ -38,16 +40,16 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
     it is zero. Raises RequestError that says what does not fit.
     """
     if not path.is_file():
-        raise RequestError("there is no such file", key="actions", value=path)
+        raise RequestError("is a folder" if path.is_dir() else "there is no such file", key="actions", value=path)
     suffix = path.suffix.lower()
     if suffix in ARRAYS:
         return actions_in(path, width, wanted, own=False)
-    if suffix not in (".csv", ".json"):
+    if suffix not in (".csv", ".tsv", ".json"):
         raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)
     what = (Key("actions"), f" {path}")
     text = read_text(path, what, "utf-8-sig")
     return _fit(
-        _csv(text, what, len(wanted)) if suffix == ".csv" else _json(text, what), what, width, wanted, own=False
+        _json(text, what) if suffix == ".json" else _csv(text, what, len(wanted)), what, width, wanted, own=False
     )
 
 
@@ -81,33 +83,43 @@ def _chosen(path: Path, option: str) -> Array:
 
 
 def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
-    """Rows of numbers between commas, of so many frames; the first line may name the columns.
+    """Rows of numbers between commas, semicolons or tabs, of so many frames; the first line may name the columns.
 
-    Names are words, or 0, 1, 2, ... as pandas writes them. Raises RequestError where these may be numbers too.
+    Names are words, or 0, 1, 2, ... as pandas writes them. Raises RequestError where these may be numbers too. Empty
+    lines and those that begin with # are skipped, and so are lines without numbers at the end.
     """
     rows: list[list[float]] = []
+    names: list[str] | None = None
+    gap = 0
+    lines = ["" if line.lstrip().startswith("#") else line for line in text.split("\n")]
+    first = next((line for line in lines if line.strip()), "")
+    separator = next((s for s in "\t;" if s in first), ",")
     try:
-        for line, cells in enumerate(csv.reader(text.splitlines(), strict=True), 1):
-            if not any(c.strip() for c in cells):
+        for number, line in enumerate(csv.reader(lines, strict=True, delimiter=separator), 1):
+            cells = [cell.strip() for cell in line]
+            if not any(cells):
+                gap = gap or number * bool(rows and cells)
                 continue
-            numbers = [_number(c) for c in cells]
-            if not rows and line == 1 and all(n is None for n in numbers):
-                continue
-            for cell, number in zip(cells, numbers, strict=True):
-                if number is None:
-                    raise RequestError(f"line {line} has {cell.strip()[:40]!r}, needed: numbers", where=what)
-            rows.append([n for n in numbers if n is not None])
+            if gap:
+                raise RequestError(f"line {gap} has no numbers", where=what)
+            if names is None:
+                names = cells
+                if not any(_LIKE_A_NUMBER.match(cell) for cell in cells):
+                    continue
+            for cell in cells:
+                if _number(cell) is None:
+                    raise RequestError(f"line {number} has {cell[:40]!r}, needed: numbers", where=what)
+            rows.append([float(cell) for cell in cells])
             if len(rows) > _MOST_ROWS:
                 break
     except csv.Error as e:
         raise RequestError(f"is no CSV file ({e})", where=what) from None
-    first, _, others = text.strip().partition("\n")
-    if len(rows) < 2 or [c.strip() for c in first.split(",")] != [*map(str, range(len(rows[0])))]:
+    if len(rows) < 2 or names != [*map(str, range(len(rows[0])))]:
         return rows
-    if "." in others or len(rows) == frames + 1:
+    if "." in text.partition(first)[2] or len(rows) == frames + 1:
         return rows[1:]
     if len(rows) == frames:
-        hint = f"name the columns with words, or write {','.join(f'{n}.0' for n in range(len(rows[0])))}"
+        hint = f"name the columns with words, or write {separator.join(f'{n}.0' for n in range(len(rows[0])))}"
         raise RequestError(f"begins with {first.strip()}: numbers or names of columns?", where=what, hint=hint)
     return rows
 
