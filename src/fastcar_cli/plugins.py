@@ -6,7 +6,9 @@ function as `Recogniser` describes. The laboratory, fastcar_lab, brings both.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -45,9 +47,18 @@ Recogniser: TypeAlias = "Callable[[PromptReader, int, int], World | None]"
 
 def _entries(group: str) -> EntryPoints:
     # Most commands need none, and the import takes a tenth of the time of the shortest.
-    from importlib.metadata import entry_points
+    from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
-    return entry_points(group=group)
+    if found := entry_points(group=group):
+        return found
+    # A checkout that is on the path and not installed has no entry points, but says what they would be.
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    if sys.version_info < (3, 11) or not project.is_file():
+        return found
+    import tomllib
+
+    declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"].get(group, {})
+    return EntryPoints(EntryPoint(name, value, group) for name, value in declared.items())
 
 
 def command_names() -> list[str]:

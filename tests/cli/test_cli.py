@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -352,3 +353,12 @@ def test_the_list_of_commands_says_what_each_says_itself() -> None:
 
 def test_version(process: Run) -> None:
     assert process("--version").stdout.strip() == f"fastcar {__version__}"
+
+
+def test_a_checkout_that_is_not_installed_has_the_laboratory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: EntryPoints(()))
+    done = run("lab", "--help")
+    if sys.version_info < (3, 11):
+        assert "is of the package fastcar_lab" in done.stderr
+    else:
+        assert done.returncode == 0 and "gpu-check" in done.stdout

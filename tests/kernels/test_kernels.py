@@ -400,15 +400,15 @@ def test_a_step_of_few_bits_equals_plain_torch(form: str) -> None:
 
 @pytest.mark.slow
 def test_the_self_check_passes_sound_kernels_and_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcar_cli.decoding.self_check.TOKENS", 3)
+    check = functools.partial(difference, capture=False, tokens=3)
     batch = Decode.of(_small(), [[1, 4, 5, 2]], DecodeSettings(2, SamplingSettings(cfg=1.0)), torch.zeros(1, 8, 3))
-    assert difference(batch, 2, capture=False) is None
+    assert check(batch, 2) is None
     # Passes of one token are as before: only what is taken back differs.
     monkeypatch.setattr(GraphExecutor, "commit", lambda *_: None)
-    assert difference(batch, 1, capture=False) is None
-    assert "differ" in str(difference(batch, 2, capture=False))
+    assert check(batch, 1) is None
+    assert "differ" in str(check(batch, 2))
     monkeypatch.setattr("fastcar_cli.decoding.triton_ops.append", lambda *_: None)
-    assert "differ" in str(difference(batch, capture=False))
+    assert "differ" in str(check(batch))
 
 
 def test_a_verdict_is_asked_for_once_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:

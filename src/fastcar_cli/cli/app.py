@@ -119,7 +119,10 @@ class Commands(TyperGroup):
             line = LABORATORY.get(cmd_name)
             return typer.main.get_command(load()) if line is None else Lazy(cmd_name, load, line)
         if cmd_name in LABORATORY:
-            raise RequestError(f"fastcar {cmd_name} is of the package fastcar_lab, which is not installed")
+            raise RequestError(
+                f"fastcar {cmd_name} is of the package fastcar_lab, which is not installed",
+                hint="pip install -e . in a checkout of fastcar",
+            )
         return None
 
 

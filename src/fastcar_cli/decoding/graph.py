@@ -100,7 +100,9 @@ class GraphExecutor(Executor):
         return Step(inputs, batch.draws, ops.state.hidden[:, : inputs.count], None)
 
     def logits(self, x: Tensor, d: int) -> Tensor:
-        """See `sampling.Logits`; needs a step before."""
+        """See `Executor.logits`; by the kernels once a pass has run."""
+        if not self._launches:
+            return super().logits(x, d)
         ops, _ = next(iter(self._launches.values()))
         return ops.logits(x, d)[: len(x)]
 

@@ -102,15 +102,15 @@ def unproven(batch: Batch) -> str | None:
     return None if why is None else f"the self-check of the CUDA graph failed on this device: {why} ({file})"
 
 
-def difference(batch: Batch, inputs: int = 1, capture: bool = True) -> str | None:
-    """Decode some tokens of the batch's model both ways, with a full cache and with a window; how they differ, or None.
+def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int = TOKENS) -> str | None:
+    """Decode some tokens of the batch's model both ways, with a full cache and with a window: how they differ, or None.
 
     Passes take up to `inputs` tokens of a video, some of them wrong, which are taken back. Every pass starts from the
     same codes, keys, values and MLP outputs in both ways. Raises RunError where the kernels don't compile or the graph
     can't be captured.
     """
     n = batch.frame
-    settings = replace(batch.settings, frames=2 + -(-TOKENS // n), rule=ReplayRule(Tau((0.0,))), keep_tas=False)
+    settings = replace(batch.settings, frames=2 + -(-tokens // n), rule=ReplayRule(Tau((0.0,))), keep_tas=False)
     for window in (None, max(4, n // 4)):
         found: list[tuple[Tensor, ...]] = []
         for kind in (PlainExecutor, GraphExecutor):
@@ -125,7 +125,7 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True) -> str | Non
             drawn: list[Tensor] = []
             hidden: list[Tensor] = []
             t = n
-            while t < n + TOKENS:
+            while t < n + tokens:
                 # What was drawn before does not count: both ways continue from the same tokens.
                 one.draws.buffer.copy_(given)
                 one.draws.latent = None
@@ -137,7 +137,7 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True) -> str | Non
                 executor.commit(passed, (accepted,) * one.prompts.videos)
                 t += accepted
             assert one.replay is not None
-            decisions = one.replay.replayed[:, :, n : n + TOKENS]
+            decisions = one.replay.replayed[:, :, n : n + tokens]
             states = torch.stack(hidden)
             # Behind the same states in both ways.
             logits = _logits(executor, batch.model, (found[0][2] if found else states)[0, :, 0])

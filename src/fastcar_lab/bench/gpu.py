@@ -28,7 +28,7 @@ from fastcar_cli.decoding.engine import synchronise
 from fastcar_cli.decoding.graph import GraphExecutor
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.self_check import difference
+from fastcar_cli.decoding.self_check import TOKENS, difference
 from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import FastcarError
 from fastcar_cli.formats import PACKED
@@ -79,6 +79,7 @@ class Plan:
         video: tokens of a whole run of each shape whose frames have fewer.
         repeats: timed passes of each kind, of which the median counts.
         tests: whether the test suite's kernels and golden records run too, where this is a checkout.
+        tokens: how many are decoded both ways.
         workers: processes that compare at the same time.
         seconds: after which no part begins.
         only: a pattern that names of parts must match.
@@ -96,6 +97,7 @@ class Plan:
     repeats: int
     tests: bool
     most_layers: int = 64
+    tokens: int = TOKENS
     workers: int = 1
     seconds: float = float("inf")
     only: str = ""
@@ -144,7 +146,7 @@ def _equal(plan: Plan, name: str, dtype: str, most: int) -> dict[str, Any]:
     else:
         network = load(name, floats, plan.device).network
     batch = decode_of(in_bits(network, dtype) if dtype in PACKED else network, 2, PROMPT, 2)
-    why = difference(batch, min(most, batch.cache.most_inputs), plan.captures)
+    why = difference(batch, min(most, batch.cache.most_inputs), plan.captures, plan.tokens)
     return {"ok": why is None} | ({"why": why} if why else {})
 
 

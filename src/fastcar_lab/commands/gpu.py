@@ -44,7 +44,7 @@ def gpu_check(
     if toy:
         plan = Plan(
             device=place, models=[], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1, 2],
-            video=8, repeats=1, tests=False, only=only,
+            video=8, repeats=1, tests=False, tokens=2, only=only,
         )  # fmt: skip
     else:
         names = "vila-u-7b", "cosmos-predict1-4b"
