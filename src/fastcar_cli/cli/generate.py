@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,12 +28,11 @@ from fastcar_cli.config import RunConfig, load_config
 from fastcar_cli.engines import check_engine
 from fastcar_cli.errors import RequestError
 from fastcar_cli.extras import pyplot
-from fastcar_cli.files import make_folder, write_whole
+from fastcar_cli.files import make_folder
 from fastcar_cli.lists import MOST, parse_seeds, shard_of
-from fastcar_cli.signals import status
 
 if TYPE_CHECKING:
-    from fastcar_cli.prompt import Prompt
+    from fastcar_cli.pipeline import VideoPipeline
 
 
 @options()
@@ -133,66 +130,32 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Make videos from prompts, or from frames that they continue."""
-    from fastcar_cli.cli.beginnings import ONE_RUN, Given, accepted, example_of, is_list, keys_of, texts_of
-    from fastcar_cli.video import check_target, default_name, folder_named, read_recipe
+    from fastcar_cli.cli.beginnings import ONE_RUN, Given, example_of, is_list, texts_of
+    from fastcar_cli.recipe import prompt_of
     from fastcar_cli.video.embedding import read_embedding
     from fastcar_cli.video.inputs import Inputs
 
     if quiet or (verbose and as_json):
         refuse(ctx, ("verbose", "preview"), f"with {'--quiet' if quiet else '--json'}", "leave one of them out")
-    if "replay.tau" in flags and "replay.ratio" in flags:
-        raise RequestError(
-            f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} exclude each other",
-            hint="a ratio is kept by moving tau",
-        )
     listed = is_list(ctx, seeds, output)
     check_engine(engine, address, workers)
     one_of("--names", names, ("vbench",))
     chosen = None if seeds is None else parse_seeds(seeds)
     shard_of((), shard)
     texts, sources = texts_of(prompts or [], prompts_file)
-    begun: Prompt | None = None
-    notes: list[str] = []
-    recipe: dict[str, Any] | None = None
-    if from_ is not None:
-        if config is not None:
-            raise RequestError("--from and --config exclude each other", hint="change single keys with flags or --set")
-        from fastcar_cli.recipe import prompt_of, same_weights, settings_of
-
-        recipe = read_recipe(from_)
-        taken, left = settings_of(recipe, str(from_), [*flags, *(o.partition("=")[0].strip() for o in set_ or [])])
-        flags = {**taken, **flags}
-        begun = None if texts or inputs else prompt_of(recipe, str(from_))
-        notes += left
-    # A recipe decides alone, wherever the video is made again.
-    below = surroundings() if from_ is None else []
-    run = load_config(config, set_ or [], flags, below)
-    notes += notices(below)
+    run, recipe, notes = _settings(config, set_ or [], flags, from_)
+    begun = None if recipe is None or texts or inputs else prompt_of(recipe, str(from_))
     if example:
         if texts or inputs or from_ is not None:
             raise RequestError(
                 "--example is what the video begins with", hint="leave the prompt, --input or --from out"
             )
         texts, inputs = example_of(run.model)
-    if run.backend.name != "fpga-sim":
-        refuse(ctx, ("fpga", "report_to"), f"with the backend {run.backend.name}", "it needs --backend fpga-sim")
     notes += _without_effect(ctx, run)
-    if report_to is not None:
-        check_made("--report", report_to)
-        pyplot("--report")
-    if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir() or trace_to.is_dir()):
-        raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
-    if run.runtime.keep_prefill is not None:
-        check_file("--keep-prefill", Path(run.runtime.keep_prefill))
-    if run.generation.seed is not None and run.generation.seed + run.generation.samples > 2**63:
-        raise RequestError(f"--seed {run.generation.seed} with {run.generation.samples} samples", hint="a smaller seed")
-    first = run.generation.seed
-    file_of_several = len(texts) > 1 and prompts_file is not None
-    listed |= file_of_several and first is not None and not given(ctx).keys() & ONE_RUN
-    if first is None:
-        # Machines that share a list have the same seeds, and so has the command that is repeated.
-        first = 0 if listed else secrets.randbelow(2**31)
-    each = chosen or range(first, first + run.generation.samples)
+    _check_files(ctx, run, report_to, trace_to)
+    several = len(texts) > 1 and prompts_file is not None and run.generation.seed is not None
+    listed |= several and not given(ctx).keys() & ONE_RUN
+    each = chosen or _seeds_of(run, listed)
     clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key, goal)
     begin = Given(texts, sources, clips, begun, None if text_embedding is None else read_embedding(text_embedding))
     begin.check(ctx, run, needed=not dry)
@@ -200,101 +163,120 @@ def generate(
     count = max(begin.count, 1) * len(each)
     if count > MOST:
         raise RequestError(f"a list of {count:,} videos", allowed=f"{MOST:,}")
-    if dry:
-        from fastcar_cli.cli.dry_run import dry_run
-        from fastcar_cli.cli.many import BATCH
-
-        at_once = min(count, BATCH) if listed else count
-        dry_run(run, len(shard_of(range(count), shard)), at_once, as_json, quiet)
-        return
-    folder = None if output is None else folder_named(output, count, listed=prompts_file is not None)
-    if output is not None and folder is None:
-        check_target(Path(output), force=force)
-    if folder is not None:
-        make_folder(folder)
+    folder = None if dry else _folder_of(output, count, listed=prompts_file is not None, force=force)
 
     from fastcar_cli.cli import many, writing
     from fastcar_cli.cli.preview import Preview, lacking
-    from fastcar_cli.cli.render import Results, console, note, plain, summary
-    from fastcar_cli.models.loading.hub import licence, repository_of
+    from fastcar_cli.cli.render import Results, console, note
 
-    terminal = console(quiet)
+    at_once = min(count, many.BATCH) if listed else count
+    if dry:
+        from fastcar_cli.cli.dry_run import dry_run
+
+        dry_run(run, len(shard_of(range(count), shard)), at_once, as_json, quiet)
+        return
+    terminal, results = console(quiet), Results(quiet)
     if preview and (why := lacking(terminal)) is not None:
         preview = False
         notes.append(f"no preview: {why}")
-    pipe = writing.load(run, min(count, many.BATCH) if listed else count, terminal)
+    pipe = writing.load(run, at_once, terminal)
     jobs = begin.jobs(pipe, each, truth=truth)
-    if (trace_to is not None or report_to is not None) and pipe.batch_size(count) < count:
-        option = "--trace" if trace_to is not None else "--report"
-        raise RequestError(
-            f"{option}: {count} videos are decoded in batches of {pipe.batch_size(count)}, one file holds one",
-            hint="fewer prompts or --samples at once",
-        )
-    rule = pipe.settings.rule
-    if run.replay.gate == "pair" and not rule.pairs and (rule.target is not None or not rule.tau.off):
-        notes.append("--gate pair has no effect, because guidance 1 makes no pairs")
-    repository = repository_of(run.model)
-    if repository is not None:
-        notes.append(licence(run.model, repository))
-    if recipe is not None:
-        notes += same_weights(recipe, str(from_), run.model)
-    for text in notes:
+    if trace_to is not None or report_to is not None:
+        _check_one_batch("--report" if trace_to is None else "--trace", pipe, count)
+    for text in notes + _notes_on(pipe, recipe, from_):
         note(terminal, text)
     if listed and (output is None or folder is not None):
         many.make(
             pipe, jobs, folder or Path("."), vbench=names is not None, shard=shard, engine=engine, address=address,
-            workers=workers, keep_going=keep_going, force=force, as_json=as_json, terminal=terminal,
-            results=Results(quiet),
+            workers=workers, keep_going=keep_going, force=force, as_json=as_json, terminal=terminal, results=results,
         )  # fmt: skip
         return
-    wanted, jobs = len(jobs), accepted(jobs, pipe, keep_going, partial(note, terminal))
-    if output is None or folder is not None:
-        paths = [default_name(job.name, job.seed, folder or Path(".")) for job in jobs]
-    else:
-        paths = [Path(output)]
-        make_folder(paths[0].parent)
-    for path in paths:
-        check_target(path, pipe.fps)
-    new = output is None or folder is not None
-    written, stop = writing.write(
-        pipe, run, jobs, paths, new=new, aside=not new and not force, truth=truth, terminal=terminal,
-        preview=Preview() if preview else None,
+    writing.make(
+        pipe, jobs, output if folder is None else None, folder, keep_going=keep_going, force=force, truth=truth,
+        preview=Preview() if preview else None, trace_to=trace_to, report_to=report_to, as_json=as_json,
+        verbose=verbose, terminal=terminal, results=results,
     )  # fmt: skip
-    reports = []
-    for i, video in written.items():
-        writer, job = video.writer, jobs[i]
-        if writer.kept is not None:
-            note(terminal, f"the {writer.path} that was there is now {writer.kept}; --force writes over it")
-        report = pipe.report(i) | keys_of(job, pipe.context) | writing.compared(video, job, pipe.context)
-        # A stop may fall between the videos of a frame that is decoded.
-        size = {"width": writer.width, "height": writer.height}
-        report["video"] |= {"path": str(writer.path), "frames": writer.frames, **size}
-        report["recipe"] = writer.recipe
-        reports.append(report)
-        if folder is not None or count > 1:
-            write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n", new=True)
-    if reports and trace_to is not None:
-        from fastcar_cli.backends.fpga.decisions import save
 
-        save(trace_to, pipe.decisions())
-    emulated = pipe.emulated() if report_to is not None else None
-    if emulated is not None and report_to is not None:
-        from fastcar_cli.backends.fpga.report import write_report
 
-        write_report(report_to, emulated)
-    if stop is not None:
-        kept = f"kept {reports[0]['video']['frames']} finished frames" if reports else "no frame was finished"
-        note(terminal, kept, "stopped")
-    if as_json and reports:
-        typer.echo(json.dumps({"videos": reports} if count > 1 else reports[0]))
-    out = Results(quiet)
-    for report in reports if not as_json else []:
-        out.print(summary(report, verbose))
-        out.fact("file", plain(report["video"]["path"]))
-    if stop is not None:
-        raise typer.Exit(status(stop))
-    if len(jobs) < wanted:
-        raise typer.Exit(1)
+def _settings(
+    config: str | None, overrides: list[str], flags: Flags, earlier: Path | None
+) -> tuple[RunConfig, dict[str, Any] | None, list[str]]:
+    """The run, the recipe of the earlier video that it makes again, and what to say of both. Raises RequestError."""
+    from fastcar_cli.recipe import settings_of
+    from fastcar_cli.video import read_recipe
+
+    if "replay.tau" in flags and "replay.ratio" in flags:
+        raise RequestError(
+            f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} exclude each other",
+            hint="a ratio is kept by moving tau",
+        )
+    if earlier is None:
+        below = surroundings()
+        return load_config(config, overrides, flags, below), None, notices(below)
+    if config is not None:
+        raise RequestError("--from and --config exclude each other", hint="change single keys with flags or --set")
+    # A recipe decides alone, wherever the video is made again.
+    recipe = read_recipe(earlier)
+    taken, left = settings_of(recipe, str(earlier), [*flags, *(o.partition("=")[0].strip() for o in overrides)])
+    return load_config(None, overrides, {**taken, **flags}), recipe, left
+
+
+def _check_files(ctx: typer.Context, run: RunConfig, report_to: Path | None, trace_to: Path | None) -> None:
+    """Refuse, before anything is loaded, what can't be written beside the videos. Raises RequestError."""
+    if run.backend.name != "fpga-sim":
+        refuse(ctx, ("fpga", "report_to"), f"with the backend {run.backend.name}", "it needs --backend fpga-sim")
+    if report_to is not None:
+        check_made("--report", report_to)
+        pyplot("--report")
+    if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir() or trace_to.is_dir()):
+        raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
+    if run.runtime.keep_prefill is not None:
+        check_file("--keep-prefill", Path(run.runtime.keep_prefill))
+
+
+def _seeds_of(run: RunConfig, listed: bool) -> range:
+    """The seeds of a prompt's videos. Raises RequestError for ones that no seed can be."""
+    first, samples = run.generation.seed, run.generation.samples
+    if first is not None and first + samples > 2**63:
+        raise RequestError(f"--seed {first} with {samples} samples", hint="a smaller seed")
+    if first is None:
+        # Machines that share a list have the same seeds, and so has the command that is repeated.
+        first = 0 if listed else secrets.randbelow(2**31)
+    return range(first, first + samples)
+
+
+def _folder_of(output: str | None, count: int, *, listed: bool, force: bool) -> Path | None:
+    """The folder, made, that -o names for so many videos; None for a file or no -o. Raises RequestError."""
+    from fastcar_cli.video import check_target, folder_named
+
+    folder = None if output is None else folder_named(output, count, listed=listed)
+    if folder is not None:
+        make_folder(folder)
+    elif output is not None:
+        check_target(Path(output), force=force)
+    return folder
+
+
+def _check_one_batch(option: str, pipe: VideoPipeline, count: int) -> None:
+    """Refuse an option whose file holds one batch for more. Raises RequestError."""
+    if pipe.batch_size(count) < count:
+        raise RequestError(
+            f"{option}: {count} videos are decoded in batches of {pipe.batch_size(count)}, one file holds one",
+            hint="fewer prompts or --samples at once",
+        )
+
+
+def _notes_on(pipe: VideoPipeline, recipe: dict[str, Any] | None, earlier: Path | None) -> list[str]:
+    """What to say of a loaded model: options that it has no use for, its terms, and other weights than a recipe's."""
+    from fastcar_cli.models.loading.hub import licence, repository_of
+    from fastcar_cli.recipe import same_weights
+
+    model, rule, notes = pipe.config.model, pipe.settings.rule, []
+    if pipe.config.replay.gate == "pair" and not rule.pairs and (rule.target is not None or not rule.tau.off):
+        notes.append("--gate pair has no effect, because guidance 1 makes no pairs")
+    if (repository := repository_of(model)) is not None:
+        notes.append(licence(model, repository))
+    return notes if recipe is None else [*notes, *same_weights(recipe, str(earlier), model)]
 
 
 def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import gc
+import json
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import typer
 
-from fastcar_cli.cli.beginnings import Job
+from fastcar_cli.analysis.truth import beside, compare
+from fastcar_cli.cli.beginnings import Job, accepted, keys_of
+from fastcar_cli.cli.render import Results, loading, note, plain, progress, summary
 from fastcar_cli.errors import Key, Text
-from fastcar_cli.signals import uninterrupted
+from fastcar_cli.files import make_folder, write_whole
+from fastcar_cli.models.loading.memory_plan import memory_errors
+from fastcar_cli.pipeline import Frame, VideoPipeline
+from fastcar_cli.recipe import recipe_of
+from fastcar_cli.signals import status, uninterrupted
+from fastcar_cli.video import Writer, check_target, default_name, open_writer
 
 if TYPE_CHECKING:
     from fastcar_cli.cli.preview import Preview
     from fastcar_cli.config import RunConfig
-    from fastcar_cli.pipeline import Frame, VideoPipeline
-    from fastcar_cli.video import Writer
 
 LESS: Text = ("fewer ", Key("samples"), " or prompts at once need less")
 
@@ -33,9 +41,6 @@ class Written:
 
 def load(run: RunConfig, videos: int, terminal: Any) -> VideoPipeline:
     """The pipeline, with a bar while a large checkpoint is read."""
-    from fastcar_cli.cli.render import loading
-    from fastcar_cli.pipeline import VideoPipeline
-
     with loading(terminal) as bar:
         task = None
 
@@ -49,7 +54,6 @@ def load(run: RunConfig, videos: int, terminal: Any) -> VideoPipeline:
 
 def write(
     pipe: VideoPipeline,
-    run: RunConfig,
     jobs: list[Job],
     paths: list[Path],
     *,
@@ -64,12 +68,6 @@ def write(
     With `new` no file is replaced, with `aside` no other video; with `truth` the frames of a job's input are shown
     beside its own. Frames that were finished before a stop are kept; `preview` gets those that are written.
     """
-    from fastcar_cli.analysis.truth import beside
-    from fastcar_cli.cli.render import progress
-    from fastcar_cli.models.loading.memory_plan import memory_errors
-    from fastcar_cli.recipe import recipe_of
-    from fastcar_cli.video import open_writer
-
     # imageio's plugin collects garbage where it closes a file: 0.24 of 2.1 seconds among all objects of torch.
     gc.freeze()
     stop: KeyboardInterrupt | None = None
@@ -83,7 +81,7 @@ def write(
                 recipe = recipe_of(pipe, job.prompt, job.seed, pipe.prompt_ids(video))
                 with uninterrupted():
                     writer = open_writer(
-                        paths[video], fps=pipe.fps, scale=run.video.scale, recipe=recipe, new=new, aside=aside
+                        paths[video], fps=pipe.fps, scale=pipe.config.video.scale, recipe=recipe, new=new, aside=aside
                     )
                     written[video] = Written(writer)
                     stack.callback(writer.abort)
@@ -133,10 +131,78 @@ def write(
     return {i: video for i, video in written.items() if video.writer.frames}, stop
 
 
+def make(
+    pipe: VideoPipeline,
+    jobs: list[Job],
+    output: str | None,
+    folder: Path | None,
+    *,
+    keep_going: bool,
+    force: bool,
+    truth: bool,
+    preview: Preview | None,
+    trace_to: Path | None,
+    report_to: Path | None,
+    as_json: bool,
+    verbose: bool,
+    terminal: Any,
+    results: Results,
+) -> None:
+    """Make the videos of one run, side by side, and print what there is to say of each.
+
+    The file is `output`; without one each is named after its prompt, in `folder`, with its report beside it, or here.
+    Raises RequestError for a prompt that the model refuses (without `keep_going`), and typer.Exit with the status of a
+    stop, or 1 where prompts are left out.
+    """
+    taken = accepted(jobs, pipe, keep_going, partial(note, terminal))
+    if output is None:
+        paths = [default_name(job.name, job.seed, folder or Path(".")) for job in taken]
+    else:
+        paths = [Path(output)]
+        make_folder(paths[0].parent)
+    for path in paths:
+        check_target(path, pipe.fps)
+    new, sidecars = output is None, folder is not None or len(jobs) > 1
+    written, stop = write(
+        pipe, taken, paths, new=new, aside=not new and not force, truth=truth, terminal=terminal, preview=preview
+    )
+    reports = []
+    for i, video in written.items():
+        writer = video.writer
+        if writer.kept is not None:
+            note(terminal, f"the {writer.path} that was there is now {writer.kept}; --force writes over it")
+        report = pipe.report(i) | keys_of(taken[i], pipe.context) | compared(video, taken[i], pipe.context)
+        # A stop may fall between the videos of a frame that is decoded.
+        size = {"width": writer.width, "height": writer.height}
+        report["video"] |= {"path": str(writer.path), "frames": writer.frames, **size}
+        report["recipe"] = writer.recipe
+        reports.append(report)
+        if sidecars:
+            write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n", new=True)
+    if reports and trace_to is not None:
+        from fastcar_cli.backends.fpga.decisions import save
+
+        save(trace_to, pipe.decisions())
+    if report_to is not None and (emulated := pipe.emulated()) is not None:
+        from fastcar_cli.backends.fpga.report import write_report
+
+        write_report(report_to, emulated)
+    if stop is not None:
+        kept = f"kept {reports[0]['video']['frames']} finished frames" if reports else "no frame was finished"
+        note(terminal, kept, "stopped")
+    if as_json and reports:
+        typer.echo(json.dumps({"videos": reports} if len(jobs) > 1 else reports[0]))
+    for report in reports if not as_json else []:
+        results.print(summary(report, verbose))
+        results.fact("file", plain(report["video"]["path"]))
+    if stop is not None:
+        raise typer.Exit(status(stop))
+    if len(taken) < len(jobs):
+        raise typer.Exit(1)
+
+
 def compared(written: Written, job: Job, context: int) -> dict[str, Any]:
     """Keys of the report on how far a video is from its input's own frames; none where they are not requested."""
-    from fastcar_cli.analysis.truth import compare
-
     if job.excerpt is None or not written.images:
         return {}
     # A stop may fall between the two appends of a frame.
