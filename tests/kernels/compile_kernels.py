@@ -105,6 +105,20 @@ def variants(flags: torch.Tensor, t: torch.Tensor) -> None:
     attend(query, keys, keys, sinks, sinks, t, layout, tuple(scratch), empty(ROWS, WIDTH))  # type: ignore[arg-type]
 
 
+def few_bits() -> None:
+    """The products of int4, of few rows and of more."""
+
+    def packed(outputs: int, inputs: int) -> Matrix:
+        numbers = torch.empty(outputs, inputs // 2, dtype=torch.uint8)
+        return Matrix(numbers, torch.empty(outputs, inputs // 32, dtype=torch.float16))
+
+    for rows in (2, 32):
+        h, flags, t = empty(rows, WIDTH), torch.zeros(rows, dtype=torch.uint8), torch.zeros(rows, dtype=torch.int64)
+        linear(h, [packed(WIDTH, WIDTH)] * 3, empty(rows, 3 * WIDTH))
+        matrices = [packed(WIDE, WIDTH), packed(WIDE, WIDTH), packed(WIDTH, WIDE)]
+        mlp(h, matrices, empty(rows, WIDTH), empty(rows, WIDE), Cached(flags, t, empty(2, FRAME, WIDTH)))
+
+
 def stack_bytes(cubin: bytes) -> int:
     """Bytes of stack of the machine code: where registers spill there are some."""
     tool = os.path.join(os.path.dirname(triton.backends.nvidia.__file__), "bin", "cuobjdump")
@@ -120,11 +134,19 @@ if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.__getitem__ = _compile_only
     launch()
+    floats = len(compiled)
+    few_bits()
     print(
         json.dumps(
             [
-                {"name": name, "shared": k.metadata.shared, "stack": stack_bytes(k.asm["cubin"]), "ptx": k.asm["ptx"]}
-                for name, k in compiled
+                {
+                    "name": name,
+                    "few_bits": i >= floats,
+                    "shared": k.metadata.shared,
+                    "stack": stack_bytes(k.asm["cubin"]),
+                    "ptx": k.asm["ptx"],
+                }
+                for i, (name, k) in enumerate(compiled)
             ]
         )
     )

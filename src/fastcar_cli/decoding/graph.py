@@ -35,7 +35,7 @@ def row_limit(model: Network) -> int:
 
 
 def inputs_limit(batch: Batch) -> int:
-    """Input tokens of a video that a pass of this batch takes at most. `auto` has nothing measured on a GPU: one."""
+    """Input tokens of a video that a pass of this batch takes at most. `auto` does not know a GPU's costs: one."""
     most = batch.settings.draft.fixed
     return 1 if most == 1 else max(1, min(most, row_limit(batch.model) // batch.rows, batch.cache.most_inputs))
 

@@ -117,10 +117,13 @@ def _inputs(x, r, k, rows, K: tl.constexpr, EVEN: tl.constexpr, kind: tl.constex
     return tl.load(x + r[None, :] * K + k[:, None], mask=inside, other=0.0).to(kind)
 
 
-# Of two bytes each: 4 bits below the bits of 128 (bfloat16) or 1024 (float16) are that number plus 0 to 15.
+# 4 bits below those of 128 (bfloat16) or 1024 (float16) are that number plus 0 to 15; of it 8 more are taken, exactly.
+# Sums and products are one instruction, the only one that compute capability 8.0 has for bfloat16.
 _WIDEN = """{{
-.reg .b32 p, q, r, t, bias;
-mov.b32 bias, {bias};
+.reg .b32 p, q, r, t, one, less, zero;
+mov.b32 one, {one};
+mov.b32 less, {less};
+mov.b32 zero, 0x80008000;
 prmt.b32 p, $4, 0, 0x4140;
 prmt.b32 q, $4, 0, 0x4342;
 shr.u32 r, p, 4;
@@ -129,17 +132,17 @@ lop3.b32 p, p, 0x000F000F, {base}, 0xEA;
 lop3.b32 q, q, 0x000F000F, {base}, 0xEA;
 lop3.b32 r, r, 0x000F000F, {base}, 0xEA;
 lop3.b32 t, t, 0x000F000F, {base}, 0xEA;
-sub.{kind} p, p, bias;
-sub.{kind} q, q, bias;
-sub.{kind} r, r, bias;
-sub.{kind} t, t, bias;
-mul.{kind} $0, p, $5;
-mul.{kind} $1, q, $6;
-mul.{kind} $2, r, $5;
-mul.{kind} $3, t, $6;
+fma.rn.{kind} p, p, one, less;
+fma.rn.{kind} q, q, one, less;
+fma.rn.{kind} r, r, one, less;
+fma.rn.{kind} t, t, one, less;
+fma.rn.{kind} $0, p, $5, zero;
+fma.rn.{kind} $1, q, $6, zero;
+fma.rn.{kind} $2, r, $5, zero;
+fma.rn.{kind} $3, t, $6, zero;
 }}"""
-_WIDEN_BFLOAT16 = tl.constexpr(_WIDEN.format(kind="bf16x2", base="0x43004300", bias="0x43084308"))
-_WIDEN_FLOAT16 = tl.constexpr(_WIDEN.format(kind="f16x2", base="0x64006400", bias="0x64086408"))
+_WIDEN_BFLOAT16 = tl.constexpr(_WIDEN.format(kind="bf16x2", base="0x43004300", one="0x3F803F80", less="0xC308C308"))
+_WIDEN_FLOAT16 = tl.constexpr(_WIDEN.format(kind="f16x2", base="0x64006400", one="0x3C003C00", less="0xE408E408"))
 
 
 @triton.jit
@@ -150,11 +153,13 @@ def _widen(pairs, scales):
     """
     packed: tl.constexpr = "=r,=r,=r,=r,r,r,r"
     if scales.dtype == tl.bfloat16:
-        brains: tl.constexpr = (tl.bfloat16, tl.bfloat16)
-        return tl.inline_asm_elementwise(_WIDEN_BFLOAT16, packed, [pairs, scales], brains, True, 4)
+        return tl.inline_asm_elementwise(
+            _WIDEN_BFLOAT16, packed, [pairs, scales], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
     elif scales.dtype == tl.float16:
-        halves: tl.constexpr = (tl.float16, tl.float16)
-        return tl.inline_asm_elementwise(_WIDEN_FLOAT16, packed, [pairs, scales], halves, True, 4)
+        return tl.inline_asm_elementwise(
+            _WIDEN_FLOAT16, packed, [pairs, scales], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+        )
     else:
         return ((pairs & 15).to(tl.float32) - 8) * scales, ((pairs >> 4).to(tl.float32) - 8) * scales
 
