@@ -39,7 +39,7 @@ ALLOWED = {"tokens": 0.75, "replay decisions": 0.05, "hidden states": 0.1, "logi
 """Where sums are rounded to 16 bit: shares that may differ, and the median distance of vectors over their length.
 
 The likeliest codes are drawn then, and still sound bfloat16 differs from float32 in a quarter of the tokens of mini:
-what tells rounding from a fault are the vectors behind them.
+the vectors behind them distinguish rounding from a fault.
 """
 EXACT = {"tokens": 0.0, "replay decisions": 0.0, "hidden states": 1e-3, "logits": 1e-3}
 """The same in float32."""

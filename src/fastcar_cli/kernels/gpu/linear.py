@@ -77,7 +77,7 @@ class Tile:
 
 SMALL = Tile(32, 64, 3)
 """The tile of float32 activations, which no matrix unit multiplies: larger ones do not fit the registers."""
-# Measured on an H200 (docs/gpu.md), those of int4 reckoned: four warps would widen 32 outputs twice.
+# Measured on an H200 (docs/gpu.md), those of int4 estimated: four warps would widen 32 outputs twice.
 LINEAR = {0: Tile(64, 128, 4), 8: Tile(32, 256, 4), 4: Tile(32, 128, 4, warps=2, programs=1100)}
 """The tiles of linear maps of activations in 16 bit, by bits of a weight; 0: floats."""
 WIDE = {4: Tile(64, 128, 4, programs=300)}
