@@ -161,11 +161,13 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, where they are missing. Raises RequestError."""
+    """Make a folder and those above it, where they are missing. Raises RequestError, also for one to read only."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RequestError(f"the folder {folder} can't be made: {e.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise RequestError(f"the folder {folder} is not writable")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -124,6 +124,7 @@ def _folder_without_write(tmp_path: Path) -> Path:
 BAD: dict[str, tuple[list[str], str]] = {
     "tau word": (["--tau", "abc"], "--tau 'abc': not allowed"),
     "tau nan": (["--tau", "nan"], "nan"),
+    "tau 1e999": (["--tau", "-1e999"], "-1e999"),
     "tau list": (["--tau", "-1,-2"], "6 layers"),
     "frames": (["--frames", "0"], "greater than or equal to 1"),
     "too many frames": (["--frames", "9"], "1 to 8"),
@@ -214,21 +215,26 @@ def test_a_folder_that_can_not_be_written(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("output", "options", "most"),
+    [("a.mp4", "[]", 100), ("d/a-red-ball-s0.mp4", "['--scale', '16', '--seeds', '0-1']", 9999)],
+)
+def test_a_full_disk(run: Run, tmp_path: Path, output: str, options: str, most: int) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     # RLIMIT_FSIZE makes every write past a few bytes fail, as a full disk does.
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
-        f"sys.argv = ['fastcar', 'generate', {PROMPT!r}, '--frames', '2', '-o', 'a.mp4'];"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}));"
+        f"sys.argv = ['fastcar', 'generate', 'a red ball', '--frames', '2', *{options}];"
+        f"sys.argv += ['-o', {output.split('/')[0]!r}];"
         "from fastcar_cli.cli.app import main; main()"
     )
     done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
-    assert "a.mp4 could not be written" in " ".join(done.stderr.replace("│", " ").split())
+    assert f"{output} could not be written: File too large" in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert [p for p in tmp_path.rglob("*") if not p.is_dir()] == []
 
 
 WAITING = """

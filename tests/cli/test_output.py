@@ -30,12 +30,15 @@ def test_results_and_notes_have_a_stream_each(run: Run) -> None:
     assert "paper-u280" in run("fpga", "--table").stdout
 
 
-@pytest.mark.parametrize("columns", ["0", "20"])
+@pytest.mark.parametrize("columns", ["0", "20", "1" + 12 * "0", "\u00b2", ""])
 def test_the_path_is_never_cut(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     name = f"{'long-name-' * 12}.gif"
     monkeypatch.setenv("COLUMNS", columns)
     done = run(*ONE_FRAME, "-o", name)
     assert done.returncode == 0 and f"file: {name}\n" in done.stdout
+    assert "--tau" in run("generate", "--help").stdout
+    done = run("generate", "--prompts", "none")
+    assert done.returncode == 2 and "there is no such" in done.stderr
 
 
 @pytest.mark.parametrize("stream", ["1", "2"])
@@ -86,6 +89,12 @@ def test_json_is_a_format_too(run: Run) -> None:
     for arguments in (["--json", "--format", "csv"], ["--format", "jsn"]):
         done = run("fpga", *arguments)
         assert done.returncode == 2 and "--format" in done.stderr and not done.stdout
+
+
+def test_a_package_that_can_not_be_loaded_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "imageio.v3", None)
+    done = run(*ONE_FRAME, "-o", "a.mp4")
+    assert done.returncode == 1 and "a package can't be loaded: import of imageio.v3" in done.stderr
 
 
 def test_a_message_of_any_length_is_short(run: Run) -> None:

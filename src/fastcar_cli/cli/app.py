@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -158,6 +159,10 @@ def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> N
     # OpenMP's threads wait for each other spinning, which costs seconds where other processes, or a quota, want the
     # cores. OpenMP reads this when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # rich prints nothing in 0 columns, and fills the memory with spaces in a billion.
+    for name in ("COLUMNS", "LINES"):
+        if not re.fullmatch("[0-9]{2,4}", os.environ.get(name, "80")):
+            del os.environ[name]
     if sys.platform == "win32":  # pragma: no cover
         # Consoles there may not be UTF-8; prompts may hold anything.
         sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -174,6 +179,11 @@ def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> N
     except KeyboardInterrupt as e:
         _panel("stopped", None)
         sys.exit(status(e))
+    except ImportError as e:
+        if debug:
+            raise
+        _panel(f"a package can't be loaded: {e}", "more memory or a new installation may help; --debug shows where")
+        sys.exit(1)
     except Exception as e:
         if debug:
             raise

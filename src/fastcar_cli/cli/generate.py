@@ -250,9 +250,9 @@ def _folder_of(output: str | None, count: int, *, listed: bool, force: bool) -> 
     from fastcar_cli.video import check_target, folder_named
 
     folder = None if output is None else folder_named(output, count, listed=listed)
-    if folder is not None:
-        make_folder(folder)
-    elif output is not None:
+    if output is None or folder is not None:
+        make_folder(folder or Path("."))
+    else:
         check_target(Path(output), force=force)
     return folder
 

@@ -228,17 +228,18 @@ def _make(
             path, report = paths[made.place], made.report
             assert path is not None
             scale = pipe.config.video.scale
-            with open_writer(hidden / path.name, fps=pipe.fps, scale=scale, recipe=report["recipe"]) as writer:
-                for image in made.images:
-                    writer.add(image)
-            report["video"] |= {"path": str(path), "width": writer.width, "height": writer.height}
-            report["video"]["sha256"] = sha256_of(hidden / path.name)
-            with uninterrupted():
-                try:
+            try:
+                with open_writer(hidden / path.name, fps=pipe.fps, scale=scale, recipe=report["recipe"]) as writer:
+                    for image in made.images:
+                        writer.add(image)
+                report["video"] |= {"path": str(path), "width": writer.width, "height": writer.height}
+                report["video"]["sha256"] = sha256_of(hidden / path.name)
+                with uninterrupted():
                     os.replace(hidden / path.name, path)
-                except OSError as e:
-                    raise RunError(f"{path} could not be written: {e.strerror}") from None
-                write_whole(path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
-                reports[made.place] = report
+                    write_whole(path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
+                    reports[made.place] = report
+            except (OSError, RunError) as e:
+                why = e.strerror if isinstance(e, OSError) else str(e).rpartition(": ")[2]
+                raise RunError(f"{path} could not be written: {why}", hint="what is finished is kept") from None
             written = len(reports) - before
             bar.update(task, completed=written)

@@ -38,15 +38,9 @@ FORMATS = ("table", "json", "csv", "md")
 """How results may be printed; JSON is up to each command."""
 
 
-def _width() -> int | None:
-    """Columns where `COLUMNS` says none; rich would print nothing in a width of 0."""
-    return shutil.get_terminal_size().columns if os.environ.get("COLUMNS", "").strip("0") == "" else None
-
-
 def console(quiet: bool = False) -> Console:
     """The console of everything but results. Nothing that it prints is read as markup: styles are `Text`."""
-    width = _width() if "COLUMNS" in os.environ else None
-    return Console(stderr=True, quiet=quiet, markup=False, emoji=False, width=width)
+    return Console(stderr=True, quiet=quiet, markup=False, emoji=False)
 
 
 class Results(Console):
@@ -57,8 +51,8 @@ class Results(Console):
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet=quiet, markup=False, emoji=False)
-        if (width := _width()) is not None:
-            self.width = width if self.is_terminal else 10_000
+        if "COLUMNS" not in os.environ:
+            self.width = shutil.get_terminal_size().columns if self.is_terminal else 10_000
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As `Console.print`; in CSV all but tables are comments."""

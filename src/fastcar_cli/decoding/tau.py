@@ -30,7 +30,8 @@ def _number(value: Any) -> float:
         number = float(digits(value) if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(ALLOWED) from None
-    if math.isnan(number):
+    too_large = math.isinf(number) and isinstance(value, str) and value.strip()[-1].isdigit()
+    if math.isnan(number) or too_large:
         raise ValueError(ALLOWED)
     return number
 

@@ -176,7 +176,8 @@ class Writer(ABC):
             yield
         except (OSError, ValueError, RuntimeError) as e:
             self.abort()
-            raise RunError(f"{self.path} could not be written: {e}") from None
+            why = (isinstance(e, OSError) and e.strerror) or e
+            raise RunError(f"{self.path} could not be written: {why}") from None
 
     def _open(self) -> None:
         """Begin a hidden file."""
@@ -235,6 +236,8 @@ class _Mp4Writer(Writer):
     def _discard(self) -> None:
         with contextlib.suppress(Exception):
             self._close()
+        # Else its destructor would try once more and print the error.
+        self._video._video_stream = self._video._container = None
         super()._discard()
 
     def _close(self) -> None:

@@ -76,7 +76,7 @@ def _check_files(folder: Path) -> None:
     """Refuse a folder with pipes or devices, which may never end. Raises RequestError."""
     for file in (*folder.glob("*"), *folder.glob("*/*")):
         if file.exists() and not (file.is_file() or file.is_dir()):
-            raise RequestError(f"{file} is no regular file")
+            raise RequestError(f"the model folder {folder} holds {file.relative_to(folder)}, which is no regular file")
 
 
 @contextlib.contextmanager

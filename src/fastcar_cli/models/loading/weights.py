@@ -7,6 +7,7 @@ so that the memory held never exceeds the weights in the requested dtype by more
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -44,6 +45,8 @@ Store = Callable[[str, Tensor], Mapping[str, Tensor]]
 
 
 def _damaged(file: Path, error: Exception) -> RequestError:
+    if file.exists() and not os.access(file, os.R_OK):  # safetensors says that there is none
+        return RequestError(f"weights file {file} can't be read: {os.strerror(errno.EACCES)}")
     return RequestError(f"weights file {file} is damaged: {error}", hint="fetch it again")
 
 
