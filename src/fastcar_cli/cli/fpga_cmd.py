@@ -169,8 +169,17 @@ def _decode_speed(preset: Preset, points: list[Point], as_json: bool) -> None:
         typer.echo(
             f"{row['work']}, {row['model']}: {row['predicted_tokens_per_s']:.1f} tokens/s predicted, "
             + (f"{published:g} published ({row['source']}), error {error:+.0%}" if published else "held out")
-            + f"; {row['share_of_peak']:.0%} of the memory's peak, {row['predicted_watts']:.1f} W{fitted}"
+            + f"; {row['share_of_peak']:.0%} of the memory's peak, {row['predicted_watts']:.1f} W"
+            + (f", {row['published_watts']:g} published" if row["published_watts"] else "")
+            + fitted
         )
+        for first in row["first_token"]:
+            typer.echo(
+                f"  first token behind {first['tokens']}: {first['predicted_ms']:.1f} ms predicted, "
+                f"{first['published_ms']:g} published, error {first['error']:+.0%}"
+            )
+        if row["missing"]:
+            typer.echo(f"  what is missing: {row['missing']}")
 
 
 def _table(preset: Preset, as_json: bool) -> None:
