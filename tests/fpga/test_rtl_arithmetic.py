@@ -176,6 +176,7 @@ JOINED = {
     "undrained": ("arithmetic/layer.sv", ".DRAIN($clog2(MACS) + 9)", ".DRAIN($clog2(MACS) + 8)"),
     "unsettled": ("arithmetic/layer.sv", ".SETTLE(10)", ".SETTLE(9)"),
     "stale pulse": ("sequencer.sv", "settle (.clk, .clear(rst || opens)", "settle (.clk, .clear(rst)"),
+    "reset": ("arithmetic/datapath.sv", "{weight_in, weight_out, term, valid, up}", "{weight_out, term, valid, up}"),
     "row": ("arithmetic/datapath.sv", "scales[row]", "scales[0]"),
     "turn": ("arithmetic/datapath.sv", "up <= !up", "up <= 1'b1"),
     "multiplier": (

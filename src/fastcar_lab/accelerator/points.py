@@ -120,10 +120,12 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
         cells += [_number(watts[0]), held or _number(watts[1], "g"), _share(watts[2], "+.0%")]
         yield f"| {' | '.join(str(cell) for cell in [*cells, fits])} |"
     yield ""
-    errors = [abs(r["error"]) for r in rows if r["error"] is not None and not r["fitted"]]
+    known = [r for r in rows if r["error"] is not None and not r["fitted"]]
+    taken = (f"{r['work']} {r['share_of_peak'] / (1 + r['error']):.0%}" for r in known)
     yield (
-        f"Of {len(errors)} published speeds that nothing is fitted to, the median error is {median(errors):.0%}. "
-        "Why figures are off by more than 15%: "
+        f"Of {len(known)} published speeds that nothing is fitted to, the median error is "
+        f"{median(abs(r['error']) for r in known):.0%}. At these speeds they take of their memory's peak: "
+        f"{', '.join(taken)}. Why figures are off by more than 15%: "
         + "; ".join(f"{r['work']}: {r['missing']}" for r in rows if r["missing"]) + "."
     )  # fmt: skip
     yield ""

@@ -120,7 +120,20 @@ int main(int argc, char** argv) {
         int64_t whole = 100000000;
         if (!print) need(expected, one, 1), whole = one[0];
         int word = 0;
+        // Some layers are reset on their way and run again: nothing of them is left.
+        int64_t until = !print && layers % 3 == 1 ? whole / 2 : -1;
         for (;; t++) {
+            if (t == until) {
+                top.rst = 1;
+                tick();
+                top.rst = 0;
+                found.assign(rows, Row());
+                std::vector<Port>(PORTS, Port(timing)).swap(ports);
+                for (int c = 0; c < CORES; c++) queued[c].clear(), running[c] = -1;
+                at = word = t = 0;
+                until = -1;
+                from = late[0] ? 1 + REMAP + late[0] : 0;
+            }
             top.start = t == 0;
             top.index = index;
             top.rows = rows;

@@ -67,8 +67,9 @@ static bool same(const Layer& layer, int row, const char* what, int64_t found, i
   return difference(layer, row, at, what + (" " + text(found)) + ", expected " + text(expected));
 }
 
-// Runs one layer; its first cycle is the one that the model is in. Returns whether it is as expected.
-static bool run(Vaccelerator* top, VerilatedContext* context, const Layer& layer, const Words& words, int64_t& total, void (*dump)(VerilatedContext*)) {
+// Runs one layer; its first cycle is the one that the model is in. In cycle `until` a cycle of reset ends it. Returns
+// whether it is as expected.
+static bool run(Vaccelerator* top, VerilatedContext* context, const Layer& layer, const Words& words, int64_t& total, void (*dump)(VerilatedContext*), int64_t until = NEVER) {
   std::vector<Row> rows(layer.rows);
   for (int r = 0; r < layer.rows; r++) rows[r] = {r, NEVER, NEVER, NEVER, NEVER, NEVER};
   std::deque<int> queued[CORES];
@@ -84,6 +85,7 @@ static bool run(Vaccelerator* top, VerilatedContext* context, const Layer& layer
     top->rows = layer.rows;
     top->in_valid = at < layer.rows && t >= from;
     top->in_word = word ? words[word] : (words[0] & ~0xff0000ull) | (uint64_t)at << 16;
+    top->rst = t == until;
     top->eval();
     if (t == 0 && !same(layer, 0, "bits of the Index Register", top->index_bits, INDEX_BITS, 0)) return false;
     // The first Mapping Register is written in cycle 1.
@@ -133,6 +135,11 @@ static bool run(Vaccelerator* top, VerilatedContext* context, const Layer& layer
     }
     top->clk = 1; top->eval(); dump(context); context->timeInc(1);
     top->clk = 0; top->eval(); dump(context); context->timeInc(1);
+    if (t == until) {
+      top->rst = 0;
+      top->eval();
+      return !top->done || difference(layer, 0, t, "a layer is done after a reset");
+    }
   }
 }
 
@@ -169,6 +176,8 @@ int main(int argc, char** argv) {
   size_t done = 0, rows = 0;
   for (const Layer& layer : layers) {
     if (done == most) break;
+    // Whatever a reset finds under way, nothing of it is left.
+    if (done % 4 == 3 && layer.cycles && !run(&top, &context, layer, packets[layer.packet], total, dump, layer.cycles / 2)) return 1;
     if (!run(&top, &context, layer, packets[layer.packet], total, dump)) return 1;
     done++;
     rows += layer.expected.size();
