@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -10,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastcar_lab.worlds.table.render import render
+from fastcar_lab.worlds.table.render import render, render_frames
 from fastcar_lab.worlds.table.scene import FRAMES, SIDE
-from fastcar_lab.worlds.table.stories import scene_of
+from fastcar_lab.worlds.table.stories import any_scene, held_out, scene_of
 from fastcar_lab.worlds.table.tokenizer import PATCH
 
 _COUNT = SIDE // PATCH
@@ -45,9 +46,18 @@ def _neighbours() -> tuple[Tensor, Tensor]:
     return places.reshape(_PLACES, 9), inside.reshape(_PLACES, 9)
 
 
-class Pool:
-    """The clips with the numbers of the last steps, so what it holds follows from seed and step alone.
+def _mixed(seed: int, number: int) -> NDArray[np.uint8]:
+    """16 frames of as many scenes [16, 128, 128, 3], which no story binds: many more looks than a clip has."""
+    rng = random.Random(seed * 1_000_003 + number)
+    scenes = (any_scene(rng) for _ in itertools.count())
+    chosen = itertools.islice((s for s in scenes if not held_out(s)), FRAMES)
+    return np.concatenate([render_frames(s, [rng.randrange(FRAMES)]) for s in chosen])
 
+
+class Pool:
+    """Clips and as many mixtures of single frames (`_mixed`), of which the newest replace the oldest.
+
+    They have the numbers of the last steps, so what it holds follows from seed and step alone.
     `patches` uint8 [size, 16 * 64, 768]. With `encode`, which makes codes [16, 64, depth] of a clip, it knows
     those too.
     """
@@ -76,7 +86,7 @@ class Pool:
 
     def _render(self, number: int) -> None:
         at = number % self.size
-        clip = render(scene_of(self.seed, number))
+        clip = render(scene_of(self.seed, number)) if number % 2 else _mixed(self.seed, number)
         self.patches[at] = cut(clip).reshape(-1, _PIXELS)
         rows = self.patches[at].view(np.dtype((np.void, _PIXELS)))[:, 0]
         self._distinct[at] = np.unique(rows, return_index=True)[1]

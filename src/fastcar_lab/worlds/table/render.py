@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,12 +11,12 @@ from fastcar_cli.worlds.physics import Pose
 from fastcar_lab.worlds.table.ground import PERIOD, ground
 from fastcar_lab.worlds.table.scene import COLORS, FRAMES, LIGHTS, SIDE, Scene, Thing
 from fastcar_lab.worlds.table.solids import Array
-from fastcar_lab.worlds.table.sprites import HALF, SHADOW_SHIFT, Sprite, sprite
+from fastcar_lab.worlds.table.sprites import HALF, SHADOW_SHIFT, Box, Sprite, sprite
 
 Window = tuple[tuple[slice, slice], tuple[slice, slice]]
 
 
-def window(x: int, y: int, box: tuple[int, int, int, int] = (0, 2 * HALF, 0, 2 * HALF)) -> Window | None:
+def window(x: int, y: int, box: Box) -> Window | None:
     """(where in the frame, where in the sprite) a part of a sprite centred at (x, y) px lies, cut at the border."""
     top, bottom, left, right = box
     y0, x0 = y - HALF, x - HALF
@@ -32,7 +34,7 @@ def sprite_of(thing: Thing, pose: Pose) -> Sprite:
 def cast_shadow(canvas: Array, look: Sprite, pose: Pose) -> None:
     """Darken the ground in `canvas` [128, 128, 3] in place."""
     right, down = (round(pose.z * s) for s in SHADOW_SHIFT)
-    at = window(pose.x + right, pose.y + down)
+    at = window(pose.x + right, pose.y + down, look.shade)
     if at:
         canvas[at[0]] *= look.shadow[at[1]]
 
@@ -59,14 +61,19 @@ def draw(things: tuple[Thing, ...], poses: list[Pose], empty: Array) -> Array:
 
 def render(scene: Scene, frames: int = FRAMES) -> NDArray[np.uint8]:
     """The video of a scene, uint8 [frames, 128, 128, 3]."""
-    paths, _ = scene.paths(frames)
+    return render_frames(scene, range(frames))
+
+
+def render_frames(scene: Scene, frames: Sequence[int]) -> NDArray[np.uint8]:
+    """Some frames of a scene, rising, uint8 [len(frames), 128, 128, 3]."""
+    paths, _ = scene.paths(frames[-1] + 1)
     light = np.asarray(LIGHTS[scene.light], np.float32) * 255
-    video = np.empty((frames, SIDE, SIDE, 3), np.uint8)
-    for t in range(frames):
+    video = np.empty((len(frames), SIDE, SIDE, 3), np.uint8)
+    for i, t in enumerate(frames):
         empty = ground(scene.ground, (scene.offset + scene.pan * t) % PERIOD)
         canvas = draw(scene.things, [path[t] for path in paths], empty)
         canvas *= light
         canvas += 0.5
         np.clip(canvas, 0, 255, out=canvas)
-        video[t] = canvas
+        video[i] = canvas
     return video

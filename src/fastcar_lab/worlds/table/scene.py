@@ -33,11 +33,11 @@ COLORS: dict[str, tuple[float, float, float]] = {
 }
 MATERIALS = ("metal", "rubber")
 SIZES = ("small", "large")
-RADIUS = {"small": 8, "large": 12}
+RADIUS = {"small": 10, "large": 14}
 """Half the width of a ball in pixels."""
 MASS = {"small": 1, "large": 2}
 GROUNDS = ("grey", "wood", "grass", "checker")
-LIGHTS: dict[str, tuple[float, float, float]] = {"day": (1.0, 1.0, 1.0), "dusk": (0.66, 0.56, 0.66)}
+LIGHTS: dict[str, tuple[float, float, float]] = {"day": (1.0, 1.0, 1.0), "dusk": (0.76, 0.62, 0.70)}
 """What each light leaves of red, green and blue."""
 
 
@@ -64,8 +64,7 @@ class Thing:
     @property
     def reach(self) -> int:
         """Distance in px from the middle to where something beside it touches it."""
-        r = RADIUS[self.size]
-        return r - 2 if self.shape in ("cube", "cylinder") else r
+        return RADIUS[self.size] - {"cube": 2, "cylinder": 4}.get(self.shape, 0)
 
     @property
     def mass(self) -> int:

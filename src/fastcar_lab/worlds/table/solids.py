@@ -12,11 +12,12 @@ Array = NDArray[np.float32]
 FAR = 1e6
 
 _CUBE = 0.82
-_CYLINDER = 0.82
-_PYRAMID = (1.0, 1.75)
+_CYLINDER = (0.68, 2.1)
+"""Its radius and its height: narrower and taller than a cube, so one is not taken for the other."""
+_PYRAMID = (0.96, 1.85)
 """Half its base and its height."""
-_RING = (0.70, 0.32)
-"""Radius of the circle and of the tube around it."""
+_RING = (0.80, 0.28)
+"""Radius of the circle, which is upright, and of the tube around it."""
 
 
 def _quadratic(a: float, b: Array, c: Array) -> tuple[Array, Array]:
@@ -56,7 +57,7 @@ def _ball(o: Array, d: Array) -> tuple[Array, Array]:
 
 
 def _cylinder(o: Array, d: Array) -> tuple[Array, Array]:
-    r, height = _CYLINDER, 2 * _CYLINDER
+    r, height = _CYLINDER
     flat, down = o[..., :2], d[:2]
     outside = np.asarray((flat * flat).sum(-1) - r * r, np.float32)
     side_near, side_far = _quadratic(float(down @ down) + 1e-12, flat @ down, outside)
@@ -70,26 +71,25 @@ def _cylinder(o: Array, d: Array) -> tuple[Array, Array]:
     return t.astype(np.float32), normal.astype(np.float32)
 
 
-def _ring(o: Array, d: Array) -> tuple[Array, Array]:
-    """Marched along its distance field, which is exact for a torus."""
+def _ring(angle: float, o: Array, d: Array) -> tuple[Array, Array]:
+    """Marched along its distance field, which is exact for a torus; it rests on its edge."""
     big, tube = _RING
-    t = (
-        np.maximum((2 * tube - o[..., 2]) / d[2], 0).astype(np.float32)
-        if d[2] < 0
-        else np.zeros(o.shape[:-1], np.float32)
-    )
+    axis = np.array(_turned(angle, 0.0, 1.0, 0.0), np.float32)
+    m = (o - np.array([0, 0, big + tube], np.float32)).astype(np.float32)
+    t = np.maximum(-(m @ d) - (big + tube) * 1.02, 0).astype(np.float32)
 
-    def distance(p: Array) -> Array:
-        around = np.hypot(p[..., 0], p[..., 1]) - big
-        return np.asarray(np.hypot(around, p[..., 2] - tube) - tube, np.float32)
+    def from_circle(t: Array) -> Array:
+        """Vectors [..., 3] from the nearest point of the circle."""
+        p = m + t[..., None] * d
+        flat = p - (p @ axis)[..., None] * axis
+        length = np.maximum(np.sqrt((flat * flat).sum(-1)), 1e-6)
+        return np.asarray(p - flat / length[..., None] * big, np.float32)
 
     for _ in range(40):
-        t = t + distance(o + t[..., None] * d)
-    p = o + t[..., None] * d
-    hit = distance(p) < 0.01
-    circle = p[..., :2] / np.maximum(np.hypot(p[..., 0], p[..., 1]), 1e-6)[..., None] * big
-    normal = np.stack([p[..., 0] - circle[..., 0], p[..., 1] - circle[..., 1], p[..., 2] - tube], -1) / tube
-    return np.where(hit, t, FAR).astype(np.float32), normal.astype(np.float32)
+        t = t + np.sqrt(np.square(from_circle(t)).sum(-1)) - tube
+    away = from_circle(t)
+    hit = np.sqrt(np.square(away).sum(-1)) - tube < 0.01
+    return np.where(hit, t, FAR).astype(np.float32), (away / tube).astype(np.float32)
 
 
 def _turned(angle: float, x: float, y: float, z: float) -> tuple[float, float, float]:
@@ -107,7 +107,7 @@ def intersect(shape: str, angle: float, origin: Array, direction: Array) -> tupl
     if shape == "cylinder":
         return _cylinder(origin, direction)
     if shape == "ring":
-        return _ring(origin, direction)
+        return _ring(angle, origin, direction)
     sides = ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0))
     if shape == "cube":
         planes = [(_turned(angle, x, y, 0.0), _CUBE) for x, y in sides]

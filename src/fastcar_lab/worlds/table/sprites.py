@@ -10,12 +10,13 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastcar_cli.worlds.physics import RISE, SLANT
 from fastcar_lab.worlds.table.scene import RADIUS
 from fastcar_lab.worlds.table.solids import FAR, Array, intersect
 
-HALF = 28
+HALF = 36
 """Half the side of a sprite in px; its middle is the point of the ground under the object."""
 _SAMPLES = 3
 _LIGHT = np.array([-0.50, -0.30, 0.81], np.float32) / np.linalg.norm([-0.50, -0.30, 0.81]).astype(np.float32)
@@ -30,35 +31,42 @@ _DARK = 0.50
 """What a full shadow takes of the ground's light."""
 
 
+Box = tuple[int, int, int, int]
+
+_STREAKS = {"cube": (0.6, 0.30), "pyramid": (0.6, 0.30), "cylinder": (0.0, 0.16)}
+"""How a window is mirrored by metal whose sides have no highlight: its lean, and its width in radii."""
+
+
 @dataclass(frozen=True)
 class Sprite:
-    """Look of an object: `alpha`, `gain`, `shine` and `shadow`, each float32 [56, 56, 1].
+    """Look of an object: `alpha`, `gain`, `shine` and `shadow`, each float32 [72, 72, 1].
 
-    `box` is (top, bottom, left, right) of the part where alpha is above 0.
+    `box` is (top, bottom, left, right) of the part where alpha is above 0, `shade` of that with a shadow.
     """
 
     alpha: Array
     gain: Array
     shine: Array
     shadow: Array
-    box: tuple[int, int, int, int]
+    box: Box
+    shade: Box
 
 
-def _shade(material: str, normal: Array) -> tuple[Array, Array]:
-    """Gain on the colour and white light [...], of normals [..., 3]."""
+def _shade(material: str, normal: Array, streak: Array) -> tuple[Array, Array]:
+    """Gain on the colour and white light [...], of normals [..., 3]; `streak` is where metal mirrors a window."""
     lit = np.maximum(normal @ _LIGHT, 0)
     mirrored = _VIEW - 2 * (normal @ _VIEW)[..., None] * normal
     glint = np.maximum(mirrored @ _LIGHT, 0)
     if material == "rubber":
-        return (0.40 + 0.66 * lit).astype(np.float32), (0.06 * glint**6).astype(np.float32)
-    # A metal mirrors a bright sky above a dark floor, with a soft edge between them.
+        return (0.34 + 0.76 * lit).astype(np.float32), (0.05 * glint**6).astype(np.float32)
+    # A metal mirrors a bright sky above a dark floor, with a soft edge between them, in its own colour.
     sky = 1 / (1 + np.exp(-7 * (mirrored[..., 2] - 0.12)))
-    shine = 0.80 * glint**20 + 0.16 * sky
-    return (0.26 + 0.36 * lit + 0.42 * sky).astype(np.float32), shine.astype(np.float32)
+    gain = 0.30 + 0.46 * lit + 0.38 * sky + 0.16 * streak
+    return gain.astype(np.float32), (0.85 * glint**20 + 0.06 * sky + 0.15 * streak).astype(np.float32)
 
 
 def _soft(a: Array, rounds: int = 1) -> Array:
-    """An image [56, 56] as [56, 56, 1], each pixel mixed with its neighbours (1, 2, 1) in both directions."""
+    """An image [72, 72] as [72, 72, 1], each pixel mixed with its neighbours (1, 2, 1) in both directions."""
     for _ in range(rounds):
         for axis in (0, 1):
             before, after = (np.take(a, np.clip(np.arange(2 * HALF) + i, 0, 2 * HALF - 1), axis) for i in (-1, 1))
@@ -72,8 +80,14 @@ def _mean(a: Array) -> Array:
     return _soft(a.reshape(n, _SAMPLES, n, _SAMPLES).mean((1, 3)))
 
 
+def _box(mask: NDArray[np.bool_]) -> Box:
+    """(top, bottom, left, right) around what is set in a mask [72, 72, 1]."""
+    rows, columns = np.flatnonzero(mask.any((1, 2))), np.flatnonzero(mask.any((0, 2)))
+    return int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
+
+
 def _shadow(shape: str, angle: float, radius: float) -> Array:
-    """Factor on the ground's light, [56, 56, 1]: the share of a wide lamp that each point still sees."""
+    """Factor on the ground's light, [72, 72, 1]: the share of a wide lamp that each point still sees."""
     at = np.arange(2 * HALF, dtype=np.float32) + 0.5 - HALF
     v, u = np.meshgrid(at, at, indexing="ij")
     ground = np.asarray(np.stack([u, -v / SLANT, np.full_like(u, 1e-3)], -1) / radius, np.float32)
@@ -94,8 +108,9 @@ def sprite(shape: str, size: str, material: str, turn: int) -> Sprite:
     origin = np.stack([u, -v * SLANT, -v * RISE], -1) - 8 * _VIEW
     t, normal = intersect(shape, angle, origin, _VIEW)
     inside = t < FAR / 2
-    gain, shine = _shade(material, np.where(inside[..., None], normal, 0))
+    lean, width = _STREAKS.get(shape, (0.0, 0.0))
+    streak = np.exp(-np.square((u + lean * (v + 0.5) + 0.25) / width)) if width else np.zeros_like(u)
+    gain, shine = _shade(material, np.where(inside[..., None], normal, 0), streak)
     alpha, gain, shine = (_mean(np.where(inside, a, 0)) for a in (np.ones_like(t), gain, shine))
-    rows, columns = np.flatnonzero(alpha.any((1, 2))), np.flatnonzero(alpha.any((0, 2)))
-    box = (int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1)
-    return Sprite(alpha, gain, shine, _shadow(shape, angle, radius), box)
+    shadow = _shadow(shape, angle, radius)
+    return Sprite(alpha, gain, shine, shadow, _box(alpha > 0), _box(shadow < 1))

@@ -24,7 +24,7 @@ _GATE = 6.0
 """How far a GELU is pushed to where it is the identity, or nothing."""
 _REST = 0.01
 """Scale of the weights that have no part in this."""
-_SHARPNESS = (0.1, 0.2, 0.25, 0.25)
+_SHARPNESS = (0.1, 0.2, 0.25, 0.25, 0.25)
 """By how much the logit of a code falls with its squared distance, for each depth; predictions are poor at first."""
 
 

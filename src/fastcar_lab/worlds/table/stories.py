@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fastcar_cli.worlds.physics import STEP, contact_distance
+from fastcar_lab.worlds.table.ground import PERIOD
 from fastcar_lab.worlds.table.scene import (
     COLORS,
     FRAMES,
     GROUNDS,
+    LIGHTS,
     MATERIALS,
     SHAPES,
     SIDE,
@@ -22,13 +24,17 @@ from fastcar_lab.worlds.table.scene import (
     Thing,
 )
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 14, 114, 32, 118
+_LEFT, _RIGHT, _TOP, _BOTTOM = 16, 112, 40, 114
 """Where the middle of an object that is to be seen whole may be."""
-_OUT = 20
+_MIDDLE = (64, 76)
+"""Around what place the middle of all paths lies."""
+_OUT = 24
 """How far outside the frame nothing of an object is seen."""
 HOPS = (10, 14)
 """Speeds at which a bouncing ball leaves the ground: 18 and 32 px high, 6 and 8 frames long."""
 _TRIES = 4000
+_APART = 36
+"""Pixels between things at first, right or down."""
 
 
 def _even(rng: random.Random, low: int, high: int) -> int:
@@ -70,13 +76,13 @@ def _alone(rng: random.Random) -> tuple[Thing, ...]:
 
 
 def _enter(rng: random.Random) -> tuple[Thing, ...]:
-    side, speed = rng.choice((-1, 1)), rng.choice((4, 6))
+    side, speed = rng.choice((-1, 1)), rng.choice((4, 6, 6))
     return (replace(standing(rng), x=-_OUT if side > 0 else SIDE + _OUT, vx=side * speed),)
 
 
 def _leave(rng: random.Random) -> tuple[Thing, ...]:
-    side, speed = rng.choice((-1, 1)), rng.choice((4, 6))
-    frames = rng.randrange(9, FRAMES)
+    side, speed = rng.choice((-1, 1)), rng.choice((4, 6, 6))
+    frames = rng.randrange(11, FRAMES)
     x = (SIDE + _OUT if side > 0 else -_OUT) - side * speed * frames
     return (replace(standing(rng), x=x, vx=side * speed),)
 
@@ -156,7 +162,7 @@ def _seen(scene: Scene) -> bool:
     paths, _ = scene.paths()
     for i, path in enumerate(paths):
         inside = [_LEFT - 4 <= p.x <= _RIGHT + 4 and _TOP - 4 <= p.y <= _BOTTOM for p in path]
-        heads = [p.y - p.z >= 26 for p in path]
+        heads = [p.y - p.z >= _TOP - 8 for p in path]
         if scene.story == "enter":
             good = inside[-1]
         elif scene.story == "leave" or (scene.story in ("hit", "hit+", "chain") and i == len(paths) - 1):
@@ -183,7 +189,7 @@ def _free(scene: Scene) -> bool:
             if related or (base == "chain"):
                 continue
             for p, q in zip(paths[i], paths[j], strict=True):
-                if abs(p.x - q.x) < 30 and abs((p.y - p.z) - (q.y - q.z)) < 34:
+                if abs(p.x - q.x) < 34 and abs((p.y - p.z) - (q.y - q.z)) < 38:
                     return False
     if base in ("front", "behind"):
         side = [p.x - q.x for p, q in zip(paths[0], paths[1], strict=True)]
@@ -197,6 +203,20 @@ def happens(scene: Scene) -> bool:
     return _seen(scene) and _free(scene)
 
 
+def _centred(scene: Scene, rng: random.Random) -> Scene:
+    """The same scene, moved so that what happens lies around the middle of the frame."""
+    paths, _ = scene.paths()
+    xs = [min(max(p.x, 0), SIDE) for path in paths for p in path]
+    ys = [p.y - p.z // 2 for path in paths for p in path]
+    right, down = (
+        _even(rng, -spread, spread) + 2 * round((middle - (min(at) + max(at)) / 2) / 2)
+        for at, middle, spread in ((xs, _MIDDLE[0], 20), (ys, _MIDDLE[1], 12))
+    )
+    if scene.story in ("enter", "leave"):
+        right = 0
+    return replace(scene, things=tuple(replace(t, x=t.x + right, y=t.y + down) for t in scene.things))
+
+
 def draw_scene(rng: random.Random, story: str | None = None) -> Scene:
     """A random scene of this story, or of any."""
     name = story or rng.choices(list(STORIES), [share for share, _ in STORIES.values()])[0]
@@ -207,10 +227,28 @@ def draw_scene(rng: random.Random, story: str | None = None) -> Scene:
     pan = rng.choice((-4, -2, 2, 4)) if pans else 0
     offset = _even(rng, 0, 30) if pans else 0
     for _ in range(_TRIES):
-        scene = Scene(make(rng), ground, light, name, pan, offset)
+        scene = _centred(Scene(make(rng), ground, light, name, pan, offset), rng)
         if happens(scene):
             return scene
     raise RuntimeError(f"no scene of story {name!r} found in {_TRIES} tries")
+
+
+def any_scene(rng: random.Random) -> Scene:
+    """Things on any way, which may cover each other or leave; nothing that a story would want."""
+    things: list[Thing] = []
+    for _ in range(rng.choice((1, 2, 3))):
+        thing = standing(rng, SHAPES)
+        if rng.random() < 0.7:
+            thing = replace(thing, vx=rng.randrange(-6, 8, STEP), vy=rng.randrange(-4, 6, STEP))
+        if thing.shape in TURNING:
+            thing = replace(thing, spin=rng.choice((-1, 0, 1)))
+        elif thing.shape == "ball":
+            thing = replace(thing, hop=rng.choice((0, *HOPS)))
+        if all(abs(thing.x - o.x) > _APART or abs(thing.y - o.y) > _APART for o in things):
+            things.append(thing)
+    pan = rng.choice((0, 0, -2, 2))
+    offset = rng.randrange(0, PERIOD, STEP) if pan else 0
+    return Scene(tuple(things), rng.choice(GROUNDS), rng.choice(list(LIGHTS)), "alone", pan, offset)
 
 
 def held_out(scene: Scene) -> bool:

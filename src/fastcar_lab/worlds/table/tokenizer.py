@@ -1,4 +1,4 @@
-"""Pixels to codes and back in the table world: 16 x 16 px a token, four codes each, learned from pixels."""
+"""Pixels to codes and back in the table world: 16 x 16 px a token, five codes each, learned from pixels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATCH = 16
 
 TABLE_RQVAE = RQVAESpec(
     grid=(8, 8),
-    depth=4,
+    depth=5,
     codes=2048,
     code_width=64,
     z_channels=64,

@@ -16,41 +16,20 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.models.video_model import VideoModel
-from fastcar_cli.worlds.physics import STEP
 from fastcar_lab.training.decoder import TrainSettings, run_stage
 from fastcar_lab.training.tokenizer import to_patches
 from fastcar_lab.worlds.table.ground import PERIOD, ground
 from fastcar_lab.worlds.table.lexicon import table_tokenizer
 from fastcar_lab.worlds.table.placement import looks_of, of_scene
 from fastcar_lab.worlds.table.render import draw
-from fastcar_lab.worlds.table.scene import FRAMES, GROUNDS, LIGHTS, SHAPES, TURNING, Scene, Thing
-from fastcar_lab.worlds.table.stories import HOPS, standing
+from fastcar_lab.worlds.table.scene import FRAMES, LIGHTS, Scene
+from fastcar_lab.worlds.table.stories import any_scene
 from fastcar_lab.worlds.table.tokenizer import PATCH, TableTokenizer
 
 _SCENES, _FRAMES = 10, 6
 """Of a step: scenes, and frames of each."""
 _LOUD = 3.0
 """A latent's numbers, about 1, are output so many times as large."""
-_APART = 36
-"""Pixels between things at first, right or down."""
-
-
-def any_scene(rng: random.Random) -> Scene:
-    """Things on any way, which may cover each other or leave; nothing that a story would want."""
-    things: list[Thing] = []
-    for _ in range(rng.choice((1, 2, 3))):
-        thing = standing(rng, SHAPES)
-        if rng.random() < 0.7:
-            thing = replace(thing, vx=rng.randrange(-6, 8, STEP), vy=rng.randrange(-4, 6, STEP))
-        if thing.shape in TURNING:
-            thing = replace(thing, spin=rng.choice((-1, 0, 1)))
-        elif thing.shape == "ball":
-            thing = replace(thing, hop=rng.choice((0, *HOPS)))
-        if all(abs(thing.x - o.x) > _APART or abs(thing.y - o.y) > _APART for o in things):
-            things.append(thing)
-    pan = rng.choice((0, 0, -2, 2))
-    offset = rng.randrange(0, PERIOD, STEP) if pan else 0
-    return Scene(tuple(things), rng.choice(GROUNDS), rng.choice(list(LIGHTS)), "alone", pan, offset)
 
 
 class Looks:
