@@ -144,7 +144,7 @@ def small() -> VideoModel:
 
 def test_a_decode_is_told_what_training_is(small: VideoModel) -> None:
     """Hidden states of a teacher-forced decode are those of the training pass, told of the same patches."""
-    codes = torch.randint(0, 2048, (1, 128, 4), generator=torch.Generator().manual_seed(1))
+    codes = torch.randint(0, 2048, (1, 128, small.spec.depth.depth), generator=torch.Generator().manual_seed(1))
     model = LoadedModel("small", small, WORDS, GenerationDefaults(cfg=1.0))
     prompt = "a red metal ball rolls to the right and hits a blue cube"
     found = trace(model, [prompt], codes=codes, tau=None, cfg=1.0, seeds=[3], steps=range(128))

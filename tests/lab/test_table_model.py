@@ -37,6 +37,8 @@ from fastcar_lab.worlds.table.tokenizer import TableTokenizer
 from fastcar_lab.worlds.table.train_decoder import TableSettings
 from fastcar_lab.worlds.table.train_tokenizer import TokenizerSettings
 
+DEPTH = TABLE.depth.depth
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> TableTokenizer:
@@ -92,16 +94,16 @@ def test_a_position_is_drawn_from_its_neighbours_as_training_draws_it(tokenizer:
     codes, inside = pool.codes_around(np.zeros(64, np.intp), 64 * t + every)
     with torch.no_grad():
         near = (model.rqvae.embed(codes) * inside[..., None]).transpose(1, 2).flatten(1)
-        image = model.rqvae.decode_latents(model.rqvae.embed(pool.codes[0].view(16, 64, 4)[t])[None])
+        image = model.rqvae.decode_latents(model.rqvae.embed(pool.codes[0].view(16, 64, DEPTH)[t])[None])
         assert torch.allclose(to_patches(image.permute(0, 2, 3, 1), 16)[0], model.decoder.draw(near), atol=1e-4)
-        frame = model.decode(pool.codes[0].view(16, 64, 4)[t][None])
-        alone = model.decode_alone(pool.codes[0].view(16, 64, 4)[t][None])
+        frame = model.decode(pool.codes[0].view(16, 64, DEPTH)[t][None])
+        alone = model.decode_alone(pool.codes[0].view(16, 64, DEPTH)[t][None])
         assert (frame.int() - alone.int()).abs().max() > 2
 
 
 def test_without_neighbours_a_position_is_drawn_alone(tokenizer: TableTokenizer) -> None:
     """Before the second stage neighbours count for nothing, so it begins with what the first one reached."""
-    codes = torch.randint(0, 512, (2, 64, 4))
+    codes = torch.randint(0, 512, (2, 64, DEPTH))
     assert (tokenizer.decode(codes).int() - tokenizer.decode_alone(codes).int()).abs().max() <= 1
 
 
@@ -141,7 +143,7 @@ def test_a_word_is_swapped_for_another_of_its_kind() -> None:
 def test_a_clip_that_begins_later_is_seen_as_it_would_be_in_its_video(tokenizer: TableTokenizer) -> None:
     """Positions count from the beginning of the video, so the same codes further on are another input."""
     model = new_model(_small(), tokenizer.rqvae, 0)
-    codes = torch.randint(0, 512, (1, 128, 4))
+    codes = torch.randint(0, 512, (1, 128, DEPTH))
     text = torch.zeros(1, 32, dtype=torch.long)
     whole, _, _ = hidden_states(model, text, codes)
     same, _, _ = hidden_states(model, text, codes, begins=torch.zeros(1, dtype=torch.long))
@@ -153,7 +155,7 @@ def test_a_clip_that_begins_later_is_seen_as_it_would_be_in_its_video(tokenizer:
 def test_tokens_that_are_left_out_are_as_if_they_were_not_there(tokenizer: TableTokenizer) -> None:
     """Hidden states of some tokens do not depend on the codes of the others; with all of them nothing is new."""
     model = new_model(_small(), tokenizer.rqvae, 0)
-    codes, text = torch.randint(0, 512, (2, 192, 4)), torch.zeros(2, 32, dtype=torch.long)
+    codes, text = torch.randint(0, 512, (2, 192, DEPTH)), torch.zeros(2, 32, dtype=torch.long)
     whole, _, _ = hidden_states(model, text, codes)
     assert torch.equal(whole, hidden_states(model, text, codes, kept=torch.arange(192).expand(2, -1))[0])
     kept = torch.tensor([[0, 3, 4, 70, 130, 131], [0, 1, 2, 3, 190, 191]])
@@ -181,19 +183,21 @@ def test_a_hidden_state_that_holds_a_latent_is_answered_with_its_codes() -> None
     """The depth transformer begins by looking up the nearest codes, whatever the decoder has learned so far."""
     torch.manual_seed(3)
     made = TableTokenizer()
-    for scale, book in zip((8.0, 4.0, 2.0, 1.0), made.rqvae.quantizer.codebooks, strict=True):
+    for scale, book in zip((8.0, 4.8, 2.8, 1.7, 1.0), made.rqvae.quantizer.codebooks, strict=True):
         axes = torch.linalg.qr(torch.randn(64, 16))[0].T
         torch.nn.init.zeros_(book.weight)
         book.weight.data[:2048] = scale / 4 * torch.randn(2048, 16) @ axes
     codebooks = made.codebooks().detach()
     model = new_model(TABLE, made.rqvae, 0)
     look_up_nearest(model.depth, codebooks)
-    codes = torch.randint(0, 2048, (200, 4))
+    codes = torch.randint(0, 2048, (200, DEPTH))
     vectors = model.rqvae.quantizer.vectors(codes)
     codes = quantize(vectors.sum(1), codebooks)
     vectors = model.rqvae.quantizer.vectors(codes)
     with torch.no_grad():
-        logits = model.depth(vectors.sum(1) @ model.depth.in_mlp_2.weight[4:68], vectors.cumsum(-2)[:, :-1])
+        logits = model.depth(
+            vectors.sum(1) @ model.depth.in_mlp_2.weight[DEPTH : DEPTH + 64], vectors.cumsum(-2)[:, :-1]
+        )
     better = (logits > logits.gather(-1, codes[..., None])).sum(-1).float()
     assert (better.median(0).values <= 100).all(), "of 2,048 codes, few are thought nearer than the nearest"
 
@@ -205,7 +209,7 @@ def test_before_training_the_aligned_token_is_predicted(tokenizer: TableTokenize
     predict_aligned(model, batch)
     with torch.no_grad():
         hidden, _, _ = hidden_states(model, batch.text, batch.codes, begins=batch.begins)
-    predicted = (hidden @ model.depth.in_mlp_2.weight[4:68].T)[:, 64:]
+    predicted = (hidden @ model.depth.in_mlp_2.weight[DEPTH : DEPTH + 64].T)[:, 64:]
     aligned = model.rqvae.quantizer.vectors(batch.codes).sum(-2)[:, :-64]
     similar = torch.nn.functional.cosine_similarity(predicted.detach(), aligned.detach(), dim=-1)
     assert float(similar.mean()) > 0.5
@@ -217,7 +221,7 @@ def test_before_training_a_head_looks_at_the_words_from_anywhere(tokenizer: Tabl
     heed_words(model, words)
     text = torch.zeros(1, 32, dtype=torch.long)
     text[0, 20:31] = torch.tensor(words[5:16])
-    codes = torch.randint(0, 512, (1, 1023, 4))
+    codes = torch.randint(0, 512, (1, 1023, DEPTH))
     with torch.no_grad():
         seen = model.feedback_latent(model.rqvae.quantizer.vectors(codes).sum(-2))
         x = torch.cat([model.llm.embed_tokens(text), seen], 1)
@@ -286,10 +290,10 @@ def test_a_trained_folder_loads_and_has_no_place_tables(
     training.export(spec, tmp_path / "table", tmp_path / "base" / "checkpoint.pt", file)
     model = load(str(tmp_path / "table"))
     assert model.network.spec == spec and model.network.places is None
-    codes = torch.randint(0, 512, (1, 64, 4))
+    codes = torch.randint(0, 512, (1, 64, DEPTH))
     mine = tokenizer.decode(codes)
     assert (model.network.rqvae.decode(codes).round().int() - mine.int()).abs().max() <= 6
-    assert quantize(torch.zeros(1, 64), tokenizer.codebooks()).shape == (1, 4)
+    assert quantize(torch.zeros(1, 64), tokenizer.codebooks()).shape == (1, DEPTH)
 
 
 def test_the_replay_stage_trains_with_the_rule_in_the_pass(tokenizer: TableTokenizer) -> None:
