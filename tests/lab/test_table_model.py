@@ -300,7 +300,8 @@ def test_the_replay_stage_trains_with_the_rule_in_the_pass(tokenizer: TableToken
     model = new_model(_small(), tokenizer.rqvae, 0)
     settings = TableSettings(2, batch=1, bfloat16=False).replay_stage()
     batch, _ = Clips(tokenizer).draw(1, 3, random.Random(0))
-    loss, values = train_decoder.loss_of(model, batch, settings, torch.tensor([-float("inf")]))
+    step = train_decoder.material(batch, settings, model.spec, model.map)
+    loss, values = train_decoder.loss_of(model, step, settings, torch.tensor([-float("inf")]))
     assert values["replayed"] == 1.0 and values["align"] > 0
     loss.backward()
     assert model.llm.blocks[0].mlp.up_proj.weight.grad is not None

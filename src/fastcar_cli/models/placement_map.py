@@ -7,6 +7,8 @@ it the looks and the offset from the patch. What the patch looks like is left to
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +23,31 @@ GAIN = 4.0
 """Factor on the output, so that weights of ordinary size and learning rate have a visible effect."""
 _AXES = 4
 """Numbers of a place: right and down of the object as seen, right and down of its shadow."""
+
+
+class Near(NamedTuple):
+    """What is near the visual tokens of some prompts, as rows of the tables of a `PlacementMap`; all int64.
+
+    Attributes:
+        tokens: [g] which tokens have a ground, counted over all prompts.
+        grounds: [g] rows of the ground under each.
+        seen_by: [n] which tokens see a thing, one number for each pair of a token and a thing near it.
+        places: [n, 4] rows of where the thing is.
+        poses: [n] rows of its shape, size and turn.
+        looks: [n, 3] its color, material and light.
+
+    """
+
+    tokens: Tensor
+    grounds: Tensor
+    seen_by: Tensor
+    places: Tensor
+    poses: Tensor
+    looks: Tensor
+
+    def to(self, device: torch.device | str) -> Near:
+        """The same on a device."""
+        return Near(*(x.to(device) for x in self))
 
 
 class PlacementMap(nn.Module):
@@ -41,29 +68,34 @@ class PlacementMap(nn.Module):
 
     def forward(self, ids: Tensor, drawn: Tensor) -> Tensor:
         """Vectors [P, K, width] for prompts ids [P, L] and the tokens that are `drawn`, [P or 1, K], counted from 0."""
-        tokens = drawn.expand(len(ids), -1).cpu()
-        grounds: list[list[Tensor]] = []
-        things: list[list[Tensor]] = []
+        shape = len(ids), drawn.shape[1]
+        return self.embed(self.near(ids, drawn.cpu()), shape[0] * shape[1]).view(*shape, -1)
+
+    def near(self, ids: Tensor, drawn: Tensor) -> Near:
+        """What is near tokens `drawn` [P or 1, K] of prompts ids [P, L], on the CPU; no weight is read."""
+        tokens = drawn.expand(len(ids), -1)
+        none = torch.zeros(0, dtype=torch.long)
+        grounds = [[none, none]]
+        things = [[none, none.view(0, _AXES), none, none.view(0, 3)]]
         for video, row in enumerate(ids.tolist()):
             scenery = read_scenery(row, self.spec)
             if scenery.things:
                 first = video * tokens.shape[1]
-                ground, near = self._seen(scenery, tokens[video])
+                ground, seen = self._seen(scenery, tokens[video])
                 grounds.append([torch.arange(first, first + tokens.shape[1]), ground])
-                things += [[first + part[0], *part[1:]] for part in near]
+                things += [[first + part[0], *part[1:]] for part in seen]
+        return Near(*(torch.cat(part) for part in (*zip(*grounds, strict=True), *zip(*things, strict=True))))
+
+    def embed(self, near: Near, tokens: int) -> Tensor:
+        """Vectors [tokens, width] of so many tokens; zeros where nothing is known of one."""
         weight = self.ground.weight
-        result = weight.new_zeros(tokens.numel(), weight.shape[1])
-        if grounds:
-            at, known = (torch.cat(part).to(weight.device) for part in zip(*grounds, strict=True))
-            result = result.index_add(0, at, self.ground(known))
-        if things:
-            at, place, pose, look = (torch.cat(part).to(weight.device) for part in zip(*things, strict=True))
-            color, material, light = look.unbind(1)
-            joined = self.place(place).sum(1) + self.pose(pose) + self.light(light)
-            joined = joined + self.color(color) + self.material(material)
-            # Under autocast the layer answers in bfloat16.
-            result = result.index_add(0, at, self.thing(F.gelu(joined)).to(result.dtype))
-        return GAIN * result.view(*tokens.shape, -1)
+        near = near.to(weight.device)
+        result = weight.new_zeros(tokens, weight.shape[1]).index_add(0, near.tokens, self.ground(near.grounds))
+        color, material, light = near.looks.unbind(1)
+        joined = self.place(near.places).sum(1) + self.pose(near.poses) + self.light(light)
+        joined = joined + self.color(color) + self.material(material)
+        # Under autocast the layer answers in bfloat16.
+        return GAIN * result.index_add(0, near.seen_by, self.thing(F.gelu(joined)).to(result.dtype))
 
     def _seen(self, scenery: Scenery, drawn: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
         """The ground under each of a video's tokens [K], as a row of its table, and what is near them.

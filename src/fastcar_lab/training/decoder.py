@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.decoding.replay import replays, temporal_attention_score
 from fastcar_cli.models.decoder import Branch, rotate
-from fastcar_cli.models.placement_map import PlacementMap
+from fastcar_cli.models.placement_map import Near, PlacementMap
 from fastcar_cli.models.video_model import VideoModel
 from fastcar_lab.training.known import replay_known
 from fastcar_lab.training.loop import descend, rng_of
@@ -35,6 +35,7 @@ class TrainSettings:
     `dense_share` and `all_share` of the videos of the replay stage are dense and replay everything, the
     rest have a threshold between. `compile` fuses the pass with torch.compile (a C++ compiler is needed).
     `rate` is the share of the learning rates that is taken: a model that has learned already wants less of them.
+    `workers` processes draw batches ahead, in worlds that render them as they go.
     """
 
     steps: int
@@ -54,6 +55,7 @@ class TrainSettings:
     bfloat16: bool = True
     compile: bool = False
     rate: float = 1.0
+    workers: int = 0
 
     def replay_stage(self) -> TrainSettings:
         """The same for the replay stage: gentler, with the replay rule, other random numbers."""
@@ -87,7 +89,7 @@ def hidden_states(
     begins: Tensor | None = None,
     kept: Tensor | None = None,
     noise: Tensor | None = None,
-    placed: Tensor | None = None,
+    near: Near | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Hidden states [B, T*N, width] that draw the visual tokens; with taus [B] also TAS and replay share.
 
@@ -96,7 +98,7 @@ def hidden_states(
     `begins` [B] is the frame of the video with which its codes begin, where that is not the first. `kept` [B, K]
     are the tokens to draw, rising and with 0 among them, where not all are; the rest is as if it were not there, and
     the hidden states are [B, K, width]. It goes with no taus. `noise` [B, K - 1, code_width] is added to the code
-    vectors that are fed back. `placed` [B, P] are prompts whose placements are used, where not those of `text`.
+    vectors that are fed back. `near` is what the placement map knows of the drawn tokens, where not from `text`.
     """
     spec = model.spec
     n = spec.tokens_per_frame
@@ -111,7 +113,8 @@ def hidden_states(
     visual = model.feedback_latent(vectors, index)
     at = index if begins is None else index + n * begins[:, None]
     if model.map is not None:
-        visual = visual + model.map(text if placed is None else placed, at + 1)
+        known = model.map.near(text.cpu(), (at + 1).cpu()) if near is None else near
+        visual = visual + model.map.embed(known, visual.shape[0] * visual.shape[1]).view_as(visual)
     x = torch.cat([model.llm.embed_tokens(text), visual], 1)
     places = at + start
     words = torch.arange(start, device=x.device)[None]
@@ -227,7 +230,7 @@ def run_stage(
     out: Path,
     model: nn.Module,
     settings: TrainSettings,
-    loss_at: Callable[[int, random.Random], tuple[Tensor, dict[str, float], int]],
+    loss_at: Callable[[int, random.Random], tuple[Tensor, Mapping[str, float | Tensor], int]],
     judge: Callable[[], dict[str, float]],
     *,
     every: int,
@@ -247,7 +250,7 @@ def run_stage(
         model.load_state_dict(torch.load(start, map_location=settings.device, weights_only=True)["model"])
     state: dict[str, Any] = {"means": {}, "log": [], "videos": 0}
     # Where a step is computed and how often it is looked at may change on the way, what it computes may not.
-    fixed = {k: v for k, v in asdict(settings).items() if k not in ("device", "compile", "evaluate_every")}
+    fixed = {k: v for k, v in asdict(settings).items() if k not in ("device", "compile", "evaluate_every", "workers")}
 
     def loss_of(step: int) -> Tensor:
         loss, values, videos = loss_at(step, rng_of(settings.seed, step))
@@ -259,7 +262,12 @@ def run_stage(
     def report(step: int, loss: Tensor) -> None:
         done = step + 1
         if done % every == 0 or done == settings.steps:
-            row = {"step": done, "videos": state["videos"], **state["means"], **judge()}
+            row = {
+                "step": done,
+                "videos": state["videos"],
+                **{k: float(v) for k, v in state["means"].items()},
+                **judge(),
+            }
             state["log"].append(row)
             (out / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in state["log"]), encoding="utf-8")
             log(" ".join(f"{k} {v:.4g}" for k, v in row.items()))

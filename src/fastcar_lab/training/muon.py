@@ -15,22 +15,22 @@ from torch import Tensor, nn
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonal(matrix: Tensor, dtype: torch.dtype, rounds: int = 5) -> Tensor:
-    """About the nearest matrix [m, n] with singular values 1, by Newton-Schulz iteration in `dtype`."""
+def orthogonal(matrices: Tensor, dtype: torch.dtype, rounds: int = 5) -> Tensor:
+    """About the nearest matrices [k, m, n] with singular values 1, by Newton-Schulz iteration in `dtype`."""
     a, b, c = _COEFFICIENTS
-    x = matrix.to(dtype)
-    x = x.T if x.shape[0] > x.shape[1] else x
-    x = x / x.norm().clamp(min=1e-7)
+    x = matrices.to(dtype)
+    x = x.mT if x.shape[1] > x.shape[2] else x
+    x = x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
     for _ in range(rounds):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if matrices.shape[1] > matrices.shape[2] else x
 
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised, scaled by sqrt(max(1, rows / columns)).
 
-    For matrices, and convolutions as the matrices that they are on a patch of their input.
+    For matrices, and convolutions as the matrices that they are on a patch of their input; those of one shape together.
     """
 
     def __init__(
@@ -43,13 +43,17 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply the gradients."""
         for group in self.param_groups:
+            alike: dict[torch.Size, list[Tensor]] = {}
             for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["momentum"] = torch.zeros_like(p)
-                moving = state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                direction = orthogonal(p.grad.lerp(moving, group["momentum"]).flatten(1), self.dtype)
-                scale = max(1.0, direction.shape[0] / direction.shape[1]) ** 0.5
-                p.add_(direction.view_as(p).to(p.dtype), alpha=-group["lr"] * scale)
+                if p.grad is not None:
+                    alike.setdefault(p.shape, []).append(p)
+                    self.state[p].setdefault("momentum", torch.zeros_like(p))
+            for shape, some in alike.items():
+                gradients = [p.grad for p in some if p.grad is not None]
+                moving = [self.state[p]["momentum"] for p in some]
+                torch._foreach_lerp_(moving, gradients, 1 - group["momentum"])
+                ahead = torch._foreach_lerp(gradients, moving, group["momentum"])
+                directions = orthogonal(torch.stack(ahead).flatten(2), self.dtype)
+                scale = max(1.0, directions.shape[1] / directions.shape[2]) ** 0.5
+                steps = directions.view(len(some), *shape).to(some[0].dtype).unbind()
+                torch._foreach_add_(some, steps, alpha=-group["lr"] * scale)

@@ -138,7 +138,7 @@ class Clips:
 
         Of each frame the tokens of `places` places are to be drawn, see `around_things`; None is all.
         """
-        texts, placed, codes, begins, busy, kept = [], [], [], [], [], []
+        texts, placed, videos, begins, busy, kept = [], [], [], [], [], []
         scenes: list[Scene] = []
         while len(scenes) < count:
             scene = draw_scene(rng)
@@ -149,13 +149,15 @@ class Clips:
             video = render(scene, chosen.stop)
             placed.append(self._ids(scene, rng))
             texts.append(self.words.blank() if rng.random() < self.drop_words else placed[-1])
-            codes.append(self.encode(video[begin:]).flatten(0, 1))
+            videos.append(video[begin:])
             begins.append(begin)
             busy.append(torch.from_numpy(busy_patches(scene, video, chosen)))
             count_of = places or math.prod(self.grid)
             kept.append(around_things(busy[-1], count_of, self.grid, rng))
             scenes.append(scene)
-        stacked = (torch.stack(codes), torch.tensor(begins), torch.stack(busy), torch.stack(kept))
+        # Much of the ground is in several clips.
+        codes = self.encode(np.concatenate(videos)).view(count, frames * math.prod(self.grid), -1)
+        stacked = (codes, torch.tensor(begins), torch.stack(busy), torch.stack(kept))
         return Batch(torch.tensor(texts), torch.tensor(placed), *stacked), scenes
 
 

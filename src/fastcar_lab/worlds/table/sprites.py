@@ -109,7 +109,7 @@ def sprite(shape: str, size: str, material: str, turn: int) -> Sprite:
     t, normal = intersect(shape, angle, origin, _VIEW)
     inside = t < FAR / 2
     lean, width = _STREAKS.get(shape, (0.0, 0.0))
-    streak = np.exp(-np.square((u + lean * (v + 0.5) + 0.25) / width)) if width else np.zeros_like(u)
+    streak: Array = np.exp(-np.square((u + lean * (v + 0.5) + 0.25) / width)) if width else np.zeros_like(u)
     gain, shine = _shade(material, np.where(inside[..., None], normal, 0), streak)
     alpha, gain, shine = (_mean(np.where(inside, a, 0)) for a in (np.ones_like(t), gain, shine))
     shadow = _shadow(shape, angle, radius)

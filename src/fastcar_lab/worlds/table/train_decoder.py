@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcar_cli.models.placement_map import Near, PlacementMap
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_lab.training.ahead import Ahead
 from fastcar_lab.training.decoder import TrainSettings, draw_taus, hidden_states, run_stage, tas_target
 from fastcar_lab.training.loop import rng_of
 from fastcar_lab.training.start import new_model
@@ -97,37 +99,64 @@ def token_weights(batch: Batch, settings: TableSettings, n: int) -> Tensor:
     return weights
 
 
-def _noise(batch: Batch, settings: TableSettings, width: int) -> Tensor:
-    """Noise [B, K - 1, width] for the code vectors that are fed back, of another size in each video."""
+@dataclass(frozen=True)
+class Material:
+    """What a step learns from.
+
+    batch: its clips. near: what the placement map knows of the tokens that are drawn, where the model has one. noise
+    [B, K - 1, code_width] is added to the code vectors that are fed back, of another size in each video. chosen [m]
+    are the drawn tokens, counted over the batch, that go through the depth transformer, with codes [m, depth], weights
+    [m] in the loss, and busy, bool [m].
+    """
+
+    batch: Batch
+    near: Near | None
+    noise: Tensor
+    chosen: Tensor
+    codes: Tensor
+    weights: Tensor
+    busy: Tensor
+
+    def to(self, device: str) -> Material:
+        """The same on a device."""
+        near = None if self.near is None else self.near.to(device)
+        rest = (self.noise, self.chosen, self.codes, self.weights, self.busy)
+        return Material(self.batch.to(device), near, *(x.to(device) for x in rest))
+
+
+def material(batch: Batch, settings: TableSettings, spec: ModelSpec, places: PlacementMap | None) -> Material:
+    """Choose at random what a step learns from a batch."""
+    n, kept = spec.tokens_per_frame, batch.kept
     sizes = torch.rand(len(batch.text), 1, 1) * settings.noise
-    return (torch.randn(*batch.kept[:, 1:].shape, width) * sizes).to(batch.codes.device)
+    noise = torch.randn(*kept[:, 1:].shape, spec.rqvae.code_width) * sizes
+    weights, busy = token_weights(batch, settings, n).gather(1, kept), batch.busy.gather(1, kept)
+    chosen = (busy | (torch.rand(busy.shape) < settings.sampled)) & (weights > 0)
+    scaled = torch.where(busy, weights, weights / settings.sampled)
+    codes = batch.codes.gather(1, kept[..., None].expand(-1, -1, batch.codes.shape[-1]))
+    near = None if places is None else places.near(batch.placed, kept[:, 1:] + n * batch.begins[:, None])
+    which = chosen.flatten().nonzero()[:, 0]
+    return Material(batch, near, noise, which, codes[chosen], scaled[chosen], busy[chosen])
 
 
 def loss_of(
     model: VideoModel,
-    batch: Batch,
+    step: Material,
     settings: TableSettings,
     taus: Tensor | None,
     run: Callable[..., tuple[Tensor, list[Tensor], list[Tensor]]] = hidden_states,
-) -> tuple[Tensor, dict[str, float]]:
-    """The training loss of a batch, and numbers for the log; `run` is `hidden_states`, perhaps compiled."""
-    n = model.spec.tokens_per_frame
-    noise = _noise(batch, settings, model.spec.rqvae.code_width)
-    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept, noise, batch.placed)
-    weights, busy = token_weights(batch, settings, n).gather(1, batch.kept), batch.busy.gather(1, batch.kept)
-    sampled = torch.rand(busy.shape, device=weights.device) < settings.sampled
-    chosen = (busy | sampled) & (weights > 0)
-    scaled = torch.where(busy, weights, weights / settings.sampled)[chosen]
-    codes = batch.codes.gather(1, batch.kept[..., None].expand(-1, -1, batch.codes.shape[-1]))
-    each = token_losses(model, codes[chosen], hidden[chosen])
-    loss = (each @ each.new_tensor(_DEPTHS) * scaled).sum() / scaled.sum()
-    of_busy = each.detach()[busy[chosen]].mean(0)
-    values = {"train": float(loss.detach()), "busy": float(of_busy.mean()), "busy_code_0": float(of_busy[0])}
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The training loss of a step, and numbers for the log; `run` is `hidden_states`, perhaps compiled."""
+    batch = step.batch
+    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept, step.noise, step.near)
+    each = token_losses(model, step.codes, hidden.flatten(0, 1)[step.chosen])
+    loss = (each @ each.new_tensor(_DEPTHS) * step.weights).sum() / step.weights.sum()
+    of_busy = each.detach().where(step.busy[:, None], each.new_zeros(())).sum(0) / step.busy.sum()
+    values = {"train": loss.detach(), "busy": of_busy.mean(), "busy_code_0": of_busy[0]}
     if scores:
         target = tas_target(batch.codes, model.spec.rqvae.grid)
         aligned = torch.stack([F.smooth_l1_loss(s, target) for s in scores]).mean()
         loss = loss + settings.align * aligned
-        values |= {"align": float(aligned.detach()), "replayed": float(torch.stack(shares).mean())}
+        values |= {"align": aligned.detach(), "replayed": torch.stack(shares).mean()}
     return loss, values
 
 
@@ -191,17 +220,24 @@ def train(
         train_map.train(place, model, tokenizer, settings, steps=steps, deadline=deadline, log=log)
     run = torch.compile(hidden_states) if settings.compile else hidden_states
     if settings.compile and model.map is not None:
-        # It goes through prompts in Python. As a decorator this would import the compiler for every user of a model.
-        model.map.forward = torch.compiler.disable(model.map.forward)  # type: ignore[method-assign]
+        # How much is near is another number in each step. A decorator would import the compiler for every user.
+        model.map.embed = torch.compiler.disable(model.map.embed)  # type: ignore[method-assign]
 
-    def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, float], int]:
+    def draw(step: int, rng: random.Random) -> Material:
         count, frames, places = settings.shape_of(step)
         late = settings.late if frames > 1 else 0.0
-        batch = clips.draw(count, frames, rng, late=late, places=places)[0].to(settings.device)
+        batch = clips.draw(count, frames, rng, late=late, places=places)[0]
+        return material(batch, settings, spec, model.map)
+
+    drawn = Ahead(draw, seed=settings.seed, steps=settings.steps, workers=settings.workers)
+
+    def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, Tensor], int]:
+        count, frames, _ = settings.shape_of(step)
+        ready = drawn(step, rng).to(settings.device)
         with settings.precision():
             # A first frame has nothing to replay.
             taus = draw_taus(settings, rng, count) if frames > 1 else None
-            loss, values = loss_of(model, batch, settings, taus, run)
+            loss, values = loss_of(model, ready, settings, taus, run)
         return loss, values, count
 
     run_stage(
