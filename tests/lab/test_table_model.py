@@ -19,8 +19,9 @@ from fastcar_cli.models.loading.registry import load
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_lab import worlds
 from fastcar_lab.training import loop as steps
+from fastcar_lab.training.ahead import Ahead
 from fastcar_lab.training.decoder import causal_attention, hidden_states
-from fastcar_lab.training.loop import OutOfTime
+from fastcar_lab.training.loop import OutOfTime, rng_of
 from fastcar_lab.training.muon import Muon
 from fastcar_lab.training.start import new_model
 from fastcar_lab.training.tokenizer import quantize, to_patches
@@ -300,11 +301,43 @@ def test_the_replay_stage_trains_with_the_rule_in_the_pass(tokenizer: TableToken
     model = new_model(_small(), tokenizer.rqvae, 0)
     settings = TableSettings(2, batch=1, bfloat16=False).replay_stage()
     batch, _ = Clips(tokenizer).draw(1, 3, random.Random(0))
-    step = train_decoder.material(batch, settings, model.spec, model.map)
-    loss, values = train_decoder.loss_of(model, step, settings, torch.tensor([-float("inf")]))
+    step = train_decoder.material(batch, settings, model.spec, model.map, [-float("inf")])
+    loss, values = train_decoder.loss_of(model, step, settings)
     assert values["replayed"] == 1.0 and values["align"] > 0
     loss.backward()
     assert model.llm.blocks[0].mlp.up_proj.weight.grad is not None
+
+
+@pytest.mark.parametrize("step", [0, 1, 9])
+def test_padded_material_has_the_loss_and_gradients_of_the_plain_one(tokenizer: TableTokenizer, step: int) -> None:
+    model = new_model(_small(), tokenizer.rqvae, 0)
+    settings = TableSettings(10, batch=2, bfloat16=False)
+    count, frames, places = settings.shape_of(step)
+    batch, _ = Clips(tokenizer).draw(count, frames, random.Random(step), late=0.0, places=places)
+    plain = train_decoder.material(batch, settings, model.spec, model.map)
+    found = []
+    for material in (plain, plain.padded()):
+        model.zero_grad()
+        loss, values = train_decoder.loss_of(model, material, settings)
+        loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append([loss.detach(), *values.values(), *gradients])
+    assert len(plain.chosen) < len(plain.padded().chosen) == batch.kept.numel()
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_worker_processes_draw_what_the_process_itself_draws(workers: int) -> None:
+    ahead = Ahead(lambda step, rng: (step, rng.random(), torch.rand(2)), seed=3, steps=5, workers=workers)
+    for step in range(2, 5):
+        rng, own = rng_of(3, step), rng_of(3, step)
+        number, first, second = ahead(step, rng)
+        assert (number, first) == (step, own.random())
+        after = torch.rand(1)
+        rng_of(3, step)
+        assert torch.equal(second, torch.rand(2)) and torch.equal(after, torch.rand(1))
+        assert rng.random() == own.random()
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon to compare with")

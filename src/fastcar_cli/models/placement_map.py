@@ -87,15 +87,18 @@ class PlacementMap(nn.Module):
         return Near(*(torch.cat(part) for part in (*zip(*grounds, strict=True), *zip(*things, strict=True))))
 
     def embed(self, near: Near, tokens: int) -> Tensor:
-        """Vectors [tokens, width] of so many tokens; zeros where nothing is known of one."""
+        """Vectors [tokens, width] of so many tokens; zeros where nothing is known of one.
+
+        Of what `near` says of a token of that number, one more than there are, nothing comes.
+        """
         weight = self.ground.weight
         near = near.to(weight.device)
-        result = weight.new_zeros(tokens, weight.shape[1]).index_add(0, near.tokens, self.ground(near.grounds))
+        result = weight.new_zeros(tokens + 1, weight.shape[1]).index_add(0, near.tokens, self.ground(near.grounds))
         color, material, light = near.looks.unbind(1)
         joined = self.place(near.places).sum(1) + self.pose(near.poses) + self.light(light)
         joined = joined + self.color(color) + self.material(material)
         # Under autocast the layer answers in bfloat16.
-        return GAIN * result.index_add(0, near.seen_by, self.thing(F.gelu(joined)).to(result.dtype))
+        return GAIN * result.index_add(0, near.seen_by, self.thing(F.gelu(joined)).to(result.dtype))[:tokens]
 
     def _seen(self, scenery: Scenery, drawn: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
         """The ground under each of a video's tokens [K], as a row of its table, and what is near them.

@@ -25,6 +25,10 @@ class _Drawn(Dataset[Any], Generic[T]):
         return self.draw(step, rng), rng.getstate(), torch.get_rng_state()
 
 
+def _as_drawn(item: T) -> T:
+    return item
+
+
 class Ahead(Generic[T]):
     """Calls `draw(step, rng)` for steps in order, in `workers` processes ahead of time where there are any.
 
@@ -48,6 +52,7 @@ class Ahead(Generic[T]):
                 sampler=range(step, self.steps),
                 num_workers=self.workers,
                 prefetch_factor=4,
+                collate_fn=_as_drawn,
                 multiprocessing_context="fork",
             )
             self._items = iter(loader)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -202,7 +202,15 @@ TABLES = 6.0
 
 
 def optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for everything else; each group has its full rate as `full`."""
+    """Muon for the matrices of the blocks, AdamW for everything else; each group has its full rate as `full`.
+
+    On a GPU rates are tensors, so that a step can be captured.
+    """
+    cuda = settings.device == "cuda"
+
+    def rate(full: float) -> float:
+        return torch.tensor(full, device=settings.device) if cuda else full  # type: ignore[return-value]
+
     matrices: list[nn.Parameter] = []
     tables: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
@@ -215,10 +223,14 @@ def optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Op
     found: list[torch.optim.Optimizer] = []
     if matrices:
         dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
-        found.append(Muon(matrices, lr=settings.muon_lr, dtype=dtype))
+        found.append(Muon(matrices, lr=rate(settings.muon_lr), dtype=dtype))
         found[0].param_groups[0]["full"] = settings.muon_lr
-    groups = [{"params": p, "full": lr} for p, lr in ((rest, settings.lr), (tables, TABLES * settings.lr)) if p]
-    return [*found, torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.97), weight_decay=0.0)]
+    fulls = ((rest, settings.lr), (tables, TABLES * settings.lr))
+    groups = [{"params": p, "full": full, "lr": rate(full)} for p, full in fulls if p]
+    adam = torch.optim.AdamW(
+        groups, lr=rate(settings.lr), betas=(0.9, 0.97), weight_decay=0.0, fused=cuda or None, capturable=cuda
+    )
+    return [*found, adam]
 
 
 def factor(done: float, warmup: float) -> float:
@@ -237,15 +249,17 @@ def run_stage(
     start: Path | None,
     deadline: float | None,
     log: Callable[[str], None],
+    updating: Sequence[torch.optim.Optimizer] | None = None,
 ) -> None:
     """The steps of one stage in folder `out`; a stopped one resumes from its checkpoint as if it had not been stopped.
 
     `loss_at(step, rng)` gives a batch's loss, numbers for the log and its videos; `judge` those of held-out
     ones, `every` so many steps. `start` is a checkpoint of an earlier stage to begin from. Writes `checkpoint.pt`
     (everything to resume from) and `log.jsonl` (one line an evaluation). `deadline` and errors: see `remaining_steps`.
+    `updating` are the optimizers where `loss_at` updates the weights itself, as a captured step does.
     """
     out.mkdir(parents=True, exist_ok=True)
-    opts = optimizers(model, settings)
+    opts = optimizers(model, settings) if updating is None else list(updating)
     if start is not None:
         model.load_state_dict(torch.load(start, map_location=settings.device, weights_only=True)["model"])
     state: dict[str, Any] = {"means": {}, "log": [], "videos": 0}
@@ -283,5 +297,6 @@ def run_stage(
         state=state,
         deadline=deadline,
         log=log,
+        updated=updating is not None,
         after=report,
     )

@@ -94,12 +94,14 @@ def descend(
     log: Callable[[str], None],
     parameters: Sequence[nn.Parameter] | None = None,
     largest: float = 1.0,
+    updated: bool = False,
     after: Callable[[int, Tensor], None] = lambda step, loss: None,
 ) -> None:
     """Train a model on `loss_at(step)`, with gradients of `parameters` (all that learn) clipped to `largest`.
 
     `rate(full, step)` is the learning rate of a step, given that of a group: its `full`, or the rate it was made with.
-    `after(step, loss)` looks at a step that is done. For the rest see `remaining_steps`.
+    `updated` says that `loss_at` updates the weights as well, as a captured step does. `after(step, loss)` looks at a
+    step that is done. For the rest see `remaining_steps`.
     """
     full = [[group.get("full", group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
     learn = [p for p in model.parameters() if p.requires_grad] if parameters is None else parameters
@@ -108,12 +110,16 @@ def descend(
     ):
         for optimizer, rates in zip(optimizers, full, strict=True):
             for group, highest in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate(highest, step)
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate(highest, step))
+                else:
+                    group["lr"] = rate(highest, step)
         loss = loss_at(step)
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(learn, largest)
-        for optimizer in optimizers:
-            optimizer.step()
+        if not updated:
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(learn, largest)
+            for optimizer in optimizers:
+                optimizer.step()
         after(step, loss)

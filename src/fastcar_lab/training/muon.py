@@ -55,5 +55,5 @@ class Muon(torch.optim.Optimizer):
                 ahead = torch._foreach_lerp(gradients, moving, group["momentum"])
                 directions = orthogonal(torch.stack(ahead).flatten(2), self.dtype)
                 scale = max(1.0, directions.shape[1] / directions.shape[2]) ** 0.5
-                steps = directions.view(len(some), *shape).to(some[0].dtype).unbind()
-                torch._foreach_add_(some, steps, alpha=-group["lr"] * scale)
+                steps = directions.view(len(some), *shape).to(some[0].dtype) * (-scale * group["lr"])
+                torch._foreach_add_(some, list(steps.unbind()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,15 @@ from torch import Tensor
 from fastcar_cli.models.placement_map import Near, PlacementMap
 from fastcar_cli.models.video_model import ModelSpec, VideoModel
 from fastcar_lab.training.ahead import Ahead
-from fastcar_lab.training.decoder import TrainSettings, draw_taus, hidden_states, run_stage, tas_target
+from fastcar_lab.training.captured import Graphs
+from fastcar_lab.training.decoder import (
+    TrainSettings,
+    draw_tau,
+    hidden_states,
+    optimizers,
+    run_stage,
+    tas_target,
+)
 from fastcar_lab.training.loop import rng_of
 from fastcar_lab.training.start import new_model
 from fastcar_lab.worlds.table import train_map
@@ -106,7 +114,7 @@ class Material:
     batch: its clips. near: what the placement map knows of the tokens that are drawn, where the model has one. noise
     [B, K - 1, code_width] is added to the code vectors that are fed back, of another size in each video. chosen [m]
     are the drawn tokens, counted over the batch, that go through the depth transformer, with codes [m, depth], weights
-    [m] in the loss, and busy, bool [m].
+    [m] in the loss, and busy, bool [m]. taus [B] are thresholds of the replay stage.
     """
 
     batch: Batch
@@ -116,15 +124,46 @@ class Material:
     codes: Tensor
     weights: Tensor
     busy: Tensor
+    taus: Tensor | None
 
     def to(self, device: str) -> Material:
         """The same on a device."""
         near = None if self.near is None else self.near.to(device)
-        rest = (self.noise, self.chosen, self.codes, self.weights, self.busy)
-        return Material(self.batch.to(device), near, *(x.to(device) for x in rest))
+        own = {x: getattr(self, x).to(device) for x in ("noise", "chosen", "codes", "weights", "busy")}
+        taus = None if self.taus is None else self.taus.to(device)
+        return replace(self, batch=self.batch.to(device), near=near, taus=taus, **own)
+
+    def tensors(self) -> list[Tensor]:
+        """All its tensors."""
+        b = self.batch
+        clips = [b.text, b.placed, b.codes, b.begins, b.busy, b.kept]
+        rest = [self.noise, self.chosen, self.codes, self.weights, self.busy]
+        return [*clips, *(self.near or ()), *rest, *([] if self.taus is None else [self.taus])]
+
+    def padded(self) -> Material:
+        """The same with as many tokens and neighbours as a batch of this shape can have; those added count nothing."""
+        tokens, drawn = self.batch.kept.numel(), self.noise.shape[0] * self.noise.shape[1]
+
+        def longer(x: Tensor, size: int, value: float = 0) -> Tensor:
+            # Neighbours are 2 a token at most here, but for one batch in thousands, which loses some.
+            return torch.cat([x, x.new_full((max(size - len(x), 0), *x.shape[1:]), value)])[:size]
+
+        near = self.near
+        if near is not None:
+            owners = (longer(near.tokens, drawn, drawn), longer(near.grounds, drawn))
+            rows = (longer(x, 2 * drawn) for x in (near.places, near.poses, near.looks))
+            near = Near(*owners, longer(near.seen_by, 2 * drawn, drawn), *rows)
+        chosen, codes, weights, busy = (longer(x, tokens) for x in (self.chosen, self.codes, self.weights, self.busy))
+        return replace(self, near=near, chosen=chosen, codes=codes, weights=weights, busy=busy)
 
 
-def material(batch: Batch, settings: TableSettings, spec: ModelSpec, places: PlacementMap | None) -> Material:
+def material(
+    batch: Batch,
+    settings: TableSettings,
+    spec: ModelSpec,
+    places: PlacementMap | None,
+    taus: Sequence[float] | None = None,
+) -> Material:
     """Choose at random what a step learns from a batch."""
     n, kept = spec.tokens_per_frame, batch.kept
     sizes = torch.rand(len(batch.text), 1, 1) * settings.noise
@@ -135,22 +174,26 @@ def material(batch: Batch, settings: TableSettings, spec: ModelSpec, places: Pla
     codes = batch.codes.gather(1, kept[..., None].expand(-1, -1, batch.codes.shape[-1]))
     near = None if places is None else places.near(batch.placed, kept[:, 1:] + n * batch.begins[:, None])
     which = chosen.flatten().nonzero()[:, 0]
-    return Material(batch, near, noise, which, codes[chosen], scaled[chosen], busy[chosen])
+    thresholds = None if taus is None else torch.tensor(taus)
+    return Material(batch, near, noise, which, codes[chosen], scaled[chosen], busy[chosen], thresholds)
 
 
 def loss_of(
     model: VideoModel,
     step: Material,
     settings: TableSettings,
-    taus: Tensor | None,
     run: Callable[..., tuple[Tensor, list[Tensor], list[Tensor]]] = hidden_states,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The training loss of a step, and numbers for the log; `run` is `hidden_states`, perhaps compiled."""
     batch = step.batch
-    hidden, scores, shares = run(model, batch.text, batch.codes, taus, batch.begins, batch.kept, step.noise, step.near)
+    hidden, scores, shares = run(
+        model, batch.text, batch.codes, step.taus, batch.begins, batch.kept, step.noise, step.near
+    )
     each = token_losses(model, step.codes, hidden.flatten(0, 1)[step.chosen])
-    loss = (each @ each.new_tensor(_DEPTHS) * step.weights).sum() / step.weights.sum()
-    of_busy = each.detach().where(step.busy[:, None], each.new_zeros(())).sum(0) / step.busy.sum()
+    # Of scalars, since a captured step copies nothing from the host.
+    loss = sum(share * each[:, d] for d, share in enumerate(_DEPTHS))
+    loss = (loss * step.weights).sum() / step.weights.sum()
+    of_busy = each.detach().where(step.busy[:, None], each.new_zeros(())).sum(0) / step.busy.sum().clamp(min=1)
     values = {"train": loss.detach(), "busy": of_busy.mean(), "busy_code_0": of_busy[0]}
     if scores:
         target = tas_target(batch.codes, model.spec.rqvae.grid)
@@ -209,13 +252,15 @@ def train(
 ) -> VideoModel:
     """Train one stage of `table` in folder `out`, see `run_stage`."""
     tokenizer = TableTokenizer.load(tokenizer_path)
-    model = new_model(spec, tokenizer.rqvae, settings.seed, sharpness=50.0).to(settings.device)
+    model = new_model(spec, tokenizer.rqvae, settings.seed, sharpness=50.0)
     drops = {"placement": settings.drop_placement, "caption": settings.drop_caption, "words": settings.drop_words}
     clips = Clips(tokenizer, **{f"drop_{name}": share for name, share in drops.items()})
     if start is None:
         look_up_nearest(model.depth, tokenizer.codebooks())
         heed_words(model, range(len(SPECIALS), len(VOCABULARY)))
-        predict_aligned(model, clips.draw(8, settings.clip, rng_of(settings.seed, 0))[0].to(settings.device))
+        predict_aligned(model, clips.draw(8, settings.clip, rng_of(settings.seed, 0))[0])
+    model.to(settings.device)
+    if start is None:
         steps, place = settings.map_steps, out.parent / "map"
         train_map.train(place, model, tokenizer, settings, steps=steps, deadline=deadline, log=log)
     run = torch.compile(hidden_states) if settings.compile else hidden_states
@@ -227,18 +272,24 @@ def train(
         count, frames, places = settings.shape_of(step)
         late = settings.late if frames > 1 else 0.0
         batch = clips.draw(count, frames, rng, late=late, places=places)[0]
-        return material(batch, settings, spec, model.map)
+        # A first frame has nothing to replay.
+        taus = [draw_tau(settings, rng) for _ in range(count)] if settings.replay and frames > 1 else None
+        ready = material(batch, settings, spec, model.map, taus)
+        return ready.padded() if captured else ready
 
+    captured, opts = settings.device == "cuda", optimizers(model, settings)
+    graphs = Graphs(opts, [p for p in model.parameters() if p.requires_grad]) if captured else None
     drawn = Ahead(draw, seed=settings.seed, steps=settings.steps, workers=settings.workers)
 
     def loss_at(step: int, rng: random.Random) -> tuple[Tensor, dict[str, Tensor], int]:
-        count, frames, _ = settings.shape_of(step)
-        ready = drawn(step, rng).to(settings.device)
-        with settings.precision():
-            # A first frame has nothing to replay.
-            taus = draw_taus(settings, rng, count) if frames > 1 else None
-            loss, values = loss_of(model, ready, settings, taus, run)
-        return loss, values, count
+        shape = settings.shape_of(step)
+        ready = drawn(step, rng)
+
+        def loss(ready: Material) -> tuple[Tensor, dict[str, Tensor]]:
+            with settings.precision():
+                return loss_of(model, ready, settings, run)
+
+        return *(loss(ready.to(settings.device)) if graphs is None else graphs(shape, ready, loss)), shape[0]
 
     run_stage(
         out,
@@ -250,5 +301,6 @@ def train(
         start=start,
         deadline=deadline,
         log=log,
+        updating=None if graphs is None else opts,
     )
     return model
