@@ -6,7 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,13 +37,15 @@ class PlacementTokenizer(PhraseTokenizer):
     """Closed vocabulary of things, each of which has looks, and places that no word stands for.
 
     `things` are the tokens that name a thing, `looks` what is said before each of them, `groups` what is said of the
-    whole, of which `usual` values go without saying. `placements` are kept for each signature, see `signature`.
+    whole, of which `usual` values go without saying. `placements` are kept for each signature, see `signature`; `only`
+    has their tokens that belong to some things alone, as a ball that is turned looks like none that was trained on.
     """
 
     things: Sequence[str]
     looks: Mapping[str, Sequence[str]]
     usual: dict[str, str]
     placements: Placements
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,7 +133,7 @@ class PlacementTokenizer(PhraseTokenizer):
             elif token in self.things:
                 look = next(known)
                 out += [next((t for t in said if t in values), look[name]) for name, values in self.looks.items()]
-                out += [token, *next(places, ())]
+                out += [token, *(t for t in next(places, ()) if token in self.only.get(t, (token,)))]
                 said = []
             else:
                 out.append(token)
@@ -199,11 +201,13 @@ class _Text(BaseModel):
     looks: _Values = {}
     usual: dict[str, StrictStr] = {}
     layouts: dict[str, list[list[list[Count]]]] = {}
+    only: dict[str, _Words] = {}
 
     @model_validator(mode="after")
     def _known(self) -> _Text:
         known, values = {*self.vocabulary}, [*self.groups.values(), *self.looks.values()]
-        used = [*self.phrases, *self.things, *self.usual.values(), *(v for words in values for v in words)]
+        values += self.only.values()
+        used = [*self.phrases, *self.things, *self.usual.values(), *self.only, *(v for words in values for v in words)]
         if (other := next((word for word in used if word not in known), None)) is not None:
             raise ValueError(f"{other!r} is no word of its vocabulary")
         most = max((i for rows in self.layouts.values() for row in rows for ids in row for i in ids), default=0)

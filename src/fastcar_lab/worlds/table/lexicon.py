@@ -9,7 +9,7 @@ from typing import cast
 
 from fastcar_cli.worlds.placement_text import Placements, PlacementTokenizer
 from fastcar_lab.worlds.table.placement import AROUND, LOOKS, TOKENS, USUAL
-from fastcar_lab.worlds.table.scene import SHAPES
+from fastcar_lab.worlds.table.scene import SHAPES, TURNING
 
 PROMPT_LENGTH = 40
 """Tokens of every prompt, padding included."""
@@ -119,6 +119,10 @@ VOCABULARY: tuple[str, ...] = (*SPECIALS, *PHRASES, *TOKENS)
 """Token strings by id: specials first, then one token for every entry of `PHRASES`, then those of placements."""
 
 
+_ONLY = {token: TURNING for token in TOKENS if token.split()[0] in ("turned", "spin")}
+"""Tokens of placements that belong to some shapes alone."""
+
+
 @cache
 def _placements() -> Placements:
     """What `placements.py` wrote."""
@@ -129,7 +133,7 @@ def _placements() -> Placements:
 def tokenizer_with(placements: Placements) -> PlacementTokenizer:
     """The text tokenizer of the model `table` with these placements."""
     return PlacementTokenizer(
-        VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH, AROUND, SHAPES, LOOKS, USUAL, placements
+        VOCABULARY, PHRASES, sorted(FILLERS), PROMPT_LENGTH, AROUND, SHAPES, LOOKS, USUAL, placements, _ONLY
     )
 
 
