@@ -264,7 +264,9 @@ class _GifWriter(Writer):
         strip = Image.new("RGB", (size[0], size[1] * len(self._images)))
         for i, image in enumerate(self._images):
             strip.paste(image, (0, i * size[1]))
-        palette = strip.quantize(256, dither=Image.Dither.NONE)
+        # Few colors stay as they are. Of many, median cut gives nearly all to a ground that fills most of the frame.
+        method = Image.Quantize.FASTOCTREE if strip.getcolors(256) is None else Image.Quantize.MEDIANCUT
+        palette = strip.quantize(256, method, dither=Image.Dither.NONE)
         frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._images]
         header, _ = getheader(frames[0], info={"loop": 0, "comment": json.dumps(self.recipe).encode()})
         with self._hidden.open("wb") as file:
