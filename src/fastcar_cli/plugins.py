@@ -53,12 +53,12 @@ def _entries(group: str) -> EntryPoints:
         return found
     # A checkout that is on the path and not installed has no entry points, but says what they would be.
     project = Path(__file__).parents[2] / "pyproject.toml"
-    if sys.version_info < (3, 11) or not project.is_file():
-        return found
-    import tomllib
+    if sys.version_info >= (3, 11) and project.is_file():
+        import tomllib
 
-    declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"].get(group, {})
-    return EntryPoints(EntryPoint(name, value, group) for name, value in declared.items())
+        declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"].get(group, {})
+        return EntryPoints(EntryPoint(name, value, group) for name, value in declared.items())
+    return found
 
 
 def command_names() -> list[str]:

@@ -131,7 +131,7 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield "## The same with one thing changed"
     yield ""
-    yield "No preset has these values: what is not published, and what a design's authors reckon with."
+    yield "No preset has these values: what is not published, and what a design's authors assume."
     yield ""
     yield "| work | changed | tok/s predicted | error |"
     yield "|---|---|---|---|"
