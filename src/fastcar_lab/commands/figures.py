@@ -1,4 +1,4 @@
-"""Commands that draw figures of the docs: `curves`, `replay-plot`, `learning-curve`."""
+"""Commands that draw figures of the docs: `curves`, `replay-plot`."""
 
 from __future__ import annotations
 
@@ -41,18 +41,3 @@ def replay_plot(
         except (OSError, ValueError) as e:
             raise RequestError(f"{file}: {e}", hint="fastcar lab evaluate prints such a file") from None
     draw_plot(output, *documents)
-
-
-def learning_curve(
-    file: Annotated[Path, typer.Argument(help="CSV, a row a checkpoint.")],
-    output: Plot,
-    debug: Debug = False,
-) -> None:
-    """Draw losses and fidelity over steps, and print where they lead."""
-    from fastcar_lab.figures.learning_curve import Lines, draw, read
-
-    table = read(file)
-    lines = Lines.through(table)
-    draw(output, table, lines)
-    for name, line in lines.predict().items():
-        typer.echo(f"{name}: {line['wanted']:.0f} % at a loss of {line['loss']:.2f}, {line['steps']:,.0f} steps")

@@ -27,7 +27,6 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "contact-sheet": worlds.contact_sheet,
     "showcase": worlds.showcase,
     "replay-plot": figures.replay_plot,
-    "learning-curve": figures.learning_curve,
     "clips": worlds.clips,
     "placements": worlds.placements,
     "dummy": checkpoints.dummy,
