@@ -19,6 +19,9 @@ from hypothesis import HealthCheck, settings
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# The quickest model, here and in the processes that tests start, where a test names none.
+os.environ.setdefault("FASTCAR_MODEL", "mini")
+
 from support.browser import browser, look  # noqa: F401
 from support.processes import SCREEN, Run
 

@@ -41,7 +41,7 @@ RENAMED = {"runtime.kernels": "runtime.executor"}
 class RunConfig(Section):
     """Everything a run is decided by."""
 
-    model: str = setting("mini", MODELS, min_length=1)
+    model: str = setting("table", MODELS, min_length=1)
     generation: Generation = Generation()
     sampling: Sampling = Sampling()
     replay: Replay = Replay()

@@ -107,7 +107,7 @@ def test_a_stranger_names_no_preset_on_this_machine(preset: object) -> None:
 
 
 def test_a_recipe_follows_the_settings_of_its_pipeline() -> None:
-    pipe = VideoPipeline.from_config(RunConfig.from_dict({"replay": {"tau": -1}}))
+    pipe = VideoPipeline.from_config(RunConfig.from_dict({"model": "mini", "replay": {"tau": -1}}))
     rule = ReplayRule(Tau((-3.0,)), "released", max_age=2, replay_delimiters=True, score="input")
     sampling = replace(pipe.settings.sampling, top_k=5, cfg=1.0)
     other = pipe.with_settings(frames=2, sampling=sampling, rule=rule, window=16, sinks=1, kv_dtype="int8")
@@ -137,7 +137,7 @@ def test_a_recipe_follows_the_settings_of_its_pipeline() -> None:
 def test_only_what_makes_the_tokens_is_taken() -> None:
     recipe = _recipe(runtime__device="cuda:7", runtime__threads=1000, runtime__executor="gone", replay__tau=-1.5)
     taken, notes = settings_of(recipe, "clip.gif", [])
-    assert (taken["replay.tau"], taken["model"], taken["generation.seed"]) == (-1.5, "mini", 3)
+    assert (taken["replay.tau"], taken["model"], taken["generation.seed"]) == (-1.5, "table", 3)
     assert [k for k in taken if k.startswith("runtime.")] == ["runtime.dtype"]
     assert len(notes) == 1
     for key in ("runtime.device", "runtime.threads", "runtime.executor"):

@@ -55,7 +55,7 @@ def test_generate_takes_both_and_says_so(process: Run, tmp_path: Path, monkeypat
     report = json.loads(done.stdout)
     assert (report["tau"], report["video"]["frames"], report["video"]["width"]) == (-2.0, 1, 192)
     assert "note: fastcar.yaml sets generation.frames, video.scale" in done.stderr
-    assert "note: the environment sets replay.tau, video.scale" in done.stderr
+    assert "note: the environment sets model, replay.tau, video.scale" in done.stderr
     report = json.loads(process("generate", PROMPT, "--tau", "off", "--scale", "1", "--json", "-o", "b.mp4").stdout)
     assert (report["tau"], report["video"]["width"]) == (None, 64)
 
@@ -66,7 +66,7 @@ def test_a_sweep_takes_both(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     done = run("sweep", "a red ball rolls to the right", "--dry-run", "--json")
     plan = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
-    assert "fastcar.yaml sets model" in plan["notes"] and "the environment sets replay.tau" in plan["notes"]
+    assert "fastcar.yaml sets model" in plan["notes"] and "the environment sets model, replay.tau" in plan["notes"]
 
 
 def test_profile_takes_the_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_a_recipe_makes_the_same_video_wherever_it_is_read(
 def test_the_list_of_sources_is_a_table_in_every_format(run: Run) -> None:
     assert run("config", "--where", "--format", "csv").stdout.splitlines()[:2] == [
         "key,value,from",
-        "model,mini,default",
+        "model,mini,FASTCAR_MODEL",
     ]
     assert run("config", "--where", "--format", "md").stdout.startswith("| key | value | from |\n")
     assert json.loads(run("config", "--json", "--set", "model=table").stdout)["model"] == "table"

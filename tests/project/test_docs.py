@@ -39,7 +39,8 @@ LONG = ("README.md", "fpga.md", "profile.md", "speed.md", "sweep.md", "vila-u.md
     [pytest.param(p, marks=pytest.mark.slow if p.name in LONG else ()) for p in PAGES if _commands(p)],
     ids=lambda p: p.name,
 )
-def test_commands_run_in_their_order(run: Run, process: Run, page: Path) -> None:
+def test_commands_run_in_their_order(run: Run, process: Run, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTCAR_MODEL", raising=False)
     call = process if page.name == "README.md" else run
     for line in _commands(page):
         done = call(*shlex.split(line, comments=True)[1:])

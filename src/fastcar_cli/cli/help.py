@@ -50,7 +50,7 @@ EXAMPLES = {
     "sweep": (
         'fastcar sweep "a red ball rolling to the right on the grass" --tau off,0,-2,-4 -o sweep',
         "fastcar sweep --prompts prompts.txt --seeds 0-3 --find replay=0.8 -o search",
-        'fastcar sweep "a green boat on the sea" --axis draft -o drafts',
+        'fastcar sweep "a green cube on the grass" --axis draft -o drafts',
     ),
     "sweep vbench-score": (
         "fastcar sweep vbench-score evaluation_results",
