@@ -84,7 +84,7 @@ def test_the_netlist_does_what_the_source_does(tmp_path: Path) -> None:
 @needs_yosys
 @pytest.mark.slow
 def test_resources_are_counted_and_called_estimates(run: Run, tmp_path: Path) -> None:
-    done = run("fpga", "rtl", "-o", "d", "--synth", "--json")
+    done = run("fpga", "rtl", "-o", "d", "--preset", "edge-int8", "--synth", "--json")
     assert done.returncode == 0, done.stderr
     found = {row["unit"]: row for row in json.loads(done.stdout)["resources"]}
     cells = rows_of(tmp_path / "d" / "resources.csv")
@@ -95,8 +95,12 @@ def test_resources_are_counted_and_called_estimates(run: Run, tmp_path: Path) ->
         assert row["LUT"] > 0 and row["share"].keys() == set(synth.CARDS)
         assert row["share"]["KV260"]["LUT"] == row["LUT"] / 117_120
     assert found[f"MAC array, {synth.MACS} MACs"]["DSP"] == synth.MACS
-    core, weights = found[synth.CORE], load_preset("edge-small")
-    assert core["DSP"] == weights.core.mac_array.value and core["LUT"] == found["sequencer of a core"]["LUT"]
-    assert core["BRAM36"] == found["sequencer of a core"]["BRAM36"] + math.ceil(weights.core.buffer.value * 8 / 36)
-    assert found[synth.ALL]["DSP"] == weights.cores * core["DSP"]
+    made = load_preset("edge-int8")
+    lanes = int(made.core.vector_lanes.value)
+    counts = {"sequencer of a core": 1, "requantisation": 1, "SiLU of a lane": lanes, "coder of a lane": lanes}
+    core = {kind: sum(n * found[unit][kind] for unit, n in counts.items()) for kind in synth.KINDS}
+    core["DSP"] += made.core.mac_array.value
+    core["BRAM36"] += math.ceil(made.core.buffer.value * 8 / 36)
+    assert core == {kind: found[synth.CORE][kind] for kind in synth.KINDS}
+    assert found[synth.ALL]["DSP"] == made.cores * core["DSP"]
     assert found["DRS"]["DSP"] == found["DRS"]["BRAM36"] == 0 and 50 < found["DRS"]["LUT"] < 500
