@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -25,6 +26,7 @@ os.environ.setdefault("FASTCAR_MODEL", "mini")
 from support.browser import browser, look  # noqa: F401
 from support.processes import SCREEN, Run
 
+from fastcar_cli.analysis.machine import measure_machine
 from fastcar_cli.cli.app import main
 
 # Nothing that a test says depends on how long it takes.
@@ -42,6 +44,16 @@ def _no_wait_for_the_disk() -> Iterator[None]:
     """Only a power cut shows whether a file has reached it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_measured_machine() -> Iterator[None]:
+    """What memory and matrices reach takes a second or two to measure, and is the same for all tests of a process."""
+    measured = functools.cache(measure_machine)
+    with pytest.MonkeyPatch.context() as patch:
+        for user in ("fastcar_cli.analysis.profile_report", "fastcar_lab.bench.gpu", "fastcar_lab.bench.measure"):
+            patch.setattr(f"{user}.measure_machine", measured)
         yield
 
 
