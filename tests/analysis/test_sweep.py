@@ -225,7 +225,7 @@ def test_two_sweeps_in_one_folder_are_refused(ask: list[object], whole: Path) ->
 def test_the_lock_of_a_dead_process_bars_nobody(ask: list[object], whole: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom fastcar_cli.analysis.sweep.lock import lock_folder\n"
-        "with lock_folder(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
+        "with lock_folder(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(whole)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"

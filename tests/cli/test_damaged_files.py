@@ -33,7 +33,7 @@ AGAIN = (*GENERATE[:2], *GENERATE[4:])
 PUSHED = (*GENERATE, "--model", "mini-actions", "--frames", "2")
 SWEEP = ("sweep", BALL, "--model", "tiny", "--tau", "off,-1", "--repeats", "1", "--metrics", TINY_METRICS, "-o", "s")
 READS_VECTORS = "models/Cosmos-Predict1-13B-Video2World"
-SECONDS = 60
+SECONDS = 300
 """A command takes at most; each takes about one where it does not hang."""
 
 

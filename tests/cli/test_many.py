@@ -158,7 +158,7 @@ def test_a_stop_keeps_what_is_finished(
     folder = tmp_path / "cells" / "all"
     process = held(*order, "-o", str(folder), "--json", at=at, suffix=".mp4")
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     if number != signal.SIGKILL:
         assert f"{kept} videos are kept; the same command makes the {12 - kept} that are left" in stderr
@@ -206,7 +206,7 @@ def test_on_ray_killed_and_resumed(process: Run, tmp_path: Path, order: list[str
     folder = tmp_path / "cells" / "all"
     killed = held(*ray, str(folder), at=4, suffix=".mp4")
     killed.kill()
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=300)
     assert len(_files(folder)) == 1
     done = process(*ray, str(folder))
     assert done.returncode == 0, done.stderr

@@ -62,7 +62,7 @@ def _send(
     server: Server, method: str = "GET", path: str | None = None, body: object = None, **headers: str
 ) -> tuple[int, str]:
     """Status and text of a request; the path is that of the page if none is given."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=300)
     path = f"/{server.secret}/{'make' if method == 'POST' else ''}" if path is None else path
     connection.request(method, path, None if body is None else json.dumps(body), headers)
     answer = connection.getresponse()
@@ -210,11 +210,11 @@ def test_it_prints_its_address_and_ctrl_c_ends_it() -> None:
     assert process.stdout is not None
     address = re.fullmatch(r"http://(127\.0\.0\.1:\d+)(/.*/)\n", process.stdout.readline())
     assert address is not None
-    connection = http.client.HTTPConnection(address[1], timeout=60)
+    connection = http.client.HTTPConnection(address[1], timeout=300)
     connection.request("GET", address[2])
     assert connection.getresponse().status == 200
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=300)
     assert (process.returncode, stdout) == (130, "")
     assert "the page is closed" in stderr
     assert "Traceback" not in stderr
@@ -225,7 +225,7 @@ def test_a_person_makes_a_video(browser: Any, width: int) -> None:
     server = Server(Maker())
     threading.Thread(target=server.serve, daemon=True).start()
     page = browser.new_page(viewport={"width": width, "height": 800}, reduced_motion="reduce")
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(300_000)
     errors: list[str] = []
     page.on("pageerror", lambda e: errors.append(str(e)))
     page.goto(server.url)
@@ -236,7 +236,7 @@ def test_a_person_makes_a_video(browser: Any, width: int) -> None:
     page.fill("[name=prompt]", PROMPT)
     page.click("#make")
     page.wait_for_selector("#watch:not([hidden])")
-    end = time.monotonic() + 120  # Playwright's own way to wait needs eval, which the page forbids
+    end = time.monotonic() + 300  # Playwright's own way to wait needs eval, which the page forbids
     while not page.evaluate("[...document.querySelectorAll('video')].every(v => v.videoWidth === 256)"):
         assert time.monotonic() < end
         page.wait_for_timeout(20)

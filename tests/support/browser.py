@@ -35,7 +35,7 @@ def look(browser: Any) -> Iterator[Open]:
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(300_000)
         page.on("request", lambda r: None if r.url.startswith(("data:", file.as_uri())) else outside.append(r.url))
         page.on("pageerror", lambda e: errors.append(str(e)))
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
