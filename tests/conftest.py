@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import io
 import os
 import signal
@@ -28,6 +29,7 @@ from support.processes import SCREEN, Run
 
 from fastcar_cli.analysis.machine import measure_machine
 from fastcar_cli.cli.app import main
+from fastcar_cli.kernels.gpu import installed
 
 # Nothing that a test says depends on how long it takes.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -78,7 +80,9 @@ def interpreter() -> None:
     """Triton's interpreter patches its language for each call of a kernel and of each function in it, and takes that
     back, a third of the time that they take. Here it patches once for each module with kernels, and no more.
     """
-    runtime = pytest.importorskip("triton.runtime.interpreter", reason="triton is not installed")
+    if not installed():
+        return
+    runtime: Any = importlib.import_module("triton.runtime.interpreter")
     patch, patched = runtime._patch_lang, set()
 
     def once(function: Any) -> Any:

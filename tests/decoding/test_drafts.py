@@ -27,6 +27,7 @@ from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
+from fastcar_cli.kernels.gpu import installed
 from fastcar_cli.models.sampling import SamplingSettings
 
 N, FRAMES = 4, 4
@@ -123,6 +124,7 @@ def test_drafts_change_no_bit(executor: str, rule: str, seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not installed(), reason="triton is not installed")
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize(
     ("rule", "window"), [("pairs, ages", 2), ("by layer, ages", 3), ("window", 3), ("small window", 2)]

@@ -34,6 +34,7 @@ from fastcar_cli.kernels.gpu import installed
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import VideoModel
 
+pytestmark = pytest.mark.usefixtures("interpreter")
 INF = float("inf")
 PROMPTS = [[1, 4, 5, 2], [1, 6, 7, 8, 2], [1, 2], [1, 2]]
 FRAMES, N = 4, 4
@@ -67,7 +68,7 @@ EXECUTORS = {
         ("float32",),
         ("by layer", "released", "pairs with ages", "window and tau", "sinks beyond a prompt", "forced"),
         None if installed() else "triton is not installed",
-        (pytest.mark.slow, pytest.mark.usefixtures("interpreter")),
+        (pytest.mark.slow,),
     ),
 }
 NAMES = [pytest.param(name, marks=kind.marks) for name, kind in EXECUTORS.items()]
