@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fastcar_cli.errors import FastcarError, Key, RequestError, RunError, Text
 from fastcar_cli.extras import need
+from fastcar_cli.signals import handlers_kept
 
 if TYPE_CHECKING:
     from fastcar_cli.pipeline import VideoPipeline
@@ -126,7 +127,8 @@ class _RayEngine:
             elif workers is not None and not on_gpu:
                 options["num_cpus"] = workers * threads
             try:
-                ray.init(**options)
+                with handlers_kept():
+                    ray.init(**options)
             except (ConnectionError, ValueError, RuntimeError, OSError) as e:
                 reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
                 where: Text = "starting Ray here" if address is None else (Key("address"), f" {address}")

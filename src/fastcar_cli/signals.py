@@ -29,6 +29,17 @@ def stop_on_sigterm() -> None:
 
 
 @contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Put the handler of SIGTERM back that a library sets in the block."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Hold Ctrl-C and SIGTERM back until the block is done; ignored ones stay ignored."""
     if threading.current_thread() is not threading.main_thread():

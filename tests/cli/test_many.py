@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,9 +195,29 @@ def test_what_contradicts_itself_is_refused_first(run: Run, tmp_path: Path, opti
 
 
 def test_ray_that_is_not_installed_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     done = run("generate", "a red ball", "--engine", "ray")
     assert done.returncode == 2 and "--engine ray needs the extra fastcar[ray]" in done.stderr
+
+
+def test_ray_leaves_the_handler_of_sigterm(run: Run, order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ray.init` does, this one sets its own, which ends nothing that is in a destructor."""
+    handlers: list[Any] = []
+
+    def init(**options: Any) -> None:
+        handlers.append(signal.signal(signal.SIGTERM, signal.SIG_IGN))
+
+    fake = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=init,
+        remote=lambda work: SimpleNamespace(options=lambda **resources: work),
+        cluster_resources=dict,
+        shutdown=lambda: handlers.append(signal.getsignal(signal.SIGTERM)),
+    )
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    done = run(*order, "--engine", "ray", "-o", "all")
+    assert done.returncode == 2 and "no node of the cluster has what a worker needs" in done.stderr
+    assert handlers[0] == handlers[1] != signal.SIG_IGN
 
 
 @pytest.mark.slow

@@ -236,14 +236,20 @@ class _Mp4Writer(Writer):
     def _discard(self) -> None:
         with contextlib.suppress(Exception):
             self._close()
-        # Else its destructor would try once more and print the error.
-        self._video._video_stream = self._video._container = None
         super()._discard()
 
     def _close(self) -> None:
-        # PyAV raises the first error of a full disk and prints the tracebacks of those that follow it.
-        with contextlib.redirect_stderr(io.StringIO()):
-            self._video.close()
+        # The destructor of the plugin closes again, and a signal that comes meanwhile is lost: it runs here, where
+        # none comes, and finds nothing to close and no error to print.
+        video, self._video = self._video, None
+        try:
+            # PyAV raises the first error of a full disk and prints the tracebacks of those that follow it.
+            with contextlib.redirect_stderr(io.StringIO()):
+                video.close()
+        finally:
+            video._video_stream = video._container = None
+            with contextlib.suppress(OSError):
+                video.request.finish()
 
 
 class _GifWriter(Writer):
