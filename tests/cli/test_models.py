@@ -18,7 +18,7 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-def test_every_name_is_listed_with_what_it_takes_and_makes(run: Run) -> None:
+def test_every_name_is_listed_with_what_it_takes_and_makes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {row["name"]: row for row in json.loads(run("models", "--json").stdout)["models"]}
     assert list(rows) == [*BUNDLED, *REPOSITORIES]
     assert rows["mini"] == {
@@ -27,11 +27,13 @@ def test_every_name_is_listed_with_what_it_takes_and_makes(run: Run) -> None:
         "makes": "8 frames of 64 x 64, 8 a second",
         "from": "the package",
         "here": True,
+        "parameters": 6_063_459,
     }
     assert rows["mini-actions"]["takes"] == "1 frame, 2 numbers a frame"
     assert rows["cosmos-predict1-5b-video2world"]["takes"] == "1 or 9 frames, text vectors"
+    monkeypatch.setenv("COLUMNS", "80")
     shown = run("models").stdout
-    assert all(name in shown for name in rows) and "to be pulled" in shown
+    assert all(name in shown for name in rows) and "pulled" in shown and "6.1 M" in shown and "7.2 B" in shown
 
 
 def test_a_model_is_shown_from_its_shapes(run: Run, tmp_path: Path) -> None:

@@ -32,27 +32,24 @@ def models(as_json: Json = False, form: Format = "table", debug: Debug = False) 
         return
     from fastcar_cli.cli.render import Results, columns
 
-    shown = columns("", "model", "takes", "makes", "from", "here", left=4)
+    shown = columns("", "model", "size", "takes", "makes", "from", left=5)
+    # Names are there to be copied.
+    shown.columns[0].no_wrap = True
     for row in rows:
-        shown.add_row(
-            *(row[key] for key in ("name", "takes", "makes", "from")), "yes" if row["here"] else "to be pulled"
-        )
+        source = row["from"].partition("/")[0] + ("" if row["here"] else ", to be pulled")
+        shown.add_row(row["name"], _size(row["parameters"]), row["takes"], row["makes"], source)
     Results().print(shown)
 
 
 def show(name: Name, as_json: Json = False, form: Format = "table", debug: Debug = False) -> None:
     """What a model is made of, from its shapes alone."""
-    from fastcar_cli.models.loading.checkpoint import empty_network
     from fastcar_cli.models.loading.hub import licence, repository_of
-    from fastcar_cli.models.loading.memory_plan import parameter_bytes
     from fastcar_cli.models.loading.names import BUNDLED
     from fastcar_cli.models.loading.registry import spec_of
 
-    spec, line = spec_of(name), _line(name)
-    repository = repository_of(name)
-    decoder, sizes = spec.decoder, empty_network(spec)
-    facts: dict[str, Any] = line | {
-        "parameters": parameter_bytes(sizes, 1),
+    spec, repository = spec_of(name), repository_of(name)
+    decoder = spec.decoder
+    facts: dict[str, Any] = _line(name) | {
         "decoder": f"{decoder.layers} layers, width {decoder.width}, MLPs {decoder.mlp_width}, {decoder.heads} heads",
         "tokens_per_frame": spec.tokens_per_frame,
         "codes_per_token": spec.code_depth,
@@ -82,9 +79,15 @@ def _word(value: object) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
+def _size(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.{parameters < 1e7:d}f} M"
+
+
 def _line(name: str) -> dict[str, Any]:
     """A model's row."""
+    from fastcar_cli.models.loading.checkpoint import empty_network
     from fastcar_cli.models.loading.hub import here, repository_of, revision_of
+    from fastcar_cli.models.loading.memory_plan import parameter_bytes
     from fastcar_cli.models.loading.names import BUNDLED
     from fastcar_cli.models.loading.registry import spec_of
 
@@ -96,6 +99,7 @@ def _line(name: str) -> dict[str, Any]:
         "makes": f"{spec.frames} frames of {width} x {height}, {spec.fps} a second",
         "from": repository or ("the package" if name in BUNDLED else "a folder"),
         "here": repository is None or here(repository, revision_of(name)),
+        "parameters": parameter_bytes(empty_network(spec), 1),
     }
 
 
