@@ -6,8 +6,9 @@ import base64
 import secrets
 import tempfile
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Video:
     """A finished video.
 
@@ -54,6 +55,10 @@ class Video:
         finally:
             writer.abort()
         return Path(path)
+
+    def __repr__(self) -> str:
+        count, height, width = self.frames.shape[:3]
+        return f"Video({self.recipe['prompt']!r}, seed {self.recipe['seed']}: {count} frames of {width} x {height})"
 
     def _repr_html_(self) -> str:
         """The video as a GIF of at least 256 pixels a side, as notebooks show it."""
@@ -88,17 +93,20 @@ class Pipeline(VideoPipeline):
         return pipe
 
     @overload
-    def __call__(self, prompt: str, seed: int | None = None) -> Video: ...
+    def __call__(self, prompt: str, seed: SupportsIndex | None = None) -> Video: ...
     @overload
-    def __call__(self, prompt: list[Prompt], seed: int | None = None) -> list[Video]: ...
-    def __call__(self, prompt: str | list[Prompt], seed: int | None = None) -> Video | list[Video]:
+    def __call__(self, prompt: list[Prompt], seed: SupportsIndex | None = None) -> list[Video]: ...
+    def __call__(self, prompt: str | list[Prompt], seed: SupportsIndex | None = None) -> Video | list[Video]:
         """Decode one video a prompt, a `str` being one; the first draws from `seed`, the others from the next ones.
 
         Without a seed one is drawn, which the video's report has. Prompts of a model that continues frames are `Clip`s,
-        see `clips_of`.
+        see `clips_of`. Raises RequestError for a prompt that the model does not take, and for what is no seed.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
-        first = secrets.randbelow(2**31) if seed is None else seed
+        given = secrets.randbelow(2**31) if seed is None else seed
+        first = index(given) if isinstance(given, SupportsIndex) else -1
+        if not 0 <= first <= 2**63 - len(prompts):
+            raise RequestError("not allowed", key="seed", value=repr(seed), allowed="whole numbers from 0 to 2**63 - 1")
         seeds = range(first, first + len(prompts))
         images: list[list[NDArray[np.uint8]]] = [[] for _ in prompts]
         videos: dict[int, Video] = {}

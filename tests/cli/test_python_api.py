@@ -37,6 +37,17 @@ def test_without_a_seed_one_is_drawn_and_said(pipe: Pipeline) -> None:
     assert np.array_equal(pipe(BALL, seed=first.report["seed"]).frames, first.frames)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5, "1", [1]])
+def test_what_is_no_seed_is_refused(pipe: Pipeline, seed: object) -> None:
+    with pytest.raises(RequestError, match=rf"^`seed` {re.escape(repr(seed))}: not allowed"):
+        pipe(BALL, seed=seed)  # type: ignore[call-overload]
+
+
+def test_a_video_says_in_a_line_what_it_is(pipe: Pipeline) -> None:
+    size = f"{pipe.frames} frames of {pipe.width} x {pipe.height}"
+    assert repr(pipe(BALL, seed=np.int64(4))) == f"Video({BALL!r}, seed 4: {size})"
+
+
 def test_a_video_is_saved_with_its_recipe_and_shown_in_a_notebook(pipe: Pipeline, tmp_path: Path) -> None:
     video = pipe(BALL, seed=4)
     assert read_recipe(video.save(tmp_path / "a.mp4", scale=2))["seed"] == 4
