@@ -194,7 +194,7 @@ def build(folder: Path, **changes: Any) -> tuple[bool, str]:
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_trace_of_the_bundled_model_runs_in_the_cycles_that_the_emulator_says(run: Run, tmp_path: Path) -> None:
-    words = ("--frames", "2", "--tau", "-2", "--seed", "5", "--trace", "t.npz", "-o", "t.mp4")
+    words = ("--frames", "2", "--tau", "-2", "--seed", "5", "--draft", "off", "--trace", "t.npz", "-o", "t.mp4")
     assert run("generate", "a red ball rolling to the right on the grass", *words).returncode == 0
     done = run("fpga", "rtl", "t.npz", "-o", "d", "--check", "--json")
     assert done.returncode == 0, done.stderr
