@@ -65,6 +65,11 @@ def _short_collections() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """What is frozen is never freed, which Triton's bindings report as leaks, a page of them."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _signals_as_usual() -> Iterator[None]:
     """Here and in children: background jobs, nohup and some runners hand down an ignored SIGINT."""
