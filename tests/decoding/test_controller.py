@@ -164,7 +164,7 @@ def test_what_shares_the_batch_changes_nothing() -> None:
     ],
 )
 def test_the_bundled_model_meets_its_target_on_any_prompt(scope: str, cfg: float, ratios: tuple[float, ...]) -> None:
-    pipe = VideoPipeline.from_config(RunConfig.from_dict({"sampling": {"cfg": cfg}}))
+    pipe = VideoPipeline.from_config(RunConfig.from_dict({"model": "mini", "sampling": {"cfg": cfg}}))
     prompts = [
         "a big red ball rolling to the right on the grass",
         "a small green boat on the sea",

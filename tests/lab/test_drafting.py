@@ -41,7 +41,9 @@ def test_all_right_drafts_fill_every_window_and_wrong_ones_give_a_token_a_pass()
 
 
 def test_decodes_accept_what_their_codes_promise() -> None:
-    pipe = VideoPipeline.from_config(RunConfig.from_dict({"generation": {"frames": 4}, "runtime": {"threads": 1}}))
+    pipe = VideoPipeline.from_config(
+        RunConfig.from_dict({"model": "mini", "generation": {"frames": 4}, "runtime": {"threads": 1}})
+    )
     measured = tokens_a_pass(pipe, ["a red ball rolling to the right on the grass"], [4, 16])
     for line in measured["windows"]:
         # The decode's passes need not begin at the first token of a frame.
