@@ -37,7 +37,7 @@ def test_tokenizer_keeps_pictures() -> None:
     ],
 )
 def test_fidelity_and_replay_of_a_sample(tau: float | str, replayed: tuple[float, float]) -> None:
-    pipe = VideoPipeline.from_config(load_config(None, [], {"replay.tau": tau}))
+    pipe = VideoPipeline.from_config(load_config(None, [], {"model": "mini", "replay.tau": tau}))
     found = fidelity(WORLD, pipe, 24, 9, batch=24)[0]
     # One wrong video of 24 is 4 %; the bars themselves are for 300.
     for attribute, bar in BARS.items():
@@ -51,7 +51,7 @@ def test_fidelity_in_full() -> None:
     """The bars of the bundled model on 300 captions: dense, and how far replay may fall behind it."""
     right = {}
     for tau in ("off", -2.0, -8.0):
-        pipe = VideoPipeline.from_config(load_config(None, [], {"replay.tau": tau}))
+        pipe = VideoPipeline.from_config(load_config(None, [], {"model": "mini", "replay.tau": tau}))
         right[tau] = fidelity(WORLD, pipe, 300, 10, batch=60)[0]["right"]
     for attribute, bar in BARS.items():
         assert right["off"][attribute] >= bar, right
@@ -62,6 +62,7 @@ def test_fidelity_in_full() -> None:
 
 @pytest.mark.slow
 def test_int8_keeps_the_fidelity_of_a_sample() -> None:
-    pipe = VideoPipeline.from_config(load_config(None, [], {"replay.tau": -2.0, "runtime.dtype": "int8"}))
+    config = load_config(None, [], {"model": "mini", "replay.tau": -2.0, "runtime.dtype": "int8"})
+    pipe = VideoPipeline.from_config(config)
     right = fidelity(WORLD, pipe, 24, 9, batch=24)[0]["right"]
     assert right["all"] >= BARS["all"] - 0.05, right

@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
         if (!print) need(expected, one, 1), whole = one[0];
         int word = 0;
         // Some layers are reset on their way and run again: nothing of them is left.
-        int64_t until = !print && layers % 3 == 1 ? whole / 2 : -1;
+        int64_t until = !print && layers % 3 == 2 ? whole / 2 : -1;
         for (;; t++) {
             if (t == until) {
                 top.rst = 1;
