@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import signal
+import sys
+from typing import Any
 
-from fastcar_cli.cli.app import main
 from fastcar_cli.cli.streams import close_streams, open_streams
+from fastcar_cli.signals import status
 
 
 def run() -> None:
@@ -15,12 +18,28 @@ def run() -> None:
     seconds of a short `generate`, 0.02 of 0.18 of `config`.
     """
     gc.set_threshold(50_000)
-    open_streams()
     try:
-        main()
-    finally:
-        gc.freeze()
-        close_streams()
+        open_streams()
+        try:
+            from fastcar_cli.cli.app import main
+
+            main()
+        finally:
+            # A signal still ends the wait for a reader of the output. Then the status is decided, and a signal in
+            # what Python does at its end would change it, or print a traceback.
+            _on_signals(signal.SIG_DFL)
+            close_streams()
+            _on_signals(signal.SIG_IGN)
+            gc.freeze()
+    except KeyboardInterrupt as e:  # while packages are imported
+        sys.stderr.write("stopped\n")
+        raise SystemExit(status(e)) from None
+
+
+def _on_signals(handler: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,41 @@ def test_sigterm_keeps_the_cells_of_a_sweep(tmp_path: Path) -> None:
     assert list((tmp_path / "out" / "cells").iterdir()) == []
 
 
+AT = """
+import atexit, importlib.abc, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+number, where = int(os.environ["NUMBER"]), os.environ["WHERE"]
+class Signal(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == where:
+            os.kill(os.getpid(), number)
+sys.meta_path.insert(0, Signal())
+if where == "the end":
+    atexit.register(os.kill, os.getpid(), number)
+from fastcar_cli.__main__ import run
+run()
+"""
+"""The program, which gets a signal where it imports a module, or where Python ends it."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["fastcar_cli.cli.app", "typer", "fastcar_cli.cli.config_cmd", "yaml", "the end"])
+def test_a_signal_in_an_import_or_at_the_end_is_a_line_at_most(where: str, number: signal.Signals) -> None:
+    environment = {**os.environ, "WHERE": where, "NUMBER": str(int(number)), "COLUMNS": "80"}
+    arguments = [sys.executable, "-c", AT, "config"]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    assert len(done.stderr.splitlines()) <= 1
+    if where == "the end":
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("\n")
+    else:
+        # The system ends a program that does not handle SIGTERM yet.
+        assert done.returncode in ((143, -15) if number == signal.SIGTERM else (130,))
+        assert done.stdout == ""
+        assert done.returncode < 0 or "stopped" in done.stderr
+
+
 @pytest.mark.parametrize(("stop", "status"), [(KeyboardInterrupt, 130), (Terminated, 143)])
 @pytest.mark.parametrize("command", [["profile"], ["fpga"], ["config"], ["train", "-o", "out"]])
 def test_every_command_ends_as_it_was_stopped(

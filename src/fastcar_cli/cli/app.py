@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
@@ -86,6 +87,18 @@ def _load(target: str) -> typer.Typer:
     return program
 
 
+@contextmanager
+def _ends_as_stopped() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the program with their status: typer says "Aborted!", and knows the first only."""
+    try:
+        yield
+    except KeyboardInterrupt as e:
+        from fastcar_cli.cli.render import console, note
+
+        note(console(), "nothing more was done", "stopped")
+        raise typer.Exit(status(e)) from None
+
+
 class Commands(TyperGroup):
     """The commands of this package and those that others add, which are looked for only when they are needed.
 
@@ -101,7 +114,13 @@ class Commands(TyperGroup):
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         name = " ".join(args[:2])
-        return super().parse_args(ctx, [name, *args[2:]] if name in self.commands else args)
+        with _ends_as_stopped():
+            return super().parse_args(ctx, [name, *args[2:]] if name in self.commands else args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        with _ends_as_stopped():
+            return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help, and examples below it."""

@@ -16,7 +16,6 @@ from typer.core import TyperCommand
 from fastcar_cli.cli.help import arrange, examples
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.files import spooled
-from fastcar_cli.signals import status
 
 READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "config", "fpga", "preset", "trace", "compare",
         "calibrate", "lpips_weights", "folder")  # fmt: skip
@@ -105,9 +104,9 @@ _UNUSUAL = re.compile(r"(?=.*\d)(?=.*[_\u0080-\U0010ffff])[-+.,\d_eE]+")
 
 
 class Command(TyperCommand):
-    """A command that refuses empty values, names flags in the library's errors, and ends as it was stopped.
+    """A command that refuses empty values and names flags in the library's errors.
 
-    Typer alone takes `-o ""` as the current folder, knows no `replay.tau` by its --tau, and calls Ctrl-C "Aborted!".
+    Typer alone takes `-o ""` as the current folder, and knows no `replay.tau` by its --tau.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -161,11 +160,6 @@ class Command(TyperCommand):
             flags = {opt for p in self.params for opt in p.opts}
             e.name_of = lambda parameter: flag_of(parameter, flags) or f"`{parameter}`"
             raise
-        except KeyboardInterrupt as e:
-            from fastcar_cli.cli.render import console, note
-
-            note(console(), "nothing more was done", "stopped")
-            raise typer.Exit(status(e)) from None
 
 
 def _file(given: Any, read: bool) -> Any:
