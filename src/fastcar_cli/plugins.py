@@ -1,7 +1,8 @@
 """What other packages add to fastcar, by entry points: commands, and worlds of which videos can be judged.
 
-An entry of the group `fastcar.commands` is a Typer program that becomes `fastcar NAME`; one of `fastcar.worlds` is a
-function as `Recogniser` describes. The laboratory, fastcar_lab, brings both.
+An entry of the group `fastcar.commands` is a Typer program that becomes `fastcar NAME`; one of `fastcar.fpga` is the
+function of `fastcar fpga NAME`; one of `fastcar.worlds` is a function as `Recogniser` describes. The laboratory,
+fastcar_lab, brings all of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fastcar_cli.prompt import PromptReader
 
 COMMANDS = "fastcar.commands"
+FPGA_COMMANDS = "fastcar.fpga"
 WORLDS = "fastcar.worlds"
 
 
@@ -66,9 +68,9 @@ def command_names() -> list[str]:
     return sorted(_entries(COMMANDS).names)
 
 
-def command(name: str) -> Callable[[], Any] | None:
-    """What imports the Typer program of an added command; None where there is none of this name."""
-    return next((entry.load for entry in _entries(COMMANDS) if entry.name == name), None)
+def command(name: str, group: str = COMMANDS) -> Callable[[], Any] | None:
+    """What imports the program of an added command; None where there is none of this name."""
+    return next((entry.load for entry in _entries(group) if entry.name == name), None)
 
 
 def can_judge() -> bool:

@@ -368,3 +368,11 @@ def test_a_checkout_that_is_not_installed_has_the_laboratory(run: Run, monkeypat
         assert "is of the package fastcar_lab" in done.stderr
     else:
         assert done.returncode == 0 and "gpu-check" in done.stdout
+
+
+def test_rtl_without_the_laboratory_names_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastcar_cli.plugins.command", lambda *_: None)
+    monkeypatch.delitem(sys.modules, "fastcar_cli.cli.fpga_rtl_cmd", raising=False)
+    done = run("fpga", "rtl", "-o", "rtl")
+    assert done.returncode == 2
+    assert "fastcar fpga rtl is of the package fastcar_lab" in done.stderr

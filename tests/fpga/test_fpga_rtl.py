@@ -25,13 +25,13 @@ from fastcar_cli.backends.fpga.drs import Drs
 from fastcar_cli.backends.fpga.isa import UNIT_OF, compile_mlp
 from fastcar_cli.backends.fpga.layer import Accelerator
 from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.rtl import bundle, stimulus, tools
-from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
 from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.backends.fpga.windows import Windows
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.loading.registry import folder_of, shapes_of, spec_of
 from fastcar_cli.presets import fpga_presets
+from fastcar_lab.accelerator.rtl import bundle, stimulus, tools
+from fastcar_lab.accelerator.rtl.packets import counts, words_of
 
 
 def trace(file: Path, passes: int = 7, rows: int = 8, ratio: float = 0.5, seed: int = 3) -> Decisions:

@@ -19,12 +19,12 @@ from support.tiny import tiny_spec
 
 from fastcar_cli.backends.fpga.decisions import Decisions, read, save
 from fastcar_cli.backends.fpga.emulator import SCHEDULERS, Emulator, Result
-from fastcar_cli.backends.fpga.rtl import bundle
 from fastcar_cli.backends.fpga.summary import compare, emulate
 from fastcar_cli.backends.fpga.windows import Windows
 from fastcar_cli.config import RunConfig
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_lab.accelerator.rtl import bundle
 
 LAYERS, STEPS = 2, 8
 """Layers and input tokens of `work()`."""

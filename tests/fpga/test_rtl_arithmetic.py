@@ -15,12 +15,12 @@ from support.processes import Run
 from fastcar_cli.backends.fpga import integer
 from fastcar_cli.backends.fpga.integer import Coded, Rows
 from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.rtl import bundle, joined
-from fastcar_cli.backends.fpga.rtl.tools import call, compiler, verilator, yosys
 from fastcar_cli.backends.fpga.timing import spans
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_lab.accelerator.arithmetic import Layers, Units, write_arithmetic
 from fastcar_lab.accelerator.decoded import compared, decoded, layer_of
+from fastcar_lab.accelerator.rtl import bundle, joined
+from fastcar_lab.accelerator.rtl.tools import call, compiler, verilator, yosys
 
 PRESET = load_preset("edge-int8")
 LIMIT = integer.LIMIT

@@ -12,7 +12,7 @@ from support.processes import Run
 from support.rtl import changed, have, needs_verilator, needs_yosys, rows_of
 
 from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.rtl import bundle, synth, tools
+from fastcar_lab.accelerator.rtl import bundle, synth, tools
 
 
 def script(folder: Path, name: str, *arguments: str) -> tuple[int, str]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fastcar_cli.backends.fpga.rtl import tools
 from fastcar_cli.errors import RequestError
+from fastcar_lab.accelerator.rtl import tools
 
 
 def have(find: Any) -> str | None:

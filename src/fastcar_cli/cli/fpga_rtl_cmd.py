@@ -1,90 +1,13 @@
-"""`fastcar fpga rtl`: the accelerator in SystemVerilog, checked against the emulator, synthesised, watched."""
+"""`fastcar fpga rtl`: a command of the laboratory, which has the RTL that the emulator is compared with."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
-
-from fastcar_cli.cli.options import Accelerator, Debug, Format, Json
+from fastcar_cli import plugins
 from fastcar_cli.errors import RequestError
 
-
-def rtl(
-    trace: Annotated[Path | None, typer.Argument(metavar="[TRACE]", help="Decisions that generate has saved.")] = None,
-    preset: Accelerator = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for the RTL and what it runs.")] = None,
-    passes: Annotated[
-        int | None, typer.Option(help="Run the first passes of the trace only. [default: all]", min=1)
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Run it; status 1 at the first difference.")] = False,
-    synth: Annotated[bool, typer.Option("--synth", help="Count resources with yosys (estimates).")] = False,
-    saif: Annotated[bool, typer.Option("--saif", help="Write switching activity for the vendor's tool.")] = False,
-    as_json: Json = False,
-    form: Format = "table",
-    debug: Debug = False,
-) -> None:
-    """Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it."""
-    from fastcar_cli.backends.fpga.decisions import read
-    from fastcar_cli.backends.fpga.preset import load_preset
-    from fastcar_cli.backends.fpga.rtl import bundle, power, tools
-    from fastcar_cli.backends.fpga.rtl import synth as synthesis
-    from fastcar_cli.backends.fpga.workload import preset_for
-    from fastcar_cli.models.loading.specs import spec_from_dict
-
-    if output is None:
-        raise RequestError("-o is missing: RTL is written into a folder", hint="fastcar fpga rtl -o DIR")
-    if passes is not None and trace is None:
-        raise RequestError("--passes has no effect without a file of decisions", hint="fastcar fpga rtl TRACE.npz")
-    saved = None if trace is None else read(trace)
-    accelerator = (
-        load_preset(preset or "edge-small") if saved is None else preset_for(preset, spec_from_dict(saved.spec))
+if (load := plugins.command("rtl", plugins.FPGA_COMMANDS)) is None:
+    raise RequestError(
+        "fastcar fpga rtl is of the package fastcar_lab, which is not installed",
+        hint="pip install -e . in a checkout of fastcar",
     )
-    document = bundle.write(output, accelerator, saved, passes)
-    for name in document["kept"]:
-        typer.echo(f"{output / name} was changed there and stays", err=True)
-    if not as_json:
-        typer.echo(
-            f"{output}: RTL of {accelerator.name} and {document['layers']:,} layers to run; run.sh compares them"
-        )
-    if synth:
-        document["resources"] = synthesis.synthesise(output, document["parameters"], accelerator)
-        document["by_preset"] = synthesis.arithmetic(accelerator)
-        if not as_json:
-            _resources(document["resources"], document["by_preset"])
-    if saif:
-        document["saif"] = str(power.activity(output, document["parameters"], accelerator.clock.value))
-        if not as_json:
-            typer.echo(f"{document['saif']}, for {output / 'power.tcl'}, which needs the vendor's tool and was not run")
-    if check:
-        same, line = tools.simulate(output)
-        document["check"] = {"same": same, "result": line}
-        if not as_json:
-            typer.echo(line)
-    if as_json:
-        typer.echo(json.dumps(document))
-    if check and not same:
-        raise typer.Exit(1)
-
-
-def _resources(rows: list[dict[str, Any]], by_preset: dict[str, float]) -> None:
-    from fastcar_cli.backends.fpga.rtl.synth import CARDS
-    from fastcar_cli.cli.render import Results, columns
-
-    shown = columns(
-        "resources (yosys estimates, not vendor figures)",
-        *("unit", "LUT", "FF", "DSP", "BRAM36", "URAM", *CARDS),
-        caption=f"All cores, by the preset: weight buffers {by_preset['RAMB36']:,.0f} RAMB36 or "
-        f"{by_preset['URAM288']:,.0f} URAM288 by their bits, MAC arrays {by_preset['DSP']:,.0f} DSP. "
-        "A core: its sequencer, in int8-exact its vector unit, a DSP a MAC, its weight buffer in RAMB36; LUT and FF "
-        "of the MAC array are an artefact and not in it. Shares: the largest of a device's resources, named where it "
-        "does not fit. Cells and caveats: resources.csv.",
-    )
-    for row in rows:
-        used = [f"{row[k]:g}" for k in ("LUT", "FF", "DSP", "BRAM36", "URAM")]
-        most = (max((share, kind) for kind, share in row["share"][card].items()) for card in CARDS)
-        shares = (f"{share:.3%}" + (f" {kind}" if share > 1 else "") for share, kind in most)
-        shown.add_row(row["unit"], *used, *shares)
-    Results().print(shown)
+rtl = load()

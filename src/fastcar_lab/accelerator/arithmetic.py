@@ -17,12 +17,12 @@ from torch import Tensor
 
 from fastcar_cli.backends.fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows
 from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.rtl.bundle import write_parameters, write_sources
-from fastcar_cli.backends.fpga.rtl.joined import MLPLayer, expected, parameters, requests
-from fastcar_cli.backends.fpga.rtl.tools import call, compiler, verilator
-from fastcar_cli.backends.fpga.rtl.vectors import ACTIVATE, CODE, REQUANTISE, SUMS
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import make_folder, write_whole
+from fastcar_lab.accelerator.rtl.bundle import write_parameters, write_sources
+from fastcar_lab.accelerator.rtl.joined import MLPLayer, expected, parameters, requests
+from fastcar_lab.accelerator.rtl.tools import call, compiler, verilator
+from fastcar_lab.accelerator.rtl.vectors import ACTIVATE, CODE, REQUANTISE, SUMS
 
 
 def write_arithmetic(folder: Path) -> None:

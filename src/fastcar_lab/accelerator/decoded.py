@@ -19,13 +19,13 @@ from fastcar_cli.backends.fpga.backend import FpgaBackend, mlp_of
 from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.integer import Coded, IntegerMLP, Rows, code_floats
 from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.rtl.joined import MLPLayer
 from fastcar_cli.backends.fpga.timing import Rates, mlp_program
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.models import load
 from fastcar_cli.models.decoder import Decoder
 from fastcar_lab.accelerator.arithmetic import Layers, Units, write_arithmetic
+from fastcar_lab.accelerator.rtl.joined import MLPLayer
 
 
 @dataclass(frozen=True)

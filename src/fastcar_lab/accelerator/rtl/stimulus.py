@@ -13,8 +13,8 @@ from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.isa import Program, compile_mlp
 from fastcar_cli.backends.fpga.layer import Accelerator, Row
 from fastcar_cli.backends.fpga.preset import Preset, Weights
-from fastcar_cli.backends.fpga.rtl.packets import counts
 from fastcar_cli.backends.fpga.timing import Rates, cycles
+from fastcar_lab.accelerator.rtl.packets import counts
 
 SHORT = ((4, 4, 64, 64.0), (16, 24, 64, 4.0), (16, 24, 64, 64.0), (24, 40, 128, 2.0))
 """Small streams (width, MLP width, bytes of a tile, memory bytes a cycle): rows shorter and longer than a packet."""

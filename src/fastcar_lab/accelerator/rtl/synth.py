@@ -10,9 +10,9 @@ from typing import Any
 
 from fastcar_cli.backends.fpga.device import load_device
 from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.rtl.tools import call, yosys
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import csv_of, write_whole
+from fastcar_lab.accelerator.rtl.tools import call, yosys
 
 FAMILY = "xcup"
 CAVEAT = "yosys estimate"

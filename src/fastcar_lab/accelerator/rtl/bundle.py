@@ -13,9 +13,14 @@ from fastcar_cli.backends.fpga.decisions import Decisions
 from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
 from fastcar_cli.backends.fpga.memory import Order
 from fastcar_cli.backends.fpga.preset import Preset, Weights
-from fastcar_cli.backends.fpga.rtl import joined
-from fastcar_cli.backends.fpga.rtl.packets import words_of
-from fastcar_cli.backends.fpga.rtl.stimulus import (
+from fastcar_cli.backends.fpga.timing import Rates, mlp_program
+from fastcar_cli.errors import RequestError
+from fastcar_cli.files import csv_of, file_text, make_folder, sha256_of, write_whole
+from fastcar_cli.models.loading.specs import spec_from_dict
+from fastcar_cli.plain_data import parse_json
+from fastcar_lab.accelerator.rtl import joined
+from fastcar_lab.accelerator.rtl.packets import words_of
+from fastcar_lab.accelerator.rtl.stimulus import (
     WEIGHTS,
     Layer,
     Packet,
@@ -26,13 +31,8 @@ from fastcar_cli.backends.fpga.rtl.stimulus import (
     random_layers,
     short_packets,
 )
-from fastcar_cli.backends.fpga.rtl.tools import ARITHMETIC, SOURCE
-from fastcar_cli.backends.fpga.rtl.vectors import macs_of, vectors
-from fastcar_cli.backends.fpga.timing import Rates, mlp_program
-from fastcar_cli.errors import RequestError
-from fastcar_cli.files import csv_of, file_text, make_folder, sha256_of, write_whole
-from fastcar_cli.models.loading.specs import spec_from_dict
-from fastcar_cli.plain_data import parse_json
+from fastcar_lab.accelerator.rtl.tools import ARITHMETIC, SOURCE
+from fastcar_lab.accelerator.rtl.vectors import macs_of, vectors
 
 RANDOM_LAYERS = 320
 """Random layers that are run before those of saved decisions."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastcar_cli.backends.fpga.rtl.tools import simulate
 from fastcar_cli.errors import RunError
 from fastcar_cli.files import write_whole
+from fastcar_lab.accelerator.rtl.tools import simulate
 
 LAYERS = 40
 """Layers whose activity is recorded: a signal a cycle is slow to watch."""

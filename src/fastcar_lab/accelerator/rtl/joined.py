@@ -16,10 +16,10 @@ from fastcar_cli.backends.fpga.isa import Program, compile_mlp
 from fastcar_cli.backends.fpga.layer import Row
 from fastcar_cli.backends.fpga.memory import Dram
 from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.rtl.packets import counts, words_of
-from fastcar_cli.backends.fpga.rtl.stimulus import control_parameters, packet_of, random_layers
 from fastcar_cli.backends.fpga.timing import SETTLE, Rates, drain, round_spans
 from fastcar_cli.errors import RequestError
+from fastcar_lab.accelerator.rtl.packets import counts, words_of
+from fastcar_lab.accelerator.rtl.stimulus import control_parameters, packet_of, random_layers
 
 MACS, LANES, LAYERS = 16, 4, 10
 """Of the cores that random layers run on, and how many."""
