@@ -22,9 +22,16 @@ COLORS = {"tas": "#ee6677", "input": "#4477aa", "attention": "#228833", "query":
           "oracle": "#333333"}  # fmt: skip
 
 
+SCORED, SCORED_PROMPTS = "scores", 8
+"""Folder of videos under each score, and of how many prompts at most: scores other than TAS take plain torch."""
+
+
 def needs(study: Study) -> list[Job]:
-    """Dense videos, and each score at equal ratios."""
-    return [Job(axes=(("scores", tuple(SCORES)), ("ratios", study.reached(RATIOS))))]
+    """Dense videos, and each score at the highest ratio."""
+    jobs = [Job()]
+    if ratios := study.reached(RATIOS)[-1:]:
+        jobs.append(Job(SCORED, axes=(("scores", tuple(SCORES)), ("ratios", ratios)), prompts=SCORED_PROMPTS))
+    return jobs
 
 
 def areas(study: Study) -> dict[str, dict[str, list[float]]]:
@@ -44,12 +51,13 @@ def areas(study: Study) -> dict[str, dict[str, list[float]]]:
 
 
 def judge(study: Study) -> Finding:
-    """Areas from dense videos; quality at equal ratios, each score against TAS on the same videos."""
+    """Areas from dense videos; quality at one ratio, each score against TAS on the same videos."""
     area = areas(study)
     ratios = study.reached(RATIOS)
-    cells = {(name, r): study.cells(score=name, ratio=r) for name in SCORES for r in ratios}
     if not ratios:
         return Finding(NUMBER, TITLE, CLAIM, study.model, OPEN, "The model's frames allow none of the ratios.")
+    top = ratios[-1]
+    cells = {name: study.cells(SCORED, score=name, ratio=top) for name in SCORES}
     key = measure([c for group in cells.values() for c in group])
     rows, margins = [], {}
     for name in SCORES:
@@ -62,19 +70,16 @@ def judge(study: Study) -> Finding:
             "area_high": a.high,
         }
         row |= {"tas_more_area": over.mean, "tas_more_area_low": over.low, "tas_more_area_high": over.high}
-        for r in ratios:
-            mine = values(cells[name, r], key)
-            e, d = estimate(mine), difference(values(cells[DEFAULT, r], key), mine)
-            margins[name, r] = d
-            at = f"{key}_at_{r:g}"
-            row |= {at: e.mean, f"{at}_low": e.low, f"{at}_high": e.high}
-            row |= {f"tas_more_{at}": d.mean, f"tas_more_{at}_low": d.low, f"tas_more_{at}_high": d.high}
-            row |= {f"ratio_at_{r:g}": estimate(values(cells[name, r], "ratio")).mean}
+        mine = values(cells[name], key)
+        e, d = estimate(mine), difference(values(cells[DEFAULT], key), mine)
+        margins[name] = d
+        row |= {key: e.mean, f"{key}_low": e.low, f"{key}_high": e.high}
+        row |= {f"tas_more_{key}": d.mean, f"tas_more_{key}_low": d.low, f"tas_more_{key}_high": d.high}
+        row |= {"ratio": estimate(values(cells[name], "ratio")).mean}
         rows.append(row)
-    verdict, words = _verdict(area, margins, ratios)
+    verdict, words = _verdict(area, margins)
     first = estimate(area[DEFAULT])
-    top = max(ratios)
-    quality = ", ".join(f"{n} {next(x for x in rows if x['score'] == n)[f'{key}_at_{top:g}']:.3f}" for n in SCORES)
+    quality = ", ".join(f"{row['score']} {row[key]:.3f}" for row in rows)
     summary = (
         f"Area under the curve of 'change below x': TAS {first.text()}, "
         + ", ".join(f"{n} {estimate(area[n]).mean:.3f}" for n in OTHERS)
@@ -84,6 +89,7 @@ def judge(study: Study) -> Finding:
         "All scores are gated alike: one controller keeps the ratio in every layer.",
         "The area is of dense videos (x: the 20, 50 and 80 % quantile of a layer's changes), quality of replayed ones: "
         "there a score sees what its own replays have done, and a replay may be replayed again.",
+        f"Quality is of the first {len(set(c['prompt'] for c in cells[DEFAULT]))} prompts.",
         "The oracle knows how wrong a replay would be, in the norm of one layer's output. That norm is not quality: it "
         "knows nothing of which errors later layers and the draw of codes take up.",
         *study.notes_on_kinds("Area of TAS", area[DEFAULT]),
@@ -97,19 +103,16 @@ def judge(study: Study) -> Finding:
         NUMBER, TITLE, CLAIM, study.model, verdict, summary, first.videos, first.prompts, rows,
         {"areas": {n: estimate(area[n]).mean for n in SCORES}, "quality": key}, notes,
         [Plot("areas", "Area under the curve of 'change below x'", lambda figure: _areas(figure, rows)),
-         Plot("quality", f"{KEYS[key]} at equal replay ratios", lambda figure: _quality(figure, rows, ratios, key))],
+         Plot("quality", f"{KEYS[key]} at ratio {top:g}", lambda figure: _quality(figure, rows, key))],
     )  # fmt: skip
 
 
-def _verdict(
-    area: dict[str, Any], margins: dict[tuple[str, float], Estimate], ratios: tuple[float, ...]
-) -> tuple[str, str]:
-    """Good: clearly better than random, and no score that costs as little is clearly better at the highest ratio."""
-    top = max(ratios)
-    sorts, keeps = difference(area[DEFAULT], area["random"]).above_zero, margins["random", top].above_zero
-    better = [n for n in CHEAP if margins[n, top].below_zero]
+def _verdict(area: dict[str, Any], margins: dict[str, Estimate]) -> tuple[str, str]:
+    """Good: clearly better than random, and no score that costs as little is clearly better."""
+    sorts, keeps = difference(area[DEFAULT], area["random"]).above_zero, margins["random"].above_zero
+    better = [n for n in CHEAP if margins[n].below_zero]
     sharper = [n for n in CHEAP if difference(area[DEFAULT], area[n]).below_zero]
-    words = f"Against random TAS is {_word(margins['random', top])} in quality there"
+    words = f"Against random TAS is {_word(margins['random'])} in quality there"
     words += f"; clearly better than TAS: {', '.join(better)}" if better else "; no cheap score is clearly better there"
     words += f"; {', '.join(sharper)} show{'s' * (len(sharper) == 1)} change clearly better." if sharper else "."
     if not sorts and not keeps:
@@ -123,20 +126,20 @@ def _word(margin: Estimate) -> str:
 
 def _areas(figure: Any, rows: list[dict[str, Any]]) -> None:
     axes = figure.subplots()
-    for i, row in enumerate(rows):
-        spread = [[row["area"] - row["area_low"]], [row["area_high"] - row["area"]]]
-        axes.bar(i, row["area"] - 0.5, 0.7, bottom=0.5, yerr=np.nan_to_num(spread), color=COLORS[row["score"]])
+    _bars(axes, rows, "area", 0.5)
     axes.axhline(0.5, color="0.4", linewidth=1)
-    axes.set_xticks(range(len(rows)), [r["score"] for r in rows])
     axes.set(ylabel="area (0.5: no better than chance)")
 
 
-def _quality(figure: Any, rows: list[dict[str, Any]], ratios: tuple[float, ...], key: str) -> None:
+def _quality(figure: Any, rows: list[dict[str, Any]], key: str) -> None:
     axes = figure.subplots()
-    for row in rows:
-        means = [row[f"{key}_at_{r:g}"] for r in ratios]
-        low, high = [row[f"{key}_at_{r:g}_low"] for r in ratios], [row[f"{key}_at_{r:g}_high"] for r in ratios]
-        axes.plot(ratios, means, marker="o", color=COLORS[row["score"]], label=row["score"])
-        axes.fill_between(ratios, low, high, color=COLORS[row["score"]], alpha=0.12)
-    axes.set(xlabel="replay ratio", ylabel=KEYS[key])
-    axes.legend(frameon=False)
+    _bars(axes, rows, key, 0.0)
+    axes.set(ylabel=KEYS[key], ylim=(min(r[f"{key}_low"] for r in rows) * 0.98, None))
+
+
+def _bars(axes: Any, rows: list[dict[str, Any]], key: str, bottom: float) -> None:
+    for i, row in enumerate(rows):
+        spread = [[row[key] - row[f"{key}_low"]], [row[f"{key}_high"] - row[key]]]
+        color = COLORS[row["score"]]
+        axes.bar(i, row[key] - bottom, 0.7, bottom=bottom, yerr=np.nan_to_num(spread), color=color)
+    axes.set_xticks(range(len(rows)), [r["score"] for r in rows])

@@ -13,7 +13,7 @@ from fastcar_lab.claims.accelerator import PRESETS, batches, latency
 from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot
 from fastcar_lab.claims.quality import KEYS
 from fastcar_lab.claims.stats import Values, by_prompt, difference, estimate
-from fastcar_lab.claims.study import MAIN, RATIOS, Job, Study
+from fastcar_lab.claims.study import MAIN, RATIOS, WINDOWED, Job, Study
 
 NUMBER, TITLE = 6, "Replay beats sparse attention at equal time, and mends its drift when combined"
 CLAIM = (
@@ -51,8 +51,9 @@ def _longer(study: Study) -> dict[int, str]:
 def needs(study: Study) -> list[Job]:
     """Windows with and without replay, at the model's own length and at longer ones."""
     ratios = study.reached(RATIOS)
-    axes = (("windows", (None, *_windows(study))), ("ratios", ratios))
-    jobs = [Job(axes=axes)]
+    jobs = [Job(axes=(("ratios", ratios),))]
+    if windows := _windows(study):
+        jobs.append(Job(WINDOWED, axes=(("windows", windows), ("ratios", ratios[-1:]))))
     for frames, folder in _longer(study).items():
         axes = (("windows", (None, *_windows(study, frames))), ("ratios", ratios[-1:]))
         jobs.append(Job(folder, (("generation.frames", frames),), axes, LONG_PROMPTS))
@@ -89,13 +90,14 @@ def judge(study: Study) -> Finding:
         dense = [study.images(c, folder) for c in study.cells(folder)]
         at: dict[tuple[float | None, int | None], tuple[Values, Values, float]] = {}
         for window in (None, *_windows(study, frames)):
-            for ratio in (None, *(ratios if own else ratios[-1:])):
-                cells = study.cells(folder, ratio=ratio, window=window)
+            for ratio in (None, *(ratios if own and window is None else ratios[-1:])):
+                place = WINDOWED if own and window else folder
+                cells = study.cells(place, ratio=ratio, window=window)
                 if ratio is None and window is None:
                     continue
-                quality, last, by_frame = _against(study, cells, dense, folder, key)
+                quality, last, by_frame = _against(study, cells, dense, place, key)
                 curves[frames, window, ratio] = by_frame
-                seconds = _seconds(study, cells, folder, window) if own else math.nan
+                seconds = _seconds(study, cells, place, window) if own else math.nan
                 at[ratio, window] = quality, last, seconds
                 e = estimate(quality)
                 rows.append({

@@ -28,7 +28,8 @@ TAUS = (0.0, -0.5, -1.0, -2.0, -4.0, -8.0)
 """Thresholds of the paper's figure 4."""
 RATIOS = (0.2, 0.5, 0.8)
 """Replay ratios of the paper's table 1."""
-MAIN = "main"
+MAIN, WINDOWED = "main", "windows"
+"""Folders of the model's own settings, and of windows of attention."""
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -36,6 +37,7 @@ Arrays = dict[str, NDArray[Any]]
 class Job:
     """Cells that a claim needs: the folder's name, keys of the configuration that make it another, and axes.
 
+    Every token of dense videos is observed in the folder MAIN only, which takes several times as long as a decode.
     `axes` are fields of a sweep's Request: taus, windows, gates, scores, ratios. `prompts` is how many of the study's
     prompts are decoded at most, from the first on.
     """
@@ -102,7 +104,7 @@ class Study:
         config = self.base.changed(dict(job.config))
         request = Request(
             config=config, prompts=self.prompts[: job.prompts], seeds=self.seeds, taus=(), repeats=1,
-            metrics=self._metrics(), tokens="dense",
+            metrics=self._metrics(), tokens="dense" if job.folder == MAIN else "codes",
         )  # fmt: skip
         weights = {k for k, _ in job.config} & {"runtime.dtype", "model"}
         return Session.open(replace(request, **dict(job.axes)), None if weights else self.pipe)

@@ -161,7 +161,8 @@ class Worker:
             "runs": [run],
         }
         recipe = recipe_of(pipe, self.begin(cell.prompt), cell.seed, pipe.prompt_ids(0))
-        tokens = token_data(pipe, cell.dense or self.tokens == "all") if self.tokens else None
+        observe = self.tokens == "all" or (self.tokens == "dense" and cell.dense)
+        tokens = token_data(pipe, observe) if self.tokens else None
         return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe, tokens)
 
 
