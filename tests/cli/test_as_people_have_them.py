@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +75,16 @@ def test_prompts_and_settings_from_pipes(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert (report["prompt"], report["video"]["width"]) == (BALL, 128)
     assert json.loads((tmp_path / "out" / "a-red-ball-on-the-grass-s1.json").read_text()) == report
+
+
+def test_warnings_of_libraries_are_not_shown(process: Run, pushed: Path) -> None:
+    data, length = (pushed / "a.png").read_bytes(), 33
+    control = b"acTL" + bytes(8)  # an animation of 0 frames, of which Pillow warns
+    chunk = struct.pack(">I", 8) + control + struct.pack(">I", zlib.crc32(control))
+    (pushed / "a.png").write_bytes(data[:length] + chunk + data[length:])
+    arguments = ["--model", "mini-actions", "--input", "a.png", "--actions", "m.json", "--frames", "2", "--seed", "1"]
+    done = process("generate", *arguments, "-q", "-o", "o.gif")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_header_of_numbers_is_no_row(run: Run, pushed: Path) -> None:

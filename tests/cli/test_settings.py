@@ -56,8 +56,13 @@ def test_generate_takes_both_and_says_so(process: Run, tmp_path: Path, monkeypat
     assert (report["tau"], report["video"]["frames"], report["video"]["width"]) == (-2.0, 1, 192)
     assert "note: fastcar.yaml sets generation.frames, video.scale" in done.stderr
     assert "note: the environment sets model, replay.tau, video.scale" in done.stderr
-    report = json.loads(process("generate", PROMPT, "--tau", "off", "--scale", "1", "--json", "-o", "b.mp4").stdout)
+    done = process("generate", PROMPT, "--tau", "off", "--set", "video.scale=1", "--json", "-o", "b.mp4")
+    report = json.loads(done.stdout)
     assert (report["tau"], report["video"]["width"]) == (None, 64)
+    assert [*done.stderr.splitlines()][:2] == [
+        "note: fastcar.yaml sets generation.frames",
+        "note: the environment sets model",
+    ]
 
 
 def test_a_sweep_takes_both(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

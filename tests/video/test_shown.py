@@ -196,6 +196,17 @@ def test_frames_that_the_decoder_flags_are_refused(tmp_path: Path) -> None:
     assert error.value.hint is not None and "frames" in error.value.hint
 
 
+def test_frames_before_a_fault_that_the_decoder_holds_back_are_read(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (6, 64, 64, 3), dtype=np.uint8)
+    path = _write(tmp_path / "a.ts", [*noise], "libx264", "yuv420p", options={"bf": "2"})
+    with av.open(str(path)) as container:
+        last = max(p.pos or 0 for p in container.demux(video=0))
+    data = path.read_bytes()
+    path.write_bytes(data[: last + 188] + data[last + 376 :])
+    with pytest.raises(RequestError, match=r"is a damaged video \(after frame [34]: "):
+        read_frames(path)
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

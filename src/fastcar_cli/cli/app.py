@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -186,6 +187,9 @@ def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> N
         # Consoles there may not be UTF-8; prompts may hold anything.
         sys.stderr.reconfigure(errors="replace")  # type: ignore[union-attr]
     debug = "--debug" in sys.argv
+    if not debug and not sys.warnoptions:
+        # Libraries' warnings show lines of their code; what a user should know of is a note.
+        warnings.simplefilter("ignore")
     stop_on_sigterm()
     try:
         _check_folder()

@@ -210,14 +210,15 @@ def _settings(
             f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} exclude each other",
             hint="a ratio is kept by moving tau",
         )
+    named = [*flags, *(o.partition("=")[0].strip() for o in overrides)]
     if earlier is None:
         below = surroundings()
-        return load_config(config, overrides, flags, below), None, notices(below)
+        return load_config(config, overrides, flags, below), None, notices(below, named)
     if config is not None:
         raise RequestError("--from and --config exclude each other", hint="change single keys with flags or --set")
     # A recipe decides alone, wherever the video is made again.
     recipe = read_recipe(earlier)
-    taken, left = settings_of(recipe, str(earlier), [*flags, *(o.partition("=")[0].strip() for o in overrides)])
+    taken, left = settings_of(recipe, str(earlier), named)
     return load_config(None, overrides, {**taken, **flags}), recipe, left
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fastcar_cli.config import Given, Layer, file_layer, settings, value_of
 from fastcar_cli.errors import RequestError
@@ -41,10 +41,10 @@ def surroundings() -> list[Layer]:
     return [*layers, layer]
 
 
-def notices(layers: Sequence[Layer]) -> list[str]:
-    """What to say of a run that such layers are a part of."""
+def notices(layers: Sequence[Layer], above: Collection[str]) -> list[str]:
+    """What to say of a run that such layers are a part of, where the command line sets the keys `above`."""
     return [
-        f"{FILE if layer[0].source == FILE else 'the environment'} sets {', '.join(g.key for g in layer)}"
+        f"{FILE if layer[0].source == FILE else 'the environment'} sets {', '.join(keys)}"
         for layer in layers
-        if layer
+        if (keys := [g.key for g in layer if g.key not in above])
     ]

@@ -192,7 +192,9 @@ def sweep(
     if output is None and not dry:
         raise RequestError("-o is missing: a sweep needs a folder", hint="-o DIR")
     below = surroundings()
-    notes += notices(below)
+    notes += notices(
+        below, [*flags, *(["replay.tau"] if tau else []), *(o.partition("=")[0].strip() for o in set_ or [])]
+    )
     request = Request(
         config=load_config(config, set_ or [], flags, below),
         prompts=tuple(texts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def _decoded(container: Any, path: Path) -> Iterator[tuple[Any, Any]]:
     Raises RequestError for what PyAV does not show of HEIF, FFmpegError for packets that are not complete.
     """
     from av import CodecContext
-    from av.error import DecoderNotFoundError, InvalidDataError
+    from av.error import DecoderNotFoundError, FFmpegError, InvalidDataError
     from av.stream import Disposition
 
     streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
@@ -137,11 +137,18 @@ def _decoded(container: Any, path: Path) -> Iterator[tuple[Any, Any]]:
     elif decoder.name == "mjpeg":
         # A JPEG that ends early or has no such code is flagged by none of its frames.
         decoder.options = {"err_detect": "explode"}
-    for packet in container.demux(stream):
-        if packet.is_corrupt:
-            raise InvalidDataError(0, "data are missing")
-        for frame in decoder.decode(packet):
-            yield frame, stream.sample_aspect_ratio
+    try:
+        for packet in container.demux(stream):
+            if packet.is_corrupt:
+                raise InvalidDataError(0, "data are missing")
+            for frame in decoder.decode(packet):
+                yield frame, stream.sample_aspect_ratio
+    except FFmpegError:
+        # Whole frames that the decoder holds back for their order come before the fault.
+        with suppress(FFmpegError):
+            for frame in decoder.decode(None):
+                yield frame, stream.sample_aspect_ratio
+        raise
 
 
 def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
