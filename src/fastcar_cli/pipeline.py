@@ -22,7 +22,8 @@ from torch import Tensor
 
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.batch import Watcher
-from fastcar_cli.decoding.engine import Decode, begin, row_limit
+from fastcar_cli.decoding.choice import row_limit
+from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.kept_prompts import KeptFile

@@ -12,7 +12,6 @@ from support.tiny import tiny_model
 
 from fastcar_cli.decoding.batch import Watcher
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.executor import distinct_tokens
 from fastcar_cli.decoding.prompts import Prompts
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
@@ -161,7 +160,7 @@ def test_auto_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_tokens_with_the_same_prompt_so_far_are_computed_once(prompts: list[list[int]]) -> None:
     batch = Prompts.of(tiny_model(), prompts, guided=False)
-    wanted, back = distinct_tokens(batch)
+    wanted, back = batch.distinct()
     longest = batch.padded
 
     def so_far(at: int) -> list[int]:

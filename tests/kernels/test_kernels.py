@@ -36,7 +36,8 @@ from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.formats import PACKED
 from fastcar_cli.models.cosmos import CosmosSpec
-from fastcar_cli.models.decoder import Axes, DecoderSpec, rotate
+from fastcar_cli.models.decoder import rotate
+from fastcar_cli.models.decoder_spec import Axes, DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.loading.published import cosmos_decoder
 from fastcar_cli.models.sampling import SamplingSettings

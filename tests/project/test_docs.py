@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import runpy
@@ -107,6 +108,18 @@ def test_the_help_names_every_kind_of_model() -> None:
 def test_tables_of_options_and_keys_are_those_of_the_program() -> None:
     for path, text in runpy.run_path(str(ROOT / "docs" / "tables.py"))["pages"]().items():
         assert path.read_text(encoding="utf-8") == text, "python docs/tables.py writes them"
+
+
+def test_the_reading_path_of_a_token_has_at_most_1500_lines() -> None:
+    path = (ROOT / "docs" / "life-of-a-token.md").read_text(encoding="utf-8").split("\n\n")[1]
+    assert "at most 1,500 lines" in path
+    lines = {}
+    for name, function in re.findall(r"`([\w/]+\.py)`(?: \(`(\w+)`\))?", path):
+        source = (ROOT / "src" / "fastcar_cli" / name).read_text(encoding="utf-8")
+        parts = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and n.name == function]
+        lines[name] = sum((n.end_lineno or 0) - n.lineno + 1 for n in parts) if function else source.count("\n")
+    assert len(lines) == 9 and min(lines.values()) > 0
+    assert sum(lines.values()) <= 1500, lines
 
 
 def test_every_preset_is_documented() -> None:

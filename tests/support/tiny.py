@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.loading.checkpoint import loading_format
 from fastcar_cli.models.rqvae import RQVAESpec

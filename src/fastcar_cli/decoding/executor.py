@@ -13,35 +13,12 @@ from torch import Tensor
 from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.inputs import Inputs, Restore
 from fastcar_cli.decoding.kv_cache import prompt_mask
-from fastcar_cli.decoding.prompts import Prompts
 from fastcar_cli.decoding.replay import Token
 from fastcar_cli.models.decoder import Branch, attention, rotate
 
 PREFILL_TOKENS = 512
 """Tokens of a prompt that attend, and whose MLPs run, at once: scores and what lies between products take far more
 memory than hidden states."""
-
-
-def distinct_tokens(prompts: Prompts) -> tuple[Tensor, Tensor]:
-    """Deduplicate prompt tokens by prefix.
-
-    Tokens with the same prefix have the same hidden state, so each prefix is computed once. Returns the flat positions
-    of [rows, padded] to compute, and for every position the index of its prefix in that list; padding has index 0, its
-    hidden states do not matter.
-    """
-    if prompts.rows == 1:
-        return (every := torch.arange(prompts.padded)), every
-    first: dict[tuple[int, ...], int] = {}
-    back = torch.zeros_like(prompts.ids)
-    wanted: list[int] = []
-    for row, ids in enumerate(map(tuple, prompts.unpadded())):
-        for end in range(1, len(ids) + 1):
-            at = prompts.padded - len(ids) + end - 1
-            if ids[:end] not in first:
-                first[ids[:end]] = len(wanted)
-                wanted.append(row * prompts.padded + at)
-            back[row, at] = first[ids[:end]]
-    return torch.tensor(wanted), back.flatten()
 
 
 class Passed(NamedTuple):

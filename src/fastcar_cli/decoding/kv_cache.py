@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fastcar_cli.decoding.inputs import Restore, kept
 from fastcar_cli.decoding.prompts import Prompts
-from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.decoder_spec import DecoderSpec
 
 
 def prompt_mask(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.decoding import native_prefill
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.executor import HostExecutor, Passed, distinct_tokens
+from fastcar_cli.decoding.executor import HostExecutor, Passed
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.replay import Token
@@ -193,7 +193,7 @@ class NativeExecutor(HostExecutor):
         # Equal ids can have different additive inputs (actions), so they are not deduplicated.
         if not packed or (batch.prompts.aligned and batch.places.added is not None):
             return super().prefill()
-        wanted, back = distinct_tokens(batch.prompts)
+        wanted, back = batch.prompts.distinct()
         repeats = len(wanted) < len(back)
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -77,6 +78,42 @@ class Prompts:
         """Rotary positions of the padded prompts, int64 [rows, padded]; padding has 1."""
         i = torch.arange(self.padded, device=self.ids.device)[None] - self.pad[:, None]
         return torch.where(i >= 0, i, torch.ones_like(i))
+
+    def distinct(self) -> tuple[Tensor, Tensor]:
+        """Deduplicate the tokens by prefix: those with the same one have the same hidden state.
+
+        Returns the flat positions of [rows, padded] to compute, and for every position the index of its prefix in that
+        list; padding has index 0, its hidden states do not matter.
+        """
+        if self.rows == 1:
+            return (every := torch.arange(self.padded)), every
+        first: dict[tuple[int, ...], int] = {}
+        back = torch.zeros_like(self.ids)
+        computed: list[int] = []
+        for row, ids in enumerate(map(tuple, self.unpadded())):
+            for end in range(1, len(ids) + 1):
+                at = self.padded - len(ids) + end - 1
+                if ids[:end] not in first:
+                    first[ids[:end]] = len(computed)
+                    computed.append(row * self.padded + at)
+                back[row, at] = first[ids[:end]]
+        return torch.tensor(computed), back.flatten()
+
+
+class KeptPrompts(Protocol):
+    """What the prompts of a batch leave, kept from one decode to another, see `Batch.fill`."""
+
+    def read(self) -> Tensor | None:
+        """The last hidden states [rows, width]; None where nothing is kept. Raises RequestError for another batch's."""
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and MLP outputs of a layer, once `read` has given something."""
+
+    def take(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
+        """Keep those of a layer; layers come in their order."""
+
+    def write(self, hidden: Tensor) -> None:
+        """Keep the last hidden states, behind all layers."""
 
 
 class Places:

@@ -16,7 +16,8 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.decoder import Decoder, DecoderSpec, summed
+from fastcar_cli.models.decoder import Decoder, summed
+from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthTransformer
 from fastcar_cli.models.quantised import QuantisedLinear
 from fastcar_cli.plain_data import WHOLE, Size

@@ -33,7 +33,7 @@ from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import FastcarError
 from fastcar_cli.formats import PACKED
 from fastcar_cli.models import load
-from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.loading.checkpoint import empty_network, ready
 from fastcar_cli.models.network import Network, Spec

@@ -14,7 +14,7 @@ import torch
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.cosmos import Cosmos, CosmosSpec
-from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.latent_reader import LatentReader
 from fastcar_cli.models.loading import checkpoint
 from fastcar_cli.models.loading.causal_video import read_tokenizer_spec, tokenizer_components

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from fastcar_cli.models.cosmos import CosmosSpec
-from fastcar_cli.models.decoder import Axes, DecoderSpec
+from fastcar_cli.models.decoder_spec import Axes, DecoderSpec
 from fastcar_cli.models.ivideogpt import IVideoGPTSpec
 from fastcar_cli.models.ivideogpt_blocks import TokenizerSpec
 from fastcar_cli.models.loading.causal_video import PUBLISHED

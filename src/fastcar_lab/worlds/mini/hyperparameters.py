@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcar_cli.models.decoder import DecoderSpec
+from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.loading.checkpoint import GenerationDefaults
 from fastcar_cli.models.video_model import ModelSpec
