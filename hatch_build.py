@@ -1,6 +1,6 @@
 """Build hook: the wheel holds the native kernels for the system it is built on.
 
-Where they can't be built the package installs all the same, and says why when it is asked for them.
+Where they can't be built the package installs all the same, and says why where they are called.
 """
 
 from __future__ import annotations

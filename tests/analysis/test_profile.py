@@ -136,7 +136,7 @@ def test_random_layers_are_as_many_as_fit_or_refused() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_fast_forward_stands_where_decoding_would(window: int | None) -> None:
+def test_fast_forward_is_where_decoding_would_be(window: int | None) -> None:
     model = tiny_model()
     settings = DecodeSettings(
         frames=4, sampling=SamplingSettings(cfg=2.0), keep_tas=True, executor="torch", window=window, sinks=2

@@ -70,7 +70,7 @@ def test_videos_play_together_and_go_round(look: Open, report: Path) -> None:
     _wait(page, "[...document.querySelectorAll('video')].every(v => v.paused)")
 
 
-def test_another_threshold_goes_on_playing(look: Open, report: Path) -> None:
+def test_another_threshold_continues_playing(look: Open, report: Path) -> None:
     page = look(report)
     page.locator("#play").click()
     for _ in range(3):
@@ -122,10 +122,10 @@ def test_pickers_lead_to_the_cell(look: Open, folder: Path, report: Path) -> Non
     (cell,) = [c for c in cells if (c["prompt"], c["seed"], c["gate"], c["tau"]) == (PROMPTS[1], 7, "pair", 0.0)]
     assert page.evaluate("PLAYER.cell.id") == cell["id"]
     assert page.evaluate("PLAYER.dense.id") == cell["reference"]
-    told = page.locator("#side").inner_text()
-    assert PROMPTS[1] in told
-    assert f"{cell['metrics']['ssim']:.4f}" in told
-    assert f"{cell['speed']['speedup']:.2f}×" in told
+    shown = page.locator("#side").inner_text()
+    assert PROMPTS[1] in shown
+    assert f"{cell['metrics']['ssim']:.4f}" in shown
+    assert f"{cell['speed']['speedup']:.2f}×" in shown
 
 
 def _column(page: Any, table: str, key: str) -> list[str]:
@@ -168,19 +168,19 @@ def test_tau_sorts_as_a_number_and_text_filters(look: Open, report: Path) -> Non
     assert page.evaluate("STATE.prompt") == PROMPTS[1]
 
 
-def test_the_plot_has_a_point_a_setting_and_tells(look: Open, folder: Path, report: Path) -> None:
+def test_the_plot_has_a_point_a_setting_and_names_it(look: Open, folder: Path, report: Path) -> None:
     page = look(report)
     summary = json.loads((folder / "results.json").read_text())["summary"]
     assert page.locator("#trade .point").count() == len(summary)
     assert page.locator("#trade .knee-ring").count() == 1
     row = next(r for r in summary if (r["tau"], r["gate"]) == ("-inf", "pair"))
     page.locator('#trade .point[data-setting*="-inf"][data-setting*="pair"]').hover()
-    told = page.locator("#tip").inner_text()
+    shown = page.locator("#tip").inner_text()
     # Both gates gave the same here, so their points coincide.
-    assert "tau −∞, gate pair" in told
-    assert "tau −∞, gate row" in told
-    assert f"{row['speedup']:.2f}×" in told
-    assert f"{row['ssim']:.4f}" in told
+    assert "tau −∞, gate pair" in shown
+    assert "tau −∞, gate row" in shown
+    assert f"{row['speedup']:.2f}×" in shown
+    assert f"{row['ssim']:.4f}" in shown
     page.locator("#trade-controls").get_by_label("Quality").select_option("psnr_db")
     finite = [r for r in summary if r["psnr_db"] is not None]
     assert page.locator("#trade .point").count() == len(finite) < len(summary)
@@ -230,9 +230,9 @@ def test_replay_by_layer_and_frame(look: Open, folder: Path, report: Path) -> No
 
 
 def test_configuration_and_machine_are_there(look: Open, report: Path) -> None:
-    told = look(report).locator("#how").inner_text()
+    shown = look(report).locator("#how").inner_text()
     for text in ("sampling.top_p", "0.6", "a processor", "Linux x86_64", "tokens_per_frame", "2.13.0"):
-        assert text in told
+        assert text in shown
 
 
 def test_a_hostile_prompt_is_text(look: Open, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_no_sideways_scrolling_on_a_phone(look: Open, report: Path, width: int) 
     assert abs(tops[0] - tops[1]) < 1, "a caption of two lines moves its video"
 
 
-def test_a_limit_on_videos_is_told_and_the_knee_comes_first(look: Open, folder: Path) -> None:
+def test_a_limit_on_videos_is_reported_and_the_knee_comes_first(look: Open, folder: Path) -> None:
     copy = folder.parent / "limited"
     shutil.copytree(folder, copy)
     sizes = {p.name: p.stat().st_size for p in (copy / "cells").iterdir()}

@@ -84,7 +84,7 @@ def test_qualities_are_met_with_nearly_all_the_replay_they_allow(wanted: float, 
     assert search.lines[best]["replay_ratio"] >= allowed - 0.03
 
 
-def test_what_can_not_be_reached_tells_the_best() -> None:
+def test_what_can_not_be_reached_names_the_best() -> None:
     search, best, reached = _search("replay=0.95", _logistic(-1, 1))
     assert not reached and best == -math.inf and len(search.lines) == 1
     search, best, reached = _search("ssim>=1.1", _logistic(-1, 1))
@@ -134,7 +134,7 @@ def test_a_configuration_found_names_the_score_of_the_search(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_search_goes_on_where_it_stopped_and_its_configuration_is_taken(run: Run, tmp_path: Path) -> None:
+def test_a_search_resumes_where_it_stopped_and_its_configuration_is_taken(run: Run, tmp_path: Path) -> None:
     model = tiny_folder(tmp_path / "model")
     ask = [BALL, STAR, "--model", model, "--metrics", TINY_METRICS, "--seeds", "0-3", "-o", tmp_path / "d"]
     first = sweep(*ask, "--find", "eligible=0.4")

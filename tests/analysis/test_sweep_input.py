@@ -1,4 +1,4 @@
-"""Sweeps over clips: cells of models that go on from frames."""
+"""Sweeps over clips: cells of models that continue frames."""
 
 from __future__ import annotations
 

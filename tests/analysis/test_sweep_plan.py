@@ -1,4 +1,4 @@
-"""What a sweep is asked for: axes, prompts, shards, and what is refused."""
+"""What a sweep may be given: axes, prompts, shards, and what is refused."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_ray_here_prints_nothing_but_the_results(tmp_path: Path) -> None:
     assert json.loads(out) == results(tmp_path / "d") and len(results(tmp_path / "d")["cells"]) == 4
 
 
-def test_errors_of_workers_and_clusters_are_told(tmp_path: Path) -> None:
+def test_errors_of_workers_and_clusters_are_reported(tmp_path: Path) -> None:
     for address in ("127.0.0.1:1", "auto"):
         done = sweep(BALL, "--tau", "1", "--engine", "ray", "--address", address, "-o", tmp_path / "d")
         assert isinstance(done.exception, RequestError) and "no cluster" in str(done.exception)

@@ -45,8 +45,8 @@ def test_every_score_at_equal_ratios(folder: Path) -> None:
     videos = {(c["score"], c["ratio"]): c for c in data["cells"]}
     assert all(c["speed"]["kernels"] == "torch" for c in data["cells"] if c["score"] != "tas")
     assert len({json.dumps(videos[s, 0.5]["replay"]["map"]) for s in SCORES}) == len(SCORES)
-    told = (folder / "results.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
-    assert {"score", "kept_ratio", "kernels"} <= {*told}
+    columns = (folder / "results.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+    assert {"score", "kept_ratio", "kernels"} <= {*columns}
 
 
 def _tokens(folder: Path, cell: dict[str, object]) -> dict[str, np.ndarray]:

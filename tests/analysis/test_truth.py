@@ -44,7 +44,7 @@ def test_a_run_that_was_stopped_in_the_context_has_no_figures() -> None:
         compare(_clip(0, 2), _clip(1, 3), 2)
 
 
-def test_both_stand_next_to_each_other() -> None:
+def test_both_are_next_to_each_other() -> None:
     truth, predicted = _clip(0)[0], _clip(1)[0]
     image = beside(truth, predicted)
     assert image.shape == (16, 32, 3) and (image[:, :16] == truth).all() and (image[:, 16:] == predicted).all()

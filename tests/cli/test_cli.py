@@ -105,7 +105,7 @@ def test_gif_png_and_scale(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "clip.gif").exists()
 
 
-def test_unknown_words_are_told_and_the_run_goes_on(run: Run, tmp_path: Path) -> None:
+def test_unknown_words_are_reported_and_the_run_continues(run: Run, tmp_path: Path) -> None:
     done = run("generate", "a red triange zzyzx on the grass", "--frames", "1", "-o", "a.mp4", "--json")
     assert done.returncode == 0
     assert "'triange'" in done.stderr
@@ -187,10 +187,10 @@ def test_bad_prompts(run: Run, tmp_path: Path, prompt: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("options", "told"), [((), True), (("--cfg", "2"), False), (("--tau", "off"), False)])
-def test_a_gate_of_pairs_needs_pairs(run: Run, options: tuple[str, ...], told: bool) -> None:
+@pytest.mark.parametrize(("options", "noted"), [((), True), (("--cfg", "2"), False), (("--tau", "off"), False)])
+def test_a_gate_of_pairs_needs_pairs(run: Run, options: tuple[str, ...], noted: bool) -> None:
     done = run("generate", PROMPT, "--frames", "1", "--tau", "-2", "--gate", "pair", *options, "-o", "a.gif")
-    assert done.returncode == 0 and ("guidance 1 makes no pairs" in done.stderr) is told, done.stderr
+    assert done.returncode == 0 and ("guidance 1 makes no pairs" in done.stderr) is noted, done.stderr
 
 
 def test_a_report_beside_a_video_replaces_no_file(run: Run, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def stream(self, *arguments, **more):
     for frame in whole(self, *arguments):
         yield frame
         if frame.index == 1:
-            # Blocked before it is told: a signal that came before the wait would be missed by it.
+            # Blocked before it prints: a signal that came before the wait would be missed by it.
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
             print("two frames", flush=True)
             number = signal.sigwait((signal.SIGINT, signal.SIGTERM))

@@ -15,7 +15,7 @@ from fastcar_cli.sections import Replay
 
 
 @pytest.mark.parametrize(
-    ("given", "values", "told", "plain"),
+    ("given", "values", "printed", "plain"),
     [
         ("-2", (-2.0,), "-2", -2.0),
         ("OFF", (math.inf,), "off", None),
@@ -28,10 +28,10 @@ from fastcar_cli.sections import Replay
         (1e-3, (1e-3,), "0.001", 1e-3),
     ],
 )
-def test_a_threshold_is_read_and_told(given: object, values: tuple[float, ...], told: str, plain: object) -> None:
+def test_a_threshold_is_read_and_printed(given: object, values: tuple[float, ...], printed: str, plain: object) -> None:
     tau = Tau.read(given)
     assert tau.values == values
-    assert (str(tau), tau.plain()) == (told, plain)
+    assert (str(tau), tau.plain()) == (printed, plain)
 
 
 @pytest.mark.parametrize("given", ["abc", "nan", "", "-2,", "1,nan", "-2;3", "off,x", [], [True], 10**400, object()])

@@ -45,7 +45,7 @@ def test_context_and_prediction_are_counted_together(run: Run, free: str, tmp_pa
     assert sorted(p.name for p in Path("out").iterdir()) == ["0000.png", "0001.png", "0002.png", "recipe.json"]
 
 
-def test_truth_stands_beside_the_prediction(run: Run, free: str, tmp_path: Path) -> None:
+def test_truth_is_beside_the_prediction(run: Run, free: str, tmp_path: Path) -> None:
     clip = moving_clip(5)
     arguments = ["--model", free, "--input", write_clip(tmp_path / "clip", clip), "--frames", "5", "--seed", "5"]
     report = _report(run("generate", *arguments, "--truth", "--json", "-o", "both"))
@@ -93,8 +93,10 @@ def test_the_context_alone_will_do(run: Run, free: str, tmp_path: Path) -> None:
 def test_several_inputs_and_samples(run: Run, free: str, tmp_path: Path) -> None:
     one, two = (write_clip(tmp_path / f"{n}.gif", moving_clip(3)[::d]) for n, d in (("one", 1), ("two", -1)))
     arguments = ["--model", free, "--frames", "3", "--seed", "7", "--json"]
-    told = _report(run("generate", "--input", one, "--input", two, "--samples", "2", *arguments, "-o", "all"))["videos"]
-    assert [Path(v["video"]["path"]).name for v in told] == ["one-s7.mp4", "one-s8.mp4", "two-s7.mp4", "two-s8.mp4"]
+    videos = _report(run("generate", "--input", one, "--input", two, "--samples", "2", *arguments, "-o", "all"))[
+        "videos"
+    ]
+    assert [Path(v["video"]["path"]).name for v in videos] == ["one-s7.mp4", "one-s8.mp4", "two-s7.mp4", "two-s8.mp4"]
     assert sorted(p.name for p in Path("all").glob("*.json"))[0] == "one-s7.json"
     # What shares its batch changes nothing.
     _report(run("generate", "--input", two, *arguments, "-o", "alone.mp4"))
@@ -176,7 +178,7 @@ WRONG = {
 def test_wrong_requests_of_a_model_without_actions(run: Run, free: str, tmp_path: Path, arguments: str) -> None:
     _inputs(tmp_path)
     split = arguments.split() if arguments.startswith("--") else [arguments] * bool(arguments)
-    _told(run("generate", "--model", free, *split, "-o", "out"), WRONG[arguments])
+    _refused(run("generate", "--model", free, *split, "-o", "out"), WRONG[arguments])
 
 
 def _inputs(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def _inputs(tmp_path: Path) -> None:
     (tmp_path / "moves.csv").write_text("1,2\n" * 6)
 
 
-def _told(done: Any, message: str) -> None:
+def _refused(done: Any, message: str) -> None:
     """The request was refused with this sentence (a * stands for anything), and nothing was left."""
     shown = " ".join(done.stderr.replace("│", " ").split())
     assert done.returncode == 2, shown
@@ -210,20 +212,22 @@ def test_wrong_actions(run: Run, acting: str, tmp_path: Path, arguments: str, me
     (tmp_path / "few.csv").write_text("1,2,3\n")
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04")
     (tmp_path / "moves.txt").write_text("1,2,3")
-    _told(run("generate", "--model", acting, *arguments.split(), "--frames", "3", "-o", "out"), message)
+    _refused(run("generate", "--model", acting, *arguments.split(), "--frames", "3", "-o", "out"), message)
 
 
 def test_frames_for_a_model_that_takes_text(run: Run, tmp_path: Path) -> None:
     clip = write_clip(tmp_path / "clip.gif", moving_clip(3))
-    _told(run("generate", "--input", clip, "-o", "out"), "--input: the model 'mini' takes a text, no frames")
-    _told(run("generate", "a ball", "--input", clip, "-o", "out"), "--input: the model 'mini' takes a text, no frames")
-    _told(run("generate", "a ball", "--actions", clip, "-o", "out"), "--actions has no effect without --input")
+    _refused(run("generate", "--input", clip, "-o", "out"), "--input: the model 'mini' takes a text, no frames")
+    _refused(
+        run("generate", "a ball", "--input", clip, "-o", "out"), "--input: the model 'mini' takes a text, no frames"
+    )
+    _refused(run("generate", "a ball", "--actions", clip, "-o", "out"), "--actions has no effect without --input")
 
 
 def test_a_recipe_of_frames_for_a_model_that_takes_text(run: Run, free: str, tmp_path: Path) -> None:
     clip = write_clip(tmp_path / "clip", moving_clip(3))
     _report(run("generate", "--model", free, "--input", clip, "--frames", "3", "--json", "-o", "a"))
-    _told(run("generate", "--from", "a", "--model", "mini", "-o", "out"), "takes a text, no frames")
+    _refused(run("generate", "--from", "a", "--model", "mini", "-o", "out"), "takes a text, no frames")
 
 
 @pytest.mark.parametrize("model", ["ivideogpt-bair-64-act-free", "thuml/ivideogpt-bair-64-act-free@main"])
@@ -232,7 +236,7 @@ def test_a_prompt_is_refused_before_a_model_is_fetched(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    _told(run("generate", "a fox", "--model", model, "-o", "out"), "takes no text, it continues from a frame")
+    _refused(run("generate", "a fox", "--model", model, "-o", "out"), "takes no text, it continues from a frame")
 
 
 def test_dry_run_needs_no_input(run: Run, free: str) -> None:
@@ -246,4 +250,4 @@ def test_wrong_requests_end_processes_so(process: Run, free: str, tmp_path: Path
     (tmp_path / "text.mp4").write_text("text")
     done = process("generate", "--model", free, "--input", "text.mp4", "--json", "-o", "out")
     assert done.stdout == ""
-    _told(done, "is neither a video nor a picture")
+    _refused(done, "is neither a video nor a picture")

@@ -50,7 +50,7 @@ def test_a_sweep_in_a_folder_with_brackets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["generate", "a car", "--model", ODD], ODD),
         (["generate", "a car", "--config", "[/b].yaml"], "[/b].yaml"),
@@ -64,13 +64,13 @@ def test_a_sweep_in_a_folder_with_brackets() -> None:
         (["train", "-o", "x", "--stage", "[/b]"], "[/b]"),
     ],
 )
-def test_an_error_shows_what_was_given(run: Run, arguments: list[str], told: str) -> None:
+def test_an_error_shows_what_was_given(run: Run, arguments: list[str], message: str) -> None:
     done = run(*arguments)
-    assert done.returncode == 2 and told in done.stderr
+    assert done.returncode == 2 and message in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["[/b]"], ["fpga", "--[/b]"]])
-def test_an_error_of_the_parser_tells_what_was_given(arguments: list[str]) -> None:
+def test_an_error_of_the_parser_shows_what_was_given(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert "[/b]" in done.stderr

@@ -168,7 +168,7 @@ def test_a_damaged_recipe_is_refused(tmp_path: Path, recipe: dict[str, Any]) -> 
     assert not Path("out.gif").exists()
 
 
-def test_an_identity_tells_weights_apart(tmp_path: Path) -> None:
+def test_an_identity_distinguishes_weights(tmp_path: Path) -> None:
     one, two = tiny_folder(tmp_path / "one"), tiny_folder(tmp_path / "two")
     assert identity(str(one)) == identity(str(two))
     weights = two / "model.safetensors"

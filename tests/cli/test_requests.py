@@ -124,7 +124,7 @@ def test_an_empty_path_is_not_the_current_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_option_without_effect_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_without_effect_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     done = CliRunner().invoke(
@@ -137,10 +137,10 @@ def test_an_option_without_effect_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_parameters_of_the_library_are_flags_on_the_command_line() -> None:
     flags = {"--tau", "--replay-ratio", "--max-replay-age", "--backend", "--set"}
-    told = {
+    named = {
         name: flag_of(name, flags) for name in ("tau", "replay.tau", "replay.ratio", "ratio", "max_age", "backend.name")
     }
-    assert told == {
+    assert named == {
         "tau": "--tau",
         "replay.tau": "--tau",
         "replay.ratio": "--replay-ratio",

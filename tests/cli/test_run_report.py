@@ -1,4 +1,4 @@
-"""The report of a run, asked for before its end and after a second run of the same pipeline."""
+"""The report of a run, read before its end and after a second run of the same pipeline."""
 
 from __future__ import annotations
 

@@ -156,18 +156,18 @@ def test_a_log_gets_a_plain_line_a_minute() -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_json_tells_progress_on_a_terminal(tmp_path: Path, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = io.StringIO()
+def test_json_shows_progress_on_a_terminal(tmp_path: Path, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.StringIO()
 
     def console(quiet: bool = False) -> Console:
-        return Console(file=told, quiet=quiet, force_terminal=terminal, markup=False, emoji=False)
+        return Console(file=printed, quiet=quiet, force_terminal=terminal, markup=False, emoji=False)
 
     monkeypatch.setattr(render, "console", console)
     arguments = ["generate", PROMPT, "--json", "--frames", "1", "-o", str(tmp_path / "a.gif")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["video"]["frames"] == 1
-    assert ("decoding" in told.getvalue()) == terminal
+    assert ("decoding" in printed.getvalue()) == terminal
 
 
 def test_an_error_within_a_run_is_no_lack_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

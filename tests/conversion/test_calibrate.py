@@ -172,7 +172,7 @@ main()
         ("/.model-00003", 2),
     ],
 )
-def test_after_kill_9_it_goes_on_and_makes_the_same(make, prompts: Path, run: Run, part: str, kept: int) -> None:  # type: ignore[no-untyped-def]
+def test_after_kill_9_it_resumes_and_makes_the_same(make, prompts: Path, run: Run, part: str, kept: int) -> None:  # type: ignore[no-untyped-def]
     source, option = make(), ("--calibrate", str(prompts))
     # The plain conversion before it writes shards of the same names.
     converted(run, source, "straight", *option)
@@ -211,7 +211,7 @@ def test_what_was_rounded_plainly_is_gone_when_rounding_begins(make, tmp_path: P
 
 
 @pytest.mark.slow
-def test_lost_states_are_told(make, prompts: Path, run: Run) -> None:  # type: ignore[no-untyped-def]
+def test_lost_states_are_reported(make, prompts: Path, run: Run) -> None:  # type: ignore[no-untyped-def]
     command = [str(make()), "-o", "out", "--calibrate", str(prompts)]
     subprocess.run([sys.executable, "-c", DYING, ".states-model-00003", *command], capture_output=True)
     for file in Path("out.partial").glob(".states-*"):

@@ -107,7 +107,7 @@ def test_int4_holds_the_rounded_weights_with_zeros_behind(make: Callable[..., Pa
     ("width", "options", "kind"),
     [(32, [], "int8"), (32, ["--depth-dtype", "int4"], "int4"), (1024, [], "int4")],
 )
-def test_a_narrow_depth_transformer_stays_int8_unless_int4_is_asked_for(
+def test_a_narrow_depth_transformer_stays_int8_unless_int4_is_requested(
     make: Callable[..., Path], run: Run, width: int, options: list[str], kind: str
 ) -> None:
     source = make(tower__rqtransformer__embed_dim=width)
@@ -140,20 +140,20 @@ def test_what_stays_floats_is_as_the_source(make: Callable[..., Path], run: Run,
 @pytest.mark.slow
 def test_the_bundled_model_in_int4_is_near_itself(run: Run) -> None:
     done = run("convert", "mini", "-o", "mini-int4", "--dtype", "int4", "--json")
-    told = json.loads(done.stdout)
+    document = json.loads(done.stdout)
     lines = conversion_error.compare("mini", ["mini-int4"], conversion_error.PROMPTS[:1], 2)
-    assert lines[1]["bytes"] == told["weights_bytes"] < 0.45 * lines[0]["bytes"] * 1.2
+    assert lines[1]["bytes"] == document["weights_bytes"] < 0.45 * lines[0]["bytes"] * 1.2
     assert lines[0]["hidden"] < 0.03 and lines[1]["hidden"] < 0.25 and lines[1]["same_first"] > 0.97
     again = run("generate", "a red ball on the grass", "--model", "mini-int4", "--frames", "1", "-o", "a.gif", "--json")
     assert again.returncode == 0, again.stderr
     report = json.loads(again.stdout)
-    assert report["model"]["dtype"] == "int4" and report["memory"]["weights_bytes"] == told["weights_bytes"]
+    assert report["model"]["dtype"] == "int4" and report["memory"]["weights_bytes"] == document["weights_bytes"]
     recipe = run("generate", "--from", "a.gif", "--model", "mini-int4", "-o", "b.gif")
     assert recipe.returncode == 0 and "other weights" not in recipe.stderr, recipe.stderr
     assert Path("a.gif").read_bytes() == Path("b.gif").read_bytes()
 
 
-def test_config_tells_the_source_and_no_path(make: Callable[..., Path], run: Run) -> None:
+def test_config_names_the_source_and_no_path(make: Callable[..., Path], run: Run) -> None:
     folder = converted(run, make("fox"), "out")
     data = json.loads((folder / "config.json").read_text())
     assert data["version"] == 1 and data["dtype"] == "int4" and data["group"] == 32
@@ -166,10 +166,10 @@ def test_config_tells_the_source_and_no_path(make: Callable[..., Path], run: Run
 
 def test_the_plan_of_a_converted_model_is_its_own(make: Callable[..., Path], run: Run) -> None:
     folder = converted(run, make(), "out")
-    told = json.loads(run("generate", PROMPT, "--model", "out", "--dry-run", "--json").stdout)
+    document = json.loads(run("generate", PROMPT, "--model", "out", "--dry-run", "--json").stdout)
     shards = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-    assert told["dtype"] == "int4" and told["weights_bytes"] == load(str(folder)).network.weights_bytes()
-    assert sum(told["files"].values()) == shards and 0 <= shards - told["weights_bytes"] < 20_000
+    assert document["dtype"] == "int4" and document["weights_bytes"] == load(str(folder)).network.weights_bytes()
+    assert sum(document["files"].values()) == shards and 0 <= shards - document["weights_bytes"] < 20_000
 
 
 MAPPED = """
@@ -262,7 +262,7 @@ main()
 """
 
 
-def test_after_kill_9_it_goes_on_and_makes_the_same(make: Callable[..., Path], run: Run) -> None:
+def test_after_kill_9_it_resumes_and_makes_the_same(make: Callable[..., Path], run: Run) -> None:
     source = make()
     done = subprocess.run([sys.executable, "-c", DYING, str(source), "-o", "out"], capture_output=True)
     assert done.returncode == -9 and not Path("out").exists()
@@ -285,7 +285,7 @@ def test_after_kill_9_it_goes_on_and_makes_the_same(make: Callable[..., Path], r
 
 
 @pytest.mark.slow
-def test_another_source_does_not_go_on_with_what_was_begun(make: Callable[..., Path], run: Run) -> None:
+def test_another_source_does_not_resume_what_was_begun(make: Callable[..., Path], run: Run) -> None:
     source = make()
     subprocess.run([sys.executable, "-c", DYING, str(source), "-o", "out"], capture_output=True)
     file = source / "mm_projector" / "model.safetensors"
@@ -294,7 +294,7 @@ def test_another_source_does_not_go_on_with_what_was_begun(make: Callable[..., P
     assert done.returncode == 2 and "of another model" in done.stderr
 
 
-def test_a_stop_after_the_last_shard_goes_on(make: Callable[..., Path], run: Run) -> None:
+def test_it_resumes_after_a_stop_behind_the_last_shard(make: Callable[..., Path], run: Run) -> None:
     folder = converted(run, make(), "out")
     folder.rename(folder.with_name("out.partial"))
     done = run("convert", "checkpoint", "-o", "out", "--json")
@@ -324,7 +324,9 @@ def test_a_write_that_fails_leaves_nothing_under_the_name(make: Callable[..., Pa
     assert run("convert", str(source), "-o", "out").returncode == 0
 
 
-def test_a_full_disk_is_told_before_work(make: Callable[..., Path], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_work(
+    make: Callable[..., Path], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = make()
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     done = run("convert", str(source), "-o", "out")

@@ -182,7 +182,7 @@ def test_the_bundled_model_meets_its_target_on_any_prompt(scope: str, cfg: float
                 assert max(abs(r - ratio) for r in replay["by_layer"]) <= 0.03
 
 
-def test_report_recipe_and_table_tell(run: Run, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_report_recipe_and_table_name_the_ratio_kept(run: Run, tmp_path) -> None:  # type: ignore[no-untyped-def]
     call = ("generate", "a blue car", "--seed", "4", "--frames", "3")
     done = run(*call, "--replay-ratio", "0.5", "--set", "replay.controller=layer", "-o", "a.mp4", "--json")
     assert done.returncode == 0, done.stderr

@@ -149,7 +149,7 @@ def test_kernels_that_do_not_go_are_refused() -> None:
             decode.start()
 
 
-def test_auto_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     model, codes = tiny_model(), _codes(2, 2)
     monkeypatch.setattr("fastcar_cli.decoding.native.native.unavailable", lambda: "not built: no compiler")
     decode = Decode.of(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0)), codes.float())

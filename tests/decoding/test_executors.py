@@ -50,7 +50,7 @@ SOME = torch.rand(3, len(PROMPTS), FRAMES * N - 1, generator=torch.Generator().m
 
 @dataclass(frozen=True)
 class Kind:
-    """An executor, and what it can't be asked for."""
+    """An executor, and what it can't do."""
 
     make: Callable[[Decode], Any]
     formats: tuple[str, ...]

@@ -28,7 +28,7 @@ CASES = ["p0/none", "p0/t50", "p0/mixed", *(pytest.param(name, marks=pytest.mark
 
 
 class Golden(NamedTuple):
-    told: dict[str, Any]
+    facts: dict[str, Any]
     records: dict[str, torch.Tensor]
     model: LoadedModel
 
@@ -37,7 +37,7 @@ class Golden(NamedTuple):
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     folder = tmp_path_factory.mktemp("golden")
     packed = load(lzma.decompress(FILE.read_bytes()))
-    told = json.loads(packed.pop("json").numpy().tobytes())
+    facts = json.loads(packed.pop("json").numpy().tobytes())
     tokenizer = packed.pop("llm/tokenizer.model").numpy().tobytes()
     planes = {k for k, t in packed.items() if t.dtype == torch.uint8 and not k.endswith(("replay", "attention_mask"))}
     tensors = {
@@ -48,20 +48,20 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
         (folder / part).mkdir()
         weights = {k.removeprefix(f"{part}/"): tensors.pop(k) for k in list(tensors) if k.startswith(f"{part}/")}
         save_file(weights, folder / part / "model.safetensors")
-    for name, content in told["files"].items():
+    for name, content in facts["files"].items():
         (folder / name).write_text(json.dumps(content))
     (folder / "llm" / "tokenizer.model").write_bytes(tokenizer)
-    return Golden(told, tensors, load_model(str(folder)))
+    return Golden(facts, tensors, load_model(str(folder)))
 
 
 @pytest.fixture(scope="module", params=CASES)
 def case(golden: Golden, request: pytest.FixtureRequest) -> tuple[str, dict[str, Any], Trace]:
-    told, records, model = golden
-    found = next(c for c in told["cases"] if c["name"] == request.param)
-    prompts = [told["prompts"][i] for i in found["prompt_indices"]]
+    facts, records, model = golden
+    found = next(c for c in facts["cases"] if c["name"] == request.param)
+    prompts = [facts["prompts"][i] for i in found["prompt_indices"]]
     # A dense run has its scores from one whose threshold nothing reaches.
     tau = float("inf") if all(t is None for t in found["tau"]) else found["tau"]
-    codes, steps = records[f"{request.param}/codes"].long(), told["layer_out_steps"]
+    codes, steps = records[f"{request.param}/codes"].long(), facts["layer_out_steps"]
     run = trace(model, prompts, codes, tau=tau, cfg=found["cfg"], steps=steps, mlp_tokens=found["mlp_positions"])
     return request.param, found, run
 
@@ -82,7 +82,7 @@ def test_prompts(golden: Golden, case: tuple[str, dict[str, Any], Trace]) -> Non
 
 def test_scores(golden: Golden, case: tuple[str, dict[str, Any], Trace]) -> None:
     name, _, run = case
-    _close(run.tas[:, :, golden.told["first"] :], golden.records[f"{name}/tas"].permute(0, 2, 1), 2e-4)
+    _close(run.tas[:, :, golden.facts["first"] :], golden.records[f"{name}/tas"].permute(0, 2, 1), 2e-4)
 
 
 def test_decisions_are_the_same_ones(golden: Golden, case: tuple[str, dict[str, Any], Trace]) -> None:

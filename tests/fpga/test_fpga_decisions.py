@@ -47,7 +47,7 @@ def test_damaged_decisions_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "none.npz")
 
 
-def test_drawn_decisions_have_the_ratio_asked_for() -> None:
+def test_drawn_decisions_have_the_requested_ratio() -> None:
     shape: dict[str, Any] = {"layers": 12, "rows": 4, "frames": 4, "tokens_per_frame": 64, "seed": 0}
     for profile in ("flat", "valley"):
         bits = draw(ratio=0.5, profile=profile, **shape)

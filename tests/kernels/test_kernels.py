@@ -412,7 +412,7 @@ def test_the_self_check_passes_sound_kernels_and_names_what_differs(monkeypatch:
     assert "differ" in str(check(batch))
 
 
-def test_a_verdict_is_asked_for_once_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
+def test_a_verdict_is_requested_once_and_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
     asked = []

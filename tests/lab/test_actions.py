@@ -68,7 +68,7 @@ def test_following_sees_nothing_where_there_is_no_one_object() -> None:
     assert follow(np.random.default_rng(0).random((2, 64, 64, 3))) == [None, None]
 
 
-def test_codes_of_a_later_frame_tell_where_the_object_is() -> None:
+def test_codes_of_a_later_frame_say_where_the_object_is() -> None:
     d = dictionary()
     assert len({tuple(d.later(spot)) for spot in SPOTS}) == len(SPOTS)
     for spot in SPOTS:
@@ -146,7 +146,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("stage", ["base", "replay"])
-def test_stopped_and_killed_training_goes_on_as_if_it_had_not_been(
+def test_stopped_and_killed_training_resumes_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     settings = ActionSettings(steps=5, batch=1, bfloat16=False)
@@ -170,7 +170,7 @@ def test_stopped_and_killed_training_goes_on_as_if_it_had_not_been(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
-def test_a_stopped_tokenizer_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_tokenizer_resumes_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / k / "tokenizer.safetensors" for k in ("whole", "parts")]
     said: list[str] = []
     train_tokenizer.train(files[0], steps=4, log=said.append)

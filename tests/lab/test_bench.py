@@ -107,7 +107,7 @@ def test_bytes_of_a_pass_are_the_weights_once_and_every_rows_keys_and_values() -
 
 
 @pytest.mark.slow
-def test_json_tells_every_line_and_every_ratio() -> None:
+def test_json_has_every_line_and_every_ratio() -> None:
     command = [
         sys.executable,
         "-m",
@@ -187,8 +187,8 @@ def test_what_can_not_be_timed_is_refused(
     with pytest.raises(SystemExit) as stop:
         main()
     torch.set_num_threads(threads)
-    told = capsys.readouterr()
-    assert stop.value.code == 2 and said in told.err and told.out == ""
+    printed = capsys.readouterr()
+    assert stop.value.code == 2 and said in printed.err and printed.out == ""
 
 
 def test_passes_of_several_tokens_are_held_against_memory_and_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:

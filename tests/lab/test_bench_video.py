@@ -1,4 +1,4 @@
-"""A whole video on the clock: what is counted, and that a stopped one goes on. No timing is asserted."""
+"""A whole video on the clock: what is counted, and that a stopped one resumes. No timing is asserted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_bytes_are_those_of_the_mlps_that_are_computed() -> None:
         assert line["published_s"] is None
 
 
-def test_a_stretch_is_reckoned_up_to_the_whole_video() -> None:
+def test_a_stretch_is_extrapolated_to_the_whole_video() -> None:
     model = load("mini")
     part = whole_video(model, WholeVideo("mini", frames=3, ratio=0.5, tokens=20))
     whole = whole_video(model, PLAN)
@@ -51,7 +51,7 @@ def test_keys_and_values_in_int8_are_read_as_such() -> None:
     assert saved == token * sum(max(0, index - 65) for index in range(1, 128))
 
 
-def test_a_stopped_video_goes_on_behind_its_last_frame(tmp_path: Path) -> None:
+def test_a_stopped_video_resumes_behind_its_last_frame(tmp_path: Path) -> None:
     model, file = load("mini"), tmp_path / "video.json"
 
     def stop(done: int, total: int) -> None:
@@ -132,5 +132,5 @@ def test_what_can_not_be_timed_is_refused(
     monkeypatch.setattr(sys, "argv", ["fastcar", "lab", "bench", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
-    told = capsys.readouterr()
-    assert stop.value.code == 2 and said in told.err and told.out == ""
+    printed = capsys.readouterr()
+    assert stop.value.code == 2 and said in printed.err and printed.out == ""

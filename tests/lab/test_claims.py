@@ -260,7 +260,7 @@ def test_started_again_nothing_is_decoded_and_the_page_is_the_same(folder: Path)
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on(folder: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes(folder: Path, tmp_path: Path) -> None:
     asked = ["--model", str(folder / "tiny"), "--claim", "2", "--seeds", "2"]
     asked += ["--prompts-file", str(folder / "p.txt"), "-o", str(tmp_path / "out")]
     process = held("lab", "claims", *asked, at=2, suffix=".json")

@@ -44,8 +44,8 @@ def test_a_line_a_setting_with_the_means_of_its_videos(run: Run, sweeps: tuple[P
         assert float(row["replayed"]) == pytest.approx(wanted)
         assert float(row["replayed_low"]) <= wanted <= float(row["replayed_high"])
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
-    told = (tmp_path / "out" / "curves.md").read_text()
-    assert told == result.stdout.removesuffix("\n") and "**other** (6 videos of 3 prompts)" in told
+    page = (tmp_path / "out" / "curves.md").read_text()
+    assert page == result.stdout.removesuffix("\n") and "**other** (6 videos of 3 prompts)" in page
 
 
 def test_an_empty_folder_is_refused_in_a_sentence(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What visual tokens are told of a layout: read from a prompt's ids, by the paths that the world is drawn by."""
+"""What visual tokens learn of a layout: read from a prompt's ids, by the paths that the world is drawn by."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def ids_of(scene: Scene, *, layout: bool = True) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def told() -> PlacementMap:
-    """A map that tells something of everything."""
+def informed() -> PlacementMap:
+    """A map that adds something of everything."""
     torch.manual_seed(0)
     layout_map = PlacementMap(TABLE_MAP, (8, 8), 16, 32)
     start_map(layout_map)
@@ -69,30 +69,30 @@ def test_the_paths_of_a_prompt_are_those_of_its_scene(number: int) -> None:
     )
 
 
-def test_without_a_layout_nothing_is_told(told: PlacementMap) -> None:
+def test_without_a_layout_nothing_is_added(informed: PlacementMap) -> None:
     ids = torch.tensor([ids_of(SCENE, layout=False), WORDS.blank()])
-    assert not told(ids, torch.arange(128)[None]).any()
+    assert not informed(ids, torch.arange(128)[None]).any()
 
 
-def test_training_in_bfloat16_is_told_the_same(told: PlacementMap) -> None:
+def test_training_in_bfloat16_gets_the_same(informed: PlacementMap) -> None:
     ids, tokens = torch.tensor([ids_of(SCENE)]), torch.arange(128)[None]
     with torch.autocast("cpu", torch.bfloat16):
-        found = told(ids, tokens)
-    exact = told(ids, tokens)
+        found = informed(ids, tokens)
+    exact = informed(ids, tokens)
     assert float((found - exact).norm() / exact.norm()) < 0.01
 
 
 @given(right=st.integers(-2, 1), down=st.integers(-2, 2))
 @settings(max_examples=12)
-def test_a_patch_is_told_where_things_are_from_its_middle(told: PlacementMap, right: int, down: int) -> None:
-    """A thing and its patch moved by two patches tell the same; so does the ground, which repeats after two."""
+def test_a_patch_learns_where_things_are_from_its_middle(informed: PlacementMap, right: int, down: int) -> None:
+    """A thing and its patch moved by two patches give the same; so does the ground, which repeats after two."""
     one = replace(SCENE, things=(replace(BALL, x=56, y=64, vx=0),), story="alone")
     other = replace(one, things=(replace(one.things[0], x=56 + 16 * right, y=64 + 16 * down),))
-    a, b = at(told, one)[0], at(told, other)[0]
+    a, b = at(informed, one)[0], at(informed, other)[0]
     if right % 2 == 0 and down % 2 == 0:
         assert torch.allclose(a[3:5, 2:5], b[3 + down : 5 + down, 2 + right : 5 + right], atol=1e-5)
     else:
-        ground = at(told, replace(one, things=(replace(BALL, x=148, y=64, vx=0),)))[0]
+        ground = at(informed, replace(one, things=(replace(BALL, x=148, y=64, vx=0),)))[0]
         here, there = a - ground, b - ground
         assert torch.allclose(here[3:5, 2:5], there[3 + down : 5 + down, 2 + right : 5 + right], atol=1e-5)
 
@@ -110,17 +110,17 @@ def test_a_patch_is_told_where_things_are_from_its_middle(told: PlacementMap, ri
     ],
     ids=str,
 )
-def test_every_word_of_a_thing_counts_near_it_and_only_there(told: PlacementMap, change: dict[str, Any]) -> None:
+def test_every_word_of_a_thing_counts_near_it_and_only_there(informed: PlacementMap, change: dict[str, Any]) -> None:
     alone = replace(SCENE, things=(replace(BALL, vx=0),), story="alone")
     other = replace(alone, things=(replace(alone.things[0], **change),))
-    differs = (at(told, alone, 2) != at(told, other, 2)).any(-1)
+    differs = (at(informed, alone, 2) != at(informed, other, 2)).any(-1)
     assert differs[1, 3:5, 2:4].any()
     assert not differs[:, :, 6:].any() and not differs[:, :1, :2].any()
 
 
-def test_a_thing_that_was_hit_is_told_where_it_goes(told: PlacementMap) -> None:
-    stays = at(told, replace(SCENE, things=(replace(BALL, vx=0), SCENE.things[1])), 16)
-    moved = at(told, SCENE, 16)
+def test_a_thing_that_was_hit_is_placed_where_it_goes(informed: PlacementMap) -> None:
+    stays = at(informed, replace(SCENE, things=(replace(BALL, vx=0), SCENE.things[1])), 16)
+    moved = at(informed, SCENE, 16)
     paths, contacts = SCENE.paths()
     first = contacts[0].frame
     row, column = paths[1][0].y // 16, paths[1][0].x // 16
@@ -142,8 +142,8 @@ def small() -> VideoModel:
     return model
 
 
-def test_a_decode_is_told_what_training_is(small: VideoModel) -> None:
-    """Hidden states of a teacher-forced decode are those of the training pass, told of the same patches."""
+def test_a_decode_gets_what_training_gets(small: VideoModel) -> None:
+    """Hidden states of a teacher-forced decode are those of the training pass, with the same patches."""
     codes = torch.randint(0, 2048, (1, 128, small.spec.depth.depth), generator=torch.Generator().manual_seed(1))
     model = LoadedModel("small", small, WORDS, GenerationDefaults(cfg=1.0))
     prompt = "a red metal ball rolls to the right and hits a blue cube"

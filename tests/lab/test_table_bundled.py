@@ -72,7 +72,7 @@ def test_what_nothing_is_planned_for_is_drawn_as_the_nearest_scene(run: Run, tmp
     ("name", "tau", "least"), [("table-dense", "off", 0.45), ("table", "off", 0.4), ("table", "-2", 0.4)]
 )
 def test_captions_with_one_object_are_shown_right(name: str, tau: str, least: float) -> None:
-    """24 captions that were never trained on; what was measured on 300 stands in docs/table.md."""
+    """24 captions that were never trained on; what was measured on 300 is in docs/table.md."""
     chosen = [(s, c) for s, c in WORLD.held_out(60, 77) if len(s.things) == 1][:24]
     pipe = VideoPipeline.from_config(load_config(None, [f"replay.tau={tau}"], {"model": name}))
     videos, _ = generate_videos(pipe, [c for _, c in chosen], list(range(24)), 12)

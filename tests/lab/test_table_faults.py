@@ -42,7 +42,7 @@ def _rendered(scene: Scene, at: Callable[[int], Thing | None], which: int) -> ND
 
 
 def _near_border(rng: random.Random, moves: bool) -> Scene:
-    """One object that stands within 22 px of a border or moves along it."""
+    """One object that rests within 22 px of a border or moves along it."""
     while True:
         thing = standing(rng)
         if rng.random() < 0.5:
@@ -80,7 +80,7 @@ def _changed(rng: random.Random, fault: str) -> tuple[Scene, NDArray[np.uint8]]:
 
 def planted(fault: str, rng: random.Random) -> tuple[Scene, NDArray[np.uint8]]:
     """A scene, and its video with a fault."""
-    if fault in ("stands and is deleted", "moves and is deleted"):
+    if fault in ("rests and is deleted", "moves and is deleted"):
         scene = _near_border(rng, fault.startswith("moves"))
         return scene, _rendered(scene, lambda t: scene.things[0] if t < _DELETED else None, 0)
     return _changed(rng, fault)
@@ -102,7 +102,7 @@ def test_a_scene_without_a_fault_is_as_it_is_rendered() -> None:
 
 
 FAULTS = {
-    "stands and is deleted": (36, 0.95),
+    "rests and is deleted": (36, 0.95),
     "moves and is deleted": (36, 0.95),
     "cube or cylinder": (30, 0.9),
     "any shape": (30, 0.9),

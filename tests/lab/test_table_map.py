@@ -43,7 +43,7 @@ def small() -> VideoModel:
     return model
 
 
-def test_latents_are_those_of_the_frames_that_are_told(
+def test_latents_are_those_of_the_frames_that_are_given(
     tokenizer: TableTokenizer,
 ) -> None:
     ids, tokens, latents, busy = train_map.Looks(tokenizer, lambda _: SCENE).draw(2, random.Random(0))
@@ -80,13 +80,13 @@ def test_a_map_has_a_rate_of_its_own() -> None:
     assert len(rate) == sum(1 for _ in model.parameters())
 
 
-def test_a_clip_without_words_is_told_its_layout_all_the_same(tokenizer: TableTokenizer) -> None:
+def test_a_clip_without_words_gets_its_layout_all_the_same(tokenizer: TableTokenizer) -> None:
     batch, _ = Clips(tokenizer, drop_words=1.0, drop_placement=0.0, drop_caption=0.0).draw(2, 1, random.Random(0))
     blank = torch.tensor(table_tokenizer().blank())
     assert (batch.text == blank).all() and not (batch.placed == blank).all(1).any()
     model = small().requires_grad_(False)
     assert model.map is not None
     near = model.map.near(batch.placed, batch.kept[:, 1:])
-    told, _, _ = hidden_states(model, batch.text, batch.codes, near=near)
+    seeing, _, _ = hidden_states(model, batch.text, batch.codes, near=near)
     blind, _, _ = hidden_states(model, batch.text, batch.codes)
-    assert not torch.allclose(told, blind)
+    assert not torch.allclose(seeing, blind)

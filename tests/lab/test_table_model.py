@@ -126,7 +126,7 @@ def test_clips_hold_the_codes_of_their_frames(tokenizer: TableTokenizer) -> None
     assert 0 < float(batch.busy.float().mean()) < 0.8
 
 
-def test_a_scene_that_says_too_much_is_told_without_its_layout(tokenizer: TableTokenizer) -> None:
+def test_a_caption_of_a_scene_that_says_too_much_leaves_out_its_layout(tokenizer: TableTokenizer) -> None:
     clips = Clips(tokenizer, drop_caption=0.0, drop_placement=0.0)
     clips.words.length = 22
     batch, scenes = clips.draw(12, 1, random.Random(3))
@@ -243,7 +243,7 @@ def _small() -> ModelSpec:
     )
 
 
-def test_frequencies_repeat_with_the_frame_and_tell_positions_apart() -> None:
+def test_frequencies_repeat_with_the_frame_and_distinguish_positions() -> None:
     model = new_model(_small(), TableTokenizer().rqvae, 0)
     cos, sin = model.llm.rotary(torch.tensor([5, 5 + 64]), torch.float32)
     assert torch.allclose(cos[0, :5], cos[1, :5], atol=1e-4) and torch.allclose(sin[0, :5], sin[1, :5], atol=1e-4)
@@ -259,7 +259,7 @@ def test_periods_must_be_one_for_each_pair() -> None:
 
 
 @pytest.mark.parametrize("stage", [pytest.param("codes", marks=pytest.mark.slow), "pixels"])
-def test_stopped_tokenizer_training_goes_on_to_the_same_weights(
+def test_stopped_tokenizer_training_resumes_to_the_same_weights(
     stage: str, tokenizer: TableTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_tokenizer, "evaluate", lambda *_, **__: {})

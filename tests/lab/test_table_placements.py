@@ -27,7 +27,7 @@ def _number(tokens: list[str], name: str) -> int:
 
 
 def _things(tokens: tuple[str, ...]) -> tuple[Thing, ...]:
-    """The things that completed tokens tell of."""
+    """The things that completed tokens name."""
     found: list[list[str]] = []
     looks: list[str] = []
     for token in tokens:
@@ -52,15 +52,15 @@ def _things(tokens: tuple[str, ...]) -> tuple[Thing, ...]:
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=60)
-def test_training_tells_all_of_a_scene_and_nothing_else(number: int) -> None:
+def test_training_gives_all_of_a_scene_and_nothing_else(number: int) -> None:
     scene = draw_scene(random.Random(number))
     tokens = WORDS.read(caption(scene, random.Random(number), drop=0.3)).tokens
     around = {"ground": scene.ground, "light": scene.light}
-    told = WORDS.completed(tokens, [looks_of(t) for t in scene.things], around, of_scene(scene))
-    assert _things(tuple(told)) == scene.things
-    assert {scene.ground, scene.light} <= set(told)
-    assert (_number(told, "pan"), 2 * _number(told, "ground")) == (scene.pan, scene.offset)
-    assert len(WORDS.ids_of(told)) == PROMPT_LENGTH
+    completed = WORDS.completed(tokens, [looks_of(t) for t in scene.things], around, of_scene(scene))
+    assert _things(tuple(completed)) == scene.things
+    assert {scene.ground, scene.light} <= set(completed)
+    assert (_number(completed, "pan"), 2 * _number(completed, "ground")) == (scene.pan, scene.offset)
+    assert len(WORDS.ids_of(completed)) == PROMPT_LENGTH
 
 
 @given(st.integers(0, 10**6))

@@ -45,7 +45,7 @@ def test_every_verb_goes_before_every_place(verb: str, token: str) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "word"), [("four red balls roll", "four"), ("a cube is hit by a ball", "by")])
-def test_what_can_not_be_read_is_told(prompt: str, word: str) -> None:
+def test_what_can_not_be_read_is_reported(prompt: str, word: str) -> None:
     assert word in table_tokenizer().read(prompt).unknown
 
 

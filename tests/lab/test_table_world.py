@@ -52,7 +52,7 @@ def test_everything_lies_on_the_grid_and_meets_as_its_story_says(story: str) -> 
 _SOLO = ("alone", "enter", "leave")
 
 
-def test_momentum_is_handed_on_at_the_contact_and_not_before() -> None:
+def test_momentum_passes_at_the_contact_and_not_before() -> None:
     paths, contacts = HIT.paths()
     (contact,) = contacts
     gap = [abs(p.x - q.x) for p, q in zip(*paths, strict=True)]
@@ -97,7 +97,7 @@ def test_rendering_keeps_its_pace() -> None:
     began = time.process_time()
     for scene in scenes:
         render(scene)
-    # 500 frames a second are asked for; a loaded machine may take longer, so only a collapse fails.
+    # 500 frames a second are wanted; a loaded machine may take longer, so only a collapse fails.
     assert len(scenes) * 16 / (time.process_time() - began) > 100
 
 
@@ -145,7 +145,7 @@ def test_the_analyser_is_right_about_each_story(story: str) -> None:
     assert judge(analyse(render(scene)), said_of(scene))["all"]
 
 
-def test_the_analyser_notices_a_colour_that_is_not_asked_for() -> None:
+def test_the_analyser_notices_a_colour_that_the_caption_does_not_have() -> None:
     other = replace(HIT, things=(replace(RED, color="green"), BLUE))
     assert _faults(render(other)) >= {"color", "all"}
 

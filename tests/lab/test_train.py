@@ -51,7 +51,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("stage", ["base", "replay"])
 @pytest.mark.slow
-def test_stopped_and_killed_training_goes_on_as_if_it_had_not_been(
+def test_stopped_and_killed_training_resumes_as_if_it_had_not_been(
     tokenizer: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     settings = TrainSettings(steps=5, batch=1, bfloat16=False)
@@ -75,7 +75,7 @@ def test_stopped_and_killed_training_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.usefixtures("small")
-def test_a_stopped_tokenizer_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_tokenizer_resumes_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / k / "tokenizer.safetensors" for k in ("whole", "parts")]
     train_tokenizer.train(files[0], steps=8)
     for part in ("1 of 2", "3 of 6"):
@@ -89,7 +89,7 @@ def test_a_stopped_tokenizer_goes_on_as_if_it_had_not_been(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("small")
-def test_a_run_goes_on_with_its_own_settings_only(tokenizer: Path) -> None:
+def test_a_run_resumes_with_its_own_settings_only(tokenizer: Path) -> None:
     settings = TrainSettings(steps=1, batch=1, bfloat16=False)
     train_decoder.train(tokenizer.parent / "base", tokenizer, settings)
     with pytest.raises(RequestError, match="steps was 1, is 2; batch was 1, is 3"):
@@ -116,7 +116,7 @@ def test_train_export_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
-def test_training_goes_on_from_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_begins_from_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "made/mini-dense" in _train("--stage", "tokenizer", "--stage", "base", "--stage", "export")
     before = load_file("made/mini-dense/model.safetensors")

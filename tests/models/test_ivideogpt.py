@@ -182,7 +182,7 @@ def test_a_whole_sequence_at_once(name: str) -> None:
 
 
 def generated(name: str, frames: int, rows: slice = slice(None), **settings: Any) -> tuple[VideoPipeline, list[Any]]:
-    """A pipeline that has gone on from the clips of some rows, and its frames."""
+    """A pipeline that has continued the clips of some rows, and its frames."""
     given = actions(name)
     clips = clips_of(recorded(name, "clip")[rows], None if given is None else given[rows])
     config = RunConfig.from_dict({"generation": {"frames": frames}, **settings})

@@ -212,8 +212,8 @@ def test_generate_and_dry_run(run: Run, make: Callable[..., Path], tmp_path: Pat
     folder = make()
     done = run("generate", "a red ball", "--model", str(folder), "--dry-run", "--json", "--tau", "-2")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert list(told["files"]) == [f"{p}/model.safetensors" for p in ("llm", "vision_tower", "mm_projector")]
+    plan = json.loads(done.stdout)
+    assert list(plan["files"]) == [f"{p}/model.safetensors" for p in ("llm", "vision_tower", "mm_projector")]
     assert not list(tmp_path.glob("*.mp4"))
     done = run("generate", "a red ball", "--model", str(folder), "--tau", "-2", "--seed", "1", "-o", "a.mp4", "--json")
     assert done.returncode == 0, done.stderr
@@ -221,8 +221,8 @@ def test_generate_and_dry_run(run: Run, make: Callable[..., Path], tmp_path: Pat
     assert report["replay"]["tas"] == "released" and report["tokens"] == {
         "text": len(load(str(folder)).tokenizer.read("a red ball").ids), "visual": 32, "rows": 2,
     }  # fmt: skip
-    assert report["memory"]["weights_bytes"] == told["weights_bytes"]
-    assert report["memory"]["replay_cache_bytes"] == told["replay_cache_bytes"]
+    assert report["memory"]["weights_bytes"] == plan["weights_bytes"]
+    assert report["memory"]["replay_cache_bytes"] == plan["replay_cache_bytes"]
     assert (tmp_path / "a.mp4").exists()
 
 

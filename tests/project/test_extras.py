@@ -33,15 +33,15 @@ def _fastcar(*arguments: object) -> Result:
 
 def test_every_extra_is_in_pyproject() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    told = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    declared = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
     for package, extra in extras.EXTRAS.items():
         named = {"llama_cpp": "llama-cpp-python", "ik_llama_cpp": "ik-llama-cpp-python"}.get(package, package)
-        assert re.search(rf'^{extra} = \[.*"{named}\b', told, re.M), package
+        assert re.search(rf'^{extra} = \[.*"{named}\b', declared, re.M), package
         assert not re.search(rf'^    "{package}\b', text.split("[project.optional-dependencies]")[0], re.M)
 
 
 @pytest.mark.parametrize("package", extras.EXTRAS)
-def test_a_missing_package_is_told_with_its_extra(package: str) -> None:
+def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
     extra = extras.EXTRAS[package]
     with pytest.raises(RequestError, match=rf"that needs the extra fastcar\[{extra}\]") as error:
         extras.need(package, "that")
@@ -73,7 +73,7 @@ def test_claims_ask_for_their_plots_before_they_decode(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_commands_work_and_a_sweep_tells_of_its_parquet_file(tmp_path: Path) -> None:
+def test_commands_work_and_a_sweep_says_what_its_parquet_file_needs(tmp_path: Path) -> None:
     model = tiny_folder(tmp_path / "model")
     assert _fastcar("generate", BALL, "--model", model, "--tau", "0", "-o", "a.mp4").exit_code == 0
     assert _fastcar("fpga", "--preset", "paper-u280", "--replay", "0.5").exit_code == 0

@@ -25,7 +25,7 @@ def _modules() -> dict[str, Path]:
 
 
 def _imports() -> dict[str, set[str]]:
-    """Modules of the package that each module imports, wherever in it the import stands."""
+    """Modules of the package that each module imports, wherever in it the import is."""
     modules = _modules()
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
@@ -110,7 +110,7 @@ def test_importing_the_package_sets_no_environment_variable() -> None:
 
 
 def test_loading_a_model_does_not_import_torchs_compiler() -> None:
-    """It takes as long as a whole video of `mini`; the meta device and decorators bring it in by the way."""
+    """It takes as long as a whole video of `mini`; the meta device and decorators bring it in."""
     code = (
         "import sys; from fastcar_cli.models import load; from fastcar_cli.models.loading.names import BUNDLED;"
         "print([m for m in BUNDLED if load(m) and 'torch._dynamo' in sys.modules])"

@@ -56,7 +56,7 @@ def hold(event, arguments):
     if event in ("os.rename", "os.link") and "/cells/" in str(arguments[1]) and str(arguments[1]).endswith(suffix):
         seen += 1
         if seen == at:
-            # Blocked before it is told: a signal that came before the wait would be missed by it.
+            # Blocked before it prints: a signal that came before the wait would be missed by it.
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
             print("held", flush=True)
             number = signal.sigwait((signal.SIGINT, signal.SIGTERM))

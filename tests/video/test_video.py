@@ -133,7 +133,7 @@ def test_mp4_plays_in_a_browser(tmp_path: Path) -> None:
         stream = container.streams.video[0]
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
         assert stream.average_rate == 12 and stream.frames == 6
-    # The index stands before the data, so playing starts at once.
+    # The index is before the data, so playing starts at once.
     data = (tmp_path / "a.mp4").read_bytes()
     assert data.index(b"moov") < data.index(b"mdat")
 
@@ -153,7 +153,9 @@ def test_no_frame_no_file(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.gif", "a"])
-def test_a_failing_disk_is_told_and_leaves_nothing(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_is_reported_and_leaves_nothing(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = open_writer(tmp_path / name, fps=8, recipe=RECIPE)
     writer.add(_frames(1)[0])
 

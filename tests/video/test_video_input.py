@@ -1,4 +1,4 @@
-"""Clips out of every kind of input: the frames and actions that were asked for, or one sentence that tells why not."""
+"""Clips out of every kind of input: the frames and actions that were requested, or one sentence that says why not."""
 
 from __future__ import annotations
 

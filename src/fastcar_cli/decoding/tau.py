@@ -40,7 +40,7 @@ def _plain(value: float) -> Plain:
     return None if value == math.inf else "-inf" if value == -math.inf else value
 
 
-def _told(value: float) -> str:
+def _printed(value: float) -> str:
     short = f"{value:g}"
     return "off" if value == math.inf else short if float(short) == value else repr(value)
 
@@ -89,7 +89,7 @@ class Tau:
 
     def __str__(self) -> str:
         """For people and `--tau`, which `read` reads."""
-        return ",".join(map(_told, dict.fromkeys(self.values) if len(set(self.values)) == 1 else self.values))
+        return ",".join(map(_printed, dict.fromkeys(self.values) if len(set(self.values)) == 1 else self.values))
 
 
 OFF = Tau()

@@ -155,11 +155,11 @@ def _seconds(study: Study, cells: list[dict[str, Any]], folder: str, window: int
     return float(np.mean(found))
 
 
-def _part(told_apart: list[bool | None]) -> str:
-    known = [t for t in told_apart if t is not None]
+def _part(distinguished: list[bool | None]) -> str:
+    known = [t for t in distinguished if t is not None]
     if not known:
         return PART
-    return HOLDS if all(known) and len(known) == len(told_apart) else FAILS if not any(known) else PART
+    return HOLDS if all(known) and len(known) == len(distinguished) else FAILS if not any(known) else PART
 
 
 def _draw(figure: Any, curves: Curves, key: str) -> None:
