@@ -20,7 +20,7 @@ MOVES = 8.0
 
 def needs(study: Study) -> list[Job]:
     """Dense videos."""
-    return [Job()]
+    return [Job(observe=True)]
 
 
 def moving(images: NDArray[np.uint8], grid: tuple[int, int]) -> NDArray[np.bool_]:
@@ -40,7 +40,7 @@ def judge(study: Study) -> Finding:
     cells = study.cells()
     share = []
     for cell in cells:
-        tokens = study.tokens(cell)
+        tokens = study.observed(cell)
         moves = moving(study.images(cell), study.pipe.grid).reshape(-1)[study.frame : tokens["cosine"].shape[2]]
         share.append((cell["prompt"], float(moves.mean())))
         for layer in range(study.layers):

@@ -39,7 +39,7 @@ LARGEST = ("gate_max", "up_max", "tas_max", "attention_max")
 
 def needs(study: Study) -> list[Job]:
     """Dense videos."""
-    return [Job()]
+    return [Job(observe=True)]
 
 
 def operator_norm(linear: nn.Module, width: int) -> float:
@@ -76,7 +76,7 @@ def _flat(tokens: Arrays, name: str, layer: int, frame: int) -> NDArray[np.float
 def judge(study: Study) -> Finding:
     """Both sides by layer, how loose the bound is, and whether tokens that score higher changed less."""
     cells = study.cells()
-    videos = [(c["prompt"], study.tokens(c)) for c in cells]
+    videos = [(c["prompt"], study.observed(c)) for c in cells]
     blocks, rows, kept = study.pipe.model.network.llm.blocks, [], []
     absolute: list[list[tuple[str, float]]] = []
     relative: list[list[tuple[str, float]]] = []

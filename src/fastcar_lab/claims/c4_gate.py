@@ -28,7 +28,7 @@ SCORED, SCORED_PROMPTS = "scores", 8
 
 def needs(study: Study) -> list[Job]:
     """Dense videos, and each score at the highest ratio."""
-    jobs = [Job()]
+    jobs = [Job(observe=True)]
     if ratios := study.reached(RATIOS)[-1:]:
         jobs.append(Job(SCORED, axes=(("scores", tuple(SCORES)), ("ratios", ratios)), prompts=SCORED_PROMPTS))
     return jobs
@@ -38,7 +38,7 @@ def areas(study: Study) -> dict[str, dict[str, list[float]]]:
     """Mean over layers and quantiles of the area under the curve of "change below x", by score, by prompt."""
     found: dict[str, list[tuple[str, float]]] = {name: [] for name in SCORES}
     for cell in study.cells():
-        tokens = study.tokens(cell)
+        tokens = study.observed(cell)
         names = [str(n) for n in tokens["names"]]
         for name in SCORES:
             each = []

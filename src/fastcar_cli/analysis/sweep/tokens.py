@@ -80,18 +80,7 @@ class _TokenRecorder:
 
 def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[Any]]:
     """Of the last video of a pipeline: `replayed` bool [layers, rows, T*N - 1], and `codes` int16 [T*N, depth] (int32
-    where there are more than 32,768).
-
-    With `observe` by token [layers, rows, T*N - 1], NaN in the first frame: `scores` float32 [scores, layers, rows,
-    T*N - 1] in the order of `names`; `change`, the norm of what a replay would be wrong by (of the true output less
-    what the cache holds), and `cosine` of both; `elsewhere`, the cosine with the output used half a frame away, which
-    is another place's; `output`, the true output's norm; norms of the change since the aligned token of the block's
-    `input`, of what `attention` added and of the `residual` stream that the MLP reads; `tas_reach`, TAS were query and
-    key parallel.
-
-    And by layer, over all tokens: largest numbers of W_up x (`up_max`) and silu(W_gate x) (`gate_max`), largest
-    attention output (`attention_max`) and `tas_reach` (`tas_max`), smallest length of the residual stream
-    (`residual_min`, with the norm's epsilon).
+    where there are more than 32,768); with `observe` also what `observed` gives.
     """
     decode = pipe.decode
     assert decode is not None
@@ -99,8 +88,21 @@ def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[A
     replayed = np.zeros(shape, bool) if decode.replay is None else decode.replay.replayed.cpu().numpy()
     integers = np.int16 if decode.model.spec.codes <= 2**15 else np.int32
     arrays: dict[str, NDArray[Any]] = {"replayed": replayed, "codes": decode.codes[0].cpu().numpy().astype(integers)}
-    if not observe:
-        return arrays
+    return {**arrays, **observed(decode)} if observe else arrays
+
+
+def observed(decode: Decode) -> dict[str, NDArray[Any]]:
+    """Of every token of a decode [layers, rows, T*N - 1], NaN in the first frame: `scores` float32 [scores, layers,
+    rows, T*N - 1] in the order of `names`; `change`, the norm of what a replay would be wrong by (of the true output
+    less what the cache holds), and `cosine` of both; `elsewhere`, the cosine with the output used half a frame away,
+    which is another place's; `output`, the true output's norm; norms of the change since the aligned token of the
+    block's `input`, of what `attention` added and of the `residual` stream that the MLP reads; `tas_reach`, TAS were
+    query and key parallel.
+
+    And by layer, over all tokens: largest numbers of W_up x (`up_max`) and silu(W_gate x) (`gate_max`), largest
+    attention output (`attention_max`) and `tas_reach` (`tas_max`), smallest length of the residual stream
+    (`residual_min`, with the norm's epsilon).
+    """
     rule = replace(decode.settings.rule, tau=OFF, target=None, score=DEFAULT)
     settings = replace(decode.settings, rule=rule, draft=DraftSettings(), keep_tas=True, executor="torch")
     again = Decode.of(decode.model, decode.prompts, settings, decode.draws.uniforms[:, : decode.draws.tokens])
@@ -112,4 +114,4 @@ def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[A
     for _ in again.steps(decode.codes):
         pass
     tensors = {"scores": recorder.scores, **recorder.seen, **recorder.extremes}
-    return {**arrays, "names": np.array(list(SCORES)), **{name: values.numpy() for name, values in tensors.items()}}
+    return {"names": np.array(list(SCORES)), **{name: values.numpy() for name, values in tensors.items()}}

@@ -69,7 +69,7 @@ class Worker:
         """Load the model of `config` unless a pipeline that has it is given.
 
         `fidelity` judges videos where the model's world has a judge. `tokens` keeps what `token_data` gives: `all` of
-        every cell, `dense` of those, with the others' decisions and codes. `clips` are the clips of prompts by name.
+        it, or `codes` and decisions. `clips` are the clips of prompts by name.
         """
         self.clips = dict(clips or {})
         self.tokens = tokens
@@ -161,8 +161,7 @@ class Worker:
             "runs": [run],
         }
         recipe = recipe_of(pipe, self.begin(cell.prompt), cell.seed, pipe.prompt_ids(0))
-        observe = self.tokens == "all" or (self.tokens == "dense" and cell.dense)
-        tokens = token_data(pipe, observe) if self.tokens else None
+        tokens = token_data(pipe, self.tokens == "all") if self.tokens else None
         return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe, tokens)
 
 
