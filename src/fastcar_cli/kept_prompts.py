@@ -58,8 +58,8 @@ class KeptFile:
         """The file, checked. Raises RequestError for another one."""
         try:
             file: Any = safe_open(str(self._path), framework="pt", device=str(self._model.device))
-            found: Mapping[str, str] = file.metadata() or {}
-            unlike = [part for part, value in self._key.items() if found.get(part) != value]
+            metadata: Mapping[str, str] = file.metadata() or {}
+            unlike = [part for part, value in self._key.items() if metadata.get(part) != value]
             whole = unlike or all(file.get_slice(name).get_shape() == shape for name, shape in self._shapes.items())
         except (SafetensorError, OSError, ValueError) as e:
             raise self._refusal(f"is no file of kept prompts: {e}") from None

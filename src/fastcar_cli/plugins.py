@@ -51,8 +51,8 @@ def _entries(group: str) -> EntryPoints:
     # Most commands need none, and the import takes a tenth of the time of the shortest.
     from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
-    if found := entry_points(group=group):
-        return found
+    if installed := entry_points(group=group):
+        return installed
     # A checkout that is on the path and not installed has no entry points, but says what they would be.
     project = Path(__file__).parents[2] / "pyproject.toml"
     if sys.version_info >= (3, 11) and project.is_file():
@@ -60,7 +60,7 @@ def _entries(group: str) -> EntryPoints:
 
         declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"].get(group, {})
         return EntryPoints(EntryPoint(name, value, group) for name, value in declared.items())
-    return found
+    return installed
 
 
 def command_names() -> list[str]:

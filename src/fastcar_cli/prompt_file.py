@@ -39,14 +39,14 @@ def prompts_in(file: Path, where: Text) -> Listed:
             raise RequestError(f"the top level is a {type(entries).__name__}, needed: a list", where=where)
         texts = [_text(entry, i, where) for i, entry in enumerate(entries)]
         single = [*dict.fromkeys(texts)]
-        found = Listed(dict(enumerate(single, 1)), "prompt", len(texts) - len(single))
+        listed = Listed(dict(enumerate(single, 1)), "prompt", len(texts) - len(single))
     else:
-        found = Listed(lines, "line")
+        listed = Listed(lines, "line")
         if any(_is_json(part) for part in (text, *[*lines.values()][:1])):
             raise RequestError("holds JSON", where=where, hint="name the file .json, or .jsonl with an entry a line")
-    if not found.prompts:
+    if not listed.prompts:
         raise RequestError("holds no prompt", where=where, hint="one prompt a line; # begins a comment")
-    return found
+    return listed
 
 
 def _text(entry: Any, number: int, where: Text) -> str:

@@ -25,27 +25,27 @@ from fastcar_cli.models.network import Network
 PROMPTS = ("a small blue car drives left across the grass", "a big yellow star bouncing at night")
 
 
-def _relative(found: Tensor, wanted: Tensor) -> float:
+def _relative(measured: Tensor, wanted: Tensor) -> float:
     """Root of the mean squared error over that of what is wanted."""
-    return float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+    return float((measured - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
 
 
-def errors(found: Trace, wanted: Trace) -> dict[str, float]:
+def errors(measured: Trace, wanted: Trace) -> dict[str, float]:
     """Relative errors of hidden states and logits, that of scores in their own unit, and decisions that differ.
 
     Logits are compared around the mean of each draw, which no probability depends on. `same_first`: draws whose
     likeliest code is the same. `flipped`: scores that lie on the other side of the median score of their layer.
     """
-    a, b = (run.logits - run.logits.mean(-1, keepdim=True) for run in (found, wanted))
+    a, b = (run.logits - run.logits.mean(-1, keepdim=True) for run in (measured, wanted))
     known = ~wanted.tas.isnan()
     # Between two scores: one that is the median itself would change sides by any error.
     median = wanted.tas.flatten(1).nanquantile(0.5, 1)[:, None, None]
     return {
-        "hidden": _relative(found.hidden, wanted.hidden),
+        "hidden": _relative(measured.hidden, wanted.hidden),
         "logits": _relative(a, b),
         "same_first": float((a.argmax(-1) == b.argmax(-1)).float().mean()),
-        "tas": float((found.tas - wanted.tas)[known].square().mean().sqrt()),
-        "flipped": float(((found.tas > median) != (wanted.tas > median))[known].float().mean()),
+        "tas": float((measured.tas - wanted.tas)[known].square().mean().sqrt()),
+        "flipped": float(((measured.tas > median) != (wanted.tas > median))[known].float().mean()),
     }
 
 
@@ -75,12 +75,12 @@ def compare(
     for name, other in [("bfloat16", (model, "bfloat16")), *((folder, (folder, "auto")) for folder in folders)]:
         loaded = load(*other)
         executor = _executor(loaded.network)
-        found = errors(trace(loaded, prompts, codes, executor=executor, **options), wanted)
-        lines.append({"model": name, "kernels": executor, "bytes": loaded.network.weights_bytes(), **found})
+        error = errors(trace(loaded, prompts, codes, executor=executor, **options), wanted)
+        lines.append({"model": name, "kernels": executor, "bytes": loaded.network.weights_bytes(), **error})
     for preset in presets:
-        found = errors(trace(reference, prompts, codes, **options, backend=_emulated(preset)), wanted)
-        lines.append({"model": model, "fpga": preset.name, "format": preset.format.kind, **found})
+        error = errors(trace(reference, prompts, codes, **options, backend=_emulated(preset)), wanted)
+        lines.append({"model": model, "fpga": preset.name, "format": preset.format.kind, **error})
     executor, size = _executor(reference.network), reference.network.weights_bytes()
-    found = errors(trace(reference, prompts, codes, kv_dtype="int8", executor=executor, **options), wanted)
-    lines.append({"model": "int8 keys and values", "kernels": executor, "bytes": size, **found})
+    error = errors(trace(reference, prompts, codes, kv_dtype="int8", executor=executor, **options), wanted)
+    lines.append({"model": "int8 keys and values", "kernels": executor, "bytes": size, **error})
     return lines

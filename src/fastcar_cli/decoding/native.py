@@ -200,8 +200,8 @@ class NativeExecutor(HostExecutor):
             flat, weight = x.flatten(0, -2), _linear(module)
             flat = (flat[wanted] if repeats else flat).float()
             parts = [native.linear(part, weight, self._threads) for part in flat.split(native.MOST_ROWS)]
-            found = torch.cat(parts) if len(parts) > 1 else parts[0]
-            return (found[back] if repeats else found).view(*x.shape[:-1], -1).to(x.dtype)
+            products = torch.cat(parts) if len(parts) > 1 else parts[0]
+            return (products[back] if repeats else products).view(*x.shape[:-1], -1).to(x.dtype)
 
         with multiplied_by(product), _alone():
             return super().prefill()

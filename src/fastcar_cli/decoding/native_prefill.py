@@ -27,8 +27,8 @@ def _distinct(batch: Batch) -> tuple[list[int], Tensor | slice]:
     every, places = list(range(batch.rows)), batch.places
     if batch.rows == 1 or places.prompt_added is not None or places.memories:
         return every, slice(None)
-    found, back = torch.unique(batch.prompts.ids, dim=0, return_inverse=True)
-    return [int((back == i).nonzero()[0]) for i in range(len(found))], back
+    distinct, back = torch.unique(batch.prompts.ids, dim=0, return_inverse=True)
+    return [int((back == i).nonzero()[0]) for i in range(len(distinct))], back
 
 
 def prefill(batch: Batch, x: Tensor, blocks: list[native.BlockWeights], threads: int) -> Tensor:

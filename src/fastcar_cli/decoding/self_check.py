@@ -68,10 +68,10 @@ def _key(batch: Batch) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = parse_json(file_text(file))
+        verdicts = parse_json(file_text(file))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return verdicts if isinstance(verdicts, dict) else {}
 
 
 def _write(file: Path, verdicts: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int 
     n = batch.frame
     settings = replace(batch.settings, frames=2 + -(-tokens // n), rule=ReplayRule(Tau((0.0,))), keep_tas=False)
     for window in (None, max(4, n // 4)):
-        found: list[tuple[Tensor, ...]] = []
+        runs: list[tuple[Tensor, ...]] = []
         for kind in (PlainExecutor, GraphExecutor):
             shape = batch.prompts.videos, settings.frames * n, batch.draws.codes.shape[2]
             noise = torch.full(shape, 0.5 if batch.model.dtype is torch.float32 else 0.0)
@@ -140,9 +140,9 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int 
             decisions = one.replay.replayed[:, :, n : n + tokens]
             states = torch.stack(hidden)
             # Behind the same states in both ways.
-            logits = _logits(executor, batch.model, (found[0][2] if found else states)[0, :, 0])
-            found.append((torch.stack(drawn), decisions, states, logits))
-        (codes, decisions, states, logits), (other_codes, other_decisions, other_states, other_logits) = found
+            logits = _logits(executor, batch.model, (runs[0][2] if runs else states)[0, :, 0])
+            runs.append((torch.stack(drawn), decisions, states, logits))
+        (codes, decisions, states, logits), (other_codes, other_decisions, other_states, other_logits) = runs
         differing = {
             "tokens": (codes != other_codes).float().mean(),
             "replay decisions": (decisions != other_decisions).float().mean(),
@@ -165,9 +165,9 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 @torch.inference_mode()
 def _logits(executor: Executor, model: Network, hidden: Tensor) -> Tensor:
     """Logits [depth, rows, codes] behind hidden states [rows, width], along the first code of every codebook."""
-    first, found = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device), []
+    first, logits = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device), []
     x, total = hidden, torch.zeros((), dtype=hidden.dtype, device=hidden.device)
     for d, book in enumerate(model.codebooks):
-        found.append(executor.logits(x, d).clone())
+        logits.append(executor.logits(x, d).clone())
         x = total = total + book(first)
-    return torch.stack(found)
+    return torch.stack(logits)

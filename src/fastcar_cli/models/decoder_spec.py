@@ -39,13 +39,13 @@ class Axes:
         """Of each pair, float32 [head_dim / 2]: powers of theta by axis, stretched where the model has grown."""
         parts = []
         for axis, pairs in enumerate(self.pairs(head_dim)):
-            found = theta ** -(torch.arange(pairs, dtype=torch.float32, device="cpu") / pairs)
+            frequencies = theta ** -(torch.arange(pairs, dtype=torch.float32, device="cpu") / pairs)
             if self.grown_from:
                 # YaRN (arXiv 2309.00071): what turns at most once over the old extent is halved, 4 times stays.
                 low, high = (2 * math.pi * turns / self.grown_from[axis] for turns in (1, 4))
-                kept = ((found - low) / (high - low)).clamp(0, 1)
-                found = found * ((1 - kept) / 2 + kept)
-            parts.append(found)
+                kept = ((frequencies - low) / (high - low)).clamp(0, 1)
+                frequencies = frequencies * ((1 - kept) / 2 + kept)
+            parts.append(frequencies)
         return torch.cat(parts)
 
 

@@ -30,8 +30,8 @@ from fastcar_lab.bench.rivals import RIVALS
 def models(plan: Benchmark) -> dict[str, Network]:
     """The same weights in the formats that are compared, by format; the first is what transformers runs."""
     if plan.shape == "mini":
-        found = {"float32": load("mini", "float32", plan.device).network}
-        return found | ({"int8": load("mini", "int8").network} if plan.device == "cpu" else {})
+        loaded = {"float32": load("mini", "float32", plan.device).network}
+        return loaded | ({"int8": load("mini", "int8").network} if plan.device == "cpu" else {})
     longest = max(plan.context + 2 * plan.passes, 4096)
     spec = replace(plan.spec, decoder=replace(plan.spec.decoder, layers=plan.layers, max_positions=longest))
     shape = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context)
@@ -40,11 +40,11 @@ def models(plan: Benchmark) -> dict[str, Network]:
     network = shape.network
     # transformers is given embeddings; a projector of 4096 x 4096 would weigh much beside one or two layers.
     network.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
-    found = {"bfloat16": network}
+    loaded = {"bfloat16": network}
     if plan.device == "cpu":
         for form in (loading_format("int8", torch.bfloat16), WeightFormat("int4", torch.bfloat16, blocks="int4")):
-            found[form.name] = _packed(network, form)
-    return found
+            loaded[form.name] = _packed(network, form)
+    return loaded
 
 
 def _packed(network: Network, form: WeightFormat) -> Network:
@@ -70,12 +70,12 @@ def pass_bytes(model: Network, rows: int, context: int) -> int:
     return model.weights_bytes("llm.layers.") + rows * context * slot
 
 
-def contestants(plan: Benchmark, found: Mapping[str, Network]) -> dict[str, Passes]:
+def contestants(plan: Benchmark, networks: Mapping[str, Network]) -> dict[str, Passes]:
     """Everything that is timed, by name."""
-    first = next(iter(found))
+    first = next(iter(networks))
     common: dict[str, Any] = {"rows": plan.rows, "context": plan.context, "passes": plan.passes}
     made: dict[str, Passes] = {}
-    for name, model in found.items():
+    for name, model in networks.items():
         kinds = ["native"] if name in PACKED else ["torch", "native"]
         if plan.device != "cpu":
             kinds = ["torch"]
@@ -89,10 +89,10 @@ def contestants(plan: Benchmark, found: Mapping[str, Network]) -> dict[str, Pass
                     made[f"{label}/alone {ratio:g}"] = engine(
                         model, executor=executor, ratio=ratio, joint=False, **common
                     )
-    made[f"{first}/compute-then-select 1"] = engine(found[first], executor="torch", ratio=1.0, select=True, **common)
-    made[f"{first}/transformers eager"] = llama(found[first], compiled=False, **common)
+    made[f"{first}/compute-then-select 1"] = engine(networks[first], executor="torch", ratio=1.0, select=True, **common)
+    made[f"{first}/transformers eager"] = llama(networks[first], compiled=False, **common)
     if plan.compiled:
-        made[f"{first}/transformers compiled"] = llama(found[first], compiled=True, **common)
+        made[f"{first}/transformers compiled"] = llama(networks[first], compiled=True, **common)
     return made
 
 
@@ -151,12 +151,12 @@ def measure(plan: Benchmark, on_progress: Callable[[int, int], None] = lambda do
     pass, r: ratio), and `ratios`.
     """
     device = torch.device(plan.device)
-    found = models(plan)
-    machine: Machine = measure_machine(device, next(iter(found.values())).dtype)
-    spec = next(iter(found.values())).spec.decoder
-    sizes = {name: pass_bytes(model, plan.rows, plan.context) for name, model in found.items()}
+    networks = models(plan)
+    machine: Machine = measure_machine(device, next(iter(networks.values())).dtype)
+    spec = next(iter(networks.values())).spec.decoder
+    sizes = {name: pass_bytes(model, plan.rows, plan.context) for name, model in networks.items()}
     with ExitStack() as stack:
-        made = contestants(plan, found)
+        made = contestants(plan, networks)
         options = {"layers": spec.layers, "rows": plan.rows, "context": plan.context, "passes": plan.passes}
         options["threads"] = torch.get_num_threads()
         for name, _, run, size in runs_of(plan.rivals, spec, stack, **options):
@@ -185,7 +185,7 @@ def measure(plan: Benchmark, on_progress: Callable[[int, int], None] = lambda do
         **{name: getattr(plan, name) for name in ("shape", "context", "rows", "passes", "turns")},
         "rivals": {rival.name: rival.version for rival in plan.rivals},
         "lines": lines,
-        "ratios": _ratios(times, lines, next(iter(found))),
+        "ratios": _ratios(times, lines, next(iter(networks))),
     }
 
 

@@ -148,8 +148,8 @@ def theirs(network: Network, plan: PredictedClip) -> Go:
     def go(seed: int) -> float:
         torch.manual_seed(seed)
         options: dict[str, Any] = {"do_sample": True, "top_k": DEFAULTS.top_k, "temperature": 1.0, "pad_token_id": 0}
-        found = twin.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, **options)
-        assert found.shape[1] == prompt.shape[1] + count
+        output = twin.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, **options)
+        assert output.shape[1] == prompt.shape[1] + count
         return 0.0
 
     return go
@@ -163,9 +163,9 @@ def measure(plan: PredictedClip, on_progress: Callable[[int, int], None] = lambd
     clip's seconds, prompt included; r: ratio). Ratios of two are medians over turns. Raises RequestError for a ratio
     that can't be reached and without transformers.
     """
-    found = networks(plan)
-    made: dict[str, Go] = {THEIRS: theirs(found["float32"], plan)}
-    for name, network in found.items():
+    loaded = networks(plan)
+    made: dict[str, Go] = {THEIRS: theirs(loaded["float32"], plan)}
+    for name, network in loaded.items():
         made[f"{name} dense"] = ours(network, plan, False)
         made[f"{name} replay"] = ours(network, plan, True)
     seconds: dict[str, list[float]] = {name: [] for name in made}
@@ -178,7 +178,7 @@ def measure(plan: PredictedClip, on_progress: Callable[[int, int], None] = lambd
                 seconds[name].append(time.perf_counter() - began)
                 mlps[name].append(mlp)
             on_progress(turn * len(made) + number, (plan.turns + 1) * len(made))
-    spec = found["float32"].spec
+    spec = loaded["float32"].spec
     tokens = (plan.frames - spec.layout.context) * spec.layout.stride - 1
 
     def faster(name: str, other: str) -> float:
@@ -205,7 +205,7 @@ def measure(plan: PredictedClip, on_progress: Callable[[int, int], None] = lambd
         "cpu": processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "parameters": sum(p.numel() for n, p in found["float32"].named_parameters() if not n.startswith("tokenizer.")),
+        "parameters": sum(p.numel() for n, p in loaded["float32"].named_parameters() if not n.startswith("tokenizer.")),
         "frames": plan.frames,
         "prompt": spec.layout.lead,
         "tokens": tokens,

@@ -54,7 +54,7 @@ def _videos(models: Sequence[str], seeds: int) -> dict[str, dict[str, Any]]:
         "replay": {"draft": "off", "tau": "-2"},
         "both": {"draft": "auto", "tau": "-2"},
     }
-    found = {}
+    by_model = {}
     for model in models:
         pipes = {way: Pipeline.from_pretrained(model, **options) for way, options in ways.items()}
         times: dict[str, list[float]] = {way: [] for way in ways}
@@ -66,8 +66,8 @@ def _videos(models: Sequence[str], seeds: int) -> dict[str, dict[str, Any]]:
             for way in ways
             if way != "dense"
         }
-        found[model] = {"dense_s": statistics.median(times["dense"]), "faster": ratios}
-    return found
+        by_model[model] = {"dense_s": statistics.median(times["dense"]), "faster": ratios}
+    return by_model
 
 
 def run(
@@ -78,7 +78,7 @@ def run(
     Returns machine, commit, date, and by instruction set the documents of `measure` (of `mini`) and `window` (two
     layers of VILA-U 7B, one row), and `videos`.
     """
-    found: dict[str, Any] = {}
+    by_set: dict[str, Any] = {}
     for name in sets():
         with _instructions(name):
             on_part(f"{name}: passes of mini")
@@ -88,10 +88,10 @@ def run(
             layers = Benchmark("vila-u-7b", 2, 512, 1, 3, turns, compiled=False, rivals=rivals)
             several = window.measure(layers, WINDOWS)
             on_part(f"{name}: videos")
-            found[name] = {"mini": one, "layers": several, "videos": _videos(models, turns)}
-    machine = next(iter(found.values()))["mini"]["machine"]
+            by_set[name] = {"mini": one, "layers": several, "videos": _videos(models, turns)}
+    machine = next(iter(by_set.values()))["mini"]["machine"]
     return {"machine": machine, "threads": torch.get_num_threads(), "commit": commit(), "date": f"{date.today()}"} | {
-        "sets": found
+        "sets": by_set
     }
 
 
@@ -104,15 +104,15 @@ def table(result: dict[str, Any]) -> str:
     def cell(row: str, text: str) -> None:
         rows.setdefault(row, []).append(text)
 
-    for found in sets.values():
-        lines = found["mini"]["lines"]
+    for measured in sets.values():
+        lines = measured["mini"]["lines"]
         theirs, ours = lines["float32/transformers eager"]["ms"], lines["float32/native/dense"]["ms"]
         replayed = lines["float32/native/joint 1"]["ms"]
         cell(
             "a pass of `mini`, float32: transformers' `LlamaModel`, fastcar, all MLPs replayed",
             f"{theirs:.2f} ms, {ours:.2f} ms ({theirs / ours:.1f} x), {replayed:.2f} ms",
         )
-        passes = found["layers"]["lines"]
+        passes = measured["layers"]["lines"]
         for tokens in WINDOWS:
             own = passes["int4"][str(tokens)]["ms"]
             rivals = {name: by[str(tokens)]["ms"] for name, by in passes.items() if name.endswith(("Q4_0", "IQ4_XS"))}
@@ -121,7 +121,7 @@ def table(result: dict[str, Any]) -> str:
                 best = min(rivals, key=lambda name: rivals[name])
                 text = f"{best} {rivals[best]:.1f} ms, {text} ({rivals[best] / own:.2f} x)"
             cell(f"{tokens} token{'s' * (tokens > 1)} through two layers of VILA-U 7B, int4: rival, fastcar", text)
-        for model, video in found["videos"].items():
+        for model, video in measured["videos"].items():
             faster = video["faster"]
             cell(
                 f"decoding a video of `{model}`: dense; drafts, the same video; replay at tau -2; both",

@@ -59,13 +59,13 @@ class WholeVideo:
     @property
     def variants(self) -> dict[str, tuple[bool, DraftSettings]]:
         """What is decoded, in order: whether it replays, and its drafts."""
-        found = {"dense": (False, DraftSettings()), "replay": (True, DraftSettings())}
+        modes = {"dense": (False, DraftSettings()), "replay": (True, DraftSettings())}
         same = len({accept for _, accept in self.drafts}) < len(self.drafts)
         for window, accept in self.drafts:
             draft, which = DraftSettings("frame", window, accept), f" {accept:g}" if len(self.drafts) > 1 else ""
             which += f", W = {window}" if same else ""
-            found |= {f"drafts{which}": (False, draft), f"both{which}": (True, draft)}
-        return found
+            modes |= {f"drafts{which}": (False, draft), f"both{which}": (True, draft)}
+        return modes
 
     def decoded(self, spec: Spec) -> int:
         """Frames of codes behind those that a prompt holds. Raises RequestError for pictures that they can't make."""
@@ -193,8 +193,8 @@ def _kept(file: Path, plan: WholeVideo) -> dict[str, Any]:
     if not file.exists():
         return record
     try:
-        found: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
-        same = all(found[key] == record[key] for key in ("plan", "weights", "threads"))
+        kept: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
+        same = all(kept[key] == record[key] for key in ("plan", "weights", "threads"))
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise RequestError(f"not a record of a whole video ({type(e).__name__})", key="save", value=file) from None
     if not same:
@@ -204,7 +204,7 @@ def _kept(file: Path, plan: WholeVideo) -> dict[str, Any]:
             value=file,
             hint="another file name",
         )
-    return found
+    return kept
 
 
 def whole_video(

@@ -53,12 +53,12 @@ def batches(study: Study, cells: Sequence[dict[str, Any]], folder: str = MAIN) -
         last = groups.pop()
         if sum(b.shape[1] for _, b in groups[-1] + last) <= INDEX_BITS:
             groups[-1] += last
-    found = {}
+    joined = {}
     for group in groups:
         halves = [np.array_split(bits, 2, axis=1) if bits.shape[1] == 2 else [bits] for _, bits in group]
         rows = [h[part] for part in range(len(halves[0])) for h in halves]
-        found[" | ".join(dict.fromkeys(p for p, _ in group))] = np.concatenate(rows, 1)
-    return found
+        joined[" | ".join(dict.fromkeys(p for p, _ in group))] = np.concatenate(rows, 1)
+    return joined
 
 
 def latency(study: Study, preset: str, bits: Bits, window: int | None = None, *, dense: bool = False) -> float:

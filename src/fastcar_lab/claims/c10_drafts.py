@@ -99,8 +99,8 @@ def _emulated(study: Study) -> list[dict[str, Any]]:
                 bits = stretched(decided.replayed, work.layers)
                 ratios.append(float(bits.mean()))
                 for preset in PRESETS:
-                    found = compare(Emulator(load_preset(preset), work), bits, windows).per_token()
-                    for kind, costs in found.items():
+                    by_kind = compare(Emulator(load_preset(preset), work), bits, windows).per_token()
+                    for kind, costs in by_kind.items():
                         cycles[preset][kind] = cycles[preset].get(kind, 0.0) + costs["cycles"]
             level = {} if tau is None else {"tau": tau}
             for preset, of in cycles.items():

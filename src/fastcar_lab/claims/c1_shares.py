@@ -31,7 +31,7 @@ def needs(study: Study) -> list[Job]:
 
 def shares(shape: Shape, rows: int, seq: int) -> dict[str, list[float]]:
     """Share of a step by module (attention, mlp, rest), one number a turn."""
-    found: dict[str, list[float]] = {"attention": [], "mlp": [], "rest": []}
+    by_module: dict[str, list[float]] = {"attention": [], "mlp": [], "rest": []}
     for _ in range(TURNS):
         parts = measure_step(shape, rows, seq, repeats=REPEATS).parts
         sums = {"attention": 0.0, "mlp": 0.0, "rest": 0.0}
@@ -39,20 +39,20 @@ def shares(shape: Shape, rows: int, seq: int) -> dict[str, list[float]]:
             module = name.partition(".")[0]
             sums[module if module in sums else "rest"] += seconds * (shape.scale if name.startswith(LAYER_PARTS) else 1)
         for module, seconds in sums.items():
-            found[module].append(seconds / sum(sums.values()))
-    return found
+            by_module[module].append(seconds / sum(sums.values()))
+    return by_module
 
 
 def _kept(file: Path, lengths: tuple[int, ...], make: Any, rows: int) -> dict[int, dict[str, list[float]]]:
     """Shares by length, measured where the file does not have them."""
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    measured = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     shape = None
     for seq in lengths:
-        if str(seq) not in found:
+        if str(seq) not in measured:
             shape = shape or make()
-            found[str(seq)] = shares(shape, rows, seq)
-            write_whole(file, json.dumps(found) + "\n")
-    return {seq: found[str(seq)] for seq in lengths}
+            measured[str(seq)] = shares(shape, rows, seq)
+            write_whole(file, json.dumps(measured) + "\n")
+    return {seq: measured[str(seq)] for seq in lengths}
 
 
 def _seven_b() -> Shape:
@@ -79,9 +79,9 @@ def judge(study: Study) -> Finding:
         measured[study.model] = _kept(study.folder / "shares.json", lengths, own, rows_of)
     rows: list[dict[str, Any]] = []
     for name, by_length in measured.items():
-        for seq, found in by_length.items():
+        for seq, by_module in by_length.items():
             row: dict[str, Any] = {"shape": name, "context": seq}
-            for module, values in found.items():
+            for module, values in by_module.items():
                 row |= {module: float(np.median(values)), f"{module}_low": min(values), f"{module}_high": max(values)}
             rows.append(row)
     big = [r for r in rows if r["shape"] == SHAPE]

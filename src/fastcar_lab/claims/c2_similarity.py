@@ -36,7 +36,7 @@ def moving(images: NDArray[np.uint8], grid: tuple[int, int]) -> NDArray[np.bool_
 def judge(study: Study) -> Finding:
     """Mean cosine by layer, still and moving places apart, beside that of two places half a frame apart."""
     kinds = ("all", "still", "moving", "elsewhere")
-    found: dict[str, list[list[tuple[str, float]]]] = {k: [[] for _ in range(study.layers)] for k in kinds}
+    similarities: dict[str, list[list[tuple[str, float]]]] = {k: [[] for _ in range(study.layers)] for k in kinds}
     cells = study.cells()
     share = []
     for cell in cells:
@@ -48,14 +48,14 @@ def judge(study: Study) -> Finding:
             parts = {"all": cosine, "still": cosine[:, ~moves], "moving": cosine[:, moves]}
             parts["elsewhere"] = tokens["elsewhere"][layer, :, study.frame :]
             for kind, values in parts.items():
-                found[kind][layer].append((cell["prompt"], float(values.mean()) if values.size else np.nan))
-    by_layer = {kind: [estimate(by_prompt(videos)) for videos in layers] for kind, layers in found.items()}
+                similarities[kind][layer].append((cell["prompt"], float(values.mean()) if values.size else np.nan))
+    by_layer = {kind: [estimate(by_prompt(videos)) for videos in layers] for kind, layers in similarities.items()}
     means = [e.mean for e in by_layer["all"]]
     high = sum(e.low >= LEAST for e in by_layer["all"])
-    mean = estimate(_over_layers(found["all"]))
+    mean = estimate(_over_layers(similarities["all"]))
     verdict = HOLDS if high == study.layers else PART if mean.mean >= LEAST or high else FAILS
-    still, moved = (estimate(_over_layers(found[k])) for k in ("still", "moving"))
-    other = estimate(_over_layers(found["elsewhere"]))
+    still, moved = (estimate(_over_layers(similarities[k])) for k in ("still", "moving"))
+    other = estimate(_over_layers(similarities["elsewhere"]))
     moves_share = estimate(by_prompt(share))
     summary = (
         f"Mean cosine similarity {mean.text()} over layers, {min(means):.3f} to {max(means):.3f} by layer; "
@@ -64,7 +64,7 @@ def judge(study: Study) -> Finding:
     notes = [
         f"A place moves where its pixels change by {MOVES:g} of 255 in the mean; {moves_share.mean:.1%} of them do.",
         f"Two places half a frame apart have {other.text()}: so much of it is the layer's, not the place's.",
-        *study.notes_on_kinds("Similarity", _over_layers(found["all"])),
+        *study.notes_on_kinds("Similarity", _over_layers(similarities["all"])),
     ]
     return Finding(
         NUMBER,

@@ -36,7 +36,7 @@ def needs(study: Study) -> list[Job]:
 
 def areas(study: Study) -> dict[str, dict[str, list[float]]]:
     """Mean over layers and quantiles of the area under the curve of "change below x", by score, by prompt."""
-    found: dict[str, list[tuple[str, float]]] = {name: [] for name in SCORES}
+    by_score: dict[str, list[tuple[str, float]]] = {name: [] for name in SCORES}
     for cell in study.cells():
         tokens = study.observed(cell)
         names = [str(n) for n in tokens["names"]]
@@ -46,8 +46,8 @@ def areas(study: Study) -> dict[str, dict[str, list[float]]]:
                 change = tokens["change"][layer, :, study.frame :].reshape(-1)
                 score = tokens["scores"][names.index(name), layer, :, study.frame :].reshape(-1)
                 each += [area_under_curve(score, change < np.quantile(change, q)) for q in BELOW]
-            found[name].append((cell["prompt"], float(np.nanmean(each))))
-    return {name: by_prompt(videos) for name, videos in found.items()}
+            by_score[name].append((cell["prompt"], float(np.nanmean(each))))
+    return {name: by_prompt(videos) for name, videos in by_score.items()}
 
 
 def judge(study: Study) -> Finding:

@@ -36,7 +36,7 @@ def _windows(study: Study, frames: int | None = None) -> tuple[int, ...]:
 
 def _longer(study: Study) -> dict[int, str]:
     """Folders of longer videos, by their frames, that this model has positions for."""
-    found = {}
+    folders = {}
     for frames in LONG:
         if frames <= study.pipe.frames:
             continue
@@ -44,8 +44,8 @@ def _longer(study: Study) -> dict[int, str]:
             study.with_frames(frames)
         except RequestError:
             continue
-        found[frames] = f"frames-{frames}"
-    return found
+        folders[frames] = f"frames-{frames}"
+    return folders
 
 
 def needs(study: Study) -> list[Job]:
@@ -64,14 +64,14 @@ def _against(
     study: Study, cells: list[dict[str, Any]], dense: list[NDArray[np.uint8]], folder: str, key: str
 ) -> tuple[Values, Values, NDArray[np.float64]]:
     """Quality against full attention, dense: by prompt, of the last frame by prompt, and by frame, mean over videos."""
-    scorer, found, last, frames = study.scorer(), [], [], []
+    scorer, whole, last, frames = study.scorer(), [], [], []
     for cell, reference in zip(cells, dense, strict=True):
         means, by_frame = scorer.score(study.images(cell, folder), reference)
         value = means[key]
-        found.append((cell["prompt"], 60.0 if value is None else float(value)))
+        whole.append((cell["prompt"], 60.0 if value is None else float(value)))
         frames.append([60.0 if v is None else float(v) for v in by_frame[key]])
         last.append((cell["prompt"], frames[-1][-1]))
-    return by_prompt(found), by_prompt(last), np.array(frames, float).mean(0)
+    return by_prompt(whole), by_prompt(last), np.array(frames, float).mean(0)
 
 
 def judge(study: Study) -> Finding:
@@ -151,8 +151,8 @@ def judge(study: Study) -> Finding:
 
 
 def _seconds(study: Study, cells: list[dict[str, Any]], folder: str, window: int | None) -> float:
-    found = [latency(study, PRESETS[0], bits, window) for bits in batches(study, cells, folder).values()]
-    return float(np.mean(found))
+    latencies = [latency(study, PRESETS[0], bits, window) for bits in batches(study, cells, folder).values()]
+    return float(np.mean(latencies))
 
 
 def _part(distinguished: list[bool | None]) -> str:

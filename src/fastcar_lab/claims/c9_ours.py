@@ -26,12 +26,12 @@ def formats(study: Study) -> dict[str, tuple[tuple[str, Any], ...]]:
     network = study.pipe.model.network
     if network.device.type != "cpu" or network.quantised():
         return {}
-    found: dict[str, tuple[tuple[str, Any], ...]] = {"kv-int8": (("attention.kv_dtype", "int8"),)}
-    found["int8"] = (("runtime.dtype", "int8"),)
+    variants: dict[str, tuple[tuple[str, Any], ...]] = {"kv-int8": (("attention.kv_dtype", "int8"),)}
+    variants["int8"] = (("runtime.dtype", "int8"),)
     # Matrices that have no groups of 32 have no int4.
     with contextlib.suppress(RequestError):
-        found["int4-kv-int8"] = (("model", str(_converted(study))), ("attention.kv_dtype", "int8"))
-    return found
+        variants["int4-kv-int8"] = (("model", str(_converted(study))), ("attention.kv_dtype", "int8"))
+    return variants
 
 
 def _converted(study: Study) -> Path:

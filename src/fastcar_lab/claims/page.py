@@ -70,13 +70,13 @@ def _drawn(draw: Any, title: str) -> dict[str, bytes]:
     figure = plt.figure(figsize=(7.2, 4.0), layout="constrained")
     draw(figure)
     figure.suptitle(title, fontsize=11)
-    found = {}
+    files = {}
     for suffix in ("png", "svg"):
         out = io.BytesIO()
         figure.savefig(out, format=suffix, dpi=130)
-        found[suffix] = out.getvalue()
+        files[suffix] = out.getvalue()
     plt.close(figure)
-    return found
+    return files
 
 
 def _section(finding: Finding, pictures: Sequence[tuple[str, str]]) -> str:
@@ -122,8 +122,8 @@ def _page(
     titles = {f.number: (f.title, f.claim) for f in findings}
     sections = "".join(
         f'<section aria-labelledby="claim-{n}"><h2 id="claim-{n}">{n}. {_e(titles[n][0])}</h2>'
-        f'<p class="sub">The paper: {_e(titles[n][1])}</p>{"".join(found)}</section>'
-        for n, found in sorted(parts.items())
+        f'<p class="sub">The paper: {_e(titles[n][1])}</p>{"".join(paragraphs)}</section>'
+        for n, paragraphs in sorted(parts.items())
     )
     models = list(dict.fromkeys(f.model for f in findings))
     verdicts: list[dict[str, Any]] = [

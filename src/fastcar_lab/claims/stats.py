@@ -99,10 +99,10 @@ def area_under_curve(scores: Floats, positive: NDArray[np.bool_]) -> float:
 
 def by_prompt(videos: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
     """(prompt, number) pairs as `Values`."""
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for prompt, value in videos:
-        found.setdefault(prompt, []).append(float(value))
-    return found
+        values.setdefault(prompt, []).append(float(value))
+    return values
 
 
 def by_kind(values: Values, kinds: Mapping[str, str]) -> dict[str, Estimate]:

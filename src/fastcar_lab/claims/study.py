@@ -79,10 +79,10 @@ class Study:
 
     def notes_on_kinds(self, what: str, values: Values) -> list[str]:
         """A sentence on some numbers by kind of scene, where there are several."""
-        found = by_kind(values, self.kinds)
-        if len(found) < 2:
+        estimates = by_kind(values, self.kinds)
+        if len(estimates) < 2:
             return []
-        each = ", ".join(f"{kind} {e.text()}" for kind, e in found.items())
+        each = ", ".join(f"{kind} {e.text()}" for kind, e in estimates.items())
         return [
             f"{what} by kind of scene: {each}; kinds drawn with replacement {over_kinds(values, self.kinds).text()}."
         ]
@@ -141,14 +141,14 @@ class Study:
 
     def reached(self, ratios: Sequence[float]) -> tuple[float, ...]:
         """Those of some ratios that this model's frames can keep."""
-        found = []
+        reachable = []
         for ratio in ratios:
             try:
                 self.pipe.with_config(self.base.changed({"replay.ratio": ratio}))
             except RequestError:
                 continue
-            found.append(ratio)
-        return tuple(found)
+            reachable.append(ratio)
+        return tuple(reachable)
 
     def with_frames(self, frames: int) -> VideoPipeline:
         """The model making longer videos. Raises RequestError where it has no positions for them."""

@@ -103,12 +103,12 @@ def _document(results: list[dict[str, Any]]) -> dict[str, Any]:
 def _shares(text: str) -> list[float]:
     """Numbers from 0 to 1 with commas between them. Raises RequestError for anything else."""
     try:
-        found = [float(part) for part in text.split(",")]
+        shares = [float(part) for part in text.split(",")]
     except ValueError:
-        found = [-1.0]
-    if not all(0 <= share <= 1 for share in found):
+        shares = [-1.0]
+    if not all(0 <= share <= 1 for share in shares):
         raise RequestError("no probability", key="accept", value=text, allowed="0 to 1, such as 0.5,0.9")
-    return found
+    return shares
 
 
 def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_json: bool) -> None:

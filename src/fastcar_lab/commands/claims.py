@@ -147,6 +147,6 @@ def _made(device: Any) -> dict[str, Any]:
         "command": shlex.join(["fastcar", *sys.argv[1:]]),
         "machine": f"{names['device']}, {names['cpus']} processors",
         "versions": f"fastcar {__version__}, torch {names['torch']}",
-        "commit": f"commit {found}" if (found := commit()) else "",
+        "commit": f"commit {revision}" if (revision := commit()) else "",
         "date": datetime.date.today().isoformat(),
     }

@@ -220,17 +220,17 @@ def optimizers(model: nn.Module, settings: TrainSettings) -> list[torch.optim.Op
         inside = p.dim() == 2 and ("llm.layers" in name or "head_transformer" in name)
         mapped = name.startswith("map.") or isinstance(model, PlacementMap)
         (matrices if inside else tables if mapped else rest).append(p)
-    found: list[torch.optim.Optimizer] = []
+    optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
-        found.append(Muon(matrices, lr=rate(settings.muon_lr), dtype=dtype))
-        found[0].param_groups[0]["full"] = settings.muon_lr
+        optimizers.append(Muon(matrices, lr=rate(settings.muon_lr), dtype=dtype))
+        optimizers[0].param_groups[0]["full"] = settings.muon_lr
     fulls = ((rest, settings.lr), (tables, TABLES * settings.lr))
     groups = [{"params": p, "full": full, "lr": rate(full)} for p, full in fulls if p]
     adam = torch.optim.AdamW(
         groups, lr=rate(settings.lr), betas=(0.9, 0.97), weight_decay=0.0, fused=cuda or None, capturable=cuda
     )
-    return [*found, adam]
+    return [*optimizers, adam]
 
 
 def factor(done: float, warmup: float) -> float:

@@ -18,8 +18,8 @@ def names() -> list[str]:
 
 def world(name: str) -> World:
     """The world of a name."""
-    found: World = importlib.import_module(f"{__name__}.{name.replace('-', '_')}.world").WORLD
-    return found
+    world: World = importlib.import_module(f"{__name__}.{name.replace('-', '_')}.world").WORLD
+    return world
 
 
 def world_of(reader: PromptReader, height: int, width: int) -> CaptionedWorld | None:

@@ -124,8 +124,8 @@ def round_spans(
                 begin = max(request, *ready)
                 request = begin + 1
                 # Beats pass in the order of the requests; the latency of one passes beside the beats of another.
-                asked = begin + rates.latency
-                end = passed = serve(asked, instruction.amount) if serve else max(asked, passed) + length
+                requested = begin + rates.latency
+                end = passed = serve(requested, instruction.amount) if serve else max(requested, passed) + length
             for of in ran:
                 of.append(Span(unit, instruction.op, begin, end))
             continue

@@ -73,8 +73,8 @@ def _zig() -> list[str] | None:
 
 def _system_compiler() -> list[str] | None:
     names = [os.environ.get("CXX"), "c++", "clang++", "g++"]
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    return None if found is None else [found]
+    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
+    return None if compiler is None else [compiler]
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:

@@ -74,21 +74,21 @@ def _ctype(text: str, structs: Mapping[str, Any]) -> Any:
 
 def _parse(header: str) -> dict[str, type[ctypes.Structure]]:
     """The structs of a header by name. Their fields may be lists of one type, such as `float *x, *y`, or functions."""
-    found: dict[str, type[ctypes.Structure]] = {}
+    structs: dict[str, type[ctypes.Structure]] = {}
     for name, body in re.findall(r"^struct (\w+) {(.*?)^};", re.sub("//.*", "", header), re.DOTALL | re.MULTILINE):
         fields: list[tuple[str, Any]] = []
         for line in filter(None, map(str.strip, body.split(";"))):
             if function := re.fullmatch(r"(\w+) \(\*(\w+)\)\((.*)\)", line):
-                parameters = [_ctype(part, found) for part in function[3].split(",")]
-                fields.append((function[2], ctypes.CFUNCTYPE(_ctype(function[1], found), *parameters)))
+                parameters = [_ctype(part, structs) for part in function[3].split(",")]
+                fields.append((function[2], ctypes.CFUNCTYPE(_ctype(function[1], structs), *parameters)))
                 continue
             first, *others = line.split(",")
             c_type, field = re.fullmatch(r"(.*[ *])(\w+)", first, re.DOTALL).groups()  # type: ignore[union-attr]
-            fields.append((field, _ctype(c_type, found)))
+            fields.append((field, _ctype(c_type, structs)))
             base = c_type.replace("*", "")
-            fields += [(part.strip(" *\n"), _ctype(base + "*" * part.count("*"), found)) for part in others]
-        found[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
-    return found
+            fields += [(part.strip(" *\n"), _ctype(base + "*" * part.count("*"), structs)) for part in others]
+        structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return structs
 
 
 _HEADER = (Path(__file__).parent / "source" / "structs.h").read_text(encoding="utf-8")

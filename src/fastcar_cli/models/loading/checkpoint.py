@@ -42,23 +42,23 @@ def loading_format(name: str, floats: torch.dtype = torch.float32, depth: str | 
     return WeightFormat(name, DTYPES[name])
 
 
-def no_such_dtype(asked: str, allowed: Collection[str]) -> RequestError:
+def no_such_dtype(dtype: str, allowed: Collection[str]) -> RequestError:
     """The error of a weight format that a model can't be run in."""
     if len(allowed) == 1:
         return RequestError(
             f"the model is converted, its weights are {', '.join(allowed)}",
             key="dtype",
-            value=asked,
+            value=dtype,
             hint="leave it out; fastcar convert makes other formats from the model it was converted from",
         )
-    if asked == "int4":
+    if dtype == "int4":
         return RequestError(
             "the model has no weights in int4",
             key="dtype",
             value="int4",
             hint="fastcar convert MODEL -o FOLDER --dtype int4",
         )
-    return RequestError("unknown", key="dtype", value=asked, allowed=", ".join(allowed))
+    return RequestError("unknown", key="dtype", value=dtype, allowed=", ".join(allowed))
 
 
 @checked_dataclass(frozen=True, config=WHOLE)

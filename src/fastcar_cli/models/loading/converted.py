@@ -151,13 +151,13 @@ def names_of(network: Network) -> list[str]:
     return [name for name in network.state_dict() if name not in shared]
 
 
-def tokenizer_of(folder: Path, found: Converted) -> PromptReader:
+def tokenizer_of(folder: Path, converted: Converted) -> PromptReader:
     """The tokenizer of a converted model; LLaMA's is read from `folder`. Raises RequestError where it is damaged."""
-    if found.text is None:
-        decoder = found.spec.decoder
-        return LlamaTokenizer(folder, decoder.vocab, decoder.max_positions - found.spec.tokens_per_frame)
+    if converted.text is None:
+        decoder = converted.spec.decoder
+        return LlamaTokenizer(folder, decoder.vocab, decoder.max_positions - converted.spec.tokens_per_frame)
     try:
-        return phrase_tokenizer(found.text, folder / "config.json")
+        return phrase_tokenizer(converted.text, folder / "config.json")
     except (KeyError, TypeError, ValueError) as e:
         raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
 
@@ -168,7 +168,7 @@ def _mapped(
     """The tensors of one shard, on the CPU as views of the mapped file: no byte of theirs is read here."""
     if not file.is_file():
         raise RequestError(f"weights file {file} is missing", hint="convert the model again")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     try:
         with safe_open(str(file), framework="pt", device=str(device)) as f:
             for name in f.keys():  # noqa: SIM118
@@ -182,10 +182,10 @@ def _mapped(
                         f"weights file {file}, key {name!r}: {tensor.dtype} {list(tensor.shape)}, "
                         f"needed {dtype} {list(like.shape)}"
                     )
-                found[name] = tensor
+                tensors[name] = tensor
     except (SafetensorError, OSError, ValueError) as e:
         raise RequestError(f"weights file {file} is damaged: {e}", hint="convert the model again") from None
-    return found
+    return tensors
 
 
 def load(folder: Path, dtype: str, device: torch.device, size: tuple[int, int] | None = None) -> LoadedModel:
@@ -193,25 +193,25 @@ def load(folder: Path, dtype: str, device: torch.device, size: tuple[int, int] |
 
     Raises RequestError for another dtype and damage, naming file and key.
     """
-    found = describe(folder)
-    form = found.form
+    converted = describe(folder)
+    form = converted.form
     if dtype not in ("auto", form.name):
         raise no_such_dtype(dtype, [form.name])
-    network = empty_network(found.spec.sized(size))
+    network = empty_network(converted.spec.sized(size))
     stored = form.on(network)
     wanted = stored.use().state_dict()
     weights: dict[str, Tensor] = {}
-    for shard in found.shards:
+    for shard in converted.shards:
         weights |= _mapped(folder / shard, wanted, stored.float_of, device)
     for name in names_of(network):
         if name not in weights:
             raise RequestError(f"{folder} lacks key {name!r} in its weights files", hint="convert the model again")
     network.load_state_dict(with_shared(weights, network), assign=True)
     ready(network, device)
-    return LoadedModel(found.spec.name, network, _reader(folder, found, network), found.defaults)
+    return LoadedModel(converted.spec.name, network, _reader(folder, converted, network), converted.defaults)
 
 
-def _reader(folder: Path, found: Converted, network: Network) -> PromptReader:
+def _reader(folder: Path, converted: Converted, network: Network) -> PromptReader:
     if isinstance(network, IVideoGPT):
         return FrameReader(network)
-    return LatentReader(network) if isinstance(network, Cosmos) else tokenizer_of(folder, found)
+    return LatentReader(network) if isinstance(network, Cosmos) else tokenizer_of(folder, converted)

@@ -159,8 +159,8 @@ def names_of(network: Cosmos) -> dict[str, str]:
     }
     parameters = network.state_dict()
     for layer in range(network.spec.decoder.layers):
-        found = {f"layers.{layer}.{key}": f"llm.layers.{layer}.{name}" for key, name in _NAMES.items()}
-        names |= {key: name for key, name in found.items() if name in parameters}
+        layer_names = {f"layers.{layer}.{key}": f"llm.layers.{layer}.{name}" for key, name in _NAMES.items()}
+        names |= {key: name for key, name in layer_names.items() if name in parameters}
     return names
 
 

@@ -157,16 +157,16 @@ def _actions(folder: Path) -> int:
 def names_of(network: IVideoGPT) -> dict[str, dict[str, str]]:
     """By folder of a checkpoint, the network's parameters by the names that they have there."""
     prefix = "llm." if network.spec.actions else ""
-    found: dict[str, dict[str, str]] = {part: {} for part in WEIGHTS}
+    by_folder: dict[str, dict[str, str]] = {part: {} for part in WEIGHTS}
     for name in network.state_dict():
         part, _, rest = name.partition(".")
         if part == "tokenizer":
-            found["tokenizer"][rest] = name
+            by_folder["tokenizer"][rest] = name
         elif part == "llm":
-            found["transformer"][f"{prefix}model.{rest}"] = name
+            by_folder["transformer"][f"{prefix}model.{rest}"] = name
         else:
-            found["transformer"][name if part == "action_linear" else prefix + name] = name
-    return found
+            by_folder["transformer"][name if part == "action_linear" else prefix + name] = name
+    return by_folder
 
 
 def components(folder: Path, network: Network) -> list[Component]:
@@ -187,14 +187,14 @@ def components(folder: Path, network: Network) -> list[Component]:
 
 def _with_old_names(names: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
     """The names with those of attention in an older version of diffusers where the file has these."""
-    found = dict(names)
+    renamed = dict(names)
     for key in keys:
         path, _, last = key.rpartition(".")
         path, _, part = path.rpartition(".")
         now = f"{path}.{_OLD_NAMES.get(part)}.{last}"
-        if now in found and now not in keys:
-            found[key] = found.pop(now)
-    return found
+        if now in renamed and now not in keys:
+            renamed[key] = renamed.pop(now)
+    return renamed
 
 
 def reader(folder: Path, network: Network) -> FrameReader:

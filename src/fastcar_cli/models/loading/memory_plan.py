@@ -138,25 +138,25 @@ class Demand:
         return 2 * (floats * width * itemsize + (tokens - floats) * (width + 4))
 
 
-def cache_bytes(spec: Spec, itemsize: int, asked: Demand, *, replays: bool) -> tuple[int, int]:
+def cache_bytes(spec: Spec, itemsize: int, demand: Demand, *, replays: bool) -> tuple[int, int]:
     """Bytes of the KV cache and of the replay cache."""
-    decoder, n, window = spec.decoder, spec.tokens_per_frame, asked.window
-    heads = decoder.layers * asked.rows * decoder.kv_heads
-    slots = asked.prompt_tokens + asked.frames * n - 1 if window is None else window + asked.sinks
-    if asked.kv_dtype == "int8":
-        first = asked.prompt_tokens if window is None else asked.sinks
+    decoder, n, window = spec.decoder, spec.tokens_per_frame, demand.window
+    heads = decoder.layers * demand.rows * decoder.kv_heads
+    slots = demand.prompt_tokens + demand.frames * n - 1 if window is None else window + demand.sinks
+    if demand.kv_dtype == "int8":
+        first = demand.prompt_tokens if window is None else demand.sinks
         # The ring is there however short video and window are. The prompt's means are float32.
-        head = asked.bytes_of_kv(spec, itemsize, max(slots, first + n + 1)) + 8 * decoder.head_dim
+        head = demand.bytes_of_kv(spec, itemsize, max(slots, first + n + 1)) + 8 * decoder.head_dim
     else:
         # With a window the keys that TAS reads have a ring of their own.
-        head = asked.bytes_of_kv(spec, itemsize, slots) + (n + 1 if window else 0) * decoder.head_dim * itemsize
-    return heads * head, decoder.layers * asked.rows * n * decoder.width * itemsize if replays else 0
+        head = demand.bytes_of_kv(spec, itemsize, slots) + (n + 1 if window else 0) * decoder.head_dim * itemsize
+    return heads * head, decoder.layers * demand.rows * n * decoder.width * itemsize if replays else 0
 
 
-def prefill_bytes(spec: Spec, itemsize: int, asked: Demand) -> int:
+def prefill_bytes(spec: Spec, itemsize: int, demand: Demand) -> int:
     """Bytes that running the prompts takes at once: a few vectors of every token of theirs."""
     decoder = spec.decoder
-    return asked.rows * asked.prompt_tokens * (2 * decoder.width + decoder.heads * decoder.head_dim) * 2 * itemsize
+    return demand.rows * demand.prompt_tokens * (2 * decoder.width + decoder.heads * decoder.head_dim) * 2 * itemsize
 
 
 PIXEL_COPIES = 8
@@ -177,7 +177,7 @@ def videos_that_fit(spec: Spec, wanted: int, video: Demand, *, itemsize: int, de
 def make_plan(
     spec: Spec,
     form: WeightFormat,
-    asked: Demand,
+    demand: Demand,
     *,
     device: str,
     replaying: int,
@@ -192,14 +192,14 @@ def make_plan(
     size = form.floats.itemsize
     decoder, n = spec.decoder, spec.tokens_per_frame
     weights = stored_bytes(network, form)
-    tokens = asked.frames * n
-    kv_cache, replay = cache_bytes(spec, size, asked, replays=replaying > 0)
+    tokens = demand.frames * n
+    kv_cache, replay = cache_bytes(spec, size, demand, replays=replaying > 0)
     mlp = stored_bytes(network, form, ".mlp.gate_proj") * 3
     blocks = stored_bytes(network, form, "llm.layers.")
     draws = stored_bytes(network, form, "depth.") * spec.code_depth + stored_bytes(network, form, "lm_head.")
-    seen = min(asked.window or tokens, asked.prompt_tokens + tokens // 2)
-    step = blocks + draws + decoder.layers * asked.rows * decoder.kv_heads * asked.bytes_of_kv(spec, size, seen)
-    dense = n * (not spec.layout.behind) + (0 if delimiters else len(spec.layout.delimiters) * (asked.frames - 1))
+    seen = min(demand.window or tokens, demand.prompt_tokens + tokens // 2)
+    step = blocks + draws + decoder.layers * demand.rows * decoder.kv_heads * demand.bytes_of_kv(spec, size, seen)
+    dense = n * (not spec.layout.behind) + (0 if delimiters else len(spec.layout.delimiters) * (demand.frames - 1))
     ratio = max(0.0, 1 - dense / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
     saved = mlp * ratio
     return MemoryPlan(
@@ -208,7 +208,7 @@ def make_plan(
         weights=weights,
         kv_cache=kv_cache,
         replay_cache=replay,
-        base=BASE + spec.pixel_bytes * asked.rows * pixel_itemsize // 4 + prefill_bytes(spec, size, asked),
+        base=BASE + spec.pixel_bytes * demand.rows * pixel_itemsize // 4 + prefill_bytes(spec, size, demand),
         available=available_bytes(device),
         mlp_share=mlp / step,
         max_replay_ratio=ratio,
@@ -224,21 +224,21 @@ def default_dtype(device: str) -> str:
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
 
 
-def choose_dtype(asked: str, device: str, plans: dict[str, MemoryPlan]) -> str:
+def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
     """The dtype of a run: the requested one, else the device's own, or bfloat16 on a CPU where float32 does not fit.
 
     A converted model has one plan and no choice. Raises RequestError with the arithmetic where it does not fit, for a
     dtype without a plan, and for bfloat16 on a GPU that lacks it.
     """
     own = default_dtype(device)
-    if asked not in ("auto", *plans):
-        raise no_such_dtype(asked, plans)
-    if asked == "auto" and len(plans) == 1:
-        asked = next(iter(plans))
-    if asked == "bfloat16" and own == "float16":
+    if dtype not in ("auto", *plans):
+        raise no_such_dtype(dtype, plans)
+    if dtype == "auto" and len(plans) == 1:
+        dtype = next(iter(plans))
+    if dtype == "bfloat16" and own == "float16":
         raise RequestError(f"{device} has none in hardware", key="dtype", value="bfloat16", allowed="float16, float32")
-    chosen = own if asked == "auto" else asked
-    if asked == "auto" and device == "cpu" and not plans["float32"].fits:
+    chosen = own if dtype == "auto" else dtype
+    if dtype == "auto" and device == "cpu" and not plans["float32"].fits:
         chosen = "bfloat16"
     plan = plans[chosen]
     if not plan.fits:

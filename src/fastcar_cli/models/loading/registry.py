@@ -170,8 +170,8 @@ def shapes_of(folder: Path, size: tuple[int, int] | None = None) -> Shapes:
 
 def _shapes_of(folder: Path) -> Shapes:
     if converted.is_converted(folder):
-        found = converted.describe(folder)
-        return Shapes(found.spec, found.defaults, {found.form.name: found.form})
+        description = converted.describe(folder)
+        return Shapes(description.spec, description.defaults, {description.form.name: description.form})
     released = format_of(folder)
     if released is None:
         spec, defaults, _ = read_folder(folder)

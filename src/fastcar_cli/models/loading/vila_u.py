@@ -223,13 +223,13 @@ def components(folder: Path, network: Network) -> list[Component]:
     def unused_tower(key: str) -> bool:
         return key in repeated or bool(_UNUSED_VISION.match(key))
 
-    found = [
+    components = [
         Component(root / "llm", names["llm"], unused_llm),
         Component(root / "vision_tower", names["vision_tower"], unused_tower),
     ]
     if spec.projector_layers:
-        found.append(Component(root / "mm_projector", names["mm_projector"], lambda key: False))
-    return found
+        components.append(Component(root / "mm_projector", names["mm_projector"], lambda key: False))
+    return components
 
 
 def reader(folder: Path, network: Network) -> LlamaTokenizer:

@@ -82,15 +82,15 @@ def _find_background(frames: Array) -> tuple[str, float]:
 @functools.cache
 def _candidates() -> tuple[tuple[str, int, int, int, int, int, int], ...]:
     """(shape, half, facing, top, bottom, left, right): extents of each template from its centre in px."""
-    found = []
+    shapes = []
     for shape in SHAPES:
         for half in HALVES:
             for facing in (1, -1) if shape in ("car", "boat") else (1,):
                 solid = template(shape, half, facing).alpha > 0.35
                 rows, columns = np.flatnonzero(solid.any(1)), np.flatnonzero(solid.any(0))
                 c = half + 1
-                found.append((shape, half, facing, rows[0] - c, rows[-1] + 1 - c, columns[0] - c, columns[-1] + 1 - c))
-    return tuple(found)
+                shapes.append((shape, half, facing, rows[0] - c, rows[-1] + 1 - c, columns[0] - c, columns[-1] + 1 - c))
+    return tuple(shapes)
 
 
 def _fits(frame: Array, empty: Array, region: NDArray[np.bool_]) -> dict[tuple[str, str], _Fit]:
@@ -143,14 +143,14 @@ def follow(video: NDArray[Any]) -> list[Sighting | None]:
     """The object of each frame by itself; None where there is not exactly one that a template explains."""
     frames = as_float(video)
     where, off = _find_background(frames)
-    found: list[Sighting | None] = []
+    sightings: list[Sighting | None] = []
     for frame in frames if off <= _BACKGROUND_ERROR else ():
         parts = regions(np.abs(frame - background(where)).max(-1) > _FOREGROUND, _SPECK)
         fits = _fits(frame, background(where), parts[0]) if len(parts) == 1 else {}
         key = min(fits, key=lambda k: fits[k].error, default=None)
         known = key is not None and fits[key].error <= _MISFIT
-        found.append(Sighting(*key, fits[key].x, fits[key].y) if key is not None and known else None)
-    return found or [None] * len(frames)
+        sightings.append(Sighting(*key, fits[key].x, fits[key].y) if key is not None and known else None)
+    return sightings or [None] * len(frames)
 
 
 def _path(fits: list[_Fit]) -> tuple[str, str, float]:

@@ -45,8 +45,8 @@ def obedience(videos: NDArray[np.uint8], stories: Sequence[Story]) -> dict[str, 
     for video, story in zip(videos, stories, strict=True):
         wanted = np.array([centre(spot) for spot in story.places[1 : len(video)]], float)
         seen = follow(video)[1:]
-        found = np.array([(s.x, s.y) if s else (np.inf, np.inf) for s in seen])
-        gaps.append(np.abs(found - wanted).max(1))
+        places = np.array([(s.x, s.y) if s else (np.inf, np.inf) for s in seen])
+        gaps.append(np.abs(places - wanted).max(1))
         kept.append([s is not None and (s.shape, s.color) == (story.look.shape, story.look.color) for s in seen])
         still.append(np.abs(np.array(centre(story.start)) - wanted).max(1))
     gap = np.stack(gaps)

@@ -54,11 +54,11 @@ class Story:
     @property
     def places(self) -> list[Place]:
         """Where the object is in each frame."""
-        found = [self.start]
+        places = [self.start]
         for push in self.pushes:
-            column, row = (min(max(a + b, 0), PLACES - 1) for a, b in zip(found[-1], push, strict=True))
-            found.append((column, row))
-        return found
+            column, row = (min(max(a + b, 0), PLACES - 1) for a, b in zip(places[-1], push, strict=True))
+            places.append((column, row))
+        return places
 
     @property
     def actions(self) -> list[tuple[float, float]]:

@@ -153,11 +153,11 @@ def encoder_loss(model: Tokenizer, batch: Batch) -> Tensor:
     """Of both encoders: how far the code vectors of true codes are from being the nearest."""
     frames = batch.frames + NOISE * torch.randn_like(batch.frames)
     z, maps = model.encoder(frames[:, 0])
-    found = _found(model.quantize, model.quant_conv(z).permute(0, 2, 3, 1), batch.given, batch.given < CELLS)
+    first = _found(model.quantize, model.quant_conv(z).permute(0, 2, 3, 1), batch.given, batch.given < CELLS)
     memories = model.cond_encoder.memories([m[:, None] for m in maps])
     codes = batch.later.unflatten(1, (-1, TOKENIZER.stride))[..., 1:] - TOKENIZER.codes
     later = _found(model.dynamics_quantize, model.patches(frames[:, 1:], memories), codes, codes < GRID * GRID)
-    return found + later
+    return first + later
 
 
 def decoder_loss(model: Tokenizer, batch: Batch) -> Tensor:

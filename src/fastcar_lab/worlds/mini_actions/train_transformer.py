@@ -150,8 +150,8 @@ def target(batch: Batch) -> Tensor:
         # Token t of a frame is fed code t - 1 and draws code t; the delimiter draws the first.
         return (F.pad(where, (1, 0)) | F.pad(where, (0, 1))).flatten(1)[:, :-1]
 
-    found = torch.where(passes(near), NEAR_TAS, STILL_TAS)
-    return torch.where(passes(changed), CHANGED_TAS, found)
+    targets = torch.where(passes(near), NEAR_TAS, STILL_TAS)
+    return torch.where(passes(changed), CHANGED_TAS, targets)
 
 
 def loss_of(
@@ -189,13 +189,13 @@ def validate(model: IVideoGPT, settings: ActionSettings, videos: int = 32, seed:
         return float(F.cross_entropy(logits.flatten(0, 2), batch.codes.flatten()))
 
     right = logits_of(batch.actions)
-    found = right.argmax(-1) == batch.codes
+    hits = right.argmax(-1) == batch.codes
     return {
         "loss": loss(right),
         "gap_actions": loss(logits_of(batch.actions.roll(1, 0))) - loss(right),
-        "right": float(found.float().mean()),
-        "frames": float(found.all(-1).float().mean()),
-        "first_frames": float(found[:, 0].all(-1).float().mean()),
+        "right": float(hits.float().mean()),
+        "frames": float(hits.all(-1).float().mean()),
+        "first_frames": float(hits[:, 0].all(-1).float().mean()),
     }
 
 

@@ -46,17 +46,17 @@ def draw_placements(scenes: int, seed: int = 0) -> dict[str, list[list[list[int]
     rng = random.Random(seed)
     words = tokenizer_with({})
     ids = {token: i for i, token in enumerate(VOCABULARY)}
-    found: dict[str, list[list[list[int]]]] = {}
+    by_signature: dict[str, list[list[list[int]]]] = {}
     for _ in range(scenes):
         scene = draw_scene(rng)
         tokens = words.read(caption(scene, rng)).tokens
         names = dict.fromkeys(words.signature(said) for said in _ways_to_say(tokens, scene))
-        open_ones = [name for name in names if len(found.get(name, ())) < ROWS]
+        open_ones = [name for name in names if len(by_signature.get(name, ())) < ROWS]
         if not open_ones or not _of_any_size(scene):
             continue
         for name in open_ones:
-            found.setdefault(name, []).append([[ids[t] for t in part] for part in of_scene(scene)])
-    return dict(sorted(found.items()))
+            by_signature.setdefault(name, []).append([[ids[t] for t in part] for part in of_scene(scene)])
+    return dict(sorted(by_signature.items()))
 
 
 def write(file: Path) -> None:

@@ -166,13 +166,13 @@ def _compare(padded: Array, grey: Array, light: str, track: Track, t: int) -> No
     forms: dict[tuple[str, str], float] = {}
     for shape, size in geometries():
         other = Look(shape, size, look.color, look.material)
-        found = 9.0
+        least = 9.0
         for other_turn in other.turns():
             box = template(other, other_turn, light)
             cx = middle[0] - box.left - box.solid.shape[1] // 2
             cy = middle[1] - box.top - box.solid.shape[0] // 2
-            found = min(found, rest_of(other, other_turn, places(cx, 3), places(cy, 3)))
-        forms[shape, size] = found
+            least = min(least, rest_of(other, other_turn, places(cx, 3), places(cy, 3)))
+        forms[shape, size] = least
     forms[look.shape, look.size] = min(forms[look.shape, look.size], rest_of(look, turn, one_x, one_y))
     track.form_errors.append(forms)
     track.judged.append(t)

@@ -150,7 +150,7 @@ def _turning_point(speeds: NDArray[np.float64], t: int, span: int = 2) -> NDArra
 
 def _contacts(objects: list[TrackedObject], wrong: list[str]) -> list[tuple[int, int, int]]:
     """Frames in which two objects touch and both change their speed."""
-    found = []
+    meetings = []
     speeds = [_speeds(o.path) for o in objects]
     for i, a in enumerate(objects):
         for j in range(i + 1, len(objects)):
@@ -167,10 +167,10 @@ def _contacts(objects: list[TrackedObject], wrong: list[str]) -> list[tuple[int,
                 if size >= 1 and (best is None or size > best[0] + 0.5):
                     best = (size, t)
             if best is not None:
-                found.append((best[1], i, j))
-    for t, i, j in found:
+                meetings.append((best[1], i, j))
+    for t, i, j in meetings:
         # Where an object meets two others at nearly the same time, the changes can't be distinguished.
-        if any({i, j} & {k, m} and abs(t - s) <= 2 for s, k, m in found if (s, k, m) != (t, i, j)):
+        if any({i, j} & {k, m} and abs(t - s) <= 2 for s, k, m in meetings if (s, k, m) != (t, i, j)):
             continue
         a, b = objects[i], objects[j]
         changes = [
@@ -179,7 +179,7 @@ def _contacts(objects: list[TrackedObject], wrong: list[str]) -> list[tuple[int,
         ]
         if min(float(np.abs(c).max()) for c in changes) > 3:
             wrong.append(f"frame {t}: the {a.look} and the {b.look} do not keep their momentum")
-    return sorted(found)
+    return sorted(meetings)
 
 
 def _through(objects: list[TrackedObject], wrong: list[str]) -> None:
