@@ -12,12 +12,14 @@ from torch import Tensor
 
 from fastcar_cli.decoding import executor, native_prefill
 from fastcar_cli.decoding.engine import Decode, begin
+from fastcar_cli.decoding.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.models import load
 from fastcar_cli.models.loading.checkpoint import LoadedModel
+from fastcar_cli.models.loading.memory_plan import Demand, cache_bytes
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.prompt import TokenisedClip
 
@@ -107,6 +109,35 @@ def test_samples_of_one_input_have_its_prefill(models: dict[str, LoadedModel], k
     assert torch.equal(three[0], one[0].expand(3, -1))
     for found, wanted in zip(three[1:], one[1:], strict=True):
         assert torch.equal(found, wanted.expand_as(found))
+
+
+@pytest.mark.parametrize("runs", ["torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("kind", ["plain", "text"])
+def test_a_prompt_s_frames_are_int8_once_they_are_a_frame_old(
+    models: dict[str, LoadedModel], kind: str, runs: str
+) -> None:
+    exact, rounded = (decode_of(models[f"{kind} floats"], runs, **CACHES[cache]) for cache in ("all", "int8"))
+    cache, spec = rounded.cache, rounded.model.spec
+    assert isinstance(cache, Int8KVCache)
+    for demand, decode in (
+        (Demand(1, 2, cache.padded, kv_dtype=kv), d) for kv, d in (("auto", exact), ("int8", rounded))
+    ):
+        assert decode.cache.nbytes == cache_bytes(spec, 4, demand, replays=False)[0]
+    codes = torch.randint(48, (1, 2 * N, 1), generator=torch.Generator().manual_seed(1))
+    hidden = []
+    for decode in (exact, rounded):
+        decode.draws.give(codes)
+        with torch.inference_mode():
+            hidden.append(torch.stack([step.hidden.float().clone() for step in decode.steps(codes)]))
+    # Of 4 N tokens the last is never an input, and N + 1 lie in the ring.
+    first, last = cache.padded - 2 * N, cache.padded + N - 2
+    for floats, (numbers, scales, means) in zip((exact.cache.k, exact.cache.v), cache.older.pairs(), strict=True):
+        assert numbers.shape[3] == last - first
+        wide = numbers * scales[..., None] + means[:, :, :, None]
+        assert float((wide - floats[:, :, :, first:last]).norm() / floats.norm()) < 0.01
+    same, other = hidden[0][0], (hidden[0] - hidden[1])[1:]
+    assert torch.equal(same, hidden[1][0])
+    assert 0 < float(other.norm() / hidden[0].norm()) < 0.01
 
 
 @pytest.mark.parametrize("form", ["floats", "int8"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.native_toys import FORMATS, Toy, random
 from torch import Tensor
 
+from fastcar_cli.decoding.kv_int8 import packed
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.native import DecoderPass
 
@@ -19,17 +20,31 @@ pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=str(nat
 FRAME, FIRST = 20, 45
 
 
-def tables(tokens: int, ring: int) -> tuple[Tensor, int]:
-    """Where tokens lie, see `DecoderPass`, and how many slots there are: a ring of slots, or all in their order (0)."""
+def tables(tokens: int, ring: int, older: int) -> tuple[Tensor, int]:
+    """Where tokens lie, see `DecoderPass`, and how many slots there are: a ring of slots, or all in their order (0).
+
+    older: tokens that have left the ring before the first one; 0: what leaves it is let go.
+    """
     i, none = torch.arange(FIRST, FIRST + tokens), torch.zeros(tokens, dtype=torch.int64)
     if ring:
-        columns = [i % ring, none + ring, (i - FRAME) % ring, i % ring, none, none - 1]
+        to = i - FIRST + older if older else none - 1
+        columns = [i % ring, none + ring, (i - FRAME) % ring, i % ring, to + 1, to]
     else:
         columns = [i, i + 1, i - FRAME, i, none, none - 1]
     return torch.stack(columns, 1), ring or FIRST + tokens
 
 
-def run(toy: Toy, table: Tensor, x: Tensor, window: int, threads: int) -> dict[str, Tensor]:
+def random_older(toy: Toy, slots: int) -> dict[str, Tensor]:
+    """Tokens in int8, see `DecoderPass`."""
+    shape, found = (toy.layers, toy.rows, toy.kv_heads), {}
+    for n, part in enumerate(("key", "value")):
+        wide = random(*shape, slots, toy.d, seed=200 + n)
+        found[f"older_{part}s"], found[f"older_{part}_scales"] = packed(wide)
+        found[f"{part}_means"] = random(*shape, toy.d, seed=210 + n)
+    return found
+
+
+def run(toy: Toy, table: Tensor, x: Tensor, window: int, threads: int, masked: bool) -> dict[str, Tensor]:
     """All tokens of x [rows, tokens, width], `window` a pass; everything that passes write."""
     toy.reset()
     rows, tokens = toy.rows, len(table)
@@ -37,6 +52,11 @@ def run(toy: Toy, table: Tensor, x: Tensor, window: int, threads: int) -> dict[s
     options: dict[str, Any] = {"heads": toy.heads, "kv_heads": toy.kv_heads, "most": window, "threads": threads}
     options |= {"keys": toy.keys, "values": toy.values, "aligned": toy.keys, "outputs": toy.outputs}
     options |= {"table": table, "start": toy.start, "cos": angle.cos(), "sin": angle.sin()}
+    older = random_older(toy, int(table[-1, -2])) if table[-1, -2] else {}
+    options["older"] = older or None
+    slots = toy.slots + int(table[-1, -2])
+    mask = torch.rand(rows, tokens, slots, generator=torch.Generator().manual_seed(7)) < (0.6 if masked else 1)
+    mask[:, :, :FRAME] = True
     decoder = DecoderPass(toy.blocks, toy.norm, 1e-6, **options)
     found: dict[str, list[Tensor]] = {"x": [], "scores": [], "replayed": []}
     for first in range(0, tokens, window):
@@ -44,12 +64,13 @@ def run(toy: Toy, table: Tensor, x: Tensor, window: int, threads: int) -> dict[s
         count = part.shape[1]
         shape = (toy.layers, rows * count)
         scores, replayed = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-        decoder(part, [first] * rows, thresholds=torch.full(shape, 0.1), scores=scores, replayed=replayed)
+        given = {"mask": mask[:, first : first + count].flatten(0, 1).contiguous()} if masked else {}
+        decoder(part, [first] * rows, thresholds=torch.full(shape, 0.1), scores=scores, replayed=replayed, **given)
         found["x"].append(part)
         found["scores"].append(scores.view(toy.layers, rows, count))
         found["replayed"].append(replayed.view(toy.layers, rows, count))
     together = {name: torch.cat(parts, -2 if name == "x" else -1) for name, parts in found.items()}
-    return together | {"keys": toy.keys, "values": toy.values, "outputs": toy.outputs}
+    return together | {"keys": toy.keys, "values": toy.values, "outputs": toy.outputs} | older
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -61,6 +82,8 @@ def run(toy: Toy, table: Tensor, x: Tensor, window: int, threads: int) -> dict[s
     d=st.sampled_from([2, 16, 34, 64]),
     window=st.integers(2, 18),
     ring=st.sampled_from([0, 0, 40, 70]),
+    older=st.sampled_from([0, 60, 150]),
+    masked=st.booleans(),
     half=st.booleans(),
     threads=st.sampled_from([1, 2]),
 )
@@ -72,17 +95,19 @@ def test_tokens_of_one_pass_equal_passes_of_one_token(
     d: int,
     window: int,
     ring: int,
+    older: int,
+    masked: bool,
     half: bool,
     threads: int,
 ) -> None:
-    table, slots = tables(2 * window, ring)
+    table, slots = tables(2 * window, ring, older)
     cache = torch.bfloat16 if half else torch.float32
     toy = Toy(kind, rows, d=d, heads=heads[0], kv_heads=heads[1], slots=slots, positions=FRAME, cache=cache)
     x = random(rows, 2 * window, toy.width, seed=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FASTCAR_KERNELS_ISA", instructions)
-        alone = {name: part.clone() for name, part in run(toy, table, x, 1, 1).items()}
-        together = run(toy, table, x, window, threads)
-    assert alone["replayed"].any()
+        alone = {name: part.clone() for name, part in run(toy, table, x, 1, 1, masked).items()}
+        together = run(toy, table, x, window, threads, masked)
+    assert older or masked or alone["replayed"].any()
     for name, part in together.items():
         assert torch.equal(part, alone[name]), name

@@ -83,6 +83,7 @@ class KVCache:
         pad: padding before each prompt, int64 [rows].
         sinks: sinks of each row, int64 [rows]: as requested, at most the tokens of its own prompt.
         first_ring_slot: slots set apart for sinks.
+        text: tokens of the prompts before those of frames; all where a row is padded.
 
     """
 
@@ -100,6 +101,7 @@ class KVCache:
         self.sinks = prompts.lengths.clamp(max=sinks if window else 0)
         self.first_ring_slot = int(self.sinks.max())
         self._padding = bool(self.pad.any())
+        self.text = self.padded - (0 if self._padding else prompts.aligned)
         self._rows = torch.arange(prompts.rows, device=self.pad.device)
         # The last token is never an input.
         self._allocate((spec.layers, prompts.rows, spec.kv_heads), spec.head_dim, tokens - 1, dtype)

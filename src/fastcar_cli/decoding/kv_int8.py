@@ -1,9 +1,9 @@
 """Keys and values in int8 behind the last frame: `kv_dtype` int8.
 
-What attention looks at most stays in floats: the prompt (with a window the sinks) and the last N + 1 tokens, in a ring
-behind it, whose keys TAS reads as well. A token that leaves the ring is rounded: its key and its value, less their mean
-over the row's own prompt, are int8 with one scale a head (absmax / 127). The mean is a constant of each channel, which
-would take most of the range of numbers that have it in common.
+What attention looks at most stays in floats: the prompt's text (with a window the sinks) and the last N + 1 tokens, in
+a ring behind it, whose keys TAS reads as well. A token that leaves the ring is rounded: its key and its value, less
+their mean over the row's own prompt, are int8 with one scale a head (absmax / 127). The mean is a constant of each
+channel, which would take most of the range of numbers that have it in common.
 """
 
 from __future__ import annotations
@@ -43,20 +43,21 @@ def packed(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8KVCache(KVCache):
-    """A KV cache whose `k` and `v` hold the prompt or the sinks, then the ring; `aligned` is `k`.
+    """A KV cache whose `k` and `v` hold the K tokens of a text or sinks, then the ring; `aligned` is `k`.
 
-    Index i lies in slot (i - padded) % (N + 1) of the ring. `older` holds what left it: without a window visual token t
-    in slot t, with one the index i in slot i % M, M = window - (N + 1), so none where the window is no larger.
+    Index i lies in slot (i - K) % (N + 1) of the ring. `older` holds what left it: without a window index i in slot
+    i - K, with one in slot i % M, M = window - (N + 1), so none where the window is no larger.
     """
 
     older: OlderTokens
 
     def _allocate(self, heads: tuple[int, ...], width: int, tokens: int, dtype: torch.dtype) -> None:
         device, ring = self.pad.device, self.frame + 1
-        self._ring_at = self.padded if self.window is None else self.first_ring_slot
+        self._ring_at = self.text if self.window is None else self.first_ring_slot
+        self._framed = self.padded - self._ring_at
         self.k, self.v = torch.zeros(2, *heads, self._ring_at + ring, width, dtype=dtype, device=device)
         self.aligned = self.k
-        count = max(0, (tokens if self.window is None else self.window) - ring)
+        count = max(0, (self._framed + tokens if self.window is None else self.window) - ring)
         numbers = torch.zeros(2, *heads, count, width, dtype=torch.int8, device=device)
         scales = torch.zeros(2, *heads, count, device=device)
         self.older = OlderTokens(*numbers, *scales, *torch.zeros(2, *heads, width, device=device))
@@ -76,21 +77,21 @@ class Int8KVCache(KVCache):
         return min(self.frame, older or self.frame)
 
     def _slots(self, t: Tensor) -> Slots:
-        ring, none = self.frame + 1, torch.zeros_like(t)
+        ring, none, t = self.frame + 1, torch.zeros_like(t), self._framed + t
         slot, aligned = self._ring_at + t % ring, self._ring_at + (t + 1) % ring
         # The token that leaves the ring, and where it goes.
         left = t - ring
         if self.window is None:
-            length, older, to = self.padded + (t + 1).clamp(max=ring), (left + 1).clamp(min=0), left.clamp(min=-1)
+            length, older, to = self._ring_at + (t + 1).clamp(max=ring), (left + 1).clamp(min=0), left.clamp(min=-1)
             return Slots(slot, length, aligned, slot, older, to)
-        count, index = self.older.keys.shape[3], self.padded + left
+        count, index = self.older.keys.shape[3], self._ring_at + left
         to = torch.where(index >= 0, index % count, -1) if count else none - 1
         return Slots(slot, none + self.k.shape[3], aligned, slot, none + count, to)
 
     def bytes_read(self, t: int) -> int:
         """See `KVCache.bytes_read`."""
-        ring = self.frame + 1
-        seen, older = self._ring_at + min(t + 1, ring), max(0, t + 1 - ring)
+        ring, count = self.frame + 1, self._framed + t + 1
+        seen, older = self._ring_at + min(count, ring), max(0, count - ring)
         in_int8 = self.older.keys[:, :, :, :older].nbytes + self.older.key_scales[:, :, :, :older].nbytes
         return 2 * (self.k[:, :, :, :seen].nbytes + in_int8)
 
@@ -101,16 +102,18 @@ class Int8KVCache(KVCache):
         for x, (_, _, means) in zip((k, v), self.older.pairs(), strict=True):
             means[layer] = (x.float() * own[:, None, :, None]).sum(2) / own.sum(1)[:, None, None]
         last = torch.arange(max(0, self.padded - ring), self.padded, device=k.device)
-        at = self._ring_at + (last - self.padded) % ring
+        at = self._ring_at + (last - self._ring_at) % ring
         self.k[layer][:, :, at], self.v[layer][:, :, at] = k[:, :, last], v[:, :, last]
-        if self.window is None:
-            self.k[layer, :, :, : self.padded], self.v[layer, :, :, : self.padded] = k, v
-            return
-        self._keep_sinks(layer, k, v)
         count, end = self.older.keys.shape[3], max(0, self.padded - ring)
-        left = torch.arange(max(0, end - count), end, device=k.device)
+        if self.window is None:
+            first, kept = min(self.text, end), slice(self.text)
+            self.k[layer, :, :, kept], self.v[layer, :, :, kept] = k[:, :, kept], v[:, :, kept]
+        else:
+            first = max(0, end - count)
+            self._keep_sinks(layer, k, v)
+        left = torch.arange(first, end, device=k.device)
+        to = (left - self.text if self.window is None else left) % max(1, count)
         for x, (numbers, scales, means) in zip((k, v), self.older.pairs(), strict=True):
-            to = left % max(1, count)
             numbers[layer][:, :, to], scales[layer][:, :, to] = packed(x[:, :, left] - means[layer][:, :, None])
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Reach) -> tuple[Tensor, Tensor]:
@@ -132,19 +135,20 @@ class Int8KVCache(KVCache):
     def mask(self, t: Tensor, first: int, last: int) -> Tensor | None:
         """See `KVCache.mask`."""
         ring, device = self.frame + 1, self.pad.device
-        t = t[:, None]
+        t = self._framed + t[:, None]
         # The last token so far that lies in each slot of the ring; what left it comes behind.
         held = t - (t - torch.arange(ring, device=device)) % ring
         if self.window is None:
             if first == last and not self._padding:
                 return None
-            count, older = min(last + 1, ring), max(0, last + 1 - ring)
-            prompt = torch.arange(self.padded, device=device) >= self.pad[:, None]
+            length = self._framed + last + 1
+            count, older = min(length, ring), max(0, length - ring)
+            prompt = torch.arange(self.text, device=device) >= self.pad[:, None]
             older_seen = torch.arange(older, device=device) <= t - ring
             return torch.cat([prompt, (held >= 0)[:, :count], older_seen], 1)
-        i, count = self.padded + t, self.older.keys.shape[3]
+        i, count = self._ring_at + t, self.older.keys.shape[3]
         left = i - ring - (i - ring - torch.arange(count, device=device)) % max(1, count)
-        index = torch.cat([self.padded + held, left], 1)
+        index = torch.cat([self._ring_at + held, left], 1)
         seen = (index >= (self.pad + self.sinks)[:, None]) & (index > i - self.window)
         sinks = torch.arange(self.first_ring_slot, device=device) < self.sinks[:, None]
         return torch.cat([sinks, seen], 1)

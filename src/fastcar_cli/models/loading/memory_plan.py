@@ -126,6 +126,10 @@ class Demand:
     sinks: int = 4
     kv_dtype: str = "auto"
 
+    def first(self, spec: Spec) -> int:
+        """Tokens of a row that stay floats whatever `kv_dtype`: the prompt's text, or with a window the sinks."""
+        return self.sinks if self.window else self.prompt_tokens - spec.layout.aligned(self.prompt_tokens)
+
     def bytes_of_kv(self, spec: Spec, itemsize: int, tokens: int) -> int:
         """Bytes of keys and values of one head for this many tokens of a row, its sinks or prompt among them.
 
@@ -133,8 +137,7 @@ class Demand:
         """
         width, floats = spec.decoder.head_dim, tokens
         if self.kv_dtype == "int8":
-            first = self.prompt_tokens if self.window is None else self.sinks
-            floats = min(tokens, first + spec.tokens_per_frame + 1)
+            floats = min(tokens, self.first(spec) + spec.tokens_per_frame + 1)
         return 2 * (floats * width * itemsize + (tokens - floats) * (width + 4))
 
 
@@ -144,9 +147,8 @@ def cache_bytes(spec: Spec, itemsize: int, demand: Demand, *, replays: bool) -> 
     heads = decoder.layers * demand.rows * decoder.kv_heads
     slots = demand.prompt_tokens + demand.frames * n - 1 if window is None else window + demand.sinks
     if demand.kv_dtype == "int8":
-        first = demand.prompt_tokens if window is None else demand.sinks
         # The ring is there however short video and window are. The prompt's means are float32.
-        head = demand.bytes_of_kv(spec, itemsize, max(slots, first + n + 1)) + 8 * decoder.head_dim
+        head = demand.bytes_of_kv(spec, itemsize, max(slots, demand.first(spec) + n + 1)) + 8 * decoder.head_dim
     else:
         # With a window the keys that TAS reads have a ring of their own.
         head = demand.bytes_of_kv(spec, itemsize, slots) + (n + 1 if window else 0) * decoder.head_dim * itemsize

@@ -11,20 +11,9 @@ constexpr long FROM_QUERIES = 8, MOST_TRANSPOSED = 128;
 // Score of a slot that is masked.
 constexpr float MASKED = -1e30f;
 
-// Keys and values in int8, each row with a scale: its largest magnitude over 127.
-struct CachedInt8 {
-    static constexpr int size = 1, sums = 1, one = 8;
-    static Floats widen(const char* at) {
-        return __builtin_convertvector(__builtin_convertvector(load_as<Int8s>(at), Ints), Floats);
-    }
-    static float read(const char* at) { return float(*reinterpret_cast<const int8_t*>(at)); }
-};
-
-// Keys and values of one head: rows of d numbers each. Rows in int8 have scales and stand for what is added to a mean,
-// a row of d floats; else scales and means are null. next: what is read after these keys and values, to be prefetched.
+// Keys and values of one head: rows of d numbers each. next: what is read after them, to be prefetched.
 struct HeadCache {
     const char *keys, *values, *next;
-    const float *key_scales = nullptr, *value_scales = nullptr, *key_mean = nullptr, *value_mean = nullptr;
 };
 
 // What an input attends to: the first `slots` slots, of them those that mask says (null: all).
@@ -202,18 +191,22 @@ struct Queries {
 };
 
 // Turns `count` scores p into softmax weights e^(p - top) and adds them to `weight_sum`; masked slots (mask may be
-// null) and those from `count` to TILE_SLOTS get 0. If a score is above `top`, top rises to it, and weight_sum and the
+// null) and those from `count` to `slots` get 0. If a score is above `top`, top rises to it, and weight_sum and the
 // d numbers of `output` are scaled down to the new top.
+template <long slots = TILE_SLOTS>
 inline void add_to_softmax(float* p, long count, const uint8_t* mask, float* output, long d, Floats& weight_sum,
                            float& top) {
-    constexpr int vectors = TILE_SLOTS / LANES;
-    for (long i = count; i < TILE_SLOTS; i++) p[i] = MASKED;
-    if (mask)
-        for (long i = 0; i < count; i++) p[i] = mask[i] ? p[i] : MASKED;
-    Floats maxima = load(p);
-    for (int v = 1; v < vectors; v++) {
-        Floats other = load(p + v * LANES);
-        maxima = maxima > other ? maxima : other;
+    constexpr int vectors = slots / LANES;
+    Floats maxima = broadcast(MASKED), scores[vectors];
+    Ints lane, seen[vectors];
+    for (int k = 0; k < LANES; k++) lane[k] = k;
+    uint8_t shown[slots] = {};
+    if (mask) memcpy(shown, mask, count);
+    for (int v = 0; v < vectors; v++) {
+        seen[v] = lane + v * LANES < int(count);
+        if (mask) seen[v] &= __builtin_convertvector(load_as<Int8s>(shown + v * LANES), Ints) != 0;
+        scores[v] = seen[v] ? load(p + v * LANES) : MASKED;
+        maxima = maxima > scores[v] ? maxima : scores[v];
     }
     float peak = lane_maximum(maxima);
     if (peak > top) {
@@ -223,8 +216,8 @@ inline void add_to_softmax(float* p, long count, const uint8_t* mask, float* out
         top = peak;
     }
     for (int v = 0; v < vectors; v++) {
-        Floats scores = load(p + v * LANES), weights = exp(scores - top);
-        weights = scores == MASKED ? Floats{} : weights;
+        Floats weights = exp(scores[v] - top);
+        weights = seen[v] ? weights : Floats{};
         store(p + v * LANES, weights);
         weight_sum += weights;
     }
@@ -247,8 +240,8 @@ struct NothingDue {
 // Adds the keys and values of `cache` to the softmax of every query, as far as its input sees them. Slots are processed
 // a tile at a time, which all queries read from the L1 cache, and the sums so far are scaled down whenever a higher
 // score is met (online softmax: Milakov and Gimelshein, 2018, arXiv:1805.02867). While the keys of a tile are read its
-// values are prefetched, while the values are read the keys of the next tile. A cache with means must be the first: its
-// scores and weights are those met so far. Where appends.due(i, s) for the tile from slot s on, appends.write(i) writes
+// values are prefetched, while the values are read the keys of the next tile.
+// Where appends.due(i, s) for the tile from slot s on, appends.write(i) writes
 // the key and value of input i, after the queries of the inputs before it and before its own.
 template <class Format, class Appends = NothingDue>
 void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, long d, Appends appends = {}) {
@@ -298,13 +291,9 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
                 const uint8_t* mask = seen[i].mask;
                 out[q] = queries.output[n];
                 float *weight_sum = queries.state_of(n), *top = weight_sum + LANES;
-                if (cache.key_scales)
-                    for (long k = 0; k < count; k++) p[q][k] *= cache.key_scales[s + k];
                 Floats sum = load(weight_sum);
                 add_to_softmax(p[q], count, mask ? mask + s : nullptr, out[q], d, sum, *top);
                 store(weight_sum, sum);
-                if (cache.value_scales)
-                    for (long k = 0; k < count; k++) p[q][k] *= cache.value_scales[s + k];
             }
             if (prefetches)
                 add_weighted_rows<Format, Q, true>(values, d, 0, all_see, next - values, p, out);
@@ -337,17 +326,6 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
         });
         add_waiting();
     }
-    // The mean of the keys adds the same to every score so far, that of the values once as much as all weights are.
-    if (!cache.key_mean) return;
-    queries.for_each([&](long i, long n) {
-        if (!seen[i].slots) return;
-        float *weight_sum = queries.state_of(n), *top = weight_sum + LANES, of_mean;
-        dot<Float32, 1, 1>(reinterpret_cast<const char*>(cache.key_mean), 4 * d, d, PrefetchDistance{0, 0, 0},
-                           queries.query[n], 0, &of_mean, 0);
-        *top += of_mean;
-        float weights = lane_sum(load(weight_sum));
-        for (long k = 0; k < d; k++) queries.output[n][k] += weights * cache.value_mean[k];
-    });
 }
 
 inline void end_attention(const Queries& queries, long d) {

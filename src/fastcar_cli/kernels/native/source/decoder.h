@@ -1,6 +1,6 @@
 // A decode pass: all decoder blocks on one or more tokens of every row.
 #pragma once
-#include "attention.h"
+#include "attention_integers.h"
 
 namespace {
 
@@ -159,10 +159,9 @@ void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Wor
     bool has_older = older_seen[queries.inputs - 1].slots;
     if (has_older) {
         auto of_head = [&](const void* rows) { return static_cast<const char*>(rows) + older * n; };
-        attend<CachedInt8>({of_head(b.older_keys), of_head(b.older_values), keys + start * bytes,
-                            b.older_key_scales + older, b.older_value_scales + older, b.key_means + head * n,
-                            b.value_means + head * n},
-                           older_seen, queries, n);
+        attend({of_head(b.older_keys), of_head(b.older_values), keys + start * bytes, b.older_key_scales + older,
+                b.older_value_scales + older, b.key_means + head * n, b.value_means + head * n},
+               older_seen, queries, n);
     }
     // What the next head reads first.
     long next = head + 1 < d.rows * d.kv_heads ? head + 1 : head;

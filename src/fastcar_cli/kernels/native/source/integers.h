@@ -161,16 +161,14 @@ INLINE Ints add_group_products(Ints sums, const Uint8s* low, const Uint8s* high,
 
 // The scale that quantises n numbers to integers up to `largest`. It is NaN where a number is NaN or infinite, so that
 // results of the group are NaN too.
-template <int n>
-INLINE float quantisation_scale(const float* x, float largest) {
+INLINE float quantisation_scale(const float* x, long n, float largest) {
     Floats top = {}, nan_or_zero = {};
-    for (int k = 0; k < n; k += LANES) {
+    for (long k = 0; k < n; k += LANES) {
         Floats v = load(x + k), size = bit_cast<Floats>(bit_cast<Ints>(v) & 0x7FFFFFFF);
         top = size > top ? size : top;
         nan_or_zero += v * 0.0f;
     }
-    float peak = 0;
-    for (int k = 0; k < LANES; k++) peak = top[k] > peak ? top[k] : peak;
+    float peak = lane_maximum(top);
     // The inverse of a smaller scale could overflow; such inputs count as 0.
     if (peak < 1e-30f) peak = 0;
     return peak / largest + lane_sum(nan_or_zero);
@@ -199,7 +197,7 @@ struct Int8 {
     static long scale_bytes(long) { return 0; }
 
     static void quantise(const float* x, char* out, float* scale, long) {
-        *scale = quantisation_scale<group_size>(x, 32767);
+        *scale = quantisation_scale(x, group_size, 32767);
         float factor = *scale > 0 ? 1 / *scale : 0;
         uint16_t integers[group_size];
         for (int k = 0; k < group_size; k += LANES) {
@@ -263,7 +261,7 @@ struct Int4 {
     // Quantises group g of a block. `scale` gets, for each block, LANES scales in the lanes of their groups and then
     // LANES integers that sums start with: in one lane of each group, minus what the 8 in each weight will add.
     static void quantise(const float* x, char* out, float* scale, long g) {
-        float group_scale = quantisation_scale<group_size>(x, 127), factor = group_scale > 0 ? 1 / group_scale : 0;
+        float group_scale = quantisation_scale(x, group_size, 127), factor = group_scale > 0 ? 1 / group_scale : 0;
         Ints sum = {};
         int8_t integers[group_size];
         for (int k = 0; k < group_size; k += LANES) {
