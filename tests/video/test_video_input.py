@@ -400,6 +400,11 @@ def test_actions_that_do_not_fit(tmp_path: Path, name: str, text: str, message: 
     assert len(str(e.value)) < 250
 
 
+def test_actions_are_no_device() -> None:
+    with pytest.raises(RequestError, match="/dev/null: is a pipe or a device"):
+        read_actions(Path("/dev/null"), 2, range(4))
+
+
 def test_actions_and_models_belong_together(tmp_path: Path) -> None:
     video, file = _written(tmp_path / "a.gif", _frames()), _table(tmp_path / "b.csv", TABLE)
     with pytest.raises(RequestError, match="the model 'm' takes no actions"):

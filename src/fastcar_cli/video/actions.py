@@ -40,7 +40,8 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
     it is zero. Raises RequestError that says what does not fit.
     """
     if not path.is_file():
-        raise RequestError("is a folder" if path.is_dir() else "there is no such file", key="actions", value=path)
+        kind = "is a pipe or a device" if path.exists() else "there is no such file"
+        raise RequestError("is a folder" if path.is_dir() else kind, key="actions", value=path)
     suffix = path.suffix.lower()
     if suffix in ARRAYS:
         return actions_in(path, width, wanted, own=False)
