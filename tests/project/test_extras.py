@@ -81,5 +81,6 @@ def test_commands_work_and_a_sweep_says_what_its_parquet_file_needs(tmp_path: Pa
     (tmp_path / "d").mkdir()
     done = sweep(BALL, "--tau", "off,0", "--repeats", "1", "--metrics", TINY_METRICS, "--model", model, "-o", "d")
     assert done.exit_code == 0, done.exception
-    assert "results.parquet needs the extra fastcar[parquet]" in " ".join(done.output.split())
+    assert "results.parquet needs the extra fastcar[parquet]" in " ".join(done.stderr.split())
+    assert "parquet" not in done.stdout
     assert sorted(p.name for p in (tmp_path / "d").glob("results.*")) == ["results.csv", "results.json"]

@@ -34,8 +34,8 @@ def profile(
     model: Annotated[
         str | None,
         typer.Option(
-            help="mini, a published name such as vila-u-7b (its shapes with random weights, no download), or a folder. "
-            "[default: mini]",
+            help="Bundled model, a published name such as vila-u-7b (its shapes with random weights, no download), or "
+            "a folder. [default: table]",
             autocompletion=words(models),
         ),
     ] = None,

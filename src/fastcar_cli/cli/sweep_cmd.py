@@ -264,7 +264,10 @@ def _work(session: Session, store: Store, target: Any, terminal: Any) -> tuple[d
         rest = session.left(store)
         note(terminal, f"{len(store.cells)} cells are kept; the same command does the {rest} decodes left", "stopped")
         raise typer.Exit(status(e)) from None
-    return session.finish(store, search)
+    results, written, notes = session.finish(store, search)
+    for text in notes:
+        note(terminal, text)
+    return results, written
 
 
 def _dry_run(request: Request, output: Path | None, as_json: bool, quiet: bool, notes: list[str]) -> None:

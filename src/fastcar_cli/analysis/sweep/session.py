@@ -193,8 +193,8 @@ class Session:
         grid = replace(self.grid, **axes)
         return replace(self, grid=grid, groups=shard_of(grid.groups(), self.request.shard))
 
-    def finish(self, store: Store, find: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[str]]:
-        """Write the tables, the names of `--names` and the report; the results, and notes for the user."""
+    def finish(self, store: Store, find: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[str], list[str]]:
+        """Write the tables, the names of `--names` and the report; the results, what is where, notes for the user."""
         written: list[str] = []
         with master(store.folder):
             if self.shard is not None:
@@ -205,14 +205,14 @@ class Session:
             results = build(store, self.worker.base, config, self.worker.scorer.keys)
             if find is not None:
                 results["find"] = find
-            written += write_tables(store.folder, results)
+            notes = write_tables(store.folder, results)
             if self.request.vbench:
                 written.append(f"videos by VBench's names are in {link_names(store, self.grid)}")
             if results["cells"]:
                 written.append(f"report: {write_report(store.folder)}")
             if self.request.tokens == "all" and (page := write_tokens_page(store.folder)) is not None:
                 written.append(f"tokens: {page}")
-        return results, written
+        return results, written, notes
 
 
 def _grid_of(
