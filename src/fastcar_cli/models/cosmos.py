@@ -7,18 +7,16 @@ and adds places to the input of every block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic.dataclasses import dataclass
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.causal_video import CausalVideoSpec, CausalVideoTokenizer, work_of
-from fastcar_cli.models.decoder import Decoder
-from fastcar_cli.models.network import FrameSpec, Layout, Network, Projector, SamplingWeights, Spec
+from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
 from fastcar_cli.plain_data import WHOLE, Size
 
 if TYPE_CHECKING:
@@ -64,12 +62,6 @@ class CosmosSpec(Spec):
     def pixel_bytes(self) -> int:
         """See `Spec`; maps at work were measured as 0.6 of what is kept."""
         return int(1.6 * 4 * work_of(self.tokenizer, *self.grid, encode=False).kept)
-
-    @property
-    def sampling_weights(self) -> SamplingWeights:
-        """See `Spec`."""
-        head = self.codes * self.decoder.width
-        return SamplingWeights(transformer=0, heads=head, stored=head)
 
     @property
     def longest(self) -> int:
@@ -134,28 +126,15 @@ class LatentFrameDecoder:
         return self._decoder.next(codes[..., 0].unflatten(1, self._grid))
 
 
-class Cosmos(Network):
+class Cosmos(FramesNetwork):
     """Video continuation network."""
 
     spec: CosmosSpec
+    tokenizer: CausalVideoTokenizer
 
     def __init__(self, spec: CosmosSpec) -> None:
-        super().__init__()
-        self.spec = spec
-        self.llm = Decoder(spec.decoder)
-        self.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
-        self.depth = None
-        self.lm_head: nn.Linear = nn.Linear(spec.decoder.width, spec.codes, bias=False)
+        super().__init__(spec)
         self.tokenizer = CausalVideoTokenizer(spec.tokenizer)
-
-    @property
-    def codebooks(self) -> Sequence[nn.Embedding]:
-        """See `Network`: ids are embedded by the decoder's own table."""
-        return [self.llm.embed_tokens]
-
-    def pixels(self) -> Sequence[nn.Module]:
-        """See `Network`."""
-        return (self.tokenizer,)
 
     def draw_in(self, dtype: torch.dtype) -> None:
         """See `Network`."""
@@ -164,7 +143,3 @@ class Cosmos(Network):
     def frame_decoder(self, prompts: Tensor) -> LatentFrameDecoder:
         """See `Network`."""
         return LatentFrameDecoder(self, prompts)
-
-    def to_bytes(self, pixels: Tensor) -> Tensor:
-        """See `Network`: cut off, as the released code does."""
-        return pixels.to(torch.uint8)

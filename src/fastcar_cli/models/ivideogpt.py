@@ -7,17 +7,15 @@ delimiters are given, not drawn (ivideogpt/transformer.py HeadModelWithAction).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.ivideogpt_blocks import Memory, TokenizerSpec
 from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer
-from fastcar_cli.models.network import FrameSpec, Layout, Network, Projector, SamplingWeights, Spec
+from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
 from fastcar_cli.plain_data import WHOLE, Count
 
 
@@ -54,12 +52,6 @@ class IVideoGPTSpec(Spec):
         square = (t.grid, t.grid), (t.resolution, t.resolution)
         return FrameSpec(1, t.vocabulary, self.decoder.width, *square, channels=t.channels[0])
 
-    @property
-    def sampling_weights(self) -> SamplingWeights:
-        """See `Spec`."""
-        head = self.codes * self.decoder.width
-        return SamplingWeights(transformer=0, heads=head, stored=head)
-
     def network(self) -> IVideoGPT:
         """See `Spec`."""
         return IVideoGPT(self)
@@ -93,25 +85,16 @@ def _pixels(x: Tensor) -> Tensor:
     return x.clamp(0.0, 1.0).mul(255.0).permute(0, 1, 3, 4, 2)
 
 
-class IVideoGPT(Network):
+class IVideoGPT(FramesNetwork):
     """Frame prediction network."""
 
     spec: IVideoGPTSpec
+    tokenizer: Tokenizer
 
     def __init__(self, spec: IVideoGPTSpec) -> None:
-        super().__init__()
-        self.spec = spec
-        self.llm = Decoder(spec.decoder)
-        self.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
-        self.depth = None
-        self.lm_head: nn.Linear = nn.Linear(spec.decoder.width, spec.codes, bias=False)
+        super().__init__(spec)
         self.action_linear = nn.Linear(spec.actions, spec.decoder.width) if spec.actions else None
         self.tokenizer = Tokenizer(spec.tokenizer)
-
-    @property
-    def codebooks(self) -> Sequence[nn.Embedding]:
-        """See `Network`: ids are embedded by the decoder's own table."""
-        return [self.llm.embed_tokens]
 
     def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
         """See `Network`: to the delimiter of later frame i, what the model makes of action C - 1 + i.
@@ -127,14 +110,6 @@ class IVideoGPT(Network):
         result[:: layout.stride] = self.action_linear(actions).transpose(0, 1)
         return result
 
-    def pixels(self) -> Sequence[nn.Module]:
-        """See `Network`."""
-        return (self.tokenizer,)
-
     def frame_decoder(self, prompts: Tensor) -> ContextFrameDecoder:
         """See `Network`."""
         return ContextFrameDecoder(self.tokenizer, prompts)
-
-    def to_bytes(self, pixels: Tensor) -> Tensor:
-        """See `Network`: cut off, as the released code does."""
-        return pixels.to(torch.uint8)

@@ -170,9 +170,10 @@ class Spec(ABC):
         return 0
 
     @property
-    @abstractmethod
     def sampling_weights(self) -> SamplingWeights:
-        """Weights that sampling codes takes."""
+        """Weights that sampling codes takes; here those of a map from hidden states to logits."""
+        head = self.codes * self.decoder.width
+        return SamplingWeights(transformer=0, heads=head, stored=head)
 
     @property
     def projector_weights(self) -> int:
@@ -352,3 +353,31 @@ class Network(nn.Module, ABC):
     def device(self) -> torch.device:
         """Device of the decoder's weights."""
         return cast(Tensor, self.llm.norm.weight).device
+
+
+class FramesNetwork(Network):
+    """A network that continues frames: a position has one code, an id of the decoder's own table."""
+
+    tokenizer: nn.Module
+    """Frames to ids, and ids to frames."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.llm = Decoder(spec.decoder)
+        self.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
+        self.depth = None
+        self.lm_head: nn.Linear = nn.Linear(spec.decoder.width, spec.codes, bias=False)
+
+    @property
+    def codebooks(self) -> Sequence[nn.Embedding]:
+        """See `Network`."""
+        return [self.llm.embed_tokens]
+
+    def pixels(self) -> Sequence[nn.Module]:
+        """See `Network`."""
+        return (self.tokenizer,)
+
+    def to_bytes(self, pixels: Tensor) -> Tensor:
+        """See `Network`: cut off, as the released codes do."""
+        return pixels.to(torch.uint8)
