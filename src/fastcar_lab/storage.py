@@ -1,25 +1,47 @@
-"""Model folders with smaller files: what `fastcar lab store` writes and every reader of model folders reads."""
+"""Writing model folders: what training ends with, and with smaller files what `fastcar lab store` makes."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fastcar_cli.conversion.convert import check_folder
 from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import GROUP, inverse_of, pack_int4
-from fastcar_cli.models.loading.checkpoint import read_config
+from fastcar_cli.models.loading.checkpoint import FORMAT, GenerationDefaults, read_config
 from fastcar_cli.models.loading.registry import folder_of
 from fastcar_cli.models.loading.weights import LOW, SCALE, write_safetensors
+from fastcar_cli.models.network import Network
 
 _FEW = 4096
 """A tensor with fewer numbers stays float16."""
+
+
+def save(
+    folder: Path, network: Network, text: Mapping[str, Any], defaults: GenerationDefaults, dtype: torch.dtype
+) -> None:
+    """Write a model folder that `load` reads; weights are stored in `dtype`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "format": FORMAT,
+        "spec": network.spec.to_dict(),
+        "generation": asdict(defaults),
+        "text": dict(text),
+    }
+    # A part a line: layouts are many small numbers.
+    lines = (f"{json.dumps(key)}: {json.dumps(part)}" for key, part in config.items())
+    (folder / "config.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    weights = {k: v.detach().to("cpu", dtype).contiguous() for k, v in network.state_dict().items()}
+    save_file(weights, str(folder / "model.safetensors"))
+    (folder / "model.safetensors").chmod(0o644)
 
 
 def packed(name: str, tensor: Tensor, fine: bool) -> dict[str, Tensor]:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import GROUP
-from fastcar_cli.models.loading.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults
 from fastcar_cli.models.loading.names import BUNDLED
 from fastcar_cli.models.loading.registry import folder_of, identity, load
-from fastcar_lab.storage import store
+from fastcar_lab.storage import save, store
 from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer
 
 MATRIX = "llm.layers.1.mlp.gate_proj.weight"

@@ -14,8 +14,9 @@ import torch
 from typer.testing import CliRunner, Result
 
 from fastcar_cli.cli.app import app
-from fastcar_cli.models.loading.checkpoint import GenerationDefaults, save
+from fastcar_cli.models.loading.checkpoint import GenerationDefaults
 from fastcar_cli.models.video_model import VideoModel
+from fastcar_lab.storage import save
 from fastcar_lab.worlds.mini.captions import VOCABULARY
 from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer
 from support.processes import SCREEN

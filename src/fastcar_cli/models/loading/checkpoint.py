@@ -1,16 +1,14 @@
-"""Reading and writing model folders in the format of fastcar: config.json and model.safetensors."""
+"""Reading model folders in the format of fastcar: config.json and model.safetensors."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
@@ -189,22 +187,3 @@ def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
     names = {name: name for name in network.state_dict()}
     part = Component(folder, names, lambda key: False, files_of(folder))
     return LoadedModel(spec.name, filled(network, [part], form, device, store=finite), tokenizer, defaults)
-
-
-def save(
-    folder: Path, network: Network, text: Mapping[str, Any], defaults: GenerationDefaults, dtype: torch.dtype
-) -> None:
-    """Write a model folder that `load` reads; weights are stored in `dtype`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "format": FORMAT,
-        "spec": network.spec.to_dict(),
-        "generation": asdict(defaults),
-        "text": dict(text),
-    }
-    # A part a line: layouts are many small numbers.
-    lines = (f"{json.dumps(key)}: {json.dumps(part)}" for key, part in config.items())
-    (folder / "config.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    weights = {k: v.detach().to("cpu", dtype).contiguous() for k, v in network.state_dict().items()}
-    save_file(weights, str(folder / "model.safetensors"))
-    (folder / "model.safetensors").chmod(0o644)
