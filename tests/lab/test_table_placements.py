@@ -133,6 +133,9 @@ def test_a_scene_without_a_plan_is_the_nearest_one_that_has_one(prompt: str, nea
         ("on grass red ball rolls", ("grass", "red", "ball", "moves"), ()),
         ("a wooden ring", ("ring",), ("wooden",)),
         ("a cube without a ball", ("cube", "ball"), ("without",)),
+        ("a cube spins on marble", ("cube", "turns"), ("marble",)),
+        ("two balls pass each other", ("ball", "ball", "moves"), ()),
+        ("two balls roll towards each other", ("ball", "ball", "moves"), ("each", "other")),
         ("four rings", ("ring",), ("four",)),
     ],
 )

@@ -24,7 +24,9 @@ Placements = Mapping[str, Sequence[Sequence[Sequence[int]]]]
 
 _SAID_OTHERWISE = {
     r"(?:camera )?pan(?:s|ning)? (?:(?:slowly|to|the) )*(left|right)": r"camera pans \1",
-    r"(?:each other|one another)": "",
+    # Not "towards each other", which is more than that two things move.
+    r"(hit|hitting|strike|striking|with|into|pass|passing) (?:each other|one another)": r"\1",
+    r"on marble": f"on marble{OUT_OF_PLACE}",  # a ground, not the thing that rolls
     r"(?:collid(?:es?|ing)|crash(?:es)?|bumps?)(?! with| into)": "hits",
 }
 """What people write, and the words of it that the vocabulary has."""
