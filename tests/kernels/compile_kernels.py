@@ -21,7 +21,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from fastcar_cli.kernels.gpu import follow
-from fastcar_cli.kernels.gpu.append import Gate, Layout, append
+from fastcar_cli.kernels.gpu.append import Extent, Gate, append
 from fastcar_cli.kernels.gpu.attend import attend, chunks_of
 from fastcar_cli.kernels.gpu.depth import attend_depths
 from fastcar_cli.kernels.gpu.linear import Matrix, linear
@@ -70,14 +70,14 @@ def launch() -> None:
     for replay in (Cached(flags, t, cache), None):
         mlp(h, [gate, gate, down], x, empty(ROWS, WIDE), replay)
     keys = empty(ROWS, HEADS, SLOTS, HEAD)
-    angles, query, layout = empty(TOKENS + 1, ROWS, HEAD), empty(ROWS, HEADS, HEAD), Layout(60, FRAME)
+    angles, query, extent = empty(TOKENS + 1, ROWS, HEAD), empty(ROWS, HEADS, HEAD), Extent(60, FRAME)
     limits, sinks = torch.zeros(ROWS), torch.zeros(ROWS, dtype=torch.int64)
     for gate_of in (Gate(limits, limits, flags, True, True), None):
-        append(qkv, query, keys, keys, keys, angles, angles, t, layout, 1, gate_of)
+        append(qkv, query, keys, keys, keys, angles, angles, t, extent, 1, gate_of)
     variants(flags, t)
     chunks = chunks_of(SLOTS)
     scratch = [empty(ROWS, HEADS, chunks, *s, dtype=torch.float32) for s in ((HEAD,), (), ())]
-    attend(query, keys, keys, sinks, sinks, t, layout, tuple(scratch), x)  # type: ignore[arg-type]
+    attend(query, keys, keys, sinks, sinks, t, extent, tuple(scratch), x)  # type: ignore[arg-type]
     y = empty(ROWS, DEPTH)
     layer_norm(y, empty(DEPTH), empty(DEPTH), 1e-5, y)
     linear(y, [Matrix(empty(4 * DEPTH, DEPTH), None, empty(4 * DEPTH))], empty(ROWS, 4 * DEPTH), gelu=True)
@@ -96,13 +96,13 @@ def variants(flags: torch.Tensor, t: torch.Tensor) -> None:
         (True, 1, True),
     ):
         keys = empty(ROWS, 8, window + 4 if windowed else SLOTS, HEAD)
-        layout = Layout(60, FRAME, window, 4) if windowed else Layout(60, FRAME)
+        extent = Extent(60, FRAME, window, 4) if windowed else Extent(60, FRAME)
         query, angles = empty(ROWS, HEADS, HEAD), empty(TOKENS + 1, ROWS, HEAD)
         gate, qkv = Gate(limits, limits, flags, False, pairs), empty(ROWS, (HEADS + 16) * HEAD)
-        append(qkv, query, keys, keys, rolling if windowed else keys, angles, angles, t, layout, videos, gate)
+        append(qkv, query, keys, keys, rolling if windowed else keys, angles, angles, t, extent, videos, gate)
     scratch = [empty(ROWS, HEADS, chunks_of(window + 4), *s, dtype=torch.float32) for s in ((HEAD,), (), ())]
     sinks = torch.zeros(ROWS, dtype=torch.int64)
-    attend(query, keys, keys, sinks, sinks, t, layout, tuple(scratch), empty(ROWS, WIDTH))  # type: ignore[arg-type]
+    attend(query, keys, keys, sinks, sinks, t, extent, tuple(scratch), empty(ROWS, WIDTH))  # type: ignore[arg-type]
 
 
 def few_bits() -> None:

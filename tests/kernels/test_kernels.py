@@ -244,7 +244,7 @@ def test_append_scores_and_decides(
     query = torch.empty(rows, heads, d, dtype=dtype, device=DEVICE)
     token = torch.full((rows,), t, device=DEVICE)
     decide = ka.Gate(thresholds, scores, flags, released, pairs)
-    ka.append(qkv, query, keys, values, keys, cos, sin, token, ka.Layout(padded, frame), videos, decide)
+    ka.append(qkv, query, keys, values, keys, cos, sin, token, ka.Extent(padded, frame), videos, decide)
     _close(query, rq, dtype)
     _close(keys, want_keys, dtype)
     assert torch.equal(values, want_values)
@@ -271,7 +271,7 @@ def test_attention_reads_what_is_there(heads: int, kv: int, d: int, t: int, chun
     out = torch.empty(rows, heads * d, dtype=dtype, device=DEVICE)
     token = torch.full((rows,), t, device=DEVICE)
     sinks = torch.zeros_like(pad)
-    kt.attend(query, keys, values, pad, sinks, token, ka.Layout(padded, 4), scratch, out, chunk=chunk, block=16)  # type: ignore[arg-type]
+    kt.attend(query, keys, values, pad, sinks, token, ka.Extent(padded, 4), scratch, out, chunk=chunk, block=16)  # type: ignore[arg-type]
     _close(out, want, dtype)
 
 
@@ -291,7 +291,7 @@ def test_attention_of_several_inputs_of_a_row(heads: int, kv: int, inputs: int, 
     scratch = tuple(torch.full((inputs * rows, heads, 3, *s), NAN, device=DEVICE) for s in ((d,), (), ()))
     out = torch.empty(inputs * rows, heads * d, dtype=dtype, device=DEVICE)
     sinks = torch.zeros_like(pad)
-    kt.attend(query, keys, values, pad, sinks, token, ka.Layout(padded, 4), scratch, out, chunk=16)  # type: ignore[arg-type]
+    kt.attend(query, keys, values, pad, sinks, token, ka.Extent(padded, 4), scratch, out, chunk=16)  # type: ignore[arg-type]
     _close(out, want, dtype)
 
 

@@ -101,11 +101,11 @@ def profile(
     else:
         if timeline is not None and flags.get("runtime.executor") not in (None, "auto", "torch"):
             raise RequestError("--timeline shows steps in plain torch", hint="leave --executor out")
-        plan = ProfileSettings(
+        chosen = ProfileSettings(
             *(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats, replay_ratio),
             executor=runtime.executor if timeline is None else "torch",
         )
-        document = _measured(plan, timeline)
+        document = _measured(chosen, timeline)
     profiled = None
     if decode is not None:
         profiled = _decoded(model, decode, tau, seed, runtime.device, dtype)
@@ -134,15 +134,15 @@ def _lengths(model: str) -> str:
     return "2k,4k,8k" if spec.layout.lead is None else str(spec.decoder.max_positions)
 
 
-def _measured(plan: ProfileSettings, timeline: Path | None) -> dict[str, Any]:
+def _measured(what: ProfileSettings, timeline: Path | None) -> dict[str, Any]:
     from fastcar_cli.analysis.profile_report import StepProfile
     from fastcar_cli.cli.render import console, progress
 
-    steps = StepProfile(plan)
-    if not plan.lengths:
+    steps = StepProfile(what)
+    if not what.lengths:
         return steps.to_dict()
     with progress(console(), "lengths") as bar:
-        task = bar.add_task("measuring", total=len(plan.lengths))
+        task = bar.add_task("measuring", total=len(what.lengths))
         for _ in steps.run():
             bar.advance(task)
     if timeline is not None:

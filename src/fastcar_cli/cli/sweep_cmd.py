@@ -229,7 +229,7 @@ def sweep(
     assert output is not None
     with session.opened(output) as store:
         for text in store.damaged:
-            note(terminal, text, "damaged cell, made again where the plan has it")
+            note(terminal, text, "damaged cell, made again where the grid has it")
         results, written = _work(session, store, target, terminal)
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))

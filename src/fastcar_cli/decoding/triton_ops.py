@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.decoding.batch import Batch
-from fastcar_cli.kernels.gpu.append import Gate, Layout, append
+from fastcar_cli.kernels.gpu.append import Extent, Gate, append
 from fastcar_cli.kernels.gpu.attend import attend, chunks_of
 from fastcar_cli.kernels.gpu.depth import attend_depths
 from fastcar_cli.kernels.gpu.linear import Matrix, linear
@@ -64,7 +64,7 @@ class TritonOps:
         if model.depth is not None:
             self._depth_scratch(model.depth.spec, lines, empty)
         ring = cache.window or 0, cache.first_ring_slot
-        self._layout = Layout(cache.padded, cache.frame, *ring, batch.prompts.aligned)
+        self._extent = Extent(cache.padded, cache.frame, *ring, batch.prompts.aligned)
         # In a ring an input token takes the slot of one that those before it still attend to.
         at_once = lines if cache.window is None else rows
         self._attending = [slice(first, first + at_once) for first in range(0, lines, at_once)]
@@ -96,14 +96,14 @@ class TritonOps:
         if attn.q_norm is not None and attn.k_norm is not None:
             norm_heads(self._qkv, attn.q_norm.weight, attn.k_norm.weight, attn.q_norm.eps, attn.heads, attn.kv_heads)
         k, v, ring = cache.k[layer], cache.v[layer], cache.aligned[layer]
-        videos, layout = batch.prompts.videos, self._layout
+        videos, extent = batch.prompts.videos, self._extent
         for of in self._attending:
             if replay is not None and scored:
                 released = replay.rule.tas_definition == "released"
                 gate = Gate(limits[of], scores[of], flags[of], released, replay.rule.pairs)
             query, t = self._query[of], tokens[of]
-            append(self._qkv[of], query, k, v, ring, self._cos, self._sin, t, layout, videos, gate)
-            attend(query, k, v, cache.pad, cache.sinks, t, layout, self._scratch, self._attended[of])
+            append(self._qkv[of], query, k, v, ring, self._cos, self._sin, t, extent, videos, gate)
+            attend(query, k, v, cache.pad, cache.sinks, t, extent, self._scratch, self._attended[of])
         linear(self._attended, [Matrix.of(attn.o_proj)], x, add=True)
         h = self.norm(block.post_attention_layernorm, x)
         m = block.mlp

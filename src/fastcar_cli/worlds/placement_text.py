@@ -94,15 +94,15 @@ class PlacementTokenizer(PhraseTokenizer):
     def _planned(self, tokens: Sequence[str]) -> tuple[str, ...]:
         """The tokens as the nearest scene of which a placement is kept says them: with its deeds in its order."""
         wanted = self.signature(tokens).split()
-        plans = [p for p in map(str.split, self.placements) if p.count("thing") == wanted.count("thing")]
-        if " ".join(wanted) in self.placements or not plans or "thing" not in wanted:
+        near = [p for p in map(str.split, self.placements) if p.count("thing") == wanted.count("thing")]
+        if " ".join(wanted) in self.placements or not near or "thing" not in wanted:
             return tuple(tokens)
 
-        def likeness(plan: list[str]) -> tuple[float, float]:
-            said, here = Counter(wanted), Counter(plan)
+        def likeness(words: list[str]) -> tuple[float, float]:
+            said, here = Counter(wanted), Counter(words)
             # That a thing stands still changes least.
             differs = sum(0.5 if word == "still" else 1 for word in ((said - here) + (here - said)).elements())
-            return -differs, SequenceMatcher(None, wanted, plan).ratio()
+            return -differs, SequenceMatcher(None, wanted, words).ratio()
 
         things: list[list[str]] = [[]]
         for token in tokens:
@@ -111,7 +111,7 @@ class PlacementTokenizer(PhraseTokenizer):
                 things += [[]] if token in self.things else []
         parts = iter(things)
         around = [t for t in tokens if any(t in values for values in self.groups.values())]
-        deeds = [next(parts) if word == "thing" else [word] for word in max(plans, key=likeness)]
+        deeds = [next(parts) if word == "thing" else [word] for word in max(near, key=likeness)]
         return (*(token for part in deeds for token in part), *around)
 
     def completed(
@@ -162,7 +162,7 @@ class PlacementTokenizer(PhraseTokenizer):
         return Reading(self.ids_of(tokens), tuple(tokens), reading.unknown, tuple(drawn.elements()))
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
-        """Words the model does not know, and what it draws in place of a scene without a plan.
+        """Words the model does not know, and what it draws in place of a scene without a placement.
 
         Raises RequestError as its base does, and for no thing or too many.
         """
@@ -179,7 +179,9 @@ class PlacementTokenizer(PhraseTokenizer):
                 + f"things: {', '.join(self.things)}",
             )
         if (said := " ".join(self._planned(tokens))) != " ".join(tokens):
-            notices.append(f"the model {model!r} has no plan of {' '.join(tokens)!r} and draws the nearest: {said!r}")
+            notices.append(
+                f"the model {model!r} has no placement of {' '.join(tokens)!r} and draws the nearest: {said!r}"
+            )
         behind = [*tokens[max(i for i, t in enumerate(tokens) if t in self.things) + 1 :]] if count else []
         lost = [t for t in behind if any(t in values for values in self.looks.values())]
         if lost:

@@ -1,4 +1,4 @@
-"""A causal video tokenizer in the official layout with random weights, for tests and for measuring."""
+"""A causal video tokenizer in the official form with random weights, for tests and for measuring."""
 
 from __future__ import annotations
 

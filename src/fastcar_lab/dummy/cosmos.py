@@ -1,4 +1,4 @@
-"""A Cosmos-Predict1 checkpoint in the official layout with random weights: a model folder, the tokenizer's beside it.
+"""A Cosmos-Predict1 checkpoint in the official form with random weights: a model folder, the tokenizer's beside it.
 
 Layers have the same weights, which `model.pt` holds once: a model of 8 GB takes 1.5 GB of disk.
 """

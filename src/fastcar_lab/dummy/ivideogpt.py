@@ -1,7 +1,7 @@
-"""Checkpoints in the official iVideoGPT layout with random weights, for tests and for measuring.
+"""Checkpoints in the official iVideoGPT form with random weights, for tests and for measuring.
 
 `fastcar lab dummy FOLDER --format ivideogpt` writes one of the shapes of ivideogpt-oxe-64-act-free: it draws
-noise, but it loads, runs and costs what the real one does. Names and shapes are written from the layout (iVideoGPT,
+noise, but it loads, runs and costs what the real one does. Names and shapes are written from the form (iVideoGPT,
 ivideogpt/vq_model), not from the modules that read them.
 """
 

@@ -1,4 +1,4 @@
-"""Checkpoints in the official VILA-U layout with random weights, for tests and for measuring.
+"""Checkpoints in the official VILA-U form with random weights, for tests and for measuring.
 
 `fastcar lab dummy FOLDER --layers 2` writes one of the true width; it draws noise, but it loads, runs and costs what
 the real one does, layer by layer.

@@ -1,6 +1,6 @@
 """Time of a DRAM that streams: banks, rows, bank groups, bursts, refresh, and the ports in front of it.
 
-One channel serves the bursts of a stream in order; all channels of a layout do the same side by side. Times are whole
+One channel serves the bursts of a stream in order; all channels do the same side by side. Times are whole
 picoseconds, so that the harness of the RTL (`dram.h`) computes the same ones.
 """
 

@@ -25,7 +25,7 @@ Weights = Literal["lockstep", "multicast", "private"]
 
 
 class Hbm(Section):
-    """Memory and its layout: channels that the cores share, or that are dealt to them where weights are private.
+    """Memory and how it lies: channels that the cores share, or that are dealt to them where weights are private.
 
     part: of the device's memories. ports: of `beat` bytes at port_clock; requests have `burst` beats. order: where the
     next burst of a stream lies. capacity: of the memory, where it is not the device's. keys: whether those of a layer

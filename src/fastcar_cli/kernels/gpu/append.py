@@ -108,7 +108,7 @@ def _append_kernel(
 
 
 @dataclass(frozen=True)
-class Layout:
+class Extent:
     """Where tokens lie in the caches: tokens of the padded prompts, N, with a window (0: full) its length and first
     slot, and how many tokens the prompts end in that lie as those of frames do.
     """
@@ -145,7 +145,7 @@ def append(
     cos: Tensor,
     sin: Tensor,
     token: Tensor,
-    layout: Layout,
+    extent: Extent,
     videos: int,
     gate: Gate | None,
 ) -> None:
@@ -160,8 +160,8 @@ def append(
     lines, heads, d = query.shape
     rows, kv = keys.shape[:2]
     decided = (qkv, qkv, qkv) if gate is None else (gate.thresholds, gate.scores, gate.flags)
-    lengths = (keys.shape[2], layout.padded, layout.frame, layout.window, layout.first, layout.aligned)
-    sizes = {"VIDEOS": videos, "OF": rows // videos, "H": heads, "KV": kv, "D": d, "WINDOW": layout.window > 0}
+    lengths = (keys.shape[2], extent.padded, extent.frame, extent.window, extent.first, extent.aligned)
+    sizes = {"VIDEOS": videos, "OF": rows // videos, "H": heads, "KV": kv, "D": d, "WINDOW": extent.window > 0}
     powers = {"HP": heads, "KP": kv, "DP": d // 2}
     _append_kernel[(lines // rows * videos,)](
         *(qkv, query, keys, values, ring, cos, sin, token, *decided, *lengths),

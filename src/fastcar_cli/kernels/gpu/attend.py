@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcar_cli.kernels.gpu import upcast
-from fastcar_cli.kernels.gpu.append import Layout
+from fastcar_cli.kernels.gpu.append import Extent
 from fastcar_cli.kernels.gpu.follow import early, follow
 
 CHUNK = 128
@@ -114,7 +114,7 @@ def attend(
     pad: Tensor,
     sinks: Tensor,
     token: Tensor,
-    layout: Layout,
+    extent: Extent,
     scratch: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     *,
@@ -136,9 +136,9 @@ def attend(
     sizes = {"ROWS": rows, "H": heads, "KV": kv, "D": d, "DP": max(16, wide), "QP": padded}
     _attend_kernel[(rows * kv, chunks, triton.cdiv(queries, padded))](
         *(query, keys, values, pad, sinks, token, *scratch),
-        *(slots, layout.padded, layout.window, layout.first, chunks, lines),
+        *(slots, extent.padded, extent.window, extent.first, chunks, lines),
         **sizes,
-        WINDOW=layout.window > 0,
+        WINDOW=extent.window > 0,
         CHUNK=chunk,
         # In float32 no matrix unit helps, and larger tiles do not fit the registers.
         BLOCK=block or (16 if query.dtype.itemsize == 4 else 64),

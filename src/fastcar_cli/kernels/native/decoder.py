@@ -1,6 +1,6 @@
 """A decode pass on the CPU: all decoder blocks on one or more tokens of every row, for few rows.
 
-A pass at one position is bound by reading weights. So each product streams its weight matrix once, in its stored layout
+A pass at one position is bound by reading weights. So each product streams its weight matrix once, in its stored order
 [out, in]; attention reads the KV cache in place; and the gate decides between attention and MLP, so that the weights of
 an MLP that every row replays are not read. Activations are float32 between products. Results don't depend on the number
 of threads, and those of a row not on other rows (except that a pair decides together whether it replays).

@@ -98,7 +98,7 @@ def look_up_nearest(depth: DepthTransformer, codebooks: Tensor) -> None:
 def predict_aligned(model: VideoModel, batch: Batch) -> None:
     """Set weights in place so that the latent read from a hidden state is about the aligned token's a frame earlier.
 
-    Head 0 of the first two blocks looks there already (`world.recipe.initialise`); now it also brings the code vectors,
+    Head 0 of the first two blocks looks there already (`training.start.initialise`); it also brings the code vectors,
     half of their principal components each, and nothing else writes to where latents are read. How much hidden states
     are scaled on the way is measured on a batch.
     """
