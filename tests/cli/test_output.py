@@ -54,6 +54,12 @@ def test_a_full_disk_behind_standard_output_is_said(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "note: standard output is not complete: No space left on device\n")
 
 
+def test_a_file_that_grows_too_large_is_one_error(tmp_path: Path) -> None:
+    done = _shell('ulimit -f 1; exec "$@"', tmp_path, *ONE_FRAME, "-q", "-o", "a.mp4")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 3
+    assert "a.mp4 could not be written: File too large" in done.stderr and not [*tmp_path.iterdir()]
+
+
 def test_a_reader_that_leaves_changes_nothing(tmp_path: Path) -> None:
     done = _shell('{ "$@"; echo "status $?" >&2; } | true', tmp_path, "config", "--keys")
     assert done.stderr == "status 0\n"

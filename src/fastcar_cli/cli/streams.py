@@ -8,19 +8,7 @@ import os
 import sys
 from typing import Any
 
-
-class _Lenient(io.FileIO):
-    """A file whose first error is kept, not raised."""
-
-    error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """As `FileIO.write`; after an error all counts as written."""
-        try:
-            return super().write(data)
-        except OSError as e:
-            self.error = self.error or e
-            return memoryview(data).nbytes
+from fastcar_cli.lenient import LenientFile
 
 
 def open_streams() -> None:
@@ -36,7 +24,7 @@ def open_streams() -> None:
             stream = open(number, "r+" if number == 0 else "w", encoding="utf-8", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
         if number and os.name == "posix":
-            raw = io.BufferedWriter(_Lenient(number, "wb", closefd=False))
+            raw = io.BufferedWriter(LenientFile(number, "wb", closefd=False))
             lines = number == 2 or stream.isatty()
             text = io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=lines)
             setattr(sys, name, text)

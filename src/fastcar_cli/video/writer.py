@@ -7,7 +7,6 @@ the name at the end. The recipe of a video travels in the file.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from PIL.GifImagePlugin import getdata, getheader
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.files import empty_file, hidden_beside, publish, publish_folder, set_aside
+from fastcar_cli.lenient import LenientFile
 from fastcar_cli.signals import uninterrupted
 from fastcar_cli.video.reader import read_recipe
 
@@ -214,7 +214,9 @@ class _Mp4Writer(Writer):
 
         super()._open()
         flags: Any = {"options": {"movflags": "+faststart+use_metadata_tags"}}
-        self._video: Any = iio.imopen(self._hidden, "w", plugin="pyav", container="mp4", **flags)
+        # PyAV prints what a full disk raises after its first error.
+        self._file = LenientFile(self._hidden, "w")
+        self._video: Any = iio.imopen(self._file, "w", plugin="pyav", container="mp4", extension=".mp4", **flags)
         self._video.container_metadata["comment"] = json.dumps(self.recipe)
         self._video.init_video_stream("libx264", fps=self.fps, pixel_format="yuv420p")
         # imageio has no way to set the options of an encoder. Without these the same frames may be coded differently:
@@ -228,6 +230,8 @@ class _Mp4Writer(Writer):
 
     def _write(self, image: Image8) -> None:
         self._video.write_frame(image)
+        if self._file.error is not None:
+            raise self._file.error
 
     def _finish(self) -> None:
         self._close()
@@ -240,16 +244,15 @@ class _Mp4Writer(Writer):
 
     def _close(self) -> None:
         # The destructor of the plugin closes again, and a signal that comes meanwhile is lost: it runs here, where
-        # none comes, and finds nothing to close and no error to print.
+        # none comes, and finds nothing to close.
         video, self._video = self._video, None
         try:
-            # PyAV raises the first error of a full disk and prints the tracebacks of those that follow it.
-            with contextlib.redirect_stderr(io.StringIO()):
-                video.close()
+            video.close()
         finally:
             video._video_stream = video._container = None
-            with contextlib.suppress(OSError):
-                video.request.finish()
+            self._file.close()
+        if self._file.error is not None:
+            raise self._file.error
 
 
 class _GifWriter(Writer):
