@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
+from fastcar_cli.models import decoder_spec
 from fastcar_cli.models.sampling import SamplingSettings
 
 N, FRAMES = 4, 4
@@ -48,7 +50,16 @@ RULES: dict[str, tuple[ReplayRule, dict[str, Any]]] = {
     "small window": (ReplayRule(Tau((-INF,))), {"window": 3, "sinks": 1}),
     "int8": (ReplayRule(Tau((0.0,))), {"kv_dtype": "int8"}),
     "int8, window": (ReplayRule(Tau((0.0,))), {"kv_dtype": "int8", "window": 7, "sinks": 2}),
+    "int8 of a part of the frame": (ReplayRule(Tau((0.0,))), {"kv_dtype": "int8", "recent": 3}),
 }
+
+
+@contextmanager
+def _recent(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The other options; inside, so many tokens as `recent` says stay floats."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder_spec, "MOST_RECENT", options.get("recent", 256))
+        yield {name: value for name, value in options.items() if name != "recent"}
 
 
 def _decode(
@@ -57,8 +68,9 @@ def _decode(
     replay, options = RULES[rule]
     sampling = SamplingSettings(cfg=cfg, top_p=0.9, top_k=6, first_frame_top_p=1.0)
     noise = torch.stack([uniforms(seed, FRAMES * N, 3) for seed in seeds])
-    asked = DecodeSettings(FRAMES, sampling, replay, draft=draft or DraftSettings(), **options)
-    return Decode.of(tiny_model(), rows, asked, noise)
+    with _recent(options) as kept:
+        asked = DecodeSettings(FRAMES, sampling, replay, draft=draft or DraftSettings(), **kept)
+        return Decode.of(tiny_model(), rows, asked, noise)
 
 
 @torch.inference_mode()
@@ -161,8 +173,9 @@ def _loop(rule: str, executor: str, draft: DraftSettings, seeds: tuple[int, ...]
     sampling = SamplingSettings(cfg=cfg, temperature=0.5, top_k=2, top_p=0.8)
     rows = PROMPTS[: len(seeds)] + (PROMPTS[2 : 2 + len(seeds)] if cfg != 1 else [])
     model, noise = _model(form), torch.stack([uniforms(seed, 3 * 16, 3) for seed in seeds])
-    settings = DecodeSettings(3, sampling, replay, draft=draft, executor=executor, **options)
-    return Decode.of(model, rows, settings, noise).run()
+    with _recent(options) as kept:
+        settings = DecodeSettings(3, sampling, replay, draft=draft, executor=executor, **kept)
+        return Decode.of(model, rows, settings, noise).run()
 
 
 _model = cache(partial(tiny_in, side=4))

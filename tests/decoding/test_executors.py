@@ -31,6 +31,7 @@ from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
+from fastcar_cli.models import decoder_spec
 from fastcar_cli.models.sampling import SamplingSettings
 from fastcar_cli.models.video_model import VideoModel
 
@@ -92,6 +93,7 @@ RULES: dict[str, dict[str, Any]] = {
     "int8 keys and values": {"kv_dtype": "int8", "tau": 0.0},
     "int8 keys and values, window": {"kv_dtype": "int8", "window": 7, "sinks": 2, "tau": 0.0, "pairs": True},
     "int8 keys and values, small window": {"kv_dtype": "int8", "window": 3, "sinks": 1, "tau": 0.0},
+    "int8 keys and values of a part of the frame": {"kv_dtype": "int8", "recent": 2, "tau": 0.0},
     "forced": {"forced": SOME, "max_age": 2},
     "controller": {"target": Target(0.4), "tau": "off"},
     "controller, global": {"target": Target(0.5, "global"), "tau": "off", "max_age": 2},
@@ -130,14 +132,16 @@ def _decode(
     """Teacher-forced run of one executor; its batch and hidden states [tokens, rows, width]."""
     rule = dict(rule)
     options = {k: rule.pop(k) for k in ("window", "sinks", "kv_dtype") if k in rule}
-    forced, keep = rule.pop("forced", None), rule.pop("keep_tas", True)
+    forced, keep, recent = rule.pop("forced", None), rule.pop("keep_tas", True), rule.pop("recent", None)
     rule["tau"] = Tau.read(rule.get("tau", "off"))
     if "tas" in rule:
         rule["tas_definition"] = rule.pop("tas")
     asked = DecodeSettings(
         codes.shape[1] // N, SamplingSettings(cfg=cfg), ReplayRule(**rule), keep_tas=keep, executor="torch", **options
     )
-    decode = Decode.of(model, prompts, asked, torch.zeros(codes.shape))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder_spec, "MOST_RECENT", recent or 256)
+        decode = Decode.of(model, prompts, asked, torch.zeros(codes.shape))
     if forced is not None:
         assert decode.replay is not None
         decode.replay.force(forced)
@@ -232,7 +236,7 @@ def test_executor_equals_the_reference(executor: str, form: str, rule: str, kv_h
     if form == "bfloat16" or (executor, form) == ("native", "int4"):
         # A rounded score may fall on the other side of tau, and everything after it would differ: the decisions of
         # the reference are taken, and the scores compared.
-        options = {k: v for k, v in options.items() if k in ("window", "sinks", "kv_dtype", "tas")}
+        options = {k: v for k, v in options.items() if k in ("window", "sinks", "kv_dtype", "recent", "tas")}
         options["forced"] = _decisions(want)
     decode, hidden = _decode(formatted(_tiny(form, kv_heads), form), executor, CODES, PROMPTS, 2.0, options)
     inputs = [f"{executor}-{form}"] if packed else []
@@ -255,6 +259,7 @@ def test_executor_equals_the_reference(executor: str, form: str, rule: str, kv_h
     released=st.booleans(),
     max_age=st.none() | st.integers(0, 3),
     kv_dtype=st.sampled_from(["auto", "int8"]),
+    recent=st.none() | st.integers(1, 3),
 )
 def test_any_setting_equals_the_reference(
     executor: str, seed: int, rows: int, frames: int, pairs: bool, **rule: Any
@@ -270,6 +275,7 @@ def test_any_setting_equals_the_reference(
         "window": rule["window"],
         "sinks": rule["sinks"],
         "kv_dtype": rule["kv_dtype"],
+        "recent": rule["recent"],
     }
     model, prompts = tiny_model(seed), [[1, *range(3, 3 + r), 2] for r in range(rows)]
     codes = _codes(rows // 2 if cfg == 2.0 else rows, frames, seed)

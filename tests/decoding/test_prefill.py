@@ -17,7 +17,7 @@ from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
-from fastcar_cli.models import load
+from fastcar_cli.models import decoder_spec, load
 from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.loading.memory_plan import Demand, cache_bytes
 from fastcar_cli.models.sampling import SamplingSettings
@@ -113,9 +113,11 @@ def test_samples_of_one_input_have_its_prefill(models: dict[str, LoadedModel], k
 
 @pytest.mark.parametrize("runs", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("kind", ["plain", "text"])
-def test_a_prompt_s_frames_are_int8_once_they_are_a_frame_old(
-    models: dict[str, LoadedModel], kind: str, runs: str
+@pytest.mark.parametrize("recent", [N, 5])
+def test_a_prompt_s_frames_are_int8_once_they_are_not_recent(
+    models: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch, kind: str, runs: str, recent: int
 ) -> None:
+    monkeypatch.setattr(decoder_spec, "MOST_RECENT", recent)
     exact, rounded = (decode_of(models[f"{kind} floats"], runs, **CACHES[cache]) for cache in ("all", "int8"))
     cache, spec = rounded.cache, rounded.model.spec
     assert isinstance(cache, Int8KVCache)
@@ -129,8 +131,8 @@ def test_a_prompt_s_frames_are_int8_once_they_are_a_frame_old(
         decode.draws.give(codes)
         with torch.inference_mode():
             hidden.append(torch.stack([step.hidden.float().clone() for step in decode.steps(codes)]))
-    # Of 4 N tokens the last is never an input, and N + 1 lie in the ring.
-    first, last = cache.padded - 2 * N, cache.padded + N - 2
+    # Of 4 N tokens the last is never an input.
+    first, last = cache.padded - 2 * N, cache.padded + 2 * N - 1 - (recent + 1)
     for floats, (numbers, scales, means) in zip((exact.cache.k, exact.cache.v), cache.older.pairs(), strict=True):
         assert numbers.shape[3] == last - first
         wide = numbers * scales[..., None] + means[:, :, :, None]

@@ -61,17 +61,18 @@ def decode(
     ratio: float | None = None,
     scope: str = "layer",
     kv_dtype: str = "auto",
+    recent: int | None = None,
     code: Callable[[Tensor], Tensor] = lambda x: x,
     code_latent: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Reference:
     """Float64 decode of forced codes [P, tokens, depth]; rows as in the engine.
 
     taus: a threshold a layer, infinity where it never replays. forced: decisions bool [layers, rows, tokens - 1] in
-    their place. kv_dtype int8: visual tokens attend to keys and values that lie more than N tokens back, and are not of
-    the prompt (with a window of the sinks), as rounded to 127ths of the largest of their head and token, around the
-    prompt's mean. code, code_latent: what products of the blocks and the
-    projector's keep of their inputs. ratio: the part of all MLPs to replay, in each layer (scope `layer`) or in all
-    together (`global`), which then sets the thresholds.
+    their place. kv_dtype int8: visual tokens attend to keys and values that lie more than `recent` (at most N) tokens
+    back, and are not of the prompt (with a window of the sinks), as rounded to 127ths of the largest of their head and
+    token, around the prompt's mean. code, code_latent: what products of the blocks and the projector's keep of their
+    inputs. ratio: the part of all MLPs to replay, in each layer (scope `layer`) or in all together (`global`), which
+    then sets the thresholds.
     """
     model = model.double()
 
@@ -127,7 +128,8 @@ def decode(
                     allowed &= (query - key < window) | (key < min(sinks, p))
                 heads = score.masked_fill(~allowed, float("-inf")).softmax(-1) @ v
                 if kv_dtype == "int8":
-                    exact = (query - key <= n) | (key < (p if window is None else min(sinks, p))) | (query < p)
+                    exact = (query - key <= min(recent or n, n)) | (query < p)
+                    exact |= key < (p if window is None else min(sinks, p))
                     rounded = qr @ _rounded(kr, p).transpose(1, 2) / math.sqrt(d)
                     weights = torch.where(exact, score, rounded).masked_fill(~allowed, float("-inf")).softmax(-1)
                     heads = weights.masked_fill(~exact, 0) @ v + weights.masked_fill(exact, 0) @ _rounded(v, p)

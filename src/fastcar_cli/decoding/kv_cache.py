@@ -76,8 +76,8 @@ class KVCache:
 
     Attributes:
         k, v: [layers, rows, kv_heads, slots, head_dim].
-        aligned: where keys of aligned tokens are read: k, or with a window the ring [layers, rows, kv_heads, N + 1,
-            head_dim], in which index i lies in slot i % (N + 1).
+        aligned: where keys of aligned tokens are read: k, or where that does not hold all of a frame the ring [layers,
+            rows, kv_heads, N + 1, head_dim], in which index i lies in slot i % (N + 1).
         table: `Slots` of every input token, int64 [tokens - 1, 6].
         nbytes: bytes allocated.
         pad: padding before each prompt, int64 [rows].
@@ -147,9 +147,7 @@ class KVCache:
 
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Take the prompt's keys and values, [rows, kv_heads, padded, head_dim]."""
-        if self.aligned is not self.k:
-            last = torch.arange(max(0, self.padded - self.frame), self.padded, device=k.device)
-            self.aligned[layer][:, :, last % (self.frame + 1)] = k[:, :, last]
+        self._keep_aligned(layer, k)
         if self.window is None:
             self.k[layer, :, :, : self.padded], self.v[layer, :, :, : self.padded] = k, v
             return
@@ -157,6 +155,12 @@ class KVCache:
         recent = torch.arange(max(0, self.padded - self.window), self.padded, device=k.device)
         ring = self.first_ring_slot + recent % self.window
         self.k[layer][:, :, ring], self.v[layer][:, :, ring] = k[:, :, recent], v[:, :, recent]
+
+    def _keep_aligned(self, layer: int, k: Tensor) -> None:
+        """Put the prompt's last keys into the ring of aligned ones."""
+        if self.aligned is not self.k:
+            last = torch.arange(max(0, self.padded - self.frame), self.padded, device=k.device)
+            self.aligned[layer][:, :, last % (self.frame + 1)] = k[:, :, last]
 
     def _keep_sinks(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Put the first tokens of each row's prompt into the first slots."""

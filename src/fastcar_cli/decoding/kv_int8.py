@@ -1,9 +1,9 @@
-"""Keys and values in int8 behind the last frame: `kv_dtype` int8.
+"""Keys and values in int8 behind the last tokens: `kv_dtype` int8.
 
-What attention looks at most stays in floats: the prompt's text (with a window the sinks) and the last N + 1 tokens, in
-a ring behind it, whose keys TAS reads as well. A token that leaves the ring is rounded: its key and its value, less
-their mean over the row's own prompt, are int8 with one scale a head (absmax / 127). The mean is a constant of each
-channel, which would take most of the range of numbers that have it in common.
+What attention looks at most stays in floats: the prompt's text (with a window the sinks) and the last R = `recent(N)` +
+1 tokens, in a ring behind it. A token that leaves the ring is rounded: its key and its value, less their mean over the
+row's own prompt, are int8 with one scale a head (absmax / 127). The mean is a constant of each channel, which would
+take most of the range of numbers that have it in common.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastcar_cli.decoding.inputs import Restore, kept
 from fastcar_cli.decoding.kv_cache import KVCache, Reach, Slots
+from fastcar_cli.models.decoder_spec import recent
 
 
 class OlderTokens(NamedTuple):
@@ -43,27 +44,30 @@ def packed(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8KVCache(KVCache):
-    """A KV cache whose `k` and `v` hold the K tokens of a text or sinks, then the ring; `aligned` is `k`.
+    """A KV cache whose `k` and `v` hold the K tokens of a text or sinks, then the ring.
 
-    Index i lies in slot (i - K) % (N + 1) of the ring. `older` holds what left it: without a window index i in slot
-    i - K, with one in slot i % M, M = window - (N + 1), so none where the window is no larger.
+    Index i lies in slot (i - K) % R of the ring. `older` holds what left it: without a window index i in slot i - K,
+    with one in slot i % M, M = window - R, so none where the window is no larger. `aligned` is `k` where R = N + 1.
     """
 
     older: OlderTokens
 
     def _allocate(self, heads: tuple[int, ...], width: int, tokens: int, dtype: torch.dtype) -> None:
-        device, ring = self.pad.device, self.frame + 1
+        device = self.pad.device
+        self._ring = ring = recent(self.frame) + 1
         self._ring_at = self.text if self.window is None else self.first_ring_slot
         self._framed = self.padded - self._ring_at
         self.k, self.v = torch.zeros(2, *heads, self._ring_at + ring, width, dtype=dtype, device=device)
         self.aligned = self.k
+        if ring <= self.frame:
+            self.aligned = torch.zeros(*heads, self.frame + 1, width, dtype=dtype, device=device)
         count = max(0, (self._framed + tokens if self.window is None else self.window) - ring)
         numbers = torch.zeros(2, *heads, count, width, dtype=torch.int8, device=device)
         scales = torch.zeros(2, *heads, count, device=device)
         self.older = OlderTokens(*numbers, *scales, *torch.zeros(2, *heads, width, device=device))
 
     def _tensors(self) -> list[Tensor]:
-        return [self.k, self.v, *self.older]
+        return [*super()._tensors(), *self.older]
 
     @property
     def overwrites(self) -> bool:
@@ -74,31 +78,35 @@ class Int8KVCache(KVCache):
     def most_inputs(self) -> int:
         """See `KVCache.most_inputs`."""
         older = self.older.keys.shape[3] if self.window is not None else 0
-        return min(self.frame, older or self.frame)
+        return min(self._ring - 1, older or self.frame)
 
     def _slots(self, t: Tensor) -> Slots:
-        ring, none, t = self.frame + 1, torch.zeros_like(t), self._framed + t
-        slot, aligned = self._ring_at + t % ring, self._ring_at + (t + 1) % ring
+        ring, i, none, t = self._ring, self.padded + t, torch.zeros_like(t), self._framed + t
+        slot = aligned_to = self._ring_at + t % ring
+        aligned = self._ring_at + (t + 1) % ring
+        if self.aligned is not self.k:
+            aligned, aligned_to = (i + 1) % (self.frame + 1), i % (self.frame + 1)
         # The token that leaves the ring, and where it goes.
         left = t - ring
         if self.window is None:
             length, older, to = self._ring_at + (t + 1).clamp(max=ring), (left + 1).clamp(min=0), left.clamp(min=-1)
-            return Slots(slot, length, aligned, slot, older, to)
-        count, index = self.older.keys.shape[3], self._ring_at + left
+            return Slots(slot, length, aligned, aligned_to, older, to)
+        count, index = self.older.keys.shape[3], i - ring
         to = torch.where(index >= 0, index % count, -1) if count else none - 1
-        return Slots(slot, none + self.k.shape[3], aligned, slot, none + count, to)
+        return Slots(slot, none + self.k.shape[3], aligned, aligned_to, none + count, to)
 
     def bytes_read(self, t: int) -> int:
         """See `KVCache.bytes_read`."""
-        ring, count = self.frame + 1, self._framed + t + 1
+        ring, count = self._ring, self._framed + t + 1
         seen, older = self._ring_at + min(count, ring), max(0, count - ring)
         in_int8 = self.older.keys[:, :, :, :older].nbytes + self.older.key_scales[:, :, :, :older].nbytes
         return 2 * (self.k[:, :, :, :seen].nbytes + in_int8)
 
     def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
         """See `KVCache.prefill`."""
+        self._keep_aligned(layer, k)
         own = torch.arange(self.padded, device=k.device) >= self.pad[:, None]
-        ring = self.frame + 1
+        ring = self._ring
         for x, (_, _, means) in zip((k, v), self.older.pairs(), strict=True):
             means[layer] = (x.float() * own[:, None, :, None]).sum(2) / own.sum(1)[:, None, None]
         last = torch.arange(max(0, self.padded - ring), self.padded, device=k.device)
@@ -134,7 +142,7 @@ class Int8KVCache(KVCache):
 
     def mask(self, t: Tensor, first: int, last: int) -> Tensor | None:
         """See `KVCache.mask`."""
-        ring, device = self.frame + 1, self.pad.device
+        ring, device = self._ring, self.pad.device
         t = self._framed + t[:, None]
         # The last token so far that lies in each slot of the ring; what left it comes behind.
         held = t - (t - torch.arange(ring, device=device)) % ring
@@ -155,18 +163,17 @@ class Int8KVCache(KVCache):
 
     def kept(self, t: Tensor) -> list[Restore]:
         """See `KVCache.kept`."""
-        at, old = Slots(*self.table[t].unbind(-1)), self.older
-        ring = [kept(self.k, at.slot), kept(self.v, at.slot)]
+        ring, old = super().kept(t), self.older
         if not old.keys.shape[3]:
             return ring
         # A row from which nothing moves keeps any slot, which it does not change.
-        moved_to = at.moved_to.clamp(min=0)
+        moved_to = Slots(*self.table[t].unbind(-1)).moved_to.clamp(min=0)
         older = (old.keys, old.values, old.key_scales[..., None], old.value_scales[..., None])
         return [*ring, *(kept(x, moved_to) for x in older)]
 
     def fill(self, generator: torch.Generator) -> None:
         """See `KVCache.fill`."""
-        for tensor in (self.k, self.v):
+        for tensor in super()._tensors():
             for layer in tensor:
                 layer.normal_(generator=generator)
         for numbers, scales, _ in self.older.pairs():

@@ -10,6 +10,13 @@ from torch import Tensor
 
 from fastcar_cli.plain_data import WHOLE, Count, Factor, Flag, Layers, Size
 
+MOST_RECENT = 256
+
+
+def recent(frame: int) -> int:
+    """Tokens before the current one that stay floats where older keys and values are int8: a frame, or the most."""
+    return min(frame, MOST_RECENT)
+
 
 @dataclass(frozen=True, config=WHOLE)
 class Axes:

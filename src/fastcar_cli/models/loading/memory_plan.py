@@ -14,6 +14,7 @@ import torch
 
 from fastcar_cli.errors import Key, RequestError, RunError, Text
 from fastcar_cli.limits import free_memory
+from fastcar_cli.models.decoder_spec import recent
 from fastcar_cli.models.loading.checkpoint import empty_network, no_such_dtype
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.weight_format import WeightFormat
@@ -133,11 +134,11 @@ class Demand:
     def bytes_of_kv(self, spec: Spec, itemsize: int, tokens: int) -> int:
         """Bytes of keys and values of one head for this many tokens of a row, its sinks or prompt among them.
 
-        In int8 these and the last N + 1 are floats, the others have a float32 scale each.
+        In int8 these and the last ones are floats, the others have a float32 scale each.
         """
         width, floats = spec.decoder.head_dim, tokens
         if self.kv_dtype == "int8":
-            floats = min(tokens, self.first(spec) + spec.tokens_per_frame + 1)
+            floats = min(tokens, self.first(spec) + recent(spec.tokens_per_frame) + 1)
         return 2 * (floats * width * itemsize + (tokens - floats) * (width + 4))
 
 
@@ -148,10 +149,12 @@ def cache_bytes(spec: Spec, itemsize: int, demand: Demand, *, replays: bool) -> 
     slots = demand.prompt_tokens + demand.frames * n - 1 if window is None else window + demand.sinks
     if demand.kv_dtype == "int8":
         # The ring is there however short video and window are. The prompt's means are float32.
-        head = demand.bytes_of_kv(spec, itemsize, max(slots, demand.first(spec) + n + 1)) + 8 * decoder.head_dim
+        slots, ring = max(slots, demand.first(spec) + recent(n) + 1), recent(n) < n
+        head = demand.bytes_of_kv(spec, itemsize, slots) + 8 * decoder.head_dim
     else:
-        # With a window the keys that TAS reads have a ring of their own.
-        head = demand.bytes_of_kv(spec, itemsize, slots) + (n + 1 if window else 0) * decoder.head_dim * itemsize
+        head, ring = demand.bytes_of_kv(spec, itemsize, slots), bool(window)
+    # Where keys and values do not hold all of the last frame, the keys that TAS reads have a ring of their own.
+    head += (n + 1 if ring else 0) * decoder.head_dim * itemsize
     return heads * head, decoder.layers * demand.rows * n * decoder.width * itemsize if replays else 0
 
 
