@@ -17,7 +17,11 @@ _MULTIPLY: ContextVar[Callable[[QuantisedLinear, Tensor], Tensor] | None] = Cont
 
 @contextmanager
 def multiplied_by(product: Callable[[QuantisedLinear, Tensor], Tensor]) -> Iterator[None]:
-    """Inside, calls of packed maps with x [..., in] are given to `product`, which returns [..., out] in x's dtype."""
+    """Inside, calls of packed maps with x [..., in] are given to `product`, which returns [..., out] in x's dtype.
+
+    So a prefill multiplies weights as they are stored, and modules know no kernels: 24 tokens by 4,096 x 11,008 in int4
+    take 5 ms in the native kernels and 126 ms widened, in int8 11 and 182 ms (two AMD EPYC cores, commit 3b94ef0).
+    """
     token = _MULTIPLY.set(product)
     try:
         yield
