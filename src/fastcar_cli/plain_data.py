@@ -74,7 +74,7 @@ def read_json(file: Path, *, hint: str | None = None) -> Any:
     except FileNotFoundError:
         raise RequestError(f"{file} is missing", hint=hint) from None
     except (OSError, ValueError) as e:
-        raise RequestError(f"{file} can't be read: {e}") from None
+        raise RequestError(f"{file} can't be read: {(isinstance(e, OSError) and e.strerror) or e}") from None
 
 
 def wrong(file: Path | str, key: str, value: Any, needed: str) -> RequestError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -250,6 +251,10 @@ LATE = "transformer/model.safetensors"
         (lambda f: (f / LATE).write_bytes((f / LATE).read_bytes()[:-99]), "model.safetensors is damaged"),
         (lambda f: (f / LATE).rename((f / LATE).with_suffix(".bin")), "model.safetensors is missing"),
         (lambda f: (f / "tokenizer" / "config.json").write_text("{"), "config.json can't be read"),
+        (
+            lambda f: os.truncate(f / "tokenizer" / "config.json", 2**27),
+            "can't be read: has 134,217,728 bytes, at most ",
+        ),
         (lambda f: (f / "tokenizer" / "config.json").unlink(), "tokenizer/config.json is missing"),
         (lambda f: shutil.rmtree(f / "transformer"), "transformer/config.json is missing"),
     ],

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import file_text
-from fastcar_cli.plain_data import parse_json
+from fastcar_cli.plain_data import read_json
 from fastcar_cli.prompt import OnProgress, Prompt, Reading, text_of
 
 SYSTEM = (
@@ -128,9 +127,7 @@ def _added(folder: Path, vocab: int) -> int:
     if not file.is_file():
         return expected
     try:
-        start = parse_json(file_text(file))["<vi_start>"]
-    except (OSError, ValueError) as e:
-        raise RequestError(f"{file} can't be read: {e}") from None
+        start = read_json(file)["<vi_start>"]
     except (KeyError, TypeError):
         raise RequestError(f"{file}: has no token '<vi_start>'") from None
     if start != expected:

@@ -23,10 +23,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import file_text
 from fastcar_cli.formats import GROUP, widen_stored
 from fastcar_cli.models.loading.torchscript import TorchScriptFile
-from fastcar_cli.plain_data import parse_json
+from fastcar_cli.plain_data import read_json
 
 PIECE = 64 * 2**20
 """Bytes of a file that are mapped before the mapping is dropped and made anew."""
@@ -168,9 +167,9 @@ def weight_files(
             index = folder / f"{stem}{suffix}.index.json"
             if index.is_file():
                 try:
-                    names = parse_json(file_text(index))["weight_map"].values()
+                    names = read_json(index)["weight_map"].values()
                     files = sorted({str(n) for n in names})
-                except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+                except (KeyError, TypeError, AttributeError) as e:
                     raise RequestError(f"{index} can't be read: {type(e).__name__} {e}") from None
                 for name in files:
                     if Path(name).name != name:
