@@ -1,7 +1,7 @@
 """What other packages add to fastcar, by entry points: commands, and worlds of which videos can be judged.
 
-An entry of the group `fastcar.commands` is a Typer program that becomes `fastcar NAME`; one of `fastcar.fpga` is the
-function of `fastcar fpga NAME`; one of `fastcar.worlds` is a function as `Recogniser` describes. The laboratory,
+An entry of the group `fastcar.commands` is a Typer program that becomes `fastcar NAME`; one of `fastcar.fpga` is a
+function that `fastcar fpga` calls; one of `fastcar.worlds` is a function as `Recogniser` describes. The laboratory,
 fastcar_lab, brings all of them.
 """
 
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from fastcar_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -71,6 +73,16 @@ def command_names() -> list[str]:
 def command(name: str, group: str = COMMANDS) -> Callable[[], Any] | None:
     """What imports the program of an added command; None where there is none of this name."""
     return next((entry.load for entry in _entries(group) if entry.name == name), None)
+
+
+def of_fpga(name: str, what: str) -> Callable[..., None]:
+    """The function of this name for `fastcar fpga`. Raises RequestError, which calls it `what`, where there is none."""
+    if (load := command(name, FPGA_COMMANDS)) is None:
+        raise RequestError(
+            f"fastcar fpga {what} is of the package fastcar_lab, which is not installed",
+            hint="pip install -e . in a checkout of fastcar",
+        )
+    return load()
 
 
 def can_judge() -> bool:

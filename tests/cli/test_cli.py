@@ -370,9 +370,10 @@ def test_a_checkout_that_is_not_installed_has_the_laboratory(run: Run, monkeypat
         assert done.returncode == 0 and "gpu-check" in done.stdout
 
 
-def test_rtl_without_the_laboratory_names_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["rtl", "--table", "--drafts"])
+def test_what_fpga_has_of_the_laboratory_names_it(run: Run, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr("fastcar_cli.plugins.command", lambda *_: None)
     monkeypatch.delitem(sys.modules, "fastcar_cli.cli.fpga_rtl_cmd", raising=False)
-    done = run("fpga", "rtl", "-o", "rtl")
+    done = run("fpga", what)
     assert done.returncode == 2
-    assert "fastcar fpga rtl is of the package fastcar_lab" in done.stderr
+    assert f"fastcar fpga {what} is of the package fastcar_lab" in done.stderr

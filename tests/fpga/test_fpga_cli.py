@@ -13,10 +13,10 @@ from support.processes import Run
 
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.explain import explain
-from fastcar_cli.backends.fpga.published import TABLE
 from fastcar_cli.backends.fpga.summary import compare
 from fastcar_cli.presets import preset_folder
 from fastcar_lab.accelerator import broadcast
+from fastcar_lab.accelerator.published import TABLE
 
 
 def test_generate_on_the_accelerator(run: Run, tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from support.paths import ROOT
 from support.processes import Run
 
-from fastcar_cli.backends.fpga.drafted import CURVE, MEASURED, WINDOWS, emulate_drafts, expected
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.backends.fpga.workload import workload_of
 from fastcar_cli.models.loading.published import full_spec
+from fastcar_lab.accelerator.drafted import CURVE, MEASURED, WINDOWS, emulate_drafts, expected
 
 
 @given(acceptance=st.floats(0.05, 0.95), window=st.integers(1, 16), seed=st.integers(0, 99))

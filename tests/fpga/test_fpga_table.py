@@ -11,12 +11,12 @@ from support.processes import Run
 
 from fastcar_cli.backends.fpga.constants import constants
 from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.predicted import POINTS, predict
 from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.published import emulate_table
 from fastcar_cli.presets import fpga_presets
 from fastcar_lab.accelerator.fit import fit
 from fastcar_lab.accelerator.points import write
+from fastcar_lab.accelerator.predicted import POINTS, predict
+from fastcar_lab.accelerator.published import emulate_table
 from fastcar_lab.accelerator.readings import best, needed, paired, rounds
 
 DATA = Path(__file__).resolve().parents[2] / "docs" / "data"

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from fastcar_cli import plugins
 from fastcar_cli.cli.complete import models, words
 from fastcar_cli.cli.flags import check_made, given, one_of, refuse, refuse_all_but
 from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
 from fastcar_cli.config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.sections import MODELS
-
-if TYPE_CHECKING:
-    from fastcar_cli.backends.fpga.predicted import Point
-    from fastcar_cli.backends.fpga.preset import Preset
 
 
 @options("attention.window", "attention.sinks")
@@ -102,9 +99,9 @@ def fpga(
     if table or drafts:
         accelerator = load_preset(preset or "paper-u280")
         if table:
-            _table(accelerator, as_json)
+            plugins.of_fpga("table", "--table")(accelerator, as_json)
         else:
-            _drafts(accelerator, rows if "rows" in given(ctx) else 2, as_json)
+            plugins.of_fpga("drafts", "--drafts")(accelerator, rows if "rows" in given(ctx) else 2, as_json)
         return
     saved = None if trace is None else read(trace)
     spec = spec_of(model) if saved is None else spec_from_dict(saved.spec)
@@ -154,83 +151,6 @@ def _ratios(text: str) -> list[float]:
         if not 0 <= value <= 1:
             raise RequestError(f"--replay {value:g}: no ratio", hint="allowed: 0 to 1")
     return values
-
-
-def _decode_speed(preset: Preset, points: list[Point], as_json: bool) -> None:
-    from fastcar_cli.backends.fpga.predicted import predict
-
-    rows = [predict(preset, point) for point in points]
-    if as_json:
-        typer.echo(json.dumps({"preset": preset.name, "rows": rows}))
-        return
-    for row in rows:
-        published, error = row["published_tokens_per_s"], row["error"]
-        fitted = f", fitted: {', '.join(row['fitted'])}" if row["fitted"] else ""
-        typer.echo(
-            f"{row['work']}, {row['model']}: {row['predicted_tokens_per_s']:.1f} tokens/s predicted, "
-            + (f"{published:g} published ({row['source']}), error {error:+.0%}" if published else "held out")
-            + f"; {row['share_of_peak']:.0%} of the memory's peak, {row['predicted_watts']:.1f} W"
-            + (f", {row['published_watts']:g} published" if row["published_watts"] else "")
-            + fitted
-        )
-        for first in row["first_token"]:
-            typer.echo(
-                f"  first token behind {first['tokens']}: {first['predicted_ms']:.1f} ms predicted, "
-                f"{first['published_ms']:g} published, error {first['error']:+.0%}"
-            )
-        if row["missing"]:
-            typer.echo(f"  what is missing: {row['missing']}")
-
-
-def _table(preset: Preset, as_json: bool) -> None:
-    from fastcar_cli.backends.fpga.predicted import points_of
-    from fastcar_cli.backends.fpga.published import emulate_table
-
-    if points := points_of(preset.name):
-        _decode_speed(preset, points, as_json)
-        return
-    rows = emulate_table(preset)
-    if as_json:
-        typer.echo(json.dumps({"preset": preset.name, "rows": rows}))
-        return
-    from fastcar_cli.cli.render import Results, columns
-
-    shown = columns(
-        f"{preset.name}: published and emulated latency, speed-up and relative efficiency",
-        *("method", "s", "emulated", "error", "speed-up", "emulated", "eff.", "emulated"),
-    )
-    keys = ("published_speedup", "emulated_speedup", "published_relative_efficiency", "emulated_relative_efficiency")
-    for r in rows:
-        seconds = (f"{r['published_s']:.1f}", f"{r['emulated_s']:.1f}", f"{r['error']:+.1%}")
-        shown.add_row(r["method"], *seconds, *(f"{r[key]:.2f}" for key in keys))
-    Results().print(shown)
-
-
-def _drafts(preset: Preset, rows: int, as_json: bool) -> None:
-    from fastcar_cli.backends.fpga.drafted import REPLAY, emulate_drafts
-
-    lines = emulate_drafts(preset, rows)
-    if as_json:
-        typer.echo(json.dumps({"preset": preset.name, "rows": rows, "replay": REPLAY, "lines": lines}))
-        return
-    from fastcar_cli.cli.render import Results, columns
-
-    windows = sorted({line["window"] for line in lines})
-    dense, replay = lines[0]["dense_s"], lines[0]["replay_s"]
-    shown = columns(
-        f"{preset.name}: VILA-U 7B, {rows} rows on {preset.cores} cores; a token {dense * 1e3:.1f} ms, "
-        f"with {REPLAY:.0%} replayed {replay * 1e3:.1f} ms ({dense / replay:.2f} x)",
-        *("acceptance", *(f"window {window}" for window in windows)),
-        left=0,
-        caption="Times as fast as dense: with drafts, and with drafts and replay.",
-    )
-    cells: dict[str, list[str]] = {}
-    for line in lines:
-        faster = (f"{line['dense_s'] / line[f'{kind}_s']:.2f}" for kind in ("drafts", "both"))
-        cells.setdefault(line["acceptance"], []).append("  ".join(faster))
-    for acceptance, row in cells.items():
-        shown.add_row(acceptance, *row)
-    Results().print(shown)
 
 
 def _short(value: float) -> str:

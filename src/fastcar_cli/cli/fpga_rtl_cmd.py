@@ -3,11 +3,5 @@
 from __future__ import annotations
 
 from fastcar_cli import plugins
-from fastcar_cli.errors import RequestError
 
-if (load := plugins.command("rtl", plugins.FPGA_COMMANDS)) is None:
-    raise RequestError(
-        "fastcar fpga rtl is of the package fastcar_lab, which is not installed",
-        hint="pip install -e . in a checkout of fastcar",
-    )
-rtl = load()
+rtl = plugins.of_fpga("rtl", "rtl")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.published import FRAMES, TABLE, emulate_table
 from fastcar_cli.models.loading.published import full_spec
+from fastcar_lab.accelerator.published import FRAMES, TABLE, emulate_table
 
 
 def fit(preset: Preset, used: Sequence[int] = range(7)) -> tuple[float, float]:

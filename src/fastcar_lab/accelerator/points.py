@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from fastcar_cli.backends.fpga.constants import Constant
 from fastcar_cli.backends.fpga.memory import Stream, load_part, share
-from fastcar_cli.backends.fpga.predicted import POINTS, points_of, predict
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.files import csv_of, write_whole
+from fastcar_lab.accelerator.predicted import POINTS, points_of, predict
 
 Next = Literal["groups", "rows", "bank", "apart", "meet"]
 """Where the next burst lies: the orders of memory.py; a row after the other of one bank; two streams with bank groups

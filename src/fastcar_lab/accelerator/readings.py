@@ -13,8 +13,8 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.backends.fpga.published import FRAMES, PROMPT, TABLE, Published
 from fastcar_cli.models.loading.published import full_spec
+from fastcar_lab.accelerator.published import FRAMES, PROMPT, TABLE, Published
 
 FITTED = 7
 SINKS = 4

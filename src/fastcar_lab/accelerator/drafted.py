@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from fastcar_cli.backends.fpga.drs import INDEX_BITS
 from fastcar_cli.backends.fpga.emulator import Emulator
 from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.published import FRAMES, PROMPT
 from fastcar_cli.backends.fpga.summary import energy_of
 from fastcar_cli.backends.fpga.workload import workload_of
 from fastcar_cli.models.loading.published import full_spec
+from fastcar_lab.accelerator.published import FRAMES, PROMPT
 
 ROWS = 2
 """One video with guidance."""
