@@ -91,3 +91,10 @@ def test_training_pass_equals_the_engine_with_replay() -> None:
             continue
         assert decode.replay is not None
         assert abs(decode.replay.stats(decode.passed).eligible_ratio - ratio) < 1e-6
+
+
+def test_scripts_find_the_maker_of_small_models_where_it_was() -> None:
+    from fastcar_cli.models import dummy
+
+    assert {"llm", "tower"} <= dummy.FULL.keys()
+    assert dummy.__name__ == "fastcar_lab.dummy.vila_u"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 __all__ = ["load"]
@@ -15,4 +16,7 @@ def __getattr__(name: str) -> Any:
         from fastcar_cli.models.loading.registry import load
 
         return load
+    if name == "dummy":
+        # Its former place, where people's scripts look for it. By name: nothing here needs the laboratory.
+        return import_module("fastcar_lab.dummy.vila_u")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
