@@ -22,7 +22,7 @@ COLORS = {"tas": "#ee6677", "input": "#4477aa", "attention": "#228833", "query":
           "oracle": "#333333"}  # fmt: skip
 
 
-SCORED, SCORED_PROMPTS = "scores", 8
+SCORED, SCORED_PROMPTS = "scores", 4
 """Folder of videos under each score, and of how many prompts at most: scores other than TAS take plain torch."""
 
 
