@@ -9,8 +9,8 @@ namespace {
 // Slots of a tile, and the most queries that share a widened tile.
 constexpr long INT8_SLOTS = 64, SHARING = 32;
 
-// Keys and values of one head: rows of d numbers in int8, each with a scale, its largest magnitude over 127. They stand
-// for what is added to a mean, a row of d floats. next: what is read after them, to be prefetched.
+// Keys and values of one head: rows of d numbers in int8, each with a scale, its largest magnitude over 127, less a
+// mean, a row of d floats. next: what is read after them, to be prefetched.
 struct Int8Cache {
     const char *keys, *values, *next;
     const float *key_scales, *value_scales, *key_mean, *value_mean;
