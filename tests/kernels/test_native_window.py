@@ -100,14 +100,14 @@ def test_tokens_of_one_pass_equal_passes_of_one_token(
     half: bool,
     threads: int,
 ) -> None:
-    table, slots = tables(2 * window, ring, older)
+    table, slots = tables(2 * window + 3, ring, older)
     cache = torch.bfloat16 if half else torch.float32
     toy = Toy(kind, rows, d=d, heads=heads[0], kv_heads=heads[1], slots=slots, positions=FRAME, cache=cache)
-    x = random(rows, 2 * window, toy.width, seed=4)
+    x = random(rows, len(table), toy.width, seed=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FASTCAR_KERNELS_ISA", instructions)
         alone = {name: part.clone() for name, part in run(toy, table, x, 1, 1, masked).items()}
         together = run(toy, table, x, window, threads, masked)
-    assert older or masked or alone["replayed"].any()
+    assert alone["replayed"].any()
     for name, part in together.items():
         assert torch.equal(part, alone[name]), name

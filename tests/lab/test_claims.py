@@ -250,6 +250,17 @@ def test_similarity_is_what_a_trace_shows(folder: Path) -> None:
     np.testing.assert_allclose(claim["numbers"]["by_layer"], torch.stack(found).mean(0).numpy(), atol=1e-5)
 
 
+def test_videos_that_memory_holds_one_at_a_time_show_the_same(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VideoPipeline, "batch_size", lambda self, videos: 1)
+    done = claims(*_options(folder)[:-1], tmp_path, "--claim", "2")
+    assert done.exit_code == 0, done.exception
+    alone = json.loads((tmp_path / "claims.json").read_text(encoding="utf-8"))["claims"][0]["numbers"]
+    together = next(c for c in _document(folder)["claims"] if c["number"] == 2)["numbers"]
+    np.testing.assert_allclose(alone["by_layer"], together["by_layer"], atol=1e-5)
+
+
 def test_started_again_nothing_is_decoded_and_the_page_is_the_same(folder: Path) -> None:
     files = {p: p.stat().st_mtime_ns for p in (folder / "out").rglob("cells/*")}
     before = _document(folder)["claims"]

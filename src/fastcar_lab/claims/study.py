@@ -111,14 +111,17 @@ class Study:
         left = [c for c in self.cells() if not self._observations(c).exists()]
         make_folder(self.folder / OBSERVED)
         on_done(OBSERVED, len(left))
-        for i in range(0, len(left), SIDE_BY_SIDE):
-            batch = left[i : i + SIDE_BY_SIDE]
+        while left:
+            batch = left[-SIDE_BY_SIDE:]
             decode = self.pipe.run([c["prompt"] for c in batch], [c["seed"] for c in batch])
+            # Where memory holds fewer, the last ones are what is decoded last.
+            batch = batch[-len(decode.codes) :]
             seen = observed(decode)
             for video, cell in enumerate(batch):
                 own = {k: v[..., video :: len(batch), :] if v.ndim > 2 else v for k, v in seen.items()}
                 write_arrays(self._observations(cell), own)
                 on_done(OBSERVED, -1)
+            del left[-len(batch) :]
 
     def _session(self, job: Job) -> Session:
         config = self.base.changed(dict(job.config))
