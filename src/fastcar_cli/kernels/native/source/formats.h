@@ -10,6 +10,16 @@ namespace {
 // are read from the L2 cache less often.
 constexpr bool WIDE = LANES == 16;
 
+// Rows of float inputs, `step` numbers apart.
+struct FloatInputs {
+    const float* at;
+    long step;
+    template <class Format>
+    INLINE FloatInputs from(long block, long row) const {
+        return {at + block * Format::block_inputs + row * step, step};
+    }
+};
+
 // What formats have in common whose numbers are floats of `bytes_each` bytes.
 //
 // row: its row of the table. size: bytes of a number. sums: partial sums for each weight row and input, so that no
@@ -19,7 +29,7 @@ constexpr bool WIDE = LANES == 16;
 // constants are as in integers.h.
 template <int bytes_each>
 struct FloatFormat {
-    typedef float Input;
+    typedef FloatInputs Inputs;
     static constexpr bool quantised = false;
     static constexpr int size = bytes_each, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
     static constexpr int many = WIDE ? 4 : 2, from_inputs = WIDE ? 3 : 5, most_inputs = 6;

@@ -22,18 +22,17 @@ inline long even_part(long n, long most) { return ceil_div(n, ceil_div(n, most))
 // Adds the products of `blocks` blocks of R weight rows with quantised inputs to sums [inputs][R], which are 0 if
 // `fresh` whatever they hold. With each block as many bytes are prefetched from `next` on.
 template <bool full, int R, class Format>
-INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const char* next, const char* x,
-                             const char* scales, long x_step, long inputs, Floats* sums, bool fresh) {
+INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const char* next, QuantisedInputs x,
+                             long inputs, Floats* sums, bool fresh) {
     auto multiply_block = [&](auto first, long c) __attribute__((always_inline)) {
         for (long k = 0; k < R * Format::block_bytes; k += CACHE_LINE) prefetch(next + c * R * Format::block_bytes + k);
         auto unpacked = Format::template unpack<full, R>(
             w.at + c * Format::block_bytes, w.row, w.scales + c * Format::weight_scale_bytes, w.scale_row, tail);
-        const char* at = x + c * Format::input_bytes;
-        const char* scales_at = scales + c * Format::input_scales * sizeof(float);
         for (long i = 0; i < inputs; i++) {
+            QuantisedInputs input = x.from<Format>(c, i);
             Floats own[R] = {};
             if (!first.count) memcpy(own, sums + i * R, sizeof own);
-            Format::multiply_block(unpacked, at + i * x_step, scales_at + i * x_step, own);
+            Format::multiply_block(unpacked, input.integers, input.scales, own);
             memcpy(sums + i * R, own, sizeof own);
         }
     };
@@ -75,8 +74,8 @@ INLINE void multiply_lines(Format, const char* w, long row, long lines, const ch
 
 // As above for float inputs; sums [partial sums][inputs][R].
 template <bool full, int R, class Format>
-INLINE void multiply_segment(Format, Weights w, long lines, long tail, const char* next, const float* x, const float*,
-                             long x_step, long inputs, Floats* sums, bool fresh) {
+INLINE void multiply_segment(Format, Weights w, long lines, long tail, const char* next, FloatInputs x, long inputs,
+                             Floats* sums, bool fresh) {
     constexpr int P = Format::sums;
     char last[R * CACHE_LINE] = {};
     if (!full) {
@@ -89,8 +88,8 @@ INLINE void multiply_segment(Format, Weights w, long lines, long tail, const cha
         with_count<Format::most_inputs>(n, [&](auto count) __attribute__((always_inline)) {
             auto multiply = [&](auto prefetches, int p) __attribute__((always_inline)) {
                 multiply_lines<R, count.count, P, prefetches.count>(
-                    Format{}, w.at + p * LANES * Format::size, w.row, lines, next, x + i * x_step + p * LANES, x_step,
-                    sums + (p * inputs + i) * R, fresh);
+                    Format{}, w.at + p * LANES * Format::size, w.row, lines, next, x.at + i * x.step + p * LANES,
+                    x.step, sums + (p * inputs + i) * R, fresh);
             };
             if (i)
                 multiply(Count<0>{}, 0);
@@ -105,13 +104,11 @@ INLINE void multiply_segment(Format, Weights w, long lines, long tail, const cha
 // weights are prefetched from `next` on.
 template <int R, class Format>
 __attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long outputs, const char* next,
-                                              const typename Format::Input* x, long x_step, long inputs, float* y,
-                                              long y_step) {
+                                              typename Format::Inputs x, long inputs, float* y, long y_step) {
     constexpr int P = Format::sums;
-    constexpr long step = Format::input_bytes / sizeof *x, scale_step = Format::input_scales * sizeof(float);
+    constexpr long input_bytes = Format::input_bytes + Format::input_scales * sizeof(float);
     Floats sums[PANEL_ROWS * PANEL_INPUTS * P];
     long blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
-    auto scales = x + (blocks + (tail > 0)) * step;
     auto segment = [&](auto full, long c, long count) __attribute__((always_inline)) {
         for (long o = 0; o < outputs; o += R) {
             for (long k = 0; k < R * w.scale_row && c == 0; k += CACHE_LINE)
@@ -120,11 +117,11 @@ __attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long ou
                 Format{},
                 Weights{w.at + o * w.row + c * Format::block_bytes, w.row,
                         w.scales + o * w.scale_row + c * Format::weight_scale_bytes, w.scale_row},
-                count, tail, next, x + c * step, scales + c * scale_step, x_step, inputs, sums + o * inputs * P, !c);
+                count, tail, next, x.template from<Format>(c, 0), inputs, sums + o * inputs * P, !c);
             next += R * count * Format::block_bytes;
         }
     };
-    long most = SEGMENT_BYTES / (inputs * (Format::input_bytes + scale_step));
+    long most = SEGMENT_BYTES / (inputs * input_bytes);
     if (blocks) most = even_part(blocks, most ? most : 1);
     for (long c = 0; c < blocks; c += most) segment(Count<1>{}, c, min(most, blocks - c));
     if (tail) segment(Count<0>{}, blocks, 1);
@@ -148,8 +145,8 @@ constexpr bool in_panels(long n, long inputs) {
 
 // Multiplies weight rows first to last with all inputs. Past the last row the weights at `read_next` are prefetched.
 template <class Format>
-void multiply_panels(Weights w, long n, long first, long last, const char* read_next, const typename Format::Input* x,
-                     long x_step, long inputs, float* y, long y_step) {
+void multiply_panels(Weights w, long n, long first, long last, const char* read_next, typename Format::Inputs x,
+                     long inputs, float* y, long y_step) {
     constexpr int R = Format::many;
     long size = PANEL_BYTES / w.row / R * R;
     size = even_part(last - first, size < R ? R : min(size, PANEL_ROWS));
@@ -161,8 +158,8 @@ void multiply_panels(Weights w, long n, long first, long last, const char* read_
         long most = even_part(inputs, PANEL_INPUTS);
         for (long i = 0; i < inputs; i += most) {
             auto multiply = [&](auto rows) {
-                multiply_panel<rows.count>(Format{}, w.from_row(o), n, count, next, x + i * x_step, x_step,
-                                                      min(most, inputs - i), y + i * y_step + o, y_step);
+                multiply_panel<rows.count>(Format{}, w.from_row(o), n, count, next, x.template from<Format>(0, i),
+                                           min(most, inputs - i), y + i * y_step + o, y_step);
             };
             if (count % R)
                 multiply(Count<1>{});

@@ -15,26 +15,18 @@ struct Rows {
     float* operator[](long r) const { return at + r * step; }
 };
 
-// Rows of quantised inputs, `step` bytes apart; each begins on a cache line.
-struct QuantisedRows {
-    char* at;
-    long step;
-    char* operator[](long r) const { return at + r * step; }
-};
-
 // Inputs of products: rows of n numbers, and memory for their quantised form, which integer weights need.
 struct Inputs : Rows {
-    QuantisedRows quantised;
+    char* quantised;
     long n;
 };
 
-// Quantises row r of x for weights of this format. The last block is filled up with zeros.
+// Row r of x, of `rows`, quantised for weights of this format. The last block is filled up with zeros.
 template <class Format>
-void quantise(const Inputs& x, long r) {
+void quantise(const Inputs& x, long r, long rows) {
     constexpr long group = Format::group_size, groups = Format::block_inputs / group, bytes = Format::input_bytes;
     long blocks = ceil_div(x.n, Format::block_inputs);
-    char* integers = x.quantised[r];
-    float* scales = reinterpret_cast<float*>(integers + blocks * bytes);
+    char *integers = x.quantised, *scales = integers + blocks * rows * bytes;
     for (long g = 0; g < blocks * groups; g++) {
         const float* from = x[r] + g * group;
         float last[group] = {};
@@ -43,7 +35,9 @@ void quantise(const Inputs& x, long r) {
             if (left > 0) memcpy(last, from, 4 * left);
             from = last;
         }
-        Format::quantise(from, integers + g / groups * bytes, scales + g / groups * Format::input_scales, g % groups);
+        long k = g / groups * rows + r;
+        auto scale = reinterpret_cast<float*>(scales) + k * Format::input_scales;
+        Format::quantise(from, integers + k * bytes, scale, g % groups);
     }
 }
 
@@ -52,7 +46,7 @@ inline void quantise_inputs(Team& team, int64_t format, const Inputs& x, long ro
     with_format(format, [&](auto f) {
         using Format = decltype(f);
         if constexpr (Format::quantised) {
-            auto one = [&](long r) { quantise<Format>(x, r); };
+            auto one = [&](long r) { quantise<Format>(x, r, rows); };
             if (rows * x.n < MIN_SHARED_QUANTISE)
                 for (long r = 0; r < rows; r++) one(r);
             else
@@ -72,20 +66,18 @@ inline void multiply(const Matrix& m, long first, long last, const char* read_ne
                   Format::scale_bytes(m.inputs)};
         if (!read_next) read_next = w.at + last * w.row;
         if (Format::row.scale_bits && !Format::row.group) row_scales = static_cast<const float*>(m.scale);
-        auto all = [&](auto at, long step) {
+        auto all = [&](typename Format::Inputs from) {
             if (rows == 1)
-                multiply_rows<Format, Format::one, 1>(w, m.inputs, first, last, read_next, at, step, rows, y.at,
-                                                    y.step);
+                multiply_rows<Format, Format::one, 1>(w, m.inputs, first, last, read_next, from, rows, y.at, y.step);
             else if (!in_panels<Format>(m.inputs, rows))
-                multiply_rows<Format, Format::two, 2>(w, m.inputs, first, last, read_next, at, step, rows, y.at,
-                                                    y.step);
+                multiply_rows<Format, Format::two, 2>(w, m.inputs, first, last, read_next, from, rows, y.at, y.step);
             else
-                multiply_panels<Format>(w, m.inputs, first, last, read_next, at, step, rows, y.at, y.step);
+                multiply_panels<Format>(w, m.inputs, first, last, read_next, from, rows, y.at, y.step);
         };
         if constexpr (Format::quantised)
-            all(static_cast<const char*>(x.quantised.at), x.quantised.step);
+            all({x.quantised, x.quantised + ceil_div(x.n, Format::block_inputs) * rows * Format::input_bytes, rows});
         else
-            all(static_cast<const float*>(x.at), x.step);
+            all({x.at, x.step});
     });
     for (long r = 0; r < rows; r++) {
         float* out = y[r];
@@ -176,7 +168,7 @@ struct Scratch {
         return Rows{floats(count * step), step};
     }
     Inputs inputs(long count, long n) {
-        Inputs x{rows(count, n), {nullptr, 0}, n};
+        Inputs x{rows(count, n), nullptr, n};
         // Room for any format.
         long bytes = 0;
         Formats::for_each([&](auto format) {
@@ -186,8 +178,7 @@ struct Scratch {
                 if (needed > bytes) bytes = needed;
             }
         });
-        bytes = spread(ceil_div(bytes, CACHE_LINE)) * CACHE_LINE;
-        x.quantised = {reinterpret_cast<char*>(floats(count * bytes / 4)), bytes};
+        x.quantised = reinterpret_cast<char*>(floats(count * bytes / 4));
         return x;
     }
 };

@@ -114,15 +114,13 @@ struct ReadOrder {
     }
 };
 
-// As above for integer weights and quantised inputs, `x_step` bytes apart. Of the R rows, S are read side by side. As
+// As above for integer weights and quantised inputs. Of the R rows, S are read side by side. As
 // many weights are prefetched in the order in which they are stored, whatever S is: a core reads one long piece of
 // memory much faster than several pieces side by side (a Zen 4 core 29 GB/s, and 20 with four rows of 4 KiB).
 template <class Format, int R, int N, int S>
-INLINE void dot_quantised(Weights w, long n, ReadOrder order, const char* x, long x_step, float* y, long y_step) {
+INLINE void dot_quantised(Weights w, long n, ReadOrder order, QuantisedInputs x, float* y, long y_step) {
     constexpr long block = Format::block_bytes, weight_scales = Format::weight_scale_bytes;
-    constexpr long input = Format::input_bytes, input_scales = Format::input_scales * sizeof(float);
     long blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
-    const char* scales = x + (blocks + (tail > 0)) * input;
     Float4 folded[N][R];
     for (long k = 0; k < R * w.scale_row; k += CACHE_LINE) prefetch(w.scales + order.rows * w.scale_row + k);
 #pragma GCC unroll 1
@@ -135,9 +133,10 @@ INLINE void dot_quantised(Weights w, long n, ReadOrder order, const char* x, lon
                 Weights from = rows.from_row(k);
                 auto unpacked = Format::template unpack<full.count, 1>(from.at + c * block, 0,
                                                                        from.scales + c * weight_scales, 0, tail);
-                for (int i = 0; i < N; i++)
-                    Format::multiply_block(unpacked, x + i * x_step + c * input, scales + i * x_step + c * input_scales,
-                                           &sums[k][i]);
+                for (int i = 0; i < N; i++) {
+                    QuantisedInputs input = x.from<Format>(c, i);
+                    Format::multiply_block(unpacked, input.integers, input.scales, &sums[k][i]);
+                }
             }
         };
         for (long c = 0; c < blocks; c++) multiply_block(Count<1>{}, c);
@@ -159,7 +158,7 @@ INLINE void for_input_tiles(long rows, long r, F f) {
 // at `read_next` are prefetched.
 template <class Format, int R, int N>
 __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long last, const char* read_next,
-                                             const float* x, long x_step, long rows, float* y, long y_step) {
+                                             FloatInputs x, long rows, float* y, long y_step) {
     constexpr long lines_ahead = PREFETCH_LINES / R;
     long lines = w.row / CACHE_LINE, groups = 0, within = 0;
     if (lines) groups = lines_ahead / lines, within = lines_ahead % lines;
@@ -172,14 +171,14 @@ __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long
         if (groups > left) ahead.near += to_read_next;
         if (groups + 1 > left) ahead.far += to_read_next;
         for_input_tiles<N>(rows, 0, [&](auto tile, long r) __attribute__((always_inline)) {
-            dot<Format, R, tile.count>(w.at + o * w.row, w.row, n, ahead, x + r * x_step, x_step, y + r * y_step + o,
-                                       y_step);
+            dot<Format, R, tile.count>(w.at + o * w.row, w.row, n, ahead, x.at + r * x.step, x.step,
+                                       y + r * y_step + o, y_step);
         });
     }
     for (; o < last; o++)
         for_input_tiles<N>(rows, 0, [&](auto tile, long r) __attribute__((always_inline)) {
-            dot<Format, 1, tile.count>(w.at + o * w.row, w.row, n, PrefetchDistance{lines, 0, 0}, x + r * x_step,
-                                       x_step, y + r * y_step + o, y_step);
+            dot<Format, 1, tile.count>(w.at + o * w.row, w.row, n, PrefetchDistance{lines, 0, 0},
+                                       x.at + r * x.step, x.step, y + r * y_step + o, y_step);
         });
 }
 
@@ -187,7 +186,7 @@ __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long
 // the rows of a tile side by side, which share the loads of inputs. Without AVX-512 sharing them matters most.
 template <class Format, int R, int N>
 __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long last, const char* read_next,
-                                             const char* x, long x_step, long rows, float* y, long y_step) {
+                                             QuantisedInputs x, long rows, float* y, long y_step) {
     const char* end = w.at + last * w.row;
     long lines = w.row / CACHE_LINE + 1, o = first;
     auto multiply = [&](auto tile_rows, auto side) __attribute__((always_inline)) {
@@ -197,7 +196,7 @@ __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long
                         read_next - end};
         for (; o + T <= last; o += T)
             for_input_tiles<N>(rows, 0, [&](auto tile_inputs, long r) __attribute__((always_inline)) {
-                dot_quantised<Format, T, tile_inputs.count, S>(w.from_row(o), n, order, x + r * x_step, x_step,
+                dot_quantised<Format, T, tile_inputs.count, S>(w.from_row(o), n, order, x.from<Format>(0, r),
                                                                y + r * y_step + o, y_step);
             });
     };
