@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from support.fpga_presets import constant, preset, work
 
 from fastcar_cli.backends.fpga.emulator import Emulator
+from fastcar_cli.backends.fpga.explain import explain
 from fastcar_cli.backends.fpga.isa import compile_linear, compile_mlp
 from fastcar_cli.backends.fpga.layer import Accelerator
 from fastcar_cli.backends.fpga.preset import Weights
@@ -162,6 +164,41 @@ def test_keys_may_have_other_macs_than_weights() -> None:
     multiply = 64 * 2 * 16 / 64
     assert half.attention_cycles(keys)[0] - whole.attention_cycles(keys)[0] == multiply
     assert half.accelerator.row == whole.accelerator.row
+
+
+SCALES = {
+    "size": constant(4, "bytes/output"),
+    "piece": constant(64, "bytes"),
+    "port": constant(2, "bytes/cycle"),
+    "use": constant(0.5, "cycles/output"),
+}
+
+
+def test_scales_that_lie_apart_bound_a_load_by_its_outputs() -> None:
+    # Sixteen outputs a piece, which takes the latency of 20 and 32 cycles; and half a cycle an output.
+    rates = Rates.of(preset(hbm__scales=SCALES))
+    assert rates.scale == 52 / 16 + 0.5
+    plain = replace(rates, scale=0.0)
+    for load in (i for i in MLP.instructions if i.op == "load"):
+        assert rates.length(load) == max(plain.length(load), math.ceil(load.outputs * 3.75))
+    assert sum(i.outputs for i in MLP.instructions) == 2 * 192 + 64
+    assert sum(i.outputs for i in compile_linear("line", 640, 1, 8, 100, columns=33).instructions) == 33
+
+
+@given(waits=st.integers(0, 9), passes=st.integers(0, 50), trips=st.integers(0, 50), heads=st.integers(0, 50))
+def test_a_chain_costs_each_layer_and_round_its_closed_form(waits: int, passes: int, trips: int, heads: int) -> None:
+    counts = {"waits": (waits, "1"), "passes": (passes, "1"), "trips": (trips, "1"), "heads": (heads, "cycles/head")}
+    chained, plain = preset(chain={name: constant(*value) for name, value in counts.items()}), preset()
+    with_chain, without = (Emulator(p, work()) for p in (chained, plain))
+    fill = 20 + without.rates.length(without.projections.instructions[0])
+    cycles = math.ceil(waits * fill + passes * 16 / plain.core.vector_lanes.value + trips * 20 + heads * 2)
+    bits = np.zeros((2, 6, 8), dtype=bool)
+    more = with_chain.run(bits).cycles - without.run(bits).cycles
+    rounds = -(-6 // plain.cores)
+    assert more == 2 * 8 * rounds * cycles
+    assert with_chain.prefill() - without.prefill() == pytest.approx(2 * cycles)
+    line = f"nothing streamed (chain) = {rounds * cycles:,} cycles"
+    assert (line in "\n".join(explain(with_chain, 3))) == bool(cycles)
 
 
 def test_energy_is_the_sum_of_its_parts() -> None:

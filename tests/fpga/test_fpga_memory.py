@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fpga_presets import preset
+from support.fpga_presets import constant, preset
 
 from fastcar_cli.backends.fpga.memory import Dram, Order, Part, Stream, load_part, share
 from fastcar_cli.backends.fpga.preset import load_preset
@@ -80,6 +80,17 @@ def test_few_bursts_under_way_are_bound_by_their_latency() -> None:
     alone = share(Stream(part, "groups", 1, 1))
     # One after another: tCL and the burst, and a row is opened now and then.
     assert 0.6 * 3.33 / (14.16 + 3.33) < alone < 3.34 / (14.16 + 3.33)
+
+
+def test_requests_under_way_within_a_latency_bound_a_rate() -> None:
+    free = preset(hbm__burst=4)
+    rates = [preset(hbm__burst=4, hbm__requests=constant(n, "requests")).bytes_per_cycle for n in (1, 2, 1000)]
+    hbm = free.hbm
+    beats = 4 * free.clock.value / hbm.port_clock.value
+    one = hbm.ports.value * 4 * hbm.beat.value / (hbm.latency.value + beats)
+    assert rates == pytest.approx([one, 2 * one, free.bytes_per_cycle]) and 2 * one < free.bytes_per_cycle
+    without = load_preset("flightllm-u280")
+    assert without.rate() == without.peak * 1e3 * share(without.stream()) / 225
 
 
 def test_pieces_of_a_row_cost_opening_one_each() -> None:

@@ -37,6 +37,11 @@ from fastcar_cli.presets import fpga_presets, preset_folder
         (lambda d: d["hbm"]["ahead"].update(value=1e9), "hbm.ahead.value is 1e+09, needed: at most 4096"),
         (lambda d: d["hbm"].update(weights="broadcast"), "'lockstep', 'multicast' or 'private'"),
         (lambda d: d["hbm"].update(weights="multicast"), "weights 'multicast' need window"),
+        (lambda d: d["hbm"].update(requests=constant(0, "requests")), "hbm.requests.value is 0, needed: above 0"),
+        (lambda d: d["hbm"].update(scales={"size": constant(8, "bytes/output")}), "key 'hbm.scales.piece'"),
+        (lambda d: d.update(chain={"trips": constant(0.5, "1")}), "chain.trips.value is 0.5, needed: an integer"),
+        (lambda d: d.update(chain={"skips": constant(1, "1")}), "key 'chain.skips' is unknown"),
+        (lambda d: d.update(ring={"gathers": constant(4, "a layer")}), "key 'ring."),
     ],
 )  # fmt: skip
 def test_bad_presets_are_refused(tmp_path: Path, change: Any, message: str) -> None:

@@ -12,7 +12,7 @@ from fastcar_cli.backends.fpga.constants import Constant
 from fastcar_cli.backends.fpga.memory import Stream, load_part, share
 from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.files import csv_of, write_whole
-from fastcar_lab.accelerator.predicted import POINTS, points_of, predict
+from fastcar_lab.accelerator.predicted import POINTS, UNKNOWN, points_of, predict
 
 Next = Literal["groups", "rows", "bank", "apart", "meet"]
 """Where the next burst lies: the orders of memory.py; a row after the other of one bank; two streams with bank groups
@@ -90,6 +90,21 @@ def _number(value: float | None, form: str = ".1f") -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
+def _range(row: dict[str, Any]) -> str:
+    low, high = row["low_tokens_per_s"], row["high_tokens_per_s"]
+    return "can't say" if low is None else f"{low:.1f} to {high:.1f}"
+
+
+def _inside(row: dict[str, Any]) -> str:
+    low, high, published = row["low_tokens_per_s"], row["high_tokens_per_s"], row["published_tokens_per_s"]
+    return "-" if None in (low, published) else "yes" if low <= published <= high else "no"
+
+
+def _said(rows: list[dict[str, Any]], key: str) -> dict[str, str]:
+    """What rows have to say of a design, once each."""
+    return {r["work"].split(",")[0]: r[key] for r in rows if r[key]}
+
+
 def _cell(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
@@ -105,29 +120,39 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "## Decode speed and power"
     yield ""
     yield (
-        "| work | preset | model | context | tok/s predicted | published | error | of peak | W predicted | published | "
-        "error | fitted |"
+        "| work | preset | model | context | tok/s predicted | range | published | error | in range | of peak | W | "
+        "published | error | fitted |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     for r in rows:
         held = "held out" if r["held_out"] else None
-        speed = (r["predicted_tokens_per_s"], r["published_tokens_per_s"], r["error"])
         fits = ", ".join(f"`{name}`" for name in r["fitted"]) or "-"
         watts = (r["predicted_watts"], r["published_watts"], r["watts_error"])
-        cells = [r["work"], f"`{r['preset']}`", r["model"], r["context"]]
-        cells += [_number(speed[0]), held or _number(speed[1], "g")]
-        cells += [_share(speed[2], "+.0%") if not r["fitted"] else "-", f"{r['share_of_peak']:.0%}"]
-        cells += [_number(watts[0]), held or _number(watts[1], "g"), _share(watts[2], "+.0%")]
-        yield f"| {' | '.join(str(cell) for cell in [*cells, fits])} |"
+        cells = [r["work"], f"`{r['preset']}`", r["model"], r["context"], _number(r["predicted_tokens_per_s"])]
+        cells += [_range(r), held or _number(r["published_tokens_per_s"], "g")]
+        cells += [_share(r["error"], "+.0%") if r["beyond"] or not r["fitted"] else "-"]
+        cells += [_inside(r), f"{r['share_of_peak']:.0%}", _number(watts[0]), held or _number(watts[1], "g")]
+        yield f"| {' | '.join(str(cell) for cell in [*cells, _share(watts[2], '+.0%'), fits])} |"
     yield ""
     known = [r for r in rows if r["error"] is not None and not r["fitted"]]
     taken = (f"{r['work']} {r['share_of_peak'] / (1 + r['error']):.0%}" for r in known)
     yield (
         f"Of {len(known)} published speeds that nothing is fitted to, the median error is "
-        f"{median(abs(r['error']) for r in known):.0%}. At these speeds they take of their memory's peak: "
-        f"{', '.join(taken)}. Why figures are off by more than 15%: "
-        + "; ".join(f"{r['work']}: {r['missing']}" for r in rows if r["missing"]) + "."
-    )  # fmt: skip
+        f"{median(abs(r['error']) for r in known):.0%}, and {sum(_inside(r) == 'yes' for r in known)} are within their "
+        f"ranges. At these speeds they take of their memory's peak: {', '.join(taken)}."
+    )
+    yield ""
+    yield "Each range has one end with all that is not published of a design at its worst, one with it at its best:"
+    yield ""
+    yield from (f"- {name}: {text}" for name, text in UNKNOWN.items())
+    yield ""
+    yield "| work | not published |"
+    yield "|---|---|"
+    yield from (f"| {work} | {unknown} |" for work, unknown in _said(rows, "unknown").items())
+    yield ""
+    yield "No prediction, or more than 15 % off, and why:"
+    yield ""
+    yield from (f"- {work}: {missing}." for work, missing in _said(rows, "missing").items())
     yield ""
     yield "## The same with one thing changed"
     yield ""
@@ -161,11 +186,14 @@ def _mhz(value: float, source: str) -> dict[str, Constant]:
     return {"port_clock": Constant(value=value, unit="MHz", source=source, kind="assumption")}
 
 
-CHANGED: tuple[tuple[str, str, int, dict[str, dict[str, Any]]], ...] = (
+_FOUR = Constant(value=4, unit="requests", source="the other end of the range", kind="assumption")
+CHANGED: tuple[tuple[str, str, int, dict[str, dict[str, Any] | None]], ...] = (
     ("kv260-llama", "context 1,024, the longest published", 1024, {}),
     ("flightllm-u280", "context 128, of its demo's other step", 128, {}),
     ("flightllm-u280", "3.5 bit a weight, as published: no indices", 512, {"format": {"weight_bits": 3.5}}),
     ("flightllm-u280", "keys and values of 16 bit", 512, {"format": {"kv_bits": 16}}),
+    ("flightllm-u280", "steps beside the streams: no chain", 512, {"chain": None}),
+    ("flightllm-u280", "four requests under way a port", 512, {"hbm": {"requests": _FOUR}}),
     ("flightllm-u280", "bank groups not in turn", 512, {"hbm": {"order": "rows"}}),
     ("flightllm-u280", "ports of 256 bit at 300 MHz", 512, {"hbm": _mhz(300, "the platform's clock of kernels")}),
     ("flightllm-u280", "a channel at 70 %, as in its simulator", 512, {"hbm": _mhz(315, "0.7 x 450")}),
@@ -174,7 +202,10 @@ CHANGED: tuple[tuple[str, str, int, dict[str, dict[str, Any]]], ...] = (
         {"hbm": _mhz(252, "0.7 x 0.8 x 450")},
     ),
     ("flexllm-u280", "keys on the whole array: predicted before its speed was read", 1536,
-     {"core": {"attention_array": None}}),
+     {"core": {"attention_array": None}, "hbm": {"scales": None}, "chain": None}),
+    ("flexllm-u280", "neither scales apart nor a chain", 1536, {"hbm": {"scales": None}, "chain": None}),
+    ("flexllm-u280", "no scales apart", 1536, {"hbm": {"scales": None}}),
+    ("flexllm-u280", "no chain", 1536, {"chain": None}),
 )  # fmt: skip
 """Predictions with one thing changed, or two: preset, what, context, its keys."""
 
@@ -183,7 +214,7 @@ def changed() -> Iterator[list[str]]:
     """Cells of a table: what is changed, tokens a second, error."""
     for name, what, context, sections in CHANGED:
         preset, point = load_preset(name), points_of(name)[0]
-        update = {part: getattr(preset, part).model_copy(update=keys) for part, keys in sections.items()}
+        update = {part: keys and getattr(preset, part).model_copy(update=keys) for part, keys in sections.items()}
         row = predict(preset.model_copy(update=update), replace(point, context=context))
         yield [point.work, what, _number(row["predicted_tokens_per_s"]), _share(row["error"], "+.0%")]
 

@@ -7,13 +7,13 @@ what is assumed is written in the preset; where a constant is fitted to the spee
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fastcar_cli.backends.fpga.constants import constants
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_cli.backends.fpga.constants import Constant, constants
+from fastcar_cli.backends.fpga.emulator import Emulator, Result
+from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.backends.fpga.summary import energy_of
 from fastcar_cli.backends.fpga.workload import Workload
 
@@ -54,13 +54,27 @@ GPT2_M = _token("GPT-2 medium", 24, 1024, 2731, 16, 1024, 50_257)
 TERNARY = _token("ternary 0.73B", 24, 1536, 4096, 24, 1536, 32_000)
 
 
+Unknown = Literal["requests", "steps", "scales", "context"]
+UNKNOWN: dict[Unknown, str] = {
+    "context": "how many tokens the published speed attends to, within its range",
+    "requests": "a port has 4 requests under way, as a small data mover, or the preset's 16",
+    "steps": "a layer's steps wait for each other and pass through memory, as FlightLLM's do, or run beside streams",
+    "scales": "a piece of them waits 284 ns, as other HBM is assumed to, and the loop that uses it takes 22 cycles a "
+    "round, not pipelined, or 64 cycles and one",
+}
+"""What is not published of a design, and both ends of it."""
+
+_FEW, _LONG, _ROUND = 4, 284.0, 22
+
+
 @dataclass(frozen=True)
 class Point:
     """A published run and its source; None where a figure is held out, or not published.
 
-    context: tokens attended to, an assumption where only a range is published. steps: decode passes a token of the
-    published rate takes. waits: matrices of a layer whose first load waits for the step before, beside those that open
-    projections, attention and MLP. first: milliseconds to the first token by tokens in. missing: why it is off.
+    context: tokens attended to, an assumption where only a range is published. contexts: that range. steps: decode
+    passes a token of the published rate takes. cards: in a ring. unknown: what its range is from; None: no prediction.
+    beyond: what is fitted is fitted to other points.
+    first: milliseconds to the first token by tokens in. missing: why it is off, or no prediction.
     """
 
     work: str
@@ -72,40 +86,53 @@ class Point:
     source: str
     missing: str = ""
     steps: float = 1.0
-    waits: int = 0
+    contexts: tuple[int, int] | None = None
+    unknown: tuple[Unknown, ...] | None = None
+    cards: int = 1
+    beyond: bool = False
     first: tuple[tuple[int, float], ...] = ()
     held_out: bool = False
 
 
 _HB = "Hummingbird, arXiv 2507.03308"
+_ALL: tuple[Unknown, ...] = ("requests", "steps")
+_SHORT, _LONGER = (16, 256), (16, 512)
+_DFX = "MICRO 22, 64 in and 64 out, one pass a token"
+_FITTED = "its heads run one after another in a time that is not published"
+_PROMPT = "its times to the first token are no sum of a constant, tokens and their square, so no one array gives them"
+_DATAFLOW = "its kernels wait for each other, and how many of its ports work at a time is not published"
 POINTS = (
-    Point("arXiv 2502.10659", "kv260-llama", LLAMA2_7B, 512, 4.9, 6.57, "DATE 25, arXiv 2502.10659"),
+    Point("arXiv 2502.10659", "kv260-llama", LLAMA2_7B, 512, 4.9, 6.57, "DATE 25, arXiv 2502.10659", contexts=(1, 1024),
+          unknown=_ALL),
     Point(
         "FlightLLM", "flightllm-u280", LLAMA2_7B, 512, 55.0, 45.0, "FPGA 24, figure 1, for steps at 128 and 512 keys",
-        "its authors' simulator takes a load at 70 % of a channel's rate, a stream by the memory's timing has 92 %",
-        waits=6,
+        "its authors' simulator takes a load at 70 % of a channel's rate, by the memory's timing it has 92 %, and how "
+        "many requests its ports have under way is not published",
+        contexts=(128, 512), unknown=("requests",),
     ),
     Point(
         "FlexLLM", "flexllm-u280", LLAMA32_1B, 1536, 1024 / 6.94, None, "arXiv 2601.15710, second hand: 1k in, 1k out",
-        "norms, rotation and quantisers wait for whole vectors between its products, which explains a quarter of it",
+        unknown=("scales",),
     ),
+    Point("DFX, one card", "dfx-u280", GPT2_M, 64, 93.1, 45.0, _DFX, _FITTED, steps=127 / 64),
+    Point("DFX, two cards", "dfx-u280", GPT2_M, 64, 146.3, None, _DFX, _FITTED, steps=127 / 64, cards=2),
+    Point("DFX, four cards", "dfx-u280", GPT2_M, 64, 207.6, None, _DFX, _FITTED, steps=127 / 64, cards=4, beyond=True),
     Point(
-        "DFX, one card", "dfx-u280", GPT2_M, 64, 93.1, 45.0, "MICRO 22, 64 in and 64 out, one pass a token",
-        steps=127 / 64,
-    ),
-    Point(
-        "CODO", "codo-u280", GPT2_M, 64, 231.5, None, "ISCA 26",
-        "a token of the prompt takes it 0.38 ms from 32 to 64 and 1.22 ms from 64 to 128, a constant array 0.6 in both",
+        "CODO", "codo-u280", GPT2_M, 64, 231.5, None, "ISCA 26", f"{_DATAFLOW}; {_PROMPT}",
         first=((32, 20.4), (64, 32.6), (128, 110.4)),
     ),
-    Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "TeLLMe v2, beside PD-Swap"),
-    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, None, None, _HB, held_out=True),
-    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, None, None, _HB, held_out=True),
-    Point(_HB, "hummingbird-u250", LLAMA3_8B, 128, None, None, _HB, held_out=True),
-    Point("llama-fpga", "llama-fpga-u250", LLAMA2_7B, 128, None, None, "an open RTL", held_out=True),
-    Point("EdgeLLM", "edgellm-vcu128", GLM_6B, 256, None, None, "EdgeLLM (2025)", held_out=True),
-    Point("EdgeLLM", "edgellm-vcu128", QWEN_7B, 256, None, None, "EdgeLLM (2025)", held_out=True),
-    Point("StreamTensor", "streamtensor-u55c", GPT2_M, 64, None, None, "StreamTensor", held_out=True),
+    Point("TeLLMe v2", "tellme-kv260", TERNARY, 512, 25.0, 4.8, "TeLLMe v2, beside PD-Swap",
+          "its logic bounds it, and how many products of ternary weights it has a cycle is not published"),
+    Point(_HB, "hummingbird-kv260", LLAMA3_8B, 128, None, None, _HB, contexts=_SHORT, unknown=_ALL, held_out=True),
+    Point(_HB, "hummingbird-zcu104", LLAMA3_8B, 128, None, None, _HB, contexts=_SHORT, unknown=_ALL, held_out=True),
+    Point(_HB, "hummingbird-u250", LLAMA3_8B, 128, None, None, _HB, contexts=_SHORT, unknown=_ALL, held_out=True),
+    Point("llama-fpga", "llama-fpga-u250", LLAMA2_7B, 128, None, None, "an open RTL", contexts=_SHORT, unknown=_ALL,
+          held_out=True),
+    Point("EdgeLLM", "edgellm-vcu128", GLM_6B, 256, None, None, "EdgeLLM (2025)", contexts=_LONGER, unknown=_ALL,
+          held_out=True),
+    Point("EdgeLLM", "edgellm-vcu128", QWEN_7B, 256, None, None, "EdgeLLM (2025)", contexts=_LONGER, unknown=_ALL,
+          held_out=True),
+    Point("StreamTensor", "streamtensor-u55c", GPT2_M, 64, None, None, "StreamTensor", _DATAFLOW, held_out=True),
 )  # fmt: skip
 
 
@@ -118,14 +145,57 @@ def _error(predicted: float, published: float | None) -> float | None:
     return None if published is None else predicted / published - 1
 
 
+def _share(model: Workload, cards: int) -> Workload:
+    """What one of so many cards has of a model; vectors are whole."""
+    parts = ("heads", "kv_width", "mlp_width", "projection_weights", "depth_weights", "depth_outputs")
+    return replace(model, **{part: getattr(model, part) // cards for part in (*parts, "resident_weights")})
+
+
+def _pass(preset: Preset, point: Point) -> tuple[float, Result]:
+    """Seconds of a decode pass, and what a card does in it."""
+    model = _share(point.model, point.cards)
+    result = Emulator(preset, replace(model, prompt=point.context - 1)).run(
+        np.zeros((model.layers, 1, 1), dtype=bool), "static"
+    )
+    gathers = 0.0
+    if preset.ring and point.cards > 1:
+        gathers = preset.ring.seconds(point.cards, model.width * preset.format.kv_bits / 8) * model.layers
+    return result.cycles * preset.seconds_per_cycle + gathers, result
+
+
+def _assumed(value: float, unit: str) -> Constant:
+    return Constant(value=value, unit=unit, source="assumption: the other end", kind="assumption")
+
+
+def span(preset: Preset, point: Point) -> tuple[float, float] | None:
+    """Tokens a second with all that is unknown at its worst and at its best; None where that is no prediction."""
+    if point.unknown is None:
+        return None
+    hbm: dict[str, Any] = {}
+    chain, scales = preset.chain, preset.hbm.scales
+    if "requests" in point.unknown:
+        hbm["requests"] = _assumed(_FEW, "requests")
+    if "scales" in point.unknown and scales:
+        use = _assumed(_ROUND * scales.use.value, "cycles/output")
+        hbm["latency"] = _assumed(round(_LONG * preset.clock.value / 1e3), "cycles")
+        hbm["scales"] = scales.model_copy(update={"use": use})
+    if "steps" in point.unknown:
+        chain = load_preset("flightllm-u280").chain
+    worst = preset.model_copy(update={"hbm": preset.hbm.model_copy(update=hbm), "chain": chain})
+    short, long = point.contexts or (point.context, point.context)
+    slow, fast = _pass(worst, replace(point, context=long))[0], _pass(preset, replace(point, context=short))[0]
+    return 1 / (slow * point.steps), 1 / (fast * point.steps)
+
+
 def predict(preset: Preset, point: Point) -> dict[str, Any]:
-    """Predicted and published decode speed, watts and time to the first token; errors are shares of the published."""
-    emulator = Emulator(preset, replace(point.model, prompt=point.context - 1))
-    result = emulator.run(np.zeros((point.model.layers, 1, 1), dtype=bool), "static")
-    fill = emulator.rates.latency + emulator.rates.length(emulator.projections.instructions[0])
-    seconds = (result.cycles + point.waits * point.model.layers * fill) * preset.seconds_per_cycle
+    """Predicted and published decode speed, watts and time to the first token; errors are shares of the published.
+
+    low, high: tokens a second with all that is unknown at its worst and at its best. Watts are those of one card.
+    """
+    seconds, result = _pass(preset, point)
     moved = sum(t.weight_bytes + t.kv_bytes for t in result.components.values())
     speed, watts = 1 / (seconds * point.steps), energy_of(result, preset).activity / seconds
+    low, high = span(preset, point) or (None, None)
     first = [
         {
             "tokens": tokens,
@@ -143,10 +213,14 @@ def predict(preset: Preset, point: Point) -> dict[str, Any]:
         "source": point.source,
         "context": point.context,
         "held_out": point.held_out,
+        "beyond": point.beyond,
         "fitted": [k for k, c in constants(preset).items() if c.kind == "fitted"],
         "predicted_tokens_per_s": speed,
         "published_tokens_per_s": point.tokens_per_s,
         "error": _error(speed, point.tokens_per_s),
+        "low_tokens_per_s": low,
+        "high_tokens_per_s": high,
+        "unknown": ", ".join([*(["context"] if point.contexts else []), *(point.unknown or ())]),
         "predicted_watts": watts,
         "published_watts": point.watts,
         "watts_error": _error(watts, point.watts),

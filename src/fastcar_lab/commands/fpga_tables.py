@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import typer
 
@@ -11,6 +12,12 @@ from fastcar_cli.cli.render import Results, columns
 from fastcar_lab.accelerator.drafted import REPLAY, emulate_drafts
 from fastcar_lab.accelerator.predicted import Point, points_of, predict
 from fastcar_lab.accelerator.published import emulate_table
+
+
+def _range(row: dict[str, Any]) -> str:
+    if row["low_tokens_per_s"] is None:
+        return "which is no prediction"
+    return f"{row['low_tokens_per_s']:.1f} to {row['high_tokens_per_s']:.1f} by what is not published"
 
 
 def _decode_speed(preset: Preset, points: list[Point], as_json: bool) -> None:
@@ -22,7 +29,7 @@ def _decode_speed(preset: Preset, points: list[Point], as_json: bool) -> None:
         published, error = row["published_tokens_per_s"], row["error"]
         fitted = f", fitted: {', '.join(row['fitted'])}" if row["fitted"] else ""
         typer.echo(
-            f"{row['work']}, {row['model']}: {row['predicted_tokens_per_s']:.1f} tokens/s predicted, "
+            f"{row['work']}, {row['model']}: {row['predicted_tokens_per_s']:.1f} tokens/s predicted, {_range(row)}, "
             + (f"{published:g} published ({row['source']}), error {error:+.0%}" if published else "held out")
             + f"; {row['share_of_peak']:.0%} of the memory's peak, {row['predicted_watts']:.1f} W"
             + (f", {row['published_watts']:g} published" if row["published_watts"] else "")

@@ -73,9 +73,25 @@ class Emulator:
         self.shared = preset.hbm.weights != "private"
         how = (preset.format.stored_bits, preset.tile_bytes, preset.window)
         self.mlp = mlp_program(preset, work.width, work.mlp_width)
-        self.projections = compile_linear("projections", work.projection_weights, work.width, *how)
-        self.depth = compile_linear("depth", work.depth_weights, work.depth_outputs, *how)
+        columns = work.projection_weights // work.width
+        self.projections = compile_linear("projections", work.projection_weights, work.width, *how, columns)
+        self.depth = compile_linear("depth", work.depth_weights, work.depth_outputs, *how, work.depth_outputs)
         self.accelerator = Accelerator.of(preset, self.mlp)
+
+    @property
+    def chain(self) -> int:
+        """Cycles of a layer in which nothing is streamed."""
+        chain, rates = self.preset.chain, self.rates
+        if chain is None:
+            return 0
+        fill = rates.latency + rates.length(self.projections.instructions[0])
+        each = (
+            (chain.waits, fill),
+            (chain.passes, self.work.width / rates.lanes),
+            (chain.trips, rates.latency),
+            (chain.heads, self.work.heads),
+        )
+        return math.ceil(sum(count.value * cycles for count, cycles in each if count is not None))
 
     def all_rows(self, program: Program, rows: int | None = None) -> int:
         """Cycles of a kernel that every row runs, dealt to the cores; rows: other than the batch has."""
@@ -117,7 +133,8 @@ class Emulator:
     def prefill(self) -> float:
         """Cycles until every row has its first token: all tokens of the prompts at once, dealt to the cores.
 
-        A tile of weights stays while the tokens of a core are multiplied by it; heads run for the last token.
+        A tile of weights stays while the tokens of a core are multiplied by it; heads run for the last token, and what
+        nothing overlaps counts once a layer.
         """
         work, c = self.work, self.preset.cores
         dealt = -(-work.rows * work.prompt // c)
@@ -127,7 +144,7 @@ class Emulator:
         context = np.pad(seen, (0, dealt * c - len(seen))).reshape(dealt, c).T
         rest = self.preset.rest.seconds_per_step
         heads = self.all_rows(self.depth) if rest is None else rest.value / self.preset.seconds_per_cycle
-        return work.layers * (maps + float(self.attention(context).sum())) + heads
+        return work.layers * (maps + self.chain + float(self.attention(context).sum())) + heads
 
     def layer_cycles(self, computing: Bits, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Cycles of one layer's MLPs under DRS, itself included, by which slots compute [..., slots].
@@ -220,6 +237,7 @@ class Emulator:
         projections = self._linear(self.projections, work.layers, slots)
         kv = context.sum() * work.layers * 2 * work.kv_width * preset.format.kv_bits / 8
         row_bytes = self.weight_bytes(self.mlp)
+        chain = float((-(-slots // c)).sum() * self.chain)
         components = {
             "projections": projections,
             "attention": Totals(
@@ -239,13 +257,15 @@ class Emulator:
             "drs": Totals(cycles=float(drs.sum())),
             "rest": rest,
         }
+        if chain:
+            components["chain"] = Totals(cycles=chain * work.layers)
         share = np.array([((slots - i + c - 1) // c).sum() for i in range(c)]) / slots.sum()
         others = sum(components[k].macs for k in ("projections", "attention", "rest")) * share / self.rates.macs
         return Result(
             scheduler,
             components,
             core_rows * self.mlp.macs / self.rates.macs + others,
-            mlp.sum(1) + drs.sum(1) + attention.sum() + projections.cycles / work.layers,
+            mlp.sum(1) + drs.sum(1) + attention.sum() + chain + projections.cycles / work.layers,
             streams.sum(1) * row_bytes + (kv + projections.weight_bytes) / work.layers,
             ratio,
         )

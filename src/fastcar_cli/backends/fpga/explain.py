@@ -23,7 +23,7 @@ def explain(emulator: Emulator, computing: int, rows: int | None = None) -> list
     rounds = -(-computing // c)
     accelerator = emulator.accelerator
     attention = float(emulator.attention(np.full((rows, 1), context))[0])
-    projections = emulator.all_rows(emulator.projections, rows)
+    projections, chain = emulator.all_rows(emulator.projections, rows), -(-rows // c) * emulator.chain
     mlp_cycles = accelerator.rounds(rounds)
     ran, total = accelerator.layer((1 << computing) - 1, rows)
     streams = rounds if emulator.shared else computing
@@ -60,8 +60,9 @@ def explain(emulator: Emulator, computing: int, rows: int | None = None) -> list
         f"attention core, all rows: {context:,} keys x 2 x {work.width} MACs a row, "
         f"{context * 2 * work.kv_width * preset.format.kv_bits // 8:,} bytes of keys and values a row = "
         f"{attention:,.0f} cycles",
-        f"layer = {total + projections + attention:,.0f} cycles = "
-        f"{(total + projections + attention) * preset.seconds_per_cycle * 1e3:.3f} ms",
+        *([f"steps that wait for each other, nothing streamed (chain) = {chain:,} cycles"] if chain else []),
+        f"layer = {total + projections + attention + chain:,.0f} cycles = "
+        f"{(total + projections + attention + chain) * preset.seconds_per_cycle * 1e3:.3f} ms",
         "",
         f"energy of the MLP: HBM {weight_bytes:,.0f} bytes x 8 x {bit:g} pJ = {weight_bytes * 8 * bit * 1e-9:.4f} mJ",
         f"  MACs {computing * mlp.macs:,} x {prices.mac.value:g} pJ = "

@@ -22,7 +22,7 @@ HEADER_WORDS = 1
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: amount is bytes of a load, MACs of a multiply, elements of the vector unit.
+    """One instruction: amount is bytes of a load (of weights of so many outputs), MACs of a multiply, or elements.
 
     `after` are indices of instructions in the stream that must be done first; instructions of one unit
     run in order besides.
@@ -32,6 +32,7 @@ class Instruction:
     amount: int
     tile: int
     after: tuple[int, ...]
+    outputs: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,14 @@ class _Stream:
         self._uses: list[int] = []
         self._tile = 0
 
-    def add(self, op: Op, amount: int, after: tuple[int, ...] = (), tile: int = -1) -> int:
-        self.instructions.append(Instruction(op, amount, tile, tuple(sorted(set(after)))))
+    def add(self, op: Op, amount: int, after: tuple[int, ...] = (), tile: int = -1, outputs: int = 0) -> int:
+        self.instructions.append(Instruction(op, amount, tile, tuple(sorted(set(after))), outputs))
         return len(self.instructions) - 1
 
-    def tile(self, size: int, macs: int, after: tuple[int, ...] = ()) -> int:
+    def tile(self, outputs: int, size: int, macs: int, after: tuple[int, ...] = ()) -> int:
         """Load a tile and multiply by it; returns the index of the multiply."""
         free = (self._uses[-self.window],) if len(self._uses) >= self.window else ()
-        load = self.add("load", size, free, self._tile)
+        load = self.add("load", size, free, self._tile, outputs)
         use = self.add("multiply", macs, (load, *after), self._tile)
         self._uses.append(use)
         self._tile += 1
@@ -115,8 +116,8 @@ def compile_mlp(
     stream = _Stream(window)
     activated: list[int] = []
     for channels, size, macs in _tiles(width, mlp_width, bits, tile_bytes):
-        gate = stream.tile(size, macs)
-        up = stream.tile(size, macs)
+        gate = stream.tile(channels, size, macs)
+        up = stream.tile(channels, size, macs)
         if channels:
             activated.append(stream.add("activate", channels, (gate, up)))
     if coded:
@@ -124,18 +125,24 @@ def compile_mlp(
     last: tuple[int, ...] = ()
     for channels, size, macs in _tiles(mlp_width, width, bits, tile_bytes):
         # The first tile of down needs the whole activated vector; in-order units take care of the rest.
-        down = stream.tile(size, macs, (activated[-1],))
+        down = stream.tile(channels, size, macs, (activated[-1],))
         if channels:
             last = (stream.add("accumulate", channels, (down,)),)
     stream.add("store", width, last)
     return Program("mlp", tuple(stream.instructions))
 
 
-def compile_linear(name: str, weights: int, outputs: int, bits: float, tile_bytes: int, window: int = 2) -> Program:
-    """Linear maps of one row, `weights` in all, as one stream of tiles that ends in `outputs` stored elements."""
+def compile_linear(
+    name: str, weights: int, outputs: int, bits: float, tile_bytes: int, window: int = 2, columns: int = 0
+) -> Program:
+    """Linear maps of one row, `weights` in all, as one stream of tiles that ends in `outputs` stored elements.
+
+    columns: outputs of all the maps.
+    """
     stream = _Stream(window)
     last: tuple[int, ...] = ()
-    for _, size, macs in _tiles(1, weights, bits, tile_bytes):
-        last = (stream.tile(size, macs),)
+    tiles = _tiles(1, weights, bits, tile_bytes)
+    for part, (_, size, macs) in zip(_split(columns, len(tiles)), tiles, strict=True):
+        last = (stream.tile(part, size, macs),)
     stream.add("store", outputs, last)
     return Program(name, tuple(stream.instructions))

@@ -24,13 +24,30 @@ Weights = Literal["lockstep", "multicast", "private"]
 """How cores get a layer's weights: layer.py says what each means."""
 
 
+class Scales(Section):
+    """Scales of weights that lie apart: `size` of an output, read by one port of `port`, a piece after the other.
+
+    use: cycles of an output in which no more are read.
+    """
+
+    size: Annotated[Constant, In("bytes/output")]
+    piece: Annotated[Constant, In("bytes")]
+    port: Annotated[Constant, In("bytes/cycle")]
+    use: Annotated[Constant, In("cycles/output", zero=True)]
+
+    def cycles(self, latency: float) -> float:
+        """Cycles an output; latency: from the request of a piece to its first data."""
+        return self.size.value * (latency / self.piece.value + 1 / self.port.value) + self.use.value
+
+
 class Hbm(Section):
     """Memory and how it lies: channels that the cores share, or that are dealt to them where weights are private.
 
     part: of the device's memories. ports: of `beat` bytes at port_clock; requests have `burst` beats. order: where the
     next burst of a stream lies. capacity: of the memory, where it is not the device's. keys: whether those of a layer
     lie one behind the other (layer), or those of a token (token). ahead: bursts of a channel that are requested and not
-    there yet. window: tiles a core's buffer holds under multicast; otherwise it has two halves.
+    there yet. requests: of a port under way; None: as many as it takes. window: tiles a core's buffer holds under
+    multicast; otherwise it has two halves.
     """
 
     part: str
@@ -43,7 +60,9 @@ class Hbm(Section):
     capacity: Annotated[Constant | None, In("GiB")] = None
     keys: Literal["layer", "token"] = "layer"
     ahead: Annotated[Constant, In("bursts", whole=True, most=4096)]
+    requests: Annotated[Constant | None, In("requests", whole=True)] = None
     latency: Annotated[Constant, In("cycles", zero=True, whole=True)]
+    scales: Scales | None = None
     weights: Weights
     window: Annotated[Constant | None, In("tiles", whole=True)] = None
 
@@ -110,6 +129,33 @@ class Rest(Section):
         return self
 
 
+class Chain(Section):
+    """What of a layer nothing overlaps, as each of its steps waits for the one before.
+
+    waits: products whose first tile is loaded only then, beside those that open projections, attention and MLP. passes:
+    vectors of the model's width through the lanes. trips: reads and writes that wait for the memory. heads: cycles of
+    each head, one after another.
+    """
+
+    waits: Annotated[Constant | None, In("1", zero=True, whole=True)] = None
+    passes: Annotated[Constant | None, In("1", zero=True)] = None
+    trips: Annotated[Constant | None, In("1", zero=True, whole=True)] = None
+    heads: Annotated[Constant | None, In("cycles/head", zero=True)] = None
+
+
+class Ring(Section):
+    """Cards in a ring, each with its share of heads and outputs: after `gathers` steps a layer each gets all parts."""
+
+    gathers: Annotated[Constant, In("1", whole=True)]
+    rate: Annotated[Constant, In("GB/s")]
+    hop: Annotated[Constant, In("ns", zero=True)]
+
+    def seconds(self, cards: int, size: float) -> float:
+        """Of a layer's gathers of `size` bytes in all."""
+        hops = self.gathers.value * (cards - 1)
+        return hops * (self.hop.value + size / cards / self.rate.value) * 1e-9
+
+
 class Energy(Section):
     """Prices of activity in the logic; the device has those of its memories and what flows besides."""
 
@@ -132,6 +178,8 @@ class Preset(Section):
     drs: Drs
     rest: Rest
     energy: Energy
+    chain: Chain | None = None
+    ring: Ring | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Preset:
@@ -205,8 +253,13 @@ class Preset(Section):
         return Stream(part, hbm.order, round(port), int(hbm.ahead.value), *bursts, *meet)
 
     def rate(self, chunk: float = 0, stride: float = 0) -> float:
-        """Bytes a cycle, all cores together, of a stream that never ends."""
-        return self.peak * 1e3 * share(self.stream(chunk, stride)) / self.clock.value
+        """Bytes a cycle, all cores together, of a stream that never ends: by the memory, and by requests under way."""
+        hbm, rate = self.hbm, self.peak * 1e3 * share(self.stream(chunk, stride)) / self.clock.value
+        if hbm.requests is None:
+            return rate
+        beats = hbm.burst.value * self.clock.value / hbm.port_clock.value
+        under_way = hbm.ports.value * hbm.requests.value * hbm.burst.value * hbm.beat.value
+        return min(rate, under_way / (hbm.latency.value + beats))
 
     @property
     def bytes_per_cycle(self) -> float:

@@ -37,7 +37,8 @@ def mlp_program(preset: Preset, width: int, mlp_width: int) -> Program:
 class Rates:
     """What a core does in a cycle.
 
-    bytes: of the memory it streams from, a cycle. burst: bytes of a burst; a transfer moves whole bursts.
+    bytes: of the memory it streams from, a cycle. burst: bytes of a burst; a transfer moves whole bursts. scale: cycles
+    in which the scales of an output come, beside its weights.
     latency: cycles from a request to its first beat; requests are pipelined, one a cycle. drain, settle: cycles from
     the end of a multiply until the vector unit has its sums, and from the end of one of its operations to the results.
     """
@@ -49,11 +50,12 @@ class Rates:
     latency: int = 0
     drain: int = 0
     settle: int = 0
+    scale: float = 0.0
 
     @classmethod
     def of(cls, preset: Preset) -> Rates:
         """The rates of a core of a preset: cores with private weights have a fixed share of the channels each."""
-        hbm, exact = preset.hbm, preset.format.kind == "int8-exact"
+        hbm, exact, scales = preset.hbm, preset.format.kind == "int8-exact", preset.hbm.scales
         return cls(
             preset.macs_per_cycle,
             preset.core.vector_lanes.value,
@@ -62,6 +64,7 @@ class Rates:
             int(hbm.latency.value),
             drain(int(preset.core.mac_array.value)) if exact else 0,
             SETTLE if exact else 0,
+            scales.cycles(hbm.latency.value) if scales else 0.0,
         )
 
     def lag(self, unit: str, for_unit: str) -> int:
@@ -75,7 +78,8 @@ class Rates:
     def length(self, instruction: Instruction) -> int:
         """Cycles the unit is busy with an instruction; of a load, those in which its beats pass."""
         if instruction.op == "load":
-            return math.ceil(self.moved(instruction.amount) / self.bytes - _EPSILON)
+            weights = self.moved(instruction.amount) / self.bytes
+            return math.ceil(max(weights, instruction.outputs * self.scale) - _EPSILON)
         rate = self.macs if UNIT_OF[instruction.op] == "mac" else self.lanes
         return math.ceil(instruction.amount / rate - _EPSILON)
 
