@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,23 @@ def test_few_bursts_under_way_are_bound_by_their_latency() -> None:
     alone = share(Stream(part, "groups", 1, 1))
     # One after another: tCL and the burst, and a row is opened now and then.
     assert 0.6 * 3.33 / (14.16 + 3.33) < alone < 3.34 / (14.16 + 3.33)
+
+
+@pytest.mark.parametrize(("ahead", "least", "most"), [(64, 0.4, 0.6), (256, 0.92, 0.94)])
+def test_channels_that_refresh_out_of_step_cost_nothing_where_ports_hold_what_a_refresh_delays(
+    ahead: int, least: float, most: float
+) -> None:
+    stream = Stream(load_part("HBM2-1800"), "groups", 1, ahead)
+    channels = [Dram(stream) for _ in range(24)]
+    turns = [channel.refi * i // 24 for i, channel in enumerate(channels)]
+    # A burst of each is used once all have theirs, and makes room for a later one.
+    used = deque([0] * ahead, ahead)
+    ends = []
+    for burst in range(8000):
+        used.append(max(c.read(burst, used[0] + turn) - turn for c, turn in zip(channels, turns, strict=True)))
+        ends.append(used[-1])
+    share_of_peak = 6000 * stream.part.burst_bytes / (ends[-1] - ends[1999]) * 1e3 / stream.part.peak
+    assert least < share_of_peak < most
 
 
 def test_requests_under_way_within_a_latency_bound_a_rate() -> None:
