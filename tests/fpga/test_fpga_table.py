@@ -15,7 +15,7 @@ from fastcar_cli.backends.fpga.preset import load_preset
 from fastcar_cli.presets import fpga_presets
 from fastcar_lab.accelerator.fit import fit
 from fastcar_lab.accelerator.points import write
-from fastcar_lab.accelerator.predicted import POINTS, points_of, predict
+from fastcar_lab.accelerator.predicted import POINTS, points_of, predict, span
 from fastcar_lab.accelerator.published import emulate_table
 from fastcar_lab.accelerator.readings import best, needed, paired, rounds
 
@@ -73,6 +73,17 @@ def test_a_range_holds_the_prediction_and_a_design_without_one_has_a_reason() ->
             assert low is high is None and row["missing"]
         else:
             assert low < row["predicted_tokens_per_s"] <= high and row["unknown"] and not row["fitted"]
+
+
+def test_each_end_of_a_range_is_a_prediction_with_what_is_unknown_at_that_end() -> None:
+    preset, point = load_preset("flightllm-u280"), points_of("flightllm-u280")[0]
+    long, short = (predict(preset, replace(point, context=context))["predicted_tokens_per_s"] for context in (512, 128))
+    assert span(preset, replace(point, unknown=())) == pytest.approx((long, short))
+    few = preset.hbm.requests.model_copy(update={"value": 4})  # type: ignore[union-attr]
+    slow = preset.model_copy(update={"hbm": preset.hbm.model_copy(update={"requests": few})})
+    assert span(preset, point) == pytest.approx((predict(slow, point)["predicted_tokens_per_s"], short))
+    plain, alone = preset.model_copy(update={"chain": None}), replace(point, contexts=None, unknown=("steps",))
+    assert span(plain, alone) == pytest.approx((long, predict(plain, point)["predicted_tokens_per_s"]))
 
 
 def test_what_is_fitted_to_one_and_two_cards_predicts_four() -> None:
