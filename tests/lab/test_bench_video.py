@@ -102,7 +102,7 @@ def test_a_video_that_continues_frames_replays_from_its_first_token_on(tmp_path:
     assert whole["tokens"] == 36 and whole["ratio"] == 1.0
     assert whole["variants"]["replay"]["bytes"] < 0.7 * whole["variants"]["dense"]["bytes"]
     drafts = ((4, 1.0), (2, 0.0))
-    part = whole_video(model, WholeVideo(folder, 17, 0.5, tokens=8, kv_dtype="int8", drafts=drafts))
+    part = whole_video(model, WholeVideo(folder, 25, 0.5, tokens=8, kv_dtype="int8", drafts=drafts))
     assert list(part["variants"]) == ["dense", "replay", "drafts 1", "both 1", "drafts 0", "both 0"]
     assert [line["tokens_per_pass"] for line in part["variants"].values()] == [1, 1, 4, 4, 1, 1]
     assert len({line["prefill_s"] for line in part["variants"].values()}) == 1

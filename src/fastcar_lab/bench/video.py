@@ -146,11 +146,20 @@ def _pieces(plan: WholeVideo, total: int, spec: Spec) -> list[tuple[int, int]]:
     return [(first, min(total, first + plan.tokens))]
 
 
-def _timed(decode: Decode, pieces: list[tuple[int, int]], *, shown: bool) -> Iterator[dict[str, float]]:
-    """Decode the pieces in turn, and where `shown` a frame's pixels behind each; seconds and bytes of each."""
+def _timed(decode: Decode, pieces: list[tuple[int, int]], *, shown: bool, warm_up: bool) -> Iterator[dict[str, float]]:
+    """Decode the pieces in turn, and where `shown` a frame's pixels behind each; seconds and bytes of each.
+
+    With `warm_up` a pass before the first piece is not counted: it maps weights and touches memory for the first time,
+    which a whole video does once.
+    """
     clock, n, left = decode.clock, decode.frame, list(pieces)
     before, begin, seen = (0.0, 0.0, 0.0), pieces[0][0], 0
     for _ in decode.steps(first=begin):
+        if warm_up and (total := decode.draws.tokens) > decode.done:
+            assert decode.drafter is not None
+            before, seen, warm_up = (clock.decode, clock.mlp, clock.draw), len(decode.drafter.passes), False
+            left[0], begin = (decode.done, min(total, left[0][1] + decode.done - begin)), decode.done
+            continue
         # With drafts a pass may end behind the piece.
         if (done := decode.done) < left[0][1]:
             continue
@@ -238,7 +247,7 @@ def whole_video(
             decode.prefill()
         # What is the same in all variants is timed in the first, where a stretch is decoded.
         shown = plan.tokens is None or variant == "dense"
-        for piece in _timed(decode, left, shown=shown):
+        for piece in _timed(decode, left, shown=shown, warm_up=plan.tokens is not None):
             line["pieces"].append(piece if shown else piece | {"vision_s": dense["pieces"][0]["vision_s"]})
             line["prefill_s"] = decode.clock.prefill or line["prefill_s"] or dense["prefill_s"]
             line["kernels"] = decode.why
