@@ -1,8 +1,8 @@
 // How a team runs a stage. The leader publishes the stage as chunks, and every member claims one chunk after another. A
 // member begins with its own share of neighbouring chunks, so that it reads memory in order, and then claims chunks of
 // other shares. A helper that comes late, or never, costs time but blocks nothing: only a claimed chunk must be waited
-// for. If that takes long, the helper has lost its core to other work; then the leader sleeps until the chunk is
-// chunks_done and ends the pass alone.
+// for. If that takes long, the helper has lost its core to other work; then the leader sleeps until the chunk is done,
+// and where a large part of the pass was lost so it ends the pass alone.
 //
 // What a team loses to a busy machine is the time that its leader is off its core, asleep or preempted. Where that is a
 // large part of the passes' time, the leader works alone for a while and tries the team again later.
@@ -52,8 +52,8 @@ constexpr int64_t SPIN_TIME = 300 * MICROSECOND;
 // A helper that takes this much longer than LONG_CHUNKS chunks of the leader has lost its core; it gets one back after
 // some milliseconds. The chunks of a stage are alike, but can be long: thousands of keys, or many input tokens.
 constexpr int64_t STALL = 400 * MICROSECOND, LONG_CHUNKS = 2;
-// The loss is judged over this much time of passes, and is too much above one part in TOLERATED_LOSS. So a single
-// preemption, which happens on every machine, does not count as a busy machine.
+// The loss is judged over this much time of passes, or of a longer pass, and is too much above one part in
+// TOLERATED_LOSS. So a single preemption, which happens on every machine, does not count as a busy machine.
 constexpr int64_t WINDOW = 20 * MILLISECOND, TOLERATED_LOSS = 4;
 // How long the leader works alone after such a window; doubled each time the next window is as bad.
 constexpr int64_t SHORTEST_SOLO = 50 * MILLISECOND, LONGEST_SOLO = 1600 * MILLISECOND;
@@ -113,16 +113,19 @@ int64_t solo_until, solo_time;
 // When the open pass began, on the clock and in CPU time; time of this window's passes, and how much of it was lost.
 int64_t pass_start, cpu_time_at_start, window_time, window_lost;
 
+// Of the open pass: how long it takes so far, and how much of that the leader was off its core.
+int64_t pass_time() { return monotonic_ns() - pass_start; }
+int64_t pass_lost() { return pass_time() - (cpu_time() - cpu_time_at_start); }
+
 // Counts a pass into its window; at the window's end decides whether the leader works alone for a while.
 void count_pass() {
-    int64_t t = monotonic_ns(), took = t - pass_start;
-    window_time += took;
-    window_lost += took - (cpu_time() - cpu_time_at_start);
+    window_time += pass_time();
+    window_lost += pass_lost();
     if (window_time < WINDOW) return;
     if (window_lost * TOLERATED_LOSS > window_time) {
         solo_time = solo_time ? 2 * solo_time : SHORTEST_SOLO;
         if (solo_time > LONGEST_SOLO) solo_time = LONGEST_SOLO;
-        solo_until = t + solo_time;
+        solo_until = monotonic_ns() + solo_time;
     } else {
         solo_time = 0;
     }
@@ -278,7 +281,7 @@ void Team::run(long count, void (*body)(void*, long), void* argument) {
         if (++spins % SPINS_PER_CLOCK_READ == 0)
             stalled = stalled || monotonic_ns() - wait_start > STALL + LONG_CHUNKS * chunk;
     }
-    if (!stalled) return;
+    if (!stalled || pass_lost() * TOLERATED_LOSS <= (pass_time() > WINDOW ? pass_time() : WINDOW)) return;
     count_pass();
     members = 1;
     atomic_store(pass_owner, pid_t(0));
