@@ -1,11 +1,10 @@
 // How a team runs a stage. The leader publishes the stage as chunks, and every member claims one chunk after another. A
 // member begins with its own share of neighbouring chunks, so that it reads memory in order, and then claims chunks of
 // other shares. A helper that comes late, or never, costs time but blocks nothing: only a claimed chunk must be waited
-// for. If that takes long, the helper has lost its core to other work; then the leader sleeps until the chunk is done,
-// and where a large part of the pass was lost so it ends the pass alone.
+// for. If that takes long, the helper has lost its core to other work; then the leader sleeps until the chunk is done.
 //
 // What a team loses to a busy machine is the time that its leader is off its core, asleep or preempted. Where that is a
-// large part of the passes' time, the leader works alone for a while and tries the team again later.
+// large part of a pass or of the passes' time, the leader works alone for a while and tries the team again later.
 #include "team.h"
 
 #include <stdint.h>
@@ -52,8 +51,9 @@ constexpr int64_t SPIN_TIME = 300 * MICROSECOND;
 // A helper that takes this much longer than LONG_CHUNKS chunks of the leader has lost its core; it gets one back after
 // some milliseconds. The chunks of a stage are alike, but can be long: thousands of keys, or many input tokens.
 constexpr int64_t STALL = 400 * MICROSECOND, LONG_CHUNKS = 2;
-// The loss is judged over this much time of passes, or of a longer pass, and is too much above one part in
-// TOLERATED_LOSS. So a single preemption, which happens on every machine, does not count as a busy machine.
+// The loss is judged over this much time of passes, and is too much above one part in TOLERATED_LOSS. So a single
+// preemption, which happens on every machine, does not count as a busy machine. Within a pass the leader works alone
+// until so much of it was lost at most.
 constexpr int64_t WINDOW = 20 * MILLISECOND, TOLERATED_LOSS = 4;
 // How long the leader works alone after such a window; doubled each time the next window is as bad.
 constexpr int64_t SHORTEST_SOLO = 50 * MILLISECOND, LONGEST_SOLO = 1600 * MILLISECOND;
@@ -110,22 +110,23 @@ long helpers;
 // The process that the helpers belong to: a forked child has none of its parent's threads.
 pid_t helpers_process;
 int64_t solo_until, solo_time;
-// When the open pass began, on the clock and in CPU time; time of this window's passes, and how much of it was lost.
-int64_t pass_start, cpu_time_at_start, window_time, window_lost;
+// When the open pass began, on the clock and in CPU time, and until when its leader works alone; time of this window's
+// passes, and how much of it was lost.
+int64_t pass_start, cpu_time_at_start, alone_until, window_time, window_lost;
 
-// Of the open pass: how long it takes so far, and how much of that the leader was off its core.
-int64_t pass_time() { return monotonic_ns() - pass_start; }
-int64_t pass_lost() { return pass_time() - (cpu_time() - cpu_time_at_start); }
+// How long the leader of the open pass was off its core.
+int64_t pass_lost() { return monotonic_ns() - pass_start - (cpu_time() - cpu_time_at_start); }
 
 // Counts a pass into its window; at the window's end decides whether the leader works alone for a while.
 void count_pass() {
-    window_time += pass_time();
+    int64_t t = monotonic_ns();
+    window_time += t - pass_start;
     window_lost += pass_lost();
     if (window_time < WINDOW) return;
     if (window_lost * TOLERATED_LOSS > window_time) {
         solo_time = solo_time ? 2 * solo_time : SHORTEST_SOLO;
         if (solo_time > LONGEST_SOLO) solo_time = LONGEST_SOLO;
-        solo_until = monotonic_ns() + solo_time;
+        solo_until = t + solo_time;
     } else {
         solo_time = 0;
     }
@@ -252,6 +253,7 @@ Team::Team(long threads) : members(1) {
     members = threads;
     pass_start = monotonic_ns();
     cpu_time_at_start = cpu_time();
+    alone_until = 0;
 }
 
 Team::~Team() {
@@ -261,6 +263,10 @@ Team::~Team() {
 }
 
 void Team::run(long count, void (*body)(void*, long), void* argument) {
+    if (alone_until && monotonic_ns() < alone_until) {
+        for (long i = 0; i < count; i++) body(argument, i);
+        return;
+    }
     ::chunks = count;
     ::work = body;
     ::context = argument;
@@ -281,10 +287,7 @@ void Team::run(long count, void (*body)(void*, long), void* argument) {
         if (++spins % SPINS_PER_CLOCK_READ == 0)
             stalled = stalled || monotonic_ns() - wait_start > STALL + LONG_CHUNKS * chunk;
     }
-    if (!stalled || pass_lost() * TOLERATED_LOSS <= (pass_time() > WINDOW ? pass_time() : WINDOW)) return;
-    count_pass();
-    members = 1;
-    atomic_store(pass_owner, pid_t(0));
+    if (stalled) alone_until = pass_start + pass_lost() * TOLERATED_LOSS;
 }
 
 #endif
