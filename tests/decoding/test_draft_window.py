@@ -55,11 +55,11 @@ def test_drafts_that_are_never_right_cost_two_passes(slope: float) -> None:
 @settings(max_examples=50, deadline=None)
 @given(right=st.floats(0, 1), slope=st.floats(0, 2), seed=st.integers(0, 10**6))
 def test_a_decode_is_never_much_slower_than_without_drafts(right: float, slope: float, seed: int) -> None:
-    assert _decode(lambda done: right, _line(slope), seed)[0] <= 1.05 * TOKENS
+    assert _decode(lambda done: right, _line(slope), seed)[0] <= 1.03 * TOKENS
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize(("right", "slope"), [(0.95, 0.02), (0.95, 0.1), (0.85, 0.02), (0.7, 0.1), (0.95, 0.3)])
+@pytest.mark.parametrize(("right", "slope"), [(0.95, 0.02), (0.95, 0.1), (0.85, 0.02), (0.7, 0.1), (0.95, 0.3), (0.93, 0.44), (0.5625, 0.375)])
 def test_the_choice_is_near_the_best_window(right: float, slope: float, noise: float) -> None:
     runs = [_decode(lambda done: right, _line(slope), seed, noise)[0] for seed in range(20)]
     assert sum(runs) / len(runs) <= 1.1 * _best(right, _line(slope))

@@ -22,8 +22,8 @@ LATELY = 5
 FORGET = 0.04
 """How much less an older pass counts."""
 
-WORTH = 0.5
-"""Most that a pass may cost, in as many passes of one token: above, even right drafts gain little, and luck decides."""
+STAKE, SHARE = 4.0, 0.01
+"""Most that windows may lose in all, in passes of one token: this many, and this share of the final tokens."""
 
 EASE = 0.995
 """What the cost of a window that lost is multiplied by for every pass without it, half as much each time it loses."""
@@ -31,11 +31,13 @@ EASE = 0.995
 
 @dataclass
 class _Window:
-    """Seconds of the last passes of a window, the last of them, and how often it lost."""
+    """Seconds of the last passes of a window, the last of them, how often it lost, all its passes and their tokens."""
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
     last: int = 0
     lost: int = 0
+    passes: int = 0
+    tokens: float = 0.0
 
 
 class DraftWindow:
@@ -54,8 +56,9 @@ class DraftWindow:
             if len(self._timed) == 1 and len(self._sizes) > 1:
                 best = min(FIRST, self._sizes[-1])
             else:
-                worth = [s for s in self._sizes if s == 1 or self._cost(s) <= WORTH * s * self._cost(1)]
-                best = max(worth, key=lambda size: self._expected(size, promising) / self._cost(size))
+                one, left = self._cost(1), self._left()
+                affordable = [s for s in self._sizes if s == 1 or self._cost(s) - one <= left / TRIAL]
+                best = max(affordable, key=lambda size: self._expected(size, promising) / self._cost(size))
             if best != self._now:
                 if self._now in self._timed:
                     self._timed[self._now].lost += 1
@@ -72,6 +75,8 @@ class DraftWindow:
         if timed is not None:
             timed.seconds.append(seconds)
             timed.last = self._passes
+            timed.passes += 1
+            timed.tokens += sum(accepted) / max(1, len(accepted))
         if window == 1:
             return
         for numbers in (self._tried, self._right):
@@ -80,6 +85,15 @@ class DraftWindow:
             for place in range(1, min(count + 1, window)):
                 self._tried[place] += 1
                 self._right[place] += place < count
+
+    def _left(self) -> float:
+        """Seconds that windows may still lose against passes of one token, by what passes cost lately."""
+        one = min(self._timed[1].seconds)
+        left = (STAKE + SHARE * sum(w.tokens for w in self._timed.values())) * one
+        for window in self._timed.values():
+            if window.seconds:
+                left += window.tokens * one - window.passes * min(window.seconds)
+        return left
 
     def _expected(self, size: int, promising: float) -> float:
         """Tokens that a pass of a window makes final."""
