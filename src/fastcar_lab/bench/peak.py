@@ -25,7 +25,8 @@ float multiply_add(long n, float start) {
     return sums[0][0];
 }
 """
-_SETS = {"avx2+fma": (8, ["-mavx2", "-mfma"]), "plain": (4, []), "neon": (4, [])}
+_AVX2 = (8, ["-mavx2", "-mfma"])
+_SETS = {"avx2+fma": _AVX2, "avx2+vnni": _AVX2, "plain": (4, []), "neon": (4, [])}
 _AVX512 = (16, ["-mavx512f", "-mfma"])
 
 

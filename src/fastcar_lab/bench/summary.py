@@ -19,7 +19,14 @@ from fastcar_lab.bench.rival import Rival
 from fastcar_lab.checkout import commit
 
 VARIABLE = "FASTCAR_KERNELS_ISA"
-SETS = {"avx2+fma": "AVX2", "avx512": "AVX-512", "avx512vnni": "AVX-512 VNNI", "zen5": "AVX-512 VNNI", "neon": "NEON"}
+SETS = {
+    "avx2+fma": "AVX2",
+    "avx2+vnni": "AVX2 VNNI",
+    "avx512": "AVX-512",
+    "avx512vnni": "AVX-512 VNNI",
+    "zen5": "AVX-512 VNNI",
+    "neon": "NEON",
+}
 PROMPTS = {
     "mini": "a red ball rolling to the right on the grass",
     "table": "a red ball rolls to the right",

@@ -26,9 +26,11 @@ WHY_NOT = "not_built.txt"
 SOURCES = FOLDER / "source"
 
 _MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
 _X86 = {
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx2": _AVX2,
+    "avx2vnni": [*_AVX2, "-mavxvnni"],
     "avx512": _AVX512,
     "avx512vnni": [*_AVX512, "-mavx512vnni"],
     # The same instructions; weights are prefetched past the caches.

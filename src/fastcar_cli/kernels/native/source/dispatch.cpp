@@ -7,7 +7,7 @@
 
 extern "C" const Kernels kernels_plain;
 #if defined(__x86_64__)
-extern "C" const Kernels kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_zen5;
+extern "C" const Kernels kernels_avx2, kernels_avx2vnni, kernels_avx512, kernels_avx512vnni, kernels_zen5;
 #endif
 
 namespace {
@@ -17,9 +17,9 @@ struct Registers {
     unsigned a = 0, b = 0, c = 0, d = 0;
 };
 
-Registers cpuid(unsigned leaf) {
+Registers cpuid(unsigned leaf, unsigned part = 0) {
     Registers r;
-    __get_cpuid_count(leaf, 0, &r.a, &r.b, &r.c, &r.d);
+    __get_cpuid_count(leaf, part, &r.a, &r.b, &r.c, &r.d);
     return r;
 }
 
@@ -38,16 +38,22 @@ bool is_zen5(Registers zero, Registers one) {
     return zero.b == authentic[0] && zero.d == authentic[1] && zero.c == authentic[2] && family >= 26;
 }
 
-// What this processor is. 0: nothing that is used; 1: AVX2 with FMA and F16C; 2: also AVX-512 F, BW, DQ and VL; 3: also
-// VNNI; 4: these and Zen 5.
-int vector_level() {
+// What this processor has of what the kernels use, each with what it builds on.
+struct Has {
+    bool avx2 = false, avx2vnni = false, avx512 = false, avx512vnni = false, zen5 = false;
+};
+
+Has processor() {
     Registers one = cpuid(1), seven = cpuid(7);
     constexpr unsigned fma = 1u << 12, saved = 1u << 27, f16c = 1u << 29, avx2 = 1u << 5;
     constexpr unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, vnni = 1u << 11, base = fma | saved | f16c;
-    if ((one.c & base) != base || (seven.b & avx2) == 0 || !os_saves(0x6)) return 0;
-    if ((seven.b & avx512) != avx512 || !os_saves(0xE6)) return 1;
-    if ((seven.c & vnni) == 0) return 2;
-    return is_zen5(cpuid(0), one) ? 4 : 3;
+    Has has;
+    has.avx2 = (one.c & base) == base && (seven.b & avx2) != 0 && os_saves(0x6);
+    has.avx2vnni = has.avx2 && (cpuid(7, 1).a & 1u << 4) != 0;
+    has.avx512 = has.avx2 && (seven.b & avx512) == avx512 && os_saves(0xE6);
+    has.avx512vnni = has.avx512 && (seven.c & vnni) != 0;
+    has.zen5 = has.avx512vnni && is_zen5(cpuid(0), one);
+    return has;
 }
 #endif
 
@@ -59,13 +65,14 @@ struct KernelSet {
 // The i-th best kernels that this processor runs; null after the last.
 KernelSet kernel_set(long i) {
 #if defined(__x86_64__)
-    constexpr KernelSet all[] = {{"zen5", &kernels_zen5},
-                                 {"avx512vnni", &kernels_avx512vnni},
-                                 {"avx512", &kernels_avx512},
-                                 {"avx2+fma", &kernels_avx2},
-                                 {"plain", &kernels_plain}};
-    long index = i + 4 - vector_level();
-    return index < 5 ? all[index] : KernelSet{nullptr, nullptr};
+    Has has = processor();
+    const bool runs[] = {has.zen5, has.avx512vnni, has.avx512, has.avx2vnni, has.avx2, true};
+    constexpr KernelSet all[] = {{"zen5", &kernels_zen5},         {"avx512vnni", &kernels_avx512vnni},
+                                 {"avx512", &kernels_avx512},     {"avx2+vnni", &kernels_avx2vnni},
+                                 {"avx2+fma", &kernels_avx2},     {"plain", &kernels_plain}};
+    for (int k = 0; k < 6; k++)
+        if (runs[k] && i-- == 0) return all[k];
+    return {nullptr, nullptr};
 #elif defined(__aarch64__)
     return i == 0 ? KernelSet{"neon", &kernels_plain} : KernelSet{nullptr, nullptr};
 #else

@@ -32,6 +32,8 @@ typedef uint8_t Uint8s __attribute__((vector_size(4 * LANES)));
 INLINE Ints add_pair_products(Ints sums, Int16s a, Int16s b) {
 #if defined(__AVX512VNNI__)
     return bit_cast<Ints>(_mm512_dpwssd_epi32(bit_cast<__m512i>(sums), bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+#elif defined(__AVXVNNI__)
+    return bit_cast<Ints>(_mm256_dpwssd_avx_epi32(bit_cast<__m256i>(sums), bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
 #elif defined(__AVX512BW__)
     return sums + bit_cast<Ints>(_mm512_madd_epi16(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
 #elif defined(__AVX2__)
@@ -105,10 +107,15 @@ INLINE Floats scales_by_lane(Scales scales) {
 }
 INLINE Ints add_group_products(Ints sums, const Uint8s* low, const Uint8s* high, const char* x, const char* y) {
     constexpr long size = sizeof(Register);
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #if defined(__AVX512VNNI__)
+#define ADD_PRODUCTS _mm512_dpbusd_epi32
+#else
+#define ADD_PRODUCTS _mm256_dpbusd_avx_epi32
+#endif
     auto add_products = [&](Uint8s weights, const char* inputs) __attribute__((always_inline)) {
         sums = bit_cast<Ints>(
-            _mm512_dpbusd_epi32(bit_cast<Register>(sums), bit_cast<Register>(weights), load_as<Register>(inputs)));
+            ADD_PRODUCTS(bit_cast<Register>(sums), bit_cast<Register>(weights), load_as<Register>(inputs)));
     };
     for (int v = 0; v < 4; v++) {
         add_products(low[v], x + v * size);
