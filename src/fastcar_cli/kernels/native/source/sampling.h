@@ -17,7 +17,7 @@ inline bool comes_after(const Candidate& a, const Candidate& b) {
     return a.logit < b.logit || (a.logit == b.logit && a.code > b.code);
 }
 
-// Candidates in sampling order. A heap sorts only as many as the draw looks at, and likely codes come first.
+// Candidates in sampling order. A heap sorts only as many as the draw looks at.
 struct SortedCandidates {
     Candidate* all;
     long n, in_heap;
@@ -49,49 +49,118 @@ struct SortedCandidates {
     }
 };
 
-// The code that `uniform` in [0, 1) draws from n logits; -1 where a logit is NaN or infinite. all: memory for n
-// candidates.
-int64_t sample(const float* logits, long n, float uniform, const Sampling& settings, double top_p, Candidate* all) {
+// The candidates of n logits by how far they lie below the largest, in buckets. A draw walks over the buckets' masses and
+// sorts only the bucket in which it ends: sorting all 64,000 codes of Cosmos took longer than computing their logits.
+class Buckets {
+   public:
+    // memory: for n candidates. The largest logit is finite, none is NaN.
+    Buckets(const float* logits, long n, float largest, float temperature, Candidate* memory)
+        : logits_(logits), n_(n), largest_(largest / temperature), temperature_(temperature), memory_(memory) {
+        for_each([&](const Candidate& c, int bucket) {
+            masses_[bucket] += c.mass;
+            counts_[bucket]++;
+        });
+    }
+
+    // Leaves only the first k candidates and those whose logits equal the k-th one's.
+    void keep_first(long k) {
+        int b = 0;
+        for (; k > counts_[b]; b++) k -= counts_[b];
+        long count = members(b);
+        float least = SortedCandidates(memory_, count)[k - 1].logit;
+        masses_[b] = 0;
+        for (long i = 0; i < count; i++)
+            if (memory_[i].logit >= least) masses_[b] += memory_[i].mass;
+        for (int later = b + 1; later < COUNT; later++) masses_[later] = 0;
+        least_ = least;
+    }
+
+    double mass() const {
+        double sum = 0;
+        for (double mass : masses_) sum += mass;
+        return sum;
+    }
+
+    // The first candidate for which enough(sum) is true, where `sum` is the mass up to it, or else the last one that has
+    // mass.
+    template <class F>
+    Candidate find(F enough, double& sum) {
+        int last = COUNT - 1;
+        while (last > 0 && masses_[last] == 0) last--;
+        Candidate found{};
+        sum = 0;
+        for (int b = 0; b <= last; b++) {
+            if (b < last && !enough(sum + masses_[b])) {
+                sum += masses_[b];
+                continue;
+            }
+            long count = members(b);
+            SortedCandidates sorted(memory_, count);
+            for (long i = 0; i < count && sorted[i].mass > 0; i++) {
+                found = sorted[i];
+                sum += found.mass;
+                if (enough(sum)) return found;
+            }
+        }
+        return found;
+    }
+
+   private:
+    // Buckets, and how many of them a difference of 1 in a logit crosses. The last one has all that lie further below.
+    static constexpr int COUNT = 1024, A_UNIT = 32;
+
+    template <class F>
+    INLINE void for_each(F f) const {
+        for (long i = 0; i < n_; i += LANES) {
+            long lanes = n_ - i < LANES ? n_ - i : LANES;
+            float scaled[LANES] = {}, masses[LANES];
+            int32_t buckets[LANES];
+            memcpy(scaled, logits_ + i, lanes * sizeof(float));
+            Floats logit = load(scaled) / temperature_, below = largest_ - logit, place = below * float(A_UNIT);
+            // `exp` does not go below -87.
+            store(masses, below > 87.0f ? Floats{} : exp(-below));
+            store(scaled, logit);
+            place = place < float(COUNT - 1) ? place : float(COUNT - 1) - Floats{};
+            Ints bucket = __builtin_convertvector(place, Ints);
+            memcpy(buckets, &bucket, sizeof buckets);
+            for (long k = 0; k < lanes; k++) f(Candidate{scaled[k], masses[k], int32_t(i + k)}, buckets[k]);
+        }
+    }
+
+    // Writes those of a bucket to memory_; returns how many they are.
+    long members(int of) const {
+        long count = 0;
+        for_each([&](const Candidate& c, int bucket) {
+            if (bucket == of && c.logit >= least_) memory_[count++] = c;
+        });
+        return count;
+    }
+
+    const float* logits_;
+    long n_;
+    float largest_, temperature_, least_ = -__builtin_inff();
+    Candidate* memory_;
+    double masses_[COUNT] = {};
+    int32_t counts_[COUNT] = {};
+};
+
+// The code that `uniform` in [0, 1) draws from n logits; -1 where a logit is NaN or infinite. memory: for n candidates.
+int64_t sample(const float* logits, long n, float uniform, const Sampling& settings, double top_p, Candidate* memory) {
     long best = 0;
     for (long i = 0; i < n; i++) {
         if (!(logits[i] < __builtin_inff())) return -1;
         if (logits[i] > logits[best]) best = i;
     }
     if (settings.temperature == 0) return best;
-    for (long i = 0; i < n; i++) all[i] = Candidate{logits[i] / float(settings.temperature), 0, int32_t(i)};
-    float largest = all[best].logit;
-    SortedCandidates sorted(all, n);
-    float cutoff = settings.top_k > 0 && settings.top_k < n ? sorted[settings.top_k - 1].logit : -__builtin_inff();
-    double total_mass = 0;
-    long count = 0;
-    for (long i = 0; i < n; i += LANES) {
-        float relative[LANES] = {};
-        long lanes = n - i < LANES ? n - i : LANES;
-        for (long k = 0; k < lanes; k++) relative[k] = all[i + k].logit - largest;
-        Floats masses = exp(load(relative));
-        for (long k = 0; k < lanes; k++) {
-            // Logits equal to the k-th largest stay; `exp` does not go below -87.
-            if (all[i + k].logit < cutoff || relative[k] < -87.0f) continue;
-            all[i + k].mass = masses[k];
-            total_mass += masses[k];
-            count++;
-        }
-    }
-    double kept = total_mass;
+    Buckets buckets(logits, n, logits[best], float(settings.temperature), memory);
+    if (settings.top_k > 0 && settings.top_k < n) buckets.keep_first(settings.top_k);
+    double kept = buckets.mass(), sum;
     if (top_p < 1) {
         // The candidate that crosses top-p stays, so at least one does.
-        long i = 0;
-        double least = top_p * total_mass;
-        for (kept = 0; i < count && (i == 0 || kept < least || (settings.strict && kept == least)); i++)
-            kept += sorted[i].mass;
-        count = i;
+        double least = top_p * kept;
+        buckets.find([&](double mass) { return settings.strict ? mass > least : mass >= least; }, kept);
     }
-    double sum = 0;
-    for (long i = 0; i < count; i++) {
-        sum += sorted[i].mass;
-        if (sum > uniform * kept) return sorted[i].code;
-    }
-    return sorted[count - 1].code;
+    return buckets.find([&](double mass) { return mass > uniform * kept; }, sum).code;
 }
 
 }  // namespace
