@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +75,12 @@ def cores() -> int:
         if len(quota) == 2 and min(quota) > 0:
             most = min(most, quota[0] / quota[1])
     return max(1, int(most))
+
+
+def give_back_memory() -> None:
+    """Give freed memory back to the system: glibc keeps freed blocks of less than 32 MiB, as the maps of a video
+    tokenizer are, 0.35 GB after a latent of Cosmos.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)

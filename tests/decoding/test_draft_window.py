@@ -59,7 +59,10 @@ def test_a_decode_is_never_much_slower_than_without_drafts(right: float, slope: 
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize(("right", "slope"), [(0.95, 0.02), (0.95, 0.1), (0.85, 0.02), (0.7, 0.1), (0.95, 0.3), (0.93, 0.44), (0.5625, 0.375)])
+@pytest.mark.parametrize(
+    ("right", "slope"),
+    [(0.95, 0.02), (0.95, 0.1), (0.85, 0.02), (0.7, 0.1), (0.95, 0.3), (0.93, 0.44), (0.5625, 0.375)],
+)
 def test_the_choice_is_near_the_best_window(right: float, slope: float, noise: float) -> None:
     runs = [_decode(lambda done: right, _line(slope), seed, noise)[0] for seed in range(20)]
     assert sum(runs) / len(runs) <= 1.1 * _best(right, _line(slope))

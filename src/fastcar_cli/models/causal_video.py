@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fastcar_cli.limits import give_back_memory
 from fastcar_cli.models.causal_video_blocks import (
     Level,
     LevelSpec,
@@ -177,7 +178,10 @@ class CausalVideoTokenizer(nn.Module):
             work = work_of(spec, frames.shape[2] // spec.space, frames.shape[3] // spec.space, encode=True)
             past = Past(_counting(progress, len(frames) * (work.first + work.later * (frames.shape[1] // spec.time))))
         pieces = [frames[:, :1], *(frames[:, i : i + spec.time] for i in range(1, frames.shape[1], spec.time))]
-        return torch.cat([ids_of(self.latents(piece, past), spec.levels) for piece in pieces], 1)
+        ids = torch.cat([ids_of(self.latents(piece, past), spec.levels) for piece in pieces], 1)
+        del past
+        give_back_memory()
+        return ids
 
     def stream(self, progress: Progress | None = None) -> LatentDecoder:
         """What decodes the latents of some videos one after another; `progress` receives the work of each."""
@@ -200,7 +204,9 @@ class LatentDecoder:
             total = len(ids) * (work.later if self._latents else work.first)
             past.on_work, past.work = _counting(self._progress, total), 0
         self._latents += 1
-        return self._tokenizer.pixels(ids[:, None], past).div_(2).add_(0.5).clamp_(0, 1).mul_(255)
+        frames = self._tokenizer.pixels(ids[:, None], past).div_(2).add_(0.5).clamp_(0, 1).mul_(255)
+        give_back_memory()
+        return frames
 
 
 def _counting(progress: Progress, total: int) -> Callable[[int], None]:

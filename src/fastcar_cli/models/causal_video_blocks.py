@@ -26,7 +26,7 @@ class Past:
     """
 
     def __init__(self, on_work: Callable[[int], None] | None = None) -> None:
-        self._kept: dict[nn.Module, Tensor] = {}
+        self._kept: dict[nn.Module, list[Tensor]] = {}
         self.on_work = on_work
         self.work = 0
 
@@ -34,22 +34,25 @@ class Past:
         """Whether a part has seen no piece yet."""
         return part not in self._kept
 
-    def extended(self, part: nn.Module, x: Tensor, keep: int, repeat: int) -> Tensor:
-        """The piece behind the last `keep` frames before it; of the first piece behind `repeat` copies of its frame."""
-        before = x[:, :1].expand(-1, repeat, *x.shape[2:]) if self.first(part) else self._kept[part]
-        whole = torch.cat([before, x], 1)
-        self._kept[part] = whole[:, -keep:].clone()
-        return whole
+    def frames(self, part: nn.Module, x: Tensor, keep: int, repeat: int) -> list[Tensor]:
+        """The frames of a piece, [P, 1, H, W, C] each, behind the last `keep` before it; those of the first piece
+        behind `repeat` copies of its first one.
+        """
+        before = [x[:, :1]] * repeat if self.first(part) else self._kept[part]
+        frames = [*before, *x.split(1, 1)]
+        # Of a longer piece a frame is a part, which would keep all of it.
+        self._kept[part] = [f if x.shape[1] == 1 else f.clone() for f in frames[-keep:]]
+        return frames
 
     def appended(self, part: nn.Module, x: Tensor, dim: int) -> Tensor:
         """All pieces so far, put together along a dimension."""
-        self._kept[part] = x if self.first(part) else torch.cat([self._kept[part], x], dim)
-        return self._kept[part]
+        self._kept[part] = [x if self.first(part) else torch.cat([*self._kept[part], x], dim)]
+        return self._kept[part][0]
 
     @property
     def kept(self) -> int:
         """Numbers that are kept."""
-        return sum(x.numel() for x in self._kept.values())
+        return sum(x.numel() for kept in self._kept.values() for x in kept)
 
     def count(self, work: int) -> None:
         """Add multiply-adds."""
@@ -101,18 +104,19 @@ class Temporal(_Convolution):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """[P, T, H, W, inputs] -> [P, T, H, W, outputs]."""
-        return self.over(past.extended(self, x, 2, 2), past)
+        return self.over(past.frames(self, x, 2, 2), past)
 
-    def over(self, x: Tensor, past: Past, stride: int = 1) -> Tensor:
-        """The product with frames that have those before them in front, every `stride` frames."""
+    def over(self, frames: list[Tensor], past: Past, stride: int = 1) -> Tensor:
+        """The product with every `stride`-th of some frames and the two behind it."""
         taps = self.conv3d.weight[..., 0, 0].unbind(2)
-        count = (x.shape[1] - len(taps)) // stride + 1
-        pieces = [x[:, k : k + (count - 1) * stride + 1 : stride] for k in range(len(taps))]
-        out = F.linear(pieces[0], taps[0], self.conv3d.bias)
-        flat = out.view(-1, out.shape[-1])
-        for piece, tap in zip(pieces[1:], taps[1:], strict=True):
-            flat.addmm_(piece.reshape(-1, piece.shape[-1]), tap.T)
-        return self._counted(out, past)
+        made = []
+        for first in range(0, len(frames) - len(taps) + 1, stride):
+            out = F.linear(frames[first], taps[0], self.conv3d.bias)
+            flat = out.view(-1, out.shape[-1])
+            for frame, tap in zip(frames[first + 1 :], taps[1:], strict=False):
+                flat.addmm_(frame.reshape(-1, frame.shape[-1]), tap.T)
+            made.append(out)
+        return self._counted(made[0] if len(made) == 1 else torch.cat(made, 1), past)
 
 
 class Pair(nn.ModuleList):
@@ -123,7 +127,7 @@ class Pair(nn.ModuleList):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """[P, T, H, W, inputs] -> [P, T, H, W, outputs]."""
-        return self[1](self[0](x, past), past)
+        return by_frame(lambda frame, past: self[1](self[0](frame, past), past), x, past)
 
 
 class Norm(nn.Module):
@@ -224,9 +228,9 @@ class Downsampler(nn.Module):
             average = _maps(F.avg_pool2d(_images(x), 2), x)
             x = self.conv1(x, past, 2).add_(average)
         if self.conv2 is not None:
-            x = past.extended(self.conv2, x, 1, 2)
-            average = (x[:, 1::2] + x[:, 2::2]).div_(2)
-            x = self.conv2.over(x, past, 2).add_(average)
+            frames = past.frames(self.conv2, x, 1, 2)
+            average = torch.cat([(a + b).div_(2) for a, b in zip(frames[1::2], frames[2::2], strict=True)], 1)
+            x = self.conv2.over(frames, past, 2).add_(average)
         return self.conv3(x, past)
 
 
