@@ -138,6 +138,7 @@ def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_js
         "  of it drawing codes": ("draw_s", "{:.1f}"),
         "pixels": ("vision_s", "{:.1f}"),
         "GB/s while decoding": ("gb_s", "{:.1f}"),
+        "memory gave, GB/s": ("bandwidth_gb_s", "{:.1f}"),
         "of what memory gave": ("of_bandwidth", "{:.0%}"),
         "most memory, bytes": ("peak_bytes", "{:,}"),
         "published, U280": ("published_s", "{:.1f}"),
