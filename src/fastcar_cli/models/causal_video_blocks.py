@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fastcar_cli.limits import give_back_memory
 from fastcar_cli.plain_data import WHOLE, Flag, Size
 
 
@@ -285,6 +286,7 @@ class Level(nn.Module):
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """[P, T, H, W, width] -> maps of the next level."""
         x = by_frame(self._blocks, x, past)
+        give_back_memory()
         sampler = self._modules.get(self.sampler)
         return x if sampler is None else sampler(x, past)
 
@@ -296,7 +298,8 @@ class Level(nn.Module):
 
 def by_frame(part: Callable[[Tensor, Past], Tensor], x: Tensor, past: Past) -> Tensor:
     """What a part gives frame after frame: maps of a single one are all that it takes memory for."""
-    return torch.cat([part(frame, past) for frame in x.split(1, 1)], 1)
+    frames = [part(frame, past) for frame in x.split(1, 1)]
+    return frames[0] if len(frames) == 1 else torch.cat(frames, 1)
 
 
 def _images(x: Tensor) -> Tensor:
