@@ -162,9 +162,11 @@ inline void attend(const Int8Cache& cache, const Seen* seen, const Queries& quer
             slots = seen[i].slots > slots ? seen[i].slots : slots;
         }
         for (long s = 0; s < slots; s += INT8_SLOTS) {
-            long rows = min(INT8_SLOTS, slots - s), ahead = INT8_SLOTS * d;
+            long rows = min(INT8_SLOTS, slots - s), bytes = INT8_SLOTS * d;
             bool last = s + INT8_SLOTS >= slots;
             const char *keys = cache.keys + s * d, *values = cache.values + s * d;
+            const char* next_keys = last ? cache.next : keys + bytes;
+            const char* next_values = last ? cache.next + bytes : values + bytes;
             // Rows and numbers that a tile lacks are zeros.
             auto whole = [&](const char* at) {
                 if (rows == INT8_SLOTS && d == columns) return at;
@@ -176,9 +178,10 @@ inline void attend(const Int8Cache& cache, const Seen* seen, const Queries& quer
             memcpy(key_scales, cache.key_scales + s, 4 * rows);
             memcpy(value_scales, cache.value_scales + s, 4 * rows);
             widen_keys(whole(keys), columns, tile);
-            multiply_tile(tile, INT8_SLOTS, pairs, codes, pairs, count, last ? cache.next : keys + ahead, ahead, [&](long q, long k, Floats sums) {
-                store(p[q] + k, sums * (load(key_scales + k) * coded[q].scale));
-            });
+            multiply_tile(tile, INT8_SLOTS, pairs, codes, pairs, count, next_keys, bytes,
+                          [&](long q, long k, Floats sums) {
+                              store(p[q] + k, sums * (load(key_scales + k) * coded[q].scale));
+                          });
             int32_t weights[SHARING][slot_pairs];
             for (long q = 0; q < count; q++) {
                 auto& [sees, output, state, scale, weight_scale] = coded[q];
@@ -194,9 +197,10 @@ inline void attend(const Int8Cache& cache, const Seen* seen, const Queries& quer
                 weight_scale = code(p[q], INT8_SLOTS, 32767, reinterpret_cast<int16_t*>(weights[q]));
             }
             widen_values(whole(values), columns, tile);
-            multiply_tile(tile, columns, slot_pairs, weights[0], slot_pairs, count, last ? cache.next + ahead : values + ahead, ahead, [&](long q, long k, Floats sums) {
-                store(coded[q].output + k, load(coded[q].output + k) + sums * coded[q].weight_scale);
-            });
+            multiply_tile(tile, columns, slot_pairs, weights[0], slot_pairs, count, next_values, bytes,
+                          [&](long q, long k, Floats sums) {
+                              store(coded[q].output + k, load(coded[q].output + k) + sums * coded[q].weight_scale);
+                          });
         }
     }
     // The mean of the keys adds the same to every score so far, that of the values once as much as all weights are.
