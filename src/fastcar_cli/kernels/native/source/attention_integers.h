@@ -88,9 +88,9 @@ inline void widen_values(const char* rows, long d, int32_t* tile) {
 }
 
 // Calls finish(q, c, sums) for rows q of x and vectors of columns from c on of the tile: with the sums over j < `pairs`
-// of the products of x[q][j] and tile[j][c], both pairs of int16. Meanwhile `bytes` bytes from `next` on are prefetched:
-// fetched while a tile is widened, which takes less time than they do, they kept four queries waiting (a Zen 5 core read
-// 22 GB/s in place of 25).
+// of the products of x[q][j] and tile[j][c], both pairs of int16. Meanwhile `bytes` bytes from `next` on are
+// prefetched: fetched while a tile is widened, which takes less time than they do, they kept four queries waiting (a
+// Zen 5 core read 22 GB/s in place of 25).
 template <class F>
 INLINE void multiply_tile(const int32_t* tile, long columns, long pairs, const int32_t* x, long x_step, long rows,
                           const char* next, long bytes, F finish) {

@@ -49,8 +49,9 @@ struct SortedCandidates {
     }
 };
 
-// The candidates of n logits by how far they lie below the largest, in buckets. A draw walks over the buckets' masses and
-// sorts only the bucket in which it ends: sorting all 64,000 codes of Cosmos took longer than computing their logits.
+// The candidates of n logits by how far they lie below the largest, in buckets. A draw walks over the buckets' masses
+// and sorts only the bucket in which it ends: sorting all 64,000 codes of Cosmos took longer than computing their
+// logits.
 class Buckets {
    public:
     // memory: for n candidates. The largest logit is finite, none is NaN.
@@ -81,8 +82,8 @@ class Buckets {
         return sum;
     }
 
-    // The first candidate for which enough(sum) is true, where `sum` is the mass up to it, or else the last one that has
-    // mass.
+    // The first candidate for which enough(sum) is true, where `sum` is the mass up to it, or else the last one that
+    // has mass.
     template <class F>
     Candidate find(F enough, double& sum) {
         int last = COUNT - 1;
