@@ -301,6 +301,22 @@ def test_an_interrupted_mp4_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(read_frames(tmp_path / "a.mp4")) == 3
 
 
+def test_missing_kernels_are_a_note_before_the_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from fastcar_cli.cli.app import app
+    from fastcar_cli.kernels.native import library
+
+    monkeypatch.setattr(library, "_open", lambda: "the native kernels are not built: no compiler")
+    monkeypatch.chdir(tmp_path)
+    command = ["generate", PROMPT, "--seed", "1", "--frames", "1", "-o", "a.gif", "--json"]
+    done = CliRunner().invoke(app, command)
+    said = "note: plain torch decodes, many times slower: the native kernels are not built: no compiler\n"
+    assert said in done.stderr
+    assert json.loads(done.stdout)["kernels"]["name"] == "torch"
+    assert said not in CliRunner().invoke(app, [*command, "--force", "--set", "runtime.executor=torch"]).stderr
+
+
 def test_a_damaged_model_is_named(run: Run, tmp_path: Path) -> None:
     import fastcar_cli
 

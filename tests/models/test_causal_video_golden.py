@@ -111,8 +111,8 @@ def test_maps_and_frames_of_the_decoder_are_those_recorded(model: str) -> None:
         "post_quant": "post_quant_conv",
         "conv_in": "decoder.conv_in",
         "mid": "decoder.mid.block_2",
-        "up2": "decoder.up.2.upsample",
-        "up1": "decoder.up.1.upsample",
+        "up2": "decoder.up.2.upsample.conv3",
+        "up1": "decoder.up.1.upsample.conv3",
         "conv_out": "decoder.conv_out",
     }
     stream = tokenizer().stream()

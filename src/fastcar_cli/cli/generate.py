@@ -268,13 +268,19 @@ def _check_one_batch(option: str, pipe: VideoPipeline, count: int) -> None:
 
 
 def _notes_on(pipe: VideoPipeline, recipe: dict[str, Any] | None, earlier: Path | None) -> list[str]:
-    """What to say of a loaded model: options that it has no use for, its terms, and other weights than a recipe's."""
+    """What to say of a loaded model: options that it has no use for, kernels that are missing, its terms, and other
+    weights than a recipe's.
+    """
+    from fastcar_cli.kernels import native
     from fastcar_cli.models.loading.hub import licence, repository_of
     from fastcar_cli.recipe import same_weights
 
     model, rule, notes = pipe.config.model, pipe.settings.rule, []
     if pipe.config.replay.gate == "pair" and not rule.pairs and (rule.target is not None or not rule.tau.off):
         notes.append("--gate pair has no effect, because guidance 1 makes no pairs")
+    wanted = pipe.settings.executor == "auto" and pipe.model.network.device.type == "cpu"
+    if wanted and pipe.config.backend.name == "torch" and (why := native.unavailable()) is not None:
+        notes.append(f"plain torch decodes, many times slower: {why}")
     if (repository := repository_of(model)) is not None:
         notes.append(licence(model, repository))
     return notes if recipe is None else [*notes, *same_weights(recipe, str(earlier), model)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -128,10 +128,11 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """[P, t, h, w, latent] -> [P, T, H, W, 3 patch^3]."""
-        x = self.mid(self.conv_in(x, past), past)
+        frames: Iterable[Tensor] = self.mid(self.conv_in(x, past), past).split(1, 1)
         for level in reversed(self.up):
-            x = level(x, past)
-        return self.conv_out(F.silu(self.norm_out(x), inplace=True), past)
+            assert isinstance(level, Level)
+            frames = level.frames(frames, past)
+        return torch.cat([self.conv_out(F.silu(self.norm_out(x), inplace=True), past) for x in frames], 1)
 
 
 class CausalVideoTokenizer(nn.Module):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -244,12 +244,15 @@ class Upsampler(nn.Module):
         self.conv2 = Spatial(width, width) if space else None
         self.conv3 = Pointwise(width, width)
 
-    def forward(self, x: Tensor, past: Past) -> Tensor:
-        """[P, T, H, W, C] -> [P, 2 T, 2 H, 2 W, C]; of the first piece 2 T - 1 frames."""
+    def frames(self, x: Tensor, past: Past) -> Iterator[Tensor]:
+        """The frames [P, 1, 2 H, 2 W, C] of [P, T, H, W, C], each made when it is taken: 2 T, of the first piece one
+        fewer.
+        """
         if self.conv1 is not None:
             x = x.repeat_interleave(2, 1)[:, int(past.first(self.conv1)) :]
             x = self.conv1(x, past).add_(x)
-        return by_frame(self._wider, x, past)
+        for frame in x.split(1, 1):
+            yield self._wider(frame, past)
 
     def _wider(self, x: Tensor, past: Past) -> Tensor:
         if self.conv2 is not None:
@@ -284,11 +287,21 @@ class Level(nn.Module):
             self.add_module(self.sampler, kind(widths[-1], space=spec.space, time=spec.time))
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
-        """[P, T, H, W, width] -> maps of the next level."""
+        """[P, T, H, W, width] -> maps of the next level, where sides are halved."""
         x = by_frame(self._blocks, x, past)
         give_back_memory()
         sampler = self._modules.get(self.sampler)
         return x if sampler is None else sampler(x, past)
+
+    def frames(self, frames: Iterable[Tensor], past: Past) -> Iterator[Tensor]:
+        """The next level's frames, where sides are doubled, of this one's [P, 1, H, W, width], each made when it is
+        taken: a level holds one frame, not the piece.
+        """
+        sampler = self._modules.get(self.sampler)
+        for frame in frames:
+            x = self._blocks(frame, past)
+            give_back_memory()
+            yield from sampler.frames(x, past) if isinstance(sampler, Upsampler) else [x]
 
     def _blocks(self, x: Tensor, past: Past) -> Tensor:
         for block in self.block:

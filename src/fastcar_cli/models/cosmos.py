@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.causal_video import CausalVideoSpec, CausalVideoTokenizer, work_of
+from fastcar_cli.models.causal_video import CausalVideoSpec, CausalVideoTokenizer, LatentDecoder, work_of
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
 from fastcar_cli.plain_data import WHOLE, Size
 
@@ -109,20 +109,21 @@ class LatentFrameDecoder:
     """Decodes frames of codes one after another, those of the prompts first."""
 
     def __init__(self, network: Cosmos, prompts: Tensor) -> None:
-        self._grid, self._decoder = network.spec.grid, network.tokenizer.stream()
+        self._grid, self._tokenizer = network.spec.grid, network.tokenizer
         self._prompts = prompts[:, network.spec.layout.lead :]
-        self._context: Tensor | None = None
+        self._decoder: LatentDecoder | None = None
 
     def context(self) -> Tensor:
-        """See `FrameDecoder`."""
-        if self._context is None:
-            frames = self._prompts.unflatten(1, (-1, *self._grid)).unbind(1)
-            self._context = torch.cat([self._decoder.next(ids) for ids in frames], 1)
-        return self._context
+        """See `FrameDecoder`; the video begins anew."""
+        self._decoder = self._tokenizer.stream()
+        frames = self._prompts.unflatten(1, (-1, *self._grid)).unbind(1)
+        return torch.cat([self._decoder.next(ids) for ids in frames], 1)
 
     def frame(self, codes: Tensor) -> Tensor:
         """See `FrameDecoder`."""
-        self.context()
+        if self._decoder is None:
+            self.context()
+        assert self._decoder is not None
         return self._decoder.next(codes[..., 0].unflatten(1, self._grid))
 
 
