@@ -23,6 +23,7 @@ from torch import Tensor
 from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.batch import Watcher
 from fastcar_cli.decoding.choice import row_limit
+from fastcar_cli.decoding.draft_window import DraftWindow
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
@@ -112,6 +113,8 @@ class VideoPipeline:
         if self._preset is not None and config.backend.preset is None:
             self.effective["backend"]["preset"] = self._preset.name
         self._runs: list[Run] = []
+        # By the number of videos, which decides what a pass takes.
+        self._windows: dict[int, DraftWindow] = {}
 
     @classmethod
     def from_config(
@@ -280,6 +283,7 @@ class VideoPipeline:
         on_reading, on_prefill = (None if on_begin is None else partial(on_begin, part) for part in ("input", "prompt"))
         decode, readings = begin(self.model, prompts, seeds, self.settings, backend, on_reading)
         decode.observers.watch, decode.observers.on_prefill = watch, on_prefill
+        decode.windows = self._windows.setdefault(len(prompts), DraftWindow(self.settings.draft.window))
         held = decode.prompts.aligned // decode.frame
         if (behind := self.spec.layout.behind) and held != behind:
             raise RequestError(

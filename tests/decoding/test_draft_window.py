@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastcar_cli.config import RunConfig
 from fastcar_cli.decoding.draft_window import DraftWindow
+from fastcar_cli.pipeline import VideoPipeline
 
 TOKENS, MOST = 1024, 16
 
@@ -80,3 +82,11 @@ def test_windows_are_within_the_most(most: int) -> None:
         window = windows.choose(1.0)
         assert 1 <= window <= most
         windows.learn(window, [window], 1.0)
+
+
+def test_videos_of_a_pipeline_know_what_passes_of_the_one_before_cost() -> None:
+    pipe = VideoPipeline.from_config(RunConfig.from_dict({"model": "mini", "generation": {"frames": 2}}))
+    ball = "a red ball rolling to the right"
+    first, second = (pipe.run([ball], [seed]).windows for seed in (1, 2))
+    assert first is not None and first is second
+    assert pipe.run([ball, ball], [1, 2]).windows is not first

@@ -76,17 +76,19 @@ class Drafter:
         columns: int,
         lockstep: bool = False,
         before: Tensor | None = None,
+        windows: DraftWindow | None = None,
     ) -> None:
         """Drafts lie in `draws` where they would be final.
 
         frame is N; columns, the codes in a row of a frame. lockstep: all videos must be at the same token.
         before: codes int64 [P, N, depth] of the frame before the first, where prompts hold one.
+        windows: what `auto` chooses with, and has learned of earlier videos.
         """
         self._before = before
         self._draws, self._frame, self._columns, self._lockstep = draws, frame, columns, lockstep
         self._carry = settings.kind != "frame"
         self.window = settings.window
-        self._choice = DraftWindow(settings.window) if settings.kind == "auto" else None
+        self._choice = (windows or DraftWindow(settings.window)) if settings.kind == "auto" else None
         # Below these positions the codes of a video hold what the last pass drew.
         self._drawn = [0] * draws.videos
         self._drafts: Tensor | None = None
@@ -153,7 +155,7 @@ class Drafter:
             right = (draws.drawn(inputs)[:, :-1] == self._drafts).all(-1)
             if self._accept is not None:
                 right = torch.rand(right.shape, generator=self._chance) < self._accept
-            counts = (1 + right.long().cumprod(1).sum(1)).tolist()
+            counts = [1 + [*row, False].index(False) for row in right.tolist()]
             if self._lockstep:
                 counts = [min(counts)] * len(counts)
             for video, (t, n) in enumerate(zip(inputs.first, counts, strict=True)):

@@ -27,8 +27,8 @@ class Draws:
             all are drawn.
         done: final positions of each video.
         keep_logits: whether passes return logits.
-        latent: sums of the code vectors of the positions that the last pass drew, [P, count, code_width], of the last
-            final one alone once the pass is committed; None where they are looked up.
+        latent: sum of the code vectors of the position that the last pass drew, [P, 1, code_width]; None where it is
+            looked up, as behind a pass of several tokens.
 
     """
 
@@ -66,6 +66,8 @@ class Draws:
         """
         if self.latent is not None and inputs.count == 1:
             return self.latent
+        if (t := inputs.common) is not None:
+            return embed(self.buffer.narrow(1, t, inputs.count))
         videos = torch.arange(len(self.codes), device=self.codes.device)[:, None]
         return embed(self.buffer[videos, self.positions(inputs)])
 
@@ -84,9 +86,8 @@ class Draws:
     def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
         """Make the first `accepted` positions behind the inputs of each video final."""
         self.done = [first + 1 + count for first, count in zip(inputs.first, accepted, strict=True)]
-        if self.latent is not None and inputs.count > 1:
-            at = torch.tensor(accepted, device=self.latent.device) - 1
-            self.latent = self.latent[torch.arange(len(at), device=at.device), at][:, None]
+        if inputs.count > 1:
+            self.latent = None
 
     def draw(self, hidden: Tensor, index: int | Tensor, logits: Logits) -> tuple[Tensor, Tensor | None]:
         """Draw position `index` of every video in torch, from hidden states [rows, width].

@@ -18,6 +18,7 @@ from torch import Tensor
 from fastcar_cli.backends import MLPBackend
 from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.choice import choose
+from fastcar_cli.decoding.draft_window import DraftWindow
 from fastcar_cli.decoding.drafts import Drafter, DraftSettings
 from fastcar_cli.decoding.executor import Executor
 from fastcar_cli.decoding.prompts import KeptPrompts
@@ -47,6 +48,7 @@ class Decode(Batch):
     Attributes:
         executor: runs the passes; chosen when decoding begins, where it is not set before.
         kept: where what the prompts leave is read from, or written to; None: nowhere.
+        windows: what `--draft auto` has learned of earlier videos like these; None: nothing.
         executor_name: its name, kept after `release`; None before decoding begins.
         why: the reason for the choice, for people.
 
@@ -55,6 +57,7 @@ class Decode(Batch):
     executor: Executor | None = None
     drafter: Drafter | None = None
     kept: KeptPrompts | None = None
+    windows: DraftWindow | None = None
     executor_name: str | None = None
     why: str = ""
 
@@ -163,7 +166,7 @@ class Decode(Batch):
         # Ids of a prompt that holds frames are codes of depth 1.
         whole = self.prompts.aligned >= self.frame and self.model.spec.code_depth == 1
         before = self.prompts.ids[: self.prompts.videos, -self.frame :, None] if whole else None
-        self.drafter = Drafter(self.draws, draft, self.frame, self.model.spec.grid[1], lockstep, before)
+        self.drafter = Drafter(self.draws, draft, self.frame, self.model.spec.grid[1], lockstep, before, self.windows)
         return self.drafter
 
     def drafts_of(self, video: int) -> dict[str, Any]:

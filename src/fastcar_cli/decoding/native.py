@@ -283,10 +283,12 @@ class NativeExecutor(HostExecutor):
         if products:
             if self._biases is None:
                 x = products[-1](x)
-            elif count == 1 and inputs.common is not None:
-                x = products[-1](x, self._biases[inputs.common])
-            else:
+            elif (t := inputs.common) is None:
                 x = products[-1](x) + self._biases[self._batch.draws.positions(inputs)]
+            elif count == 1:
+                x = products[-1](x, self._biases[t])
+            else:
+                x = products[-1](x) + self._biases[t : t + count]
         if self._added is None:
             return x
         places = self._batch.places
