@@ -71,6 +71,11 @@ def test_a_stopped_video_resumes_behind_its_last_frame(tmp_path: Path) -> None:
         assert line["bytes"] == whole[variant]["bytes"]
     with pytest.raises(RequestError, match="another model, plan"):
         whole_video(model, WholeVideo("mini", frames=3, ratio=0.25), file)
+    earlier = json.loads(file.read_text())
+    del earlier["variants"]["dense"]["pieces"][0]["memory_gb_s"]
+    file.write_text(json.dumps(earlier))
+    with pytest.raises(RequestError, match=r"not a record of a whole video \(KeyError\)"):
+        whole_video(model, PLAN, file)
     file.write_text("[]")
     with pytest.raises(RequestError, match="not a record of a whole video"):
         whole_video(model, PLAN, file)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,24 @@ def test_page_cache_is_free_but_for_what_is_to_be_written(groups: Path) -> None:
     )
     _put(groups, memory_max="1000", memory_current="1000", memory_stat=stat)
     assert limits.free_memory(10**6) == 845
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    # In a process of its own: blocks of 64 KiB lie on the heap, and the last one keeps those below it there.
+    program = """
+from pathlib import Path
+from fastcar_cli.limits import give_back_memory
+def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+before = resident()
+blocks = [bytearray(1 << 16) for _ in range(3200)]
+last = bytearray(1 << 16)
+del blocks
+kept = resident() - before
+give_back_memory()
+print(kept, resident() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    kept, after = map(int, done.stdout.split())
+    assert kept > 100 << 20
+    assert after < 20 << 20
