@@ -24,6 +24,7 @@ def _decode(
     right: the probability that a draft is right, by how many tokens are done.
     """
     chance, windows = random.Random(seed), DraftWindow(MOST)
+    windows.begin(TOKENS)
     seconds, done, passes = 0.0, 0, dict[int, int]()
     last: list[bool] = []
     while done < TOKENS:
@@ -78,6 +79,7 @@ def test_drafts_that_become_right_are_taken() -> None:
 @given(st.integers(1, 64))
 def test_windows_are_within_the_most(most: int) -> None:
     windows = DraftWindow(most)
+    windows.begin(50)
     for _ in range(50):
         window = windows.choose(1.0)
         assert 1 <= window <= most

@@ -22,8 +22,8 @@ LATELY = 5
 FORGET = 0.04
 """How much less an older pass counts."""
 
-STAKE, SHARE = 4.0, 0.01
-"""Most that windows may lose in all, in passes of one token: this many, and this share of the final tokens."""
+STAKE, SHARE = 4.0, 0.02
+"""Most that windows may lose, in passes of one token: a video's share of its tokens, and at least so many a video."""
 
 EASE = 0.995
 """What the cost of a window that lost is multiplied by for every pass without it, half as much each time it loses."""
@@ -49,6 +49,11 @@ class DraftWindow:
         self._now, self._trial, self._passes = 1, TRIAL, 0
         # By place in the window: how many drafts were looked at, and how many of them were right.
         self._tried, self._right = [0.0] * most, [0.0] * most
+        self._stake = 0.0
+
+    def begin(self, tokens: int) -> None:
+        """Expect the passes of one more video of so many tokens, or of a batch of them."""
+        self._stake += max(STAKE, SHARE * tokens)
 
     def choose(self, promising: float) -> int:
         """The window of the next pass; `promising` is the share of right drafts among the last tokens."""
@@ -89,7 +94,7 @@ class DraftWindow:
     def _left(self) -> float:
         """Seconds that windows may still lose against passes of one token, by what passes cost lately."""
         one = min(self._timed[1].seconds)
-        left = (STAKE + SHARE * sum(w.tokens for w in self._timed.values())) * one
+        left = self._stake * one
         for window in self._timed.values():
             if window.seconds:
                 left += window.tokens * one - window.passes * min(window.seconds)

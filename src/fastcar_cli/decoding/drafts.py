@@ -88,7 +88,10 @@ class Drafter:
         self._draws, self._frame, self._columns, self._lockstep = draws, frame, columns, lockstep
         self._carry = settings.kind != "frame"
         self.window = settings.window
-        self._choice = (windows or DraftWindow(settings.window)) if settings.kind == "auto" else None
+        self._choice: DraftWindow | None = None
+        if settings.kind == "auto":
+            self._choice = windows or DraftWindow(settings.window)
+            self._choice.begin(draws.tokens)
         # Below these positions the codes of a video hold what the last pass drew.
         self._drawn = [0] * draws.videos
         self._drafts: Tensor | None = None
