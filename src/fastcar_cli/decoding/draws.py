@@ -86,8 +86,7 @@ class Draws:
     def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
         """Make the first `accepted` positions behind the inputs of each video final."""
         self.done = [first + 1 + count for first, count in zip(inputs.first, accepted, strict=True)]
-        if inputs.count > 1:
-            self.latent = None
+        self.latent = self.latent if inputs.count == 1 else None
 
     def draw(self, hidden: Tensor, index: int | Tensor, logits: Logits) -> tuple[Tensor, Tensor | None]:
         """Draw position `index` of every video in torch, from hidden states [rows, width].
