@@ -17,13 +17,17 @@ TOKENS, MOST = 1024, 16
 
 
 def _decode(
-    right: Callable[[int], float], cost: Callable[[int], float], seed: int = 0, noise: float = 0.0
+    right: Callable[[int], float],
+    cost: Callable[[int], float],
+    seed: int = 0,
+    noise: float = 0.0,
+    windows: DraftWindow | None = None,
 ) -> tuple[float, dict[int, int]]:
     """Seconds of a decode and its passes by window; noise: mean seconds that other programs add to what is measured.
 
     right: the probability that a draft is right, by how many tokens are done.
     """
-    chance, windows = random.Random(seed), DraftWindow(MOST)
+    chance, windows = random.Random(seed), windows or DraftWindow(MOST)
     windows.begin(TOKENS)
     seconds, done, passes = 0.0, 0, dict[int, int]()
     last: list[bool] = []
@@ -59,6 +63,14 @@ def test_drafts_that_are_never_right_cost_two_passes(slope: float) -> None:
 @given(right=st.floats(0, 1), slope=st.floats(0, 2), seed=st.integers(0, 10**6))
 def test_a_decode_is_never_much_slower_than_without_drafts(right: float, slope: float, seed: int) -> None:
     assert _decode(lambda done: right, _line(slope), seed)[0] <= 1.03 * TOKENS
+
+
+@settings(max_examples=50, deadline=None)
+@given(before=st.floats(0, 1), right=st.floats(0, 1), slope=st.floats(0, 2), seed=st.integers(0, 10**6))
+def test_what_another_video_gained_is_not_lost_again(before: float, right: float, slope: float, seed: int) -> None:
+    windows = DraftWindow(MOST)
+    _decode(lambda done: before, _line(slope), seed, windows=windows)
+    assert _decode(lambda done: right, _line(slope), seed + 1, windows=windows)[0] <= 1.03 * TOKENS
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])

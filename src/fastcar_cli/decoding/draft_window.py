@@ -23,7 +23,7 @@ FORGET = 0.04
 """How much less an older pass counts."""
 
 STAKE, SHARE = 4.0, 0.02
-"""Most that windows may lose, in passes of one token: a video's share of its tokens, and at least so many a video."""
+"""Most that windows may lose in a video, in passes of one token: a share of its tokens, but at least so many."""
 
 EASE = 0.995
 """What the cost of a window that lost is multiplied by for every pass without it, half as much each time it loses."""
@@ -31,7 +31,9 @@ EASE = 0.995
 
 @dataclass
 class _Window:
-    """Seconds of the last passes of a window, the last of them, how often it lost, all its passes and their tokens."""
+    """Seconds of the last passes of a window, the last of them, how often it lost, its passes of a video and their
+    tokens.
+    """
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
     last: int = 0
@@ -52,8 +54,10 @@ class DraftWindow:
         self._stake = 0.0
 
     def begin(self, tokens: int) -> None:
-        """Expect the passes of one more video of so many tokens, or of a batch of them."""
-        self._stake += max(STAKE, SHARE * tokens)
+        """Expect the passes of another video of so many tokens, or of a batch of them."""
+        self._stake = max(STAKE, SHARE * tokens)
+        for window in self._timed.values():
+            window.passes, window.tokens = 0, 0.0
 
     def choose(self, promising: float) -> int:
         """The window of the next pass; `promising` is the share of right drafts among the last tokens."""
