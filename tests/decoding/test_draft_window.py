@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +33,8 @@ def _decode(
     seconds, done, passes = 0.0, 0, dict[int, int]()
     last: list[bool] = []
     while done < TOKENS:
-        window = windows.choose(sum(last[-16:]) / 16 if len(last) >= 4 else 0.0)
+        promising = sum(last[-16:]) / 16 if len(last) >= 4 else 0.0
+        window = windows.choose(partial(float, promising))
         accepted = 1
         while accepted < window and chance.random() < right(done):
             accepted += 1
@@ -93,7 +95,7 @@ def test_windows_are_within_the_most(most: int) -> None:
     windows = DraftWindow(most)
     windows.begin(50)
     for _ in range(50):
-        window = windows.choose(1.0)
+        window = windows.choose(lambda: 1.0)
         assert 1 <= window <= most
         windows.learn(window, [window], 1.0)
 

@@ -7,7 +7,10 @@ as soon as it promises to pay; one that lost looks a little better with every pa
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 FIRST = 4
@@ -24,6 +27,9 @@ FORGET = 0.04
 
 STAKE, SHARE = 4.0, 0.02
 """Most that windows may lose in a video, in passes of one token: a share of its tokens, but at least so many."""
+
+LOOKS = 0.01
+"""Most of the time of passes of one token that choosing may take: a look takes 60 us, a pass of a small model 300."""
 
 EASE = 0.995
 """What the cost of a window that lost is multiplied by for every pass without it, half as much each time it loses."""
@@ -52,6 +58,8 @@ class DraftWindow:
         # By place in the window: how many drafts were looked at, and how many of them were right.
         self._tried, self._right = [0.0] * most, [0.0] * most
         self._stake = 0.0
+        # The pass before which nothing is chosen anew.
+        self._look = 0
 
     def begin(self, tokens: int) -> None:
         """Expect the passes of another video of so many tokens, or of a batch of them."""
@@ -59,20 +67,24 @@ class DraftWindow:
         for window in self._timed.values():
             window.passes, window.tokens = 0, 0.0
 
-    def choose(self, promising: float) -> int:
-        """The window of the next pass; `promising` is the share of right drafts among the last tokens."""
-        if self._trial == 0:
+    def choose(self, promising: Callable[[], float]) -> int:
+        """The window of the next pass; `promising` gives the share of right drafts among the last tokens."""
+        if self._trial == 0 and self._passes >= self._look:
+            began = time.perf_counter()
             if len(self._timed) == 1 and len(self._sizes) > 1:
                 best = min(FIRST, self._sizes[-1])
             else:
-                one, left = self._cost(1), self._left()
+                one, left, share = self._cost(1), self._left(), promising()
                 affordable = [s for s in self._sizes if s == 1 or self._cost(s) - one <= left / TRIAL]
-                best = max(affordable, key=lambda size: self._expected(size, promising) / self._cost(size))
+                best = max(affordable, key=lambda size: self._expected(size, share) / self._cost(size))
             if best != self._now:
                 if self._now in self._timed:
                     self._timed[self._now].lost += 1
                 self._now = best
             self._trial = 0 if len(self._timed.setdefault(best, _Window()).seconds) >= TRIAL else TRIAL
+            took = time.perf_counter() - began
+            one_s = max(min(self._timed[1].seconds, default=0.0), 1e-6)
+            self._look = self._passes + (math.ceil(took / (LOOKS * one_s)) if best == 1 else 0)
         return self._now
 
     def learn(self, window: int, accepted: list[int], seconds: float) -> None:
@@ -112,6 +124,8 @@ class DraftWindow:
             right = (self._right[place] + right) / (self._tried[place] + 1)
             reached *= max(right, promising) if self._now == 1 else right
             total += reached
+            if reached < 0.001:
+                break
         return total
 
     def _cost(self, size: int) -> float:

@@ -13,6 +13,7 @@ arXiv 2410.01699, begun from the last frame).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -106,7 +107,7 @@ class Drafter:
         """
         draws, self._drafts = self._draws, None
         least, first = min(draws.done), tuple(done - 1 for done in draws.done)
-        window = self.window if self._choice is None else self._choice.choose(self._promising(least))
+        window = self.window if self._choice is None else self._choice.choose(partial(self._promising, least))
         if window < 2 or not least or (count := min(window, most, draws.tokens - least)) < 2:
             return Inputs(first)
         for video, done in enumerate(draws.done):
@@ -146,8 +147,8 @@ class Drafter:
         if done - begin < 4:
             return 0.0
         back = self._back(begin)
-        right = self._codes(begin, done) == self._codes(begin - back, done - back)
-        return float(right.all(-1).float().mean())
+        right = (self._codes(begin, done) == self._codes(begin - back, done - back)).all(-1).flatten().tolist()
+        return float(sum(right)) / len(right)
 
     def accepted(self, inputs: Inputs) -> tuple[int, ...]:
         """How many positions behind the inputs, whose codes are drawn, are final in each video."""
