@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -88,6 +90,24 @@ def test_the_choice_is_near_the_best_window(right: float, slope: float, noise: f
 def test_drafts_that_become_right_are_taken() -> None:
     seconds, _ = _decode(lambda done: 0.0 if done < 64 else 0.95, _line(0.1))
     assert seconds <= 64 + 1.3 * _best(0.95, _line(0.1))
+
+
+def test_long_looks_are_seldom_but_do_not_end() -> None:
+    windows, looks = DraftWindow(MOST), list[int]()
+    windows.begin(TOKENS)
+    done = 0
+
+    def promising() -> float:
+        time.sleep(0.001)  # beside passes of 0.1 ms
+        looks.append(done)
+        return 0.0
+
+    while done < 512:
+        window = windows.choose(promising)
+        windows.learn(window, [1], 1e-4 * window)
+        done += 1
+    late = [look for look in looks if look >= 64]
+    assert 8 <= len(late) <= 14 and max(b - a for a, b in itertools.pairwise(looks)) <= 32
 
 
 @given(st.integers(1, 64))

@@ -28,8 +28,10 @@ FORGET = 0.04
 STAKE, SHARE = 4.0, 0.02
 """Most that windows may lose in a video, in passes of one token: a share of its tokens, but at least so many."""
 
-LOOKS = 0.01
-"""Most of the time of passes of one token that choosing may take: a look takes 60 us, a pass of a small model 300."""
+LOOKS, PAUSE = 0.01, 32
+"""Most of the time of passes of one token that choosing may take (a look takes 60 us, a pass of a small model 300), and
+most passes between two looks, since another program may have made one long.
+"""
 
 EASE = 0.995
 """What the cost of a window that lost is multiplied by for every pass without it, half as much each time it loses."""
@@ -83,8 +85,8 @@ class DraftWindow:
                 self._now = best
             self._trial = 0 if len(self._timed.setdefault(best, _Window()).seconds) >= TRIAL else TRIAL
             took = time.perf_counter() - began
-            one_s = max(min(self._timed[1].seconds, default=0.0), 1e-6)
-            self._look = self._passes + (math.ceil(took / (LOOKS * one_s)) if best == 1 else 0)
+            pause = min(PAUSE, math.ceil(took / max(LOOKS * min(self._timed[1].seconds), 1e-9)))
+            self._look = self._passes + (pause if best == 1 else 0)
         return self._now
 
     def learn(self, window: int, accepted: list[int], seconds: float) -> None:
