@@ -107,12 +107,12 @@ def test_what_codes_cost(any_set: str, kind: str, most: float) -> None:
 
 def test_every_int4_number_and_scale(any_set: str) -> None:
     # One input at a time picks a column of weights: all numbers in all places of a group, scales of all magnitudes, in
-    # every group that is worked on at once (16 at most) and in a part of so many.
+    # every group that is worked on at once (16 at most) and in a part of so many. The input is its own code.
     width = (16 + 5) * 32
     numbers = torch.stack([torch.arange(width).roll(n) % 16 - 8 for n in range(16)])
     scale = torch.tensor([65504.0, 1.0, 6.2e-5, 6e-8, -0.37]).half().repeat(16, 5)[:, : width // 32].contiguous()
     weight = Linear(pack(numbers), scale)
-    got = linear(torch.eye(width), weight).T
+    got = linear(CODES["int4"][1] * torch.eye(width), weight).T / CODES["int4"][1]
     torch.testing.assert_close(got.double(), numbers * scale.double().repeat_interleave(32, 1), rtol=1e-6, atol=0)
 
 

@@ -74,6 +74,10 @@ def coded(kind: str, x: Tensor) -> Tensor:
     groups = groups_of(x.float(), group)
     peak = groups.abs().amax(-1, keepdim=True)
     scale = torch.where(peak < 1e-30, 0, peak) / most
+    if kind == "int4":
+        # Whole multiples of the row's unit, the least power of two of which none is above 32,767.
+        unit = torch.exp2((scale.amax(-2, keepdim=True) / 32767).log2().ceil())
+        scale = torch.where(scale > 0, (scale / unit).ceil() * unit, 0)
     factor = torch.where(scale > 0, 1 / scale, 0)
     codes = (groups.double() * factor.double()).round()
     return (codes * scale.double()).flatten(-2)[..., : x.shape[-1]]

@@ -25,7 +25,7 @@ class Linear:
     """A linear map: weight and scale as their format says (`formats.py`), bias float32 [out] or None.
 
     The product quantises the inputs too: to 16 bits with int8 weights, with a scale for each 64 inputs; to 8 bits with
-    int4 weights, with a scale for each 32.
+    int4 weights, with a scale for each 32, a multiple of one power of two for each row.
     """
 
     weight: Tensor

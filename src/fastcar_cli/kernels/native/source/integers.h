@@ -66,8 +66,12 @@ INLINE V load_part(const char* at, long bytes) {
 // - input_offset(g, k) is where the inputs k to k + RUN - 1 of half a group g are stored, as bytes from the block's
 //   start.
 // - scales_by_lane(scales) are float16 scales of weights, each in the lane of its group.
-// - add_group_products(sums, low, high, x, y) is `sums` with the products of low with x and of high with y added; low
-//   and high hold 0 to 15, x and y are signed.
+// - GroupSums are sums of products, each in the lane of its group. first_sums(scales) begin them;
+//   add_products<first, last>(sums, low, high, x, y) adds the products of the registers first to last of low with x and
+//   of high with y; low and high hold 0 to 15, x and y are signed.
+// - scaled(sums, scales, weight_scales) are the sums times both scales, in units of the inputs' row. `scales` are those
+//   of LANES groups of inputs and LANES corrections, which take off what the 8 added to each weight makes:
+//   scale_word(n) and correction(n, sum) for a scale of n units and the sum of a group's inputs.
 constexpr int GROUPS = LANES;
 typedef uint16_t Scales __attribute__((vector_size(2 * GROUPS)));
 #if defined(__AVX2__)
@@ -105,37 +109,43 @@ INLINE Floats scales_by_lane(Scales scales) {
     return __builtin_shufflevector(f, f, 0, 2, 4, 6, 1, 3, 5, 7);
 #endif
 }
-INLINE Ints add_group_products(Ints sums, const Uint8s* low, const Uint8s* high, const char* x, const char* y) {
-    constexpr long size = sizeof(Register);
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define SUMS_IN_32_BITS
 #if defined(__AVX512VNNI__)
 #define ADD_PRODUCTS _mm512_dpbusd_epi32
 #else
 #define ADD_PRODUCTS _mm256_dpbusd_avx_epi32
 #endif
-    auto add_products = [&](Uint8s weights, const char* inputs) __attribute__((always_inline)) {
-        sums = bit_cast<Ints>(
-            ADD_PRODUCTS(bit_cast<Register>(sums), bit_cast<Register>(weights), load_as<Register>(inputs)));
-    };
-    for (int v = 0; v < 4; v++) {
-        add_products(low[v], x + v * size);
-        add_products(high[v], y + v * size);
-    }
-    return sums;
-#else
-    auto products = [](Uint8s weights, const char* inputs) __attribute__((always_inline)) {
-        return bit_cast<Int16s>(INTRINSIC(maddubs_epi16)(bit_cast<Register>(weights), load_as<Register>(inputs)));
-    };
-    // No 16-bit sum is above 8 * 2 * 15 * 127.
-    Int16s a = {}, b = {};
-    for (int v = 0; v < 4; v++) {
-        a += products(low[v], x + v * size);
-        b += products(high[v], y + v * size);
-    }
-    return add_pair_products(sums, a + b, Int16s{} + 1);
-#endif
+typedef Ints GroupSums;
+INLINE Ints add_line(Ints sums, Uint8s weights, const char* x) {
+    return bit_cast<Ints>(ADD_PRODUCTS(bit_cast<Register>(sums), bit_cast<Register>(weights), load_as<Register>(x)));
 }
 #else
+// No sum of 16 bits is above 8 * 2 * 15 * 127. Whole multiples of a unit as scales of inputs are worth it here: the
+// multiplication that adds two sums of 16 bits to one of 32 multiplies with the scale too.
+typedef Int16s GroupSums;
+INLINE GroupSums first_sums(const char*) { return {}; }
+INLINE GroupSums add_line(GroupSums sums, Uint8s weights, const char* x) {
+    return sums + bit_cast<Int16s>(INTRINSIC(maddubs_epi16)(bit_cast<Register>(weights), load_as<Register>(x)));
+}
+INLINE int32_t scale_word(int32_t n) { return n << 16 | n; }
+INLINE int32_t correction(int32_t n, int32_t sum) { return -8 * n * sum; }
+INLINE Floats scaled(GroupSums sums, const char* scales, Floats weight_scales) {
+    Ints corrections = load_as<Ints>(scales + sizeof(Ints));
+    Ints products = add_pair_products(corrections, sums, load_as<Int16s>(scales));
+    return __builtin_convertvector(products, Floats) * weight_scales;
+}
+#endif
+template <int first, int last>
+INLINE GroupSums add_products(GroupSums sums, const Uint8s* low, const Uint8s* high, const char* x, const char* y) {
+    for (long v = first; v < last; v++) {
+        sums = add_line(sums, low[v], x + v * long(sizeof(Register)));
+        sums = add_line(sums, high[v], y + v * long(sizeof(Register)));
+    }
+    return sums;
+}
+#else
+#define SUMS_IN_32_BITS
 constexpr int RUN = 16;
 // Four float16 numbers as float32, repeated to fill a register.
 INLINE Floats float16s_to_floats(Scales scales) {
@@ -149,7 +159,10 @@ inline long first_lane(long g) { return g; }
 inline long input_offset(long g, long) { return 16 * g; }
 INLINE void to_input_order(Uint8s*) {}
 INLINE Floats scales_by_lane(Scales scales) { return float16s_to_floats(scales); }
-INLINE Ints add_group_products(Ints sums, const Uint8s* low, const Uint8s* high, const char* x, const char* y) {
+typedef Ints GroupSums;
+template <int first, int last>
+INLINE Ints add_products(Ints sums, const Uint8s* low, const Uint8s* high, const char* x, const char* y) {
+    static_assert(first == 0 && last == GROUPS, "one register for each group");
     auto even = [](Uint8s v) { return bit_cast<Int16s>(v) << 8 >> 8; };
     auto odd = [](Uint8s v) { return bit_cast<Int16s>(v) >> 8; };
     auto one = [&](int g) {
@@ -162,6 +175,14 @@ INLINE Ints add_group_products(Ints sums, const Uint8s* low, const Uint8s* high,
     };
     Ints a = both(one(0), one(1)), b = both(one(2), one(3));
     return sums + __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
+}
+#endif
+#if defined(SUMS_IN_32_BITS)
+INLINE Ints first_sums(const char* scales) { return load_as<Ints>(scales + sizeof(Ints)); }
+INLINE int32_t scale_word(int32_t n) { return bit_cast<int32_t>(float(n)); }
+INLINE int32_t correction(int32_t, int32_t sum) { return -8 * sum; }
+INLINE Floats scaled(Ints sums, const char* scales, Floats weight_scales) {
+    return __builtin_convertvector(sums, Floats) * (weight_scales * load_as<Floats>(scales));
 }
 #endif
 
@@ -180,6 +201,14 @@ INLINE float quantisation_scale(const float* x, long n, float largest) {
     return peak / largest + lane_sum(nan_or_zero);
 }
 
+// The unit of a row of n inputs: a power of two such that the scale that quantises them to integers up to `largest` is at
+// most 32,767 units. It is NaN where a number is NaN or infinite.
+inline float scale_unit(const float* x, long n, float largest) {
+    float smallest = quantisation_scale(x, n, largest) / 32767;
+    uint32_t power = (bit_cast<uint32_t>(smallest) + 0x7FFFFF) & 0x7F800000;
+    return bit_cast<float>(power) + (smallest - smallest);
+}
+
 // LANES numbers times `factor`, rounded to the nearest integer.
 INLINE Ints scale_and_round(const float* x, float factor) {
     constexpr float magic = 12582912.0f;
@@ -191,7 +220,9 @@ INLINE Ints scale_and_round(const float* x, float factor) {
 // even inputs of a block come first, as weights are widened in pairs.
 //
 // block_bytes, block_inputs: weights of a block. input_bytes, input_scales: quantised inputs and their scales for a
-// block. weight_scale_bytes: scales of a block's weights.
+// block. weight_scale_bytes: scales of a block's weights. units: whether scales of inputs are multiples of a unit, which
+// each row of inputs has. halves: whether halves of blocks of `many` weight rows meet all inputs, as whole ones don't fit
+// the registers.
 struct Int8 {
     typedef QuantisedInputs Inputs;
     static constexpr FormatRow row{"int8", 8, 32, 0};
@@ -199,10 +230,11 @@ struct Int8 {
     static constexpr int block_bytes = CACHE_LINE, block_inputs = CACHE_LINE, group_size = CACHE_LINE;
     static constexpr int input_bytes = 2 * CACHE_LINE, input_scales = 1, weight_scale_bytes = 0, sums = 1;
     static constexpr int one = 4, two = LANES == 16 ? 4 : 2, many = LANES / 4, from_inputs = 3;
+    static constexpr bool units = false, halves = false;
     static long bytes(long n) { return n; }
     static long scale_bytes(long) { return 0; }
 
-    static void quantise(const float* x, char* out, float* scale, long) {
+    static void quantise(const float* x, char* out, float* scale, long, float) {
         *scale = quantisation_scale(x, group_size, 32767);
         float factor = *scale > 0 ? 1 / *scale : 0;
         uint16_t integers[group_size];
@@ -251,36 +283,41 @@ struct Int8 {
 };
 
 // Groups of 32 weights with a float16 scale each. Byte k of a group holds weight k in its low half and weight 16 + k in
-// its high half, each plus 8. Inputs are quantised to 8 bits in groups of 32; the first halves of a block's groups come
-// first.
+// its high half, each plus 8. Inputs are quantised to 8 bits in groups of 32, whose scales are multiples of a unit; the
+// first halves of a block's groups come first.
 struct Int4 {
     typedef QuantisedInputs Inputs;
     static constexpr FormatRow row{"int4", 4, 16, 32};
     static constexpr bool quantised = true;
     static constexpr int group_size = row.group, block_inputs = GROUPS * group_size, block_bytes = block_inputs / 2;
     static constexpr int input_bytes = block_inputs, input_scales = 2 * LANES, weight_scale_bytes = 2 * GROUPS;
-    static constexpr int sums = 1, one = LANES == 16 ? 4 : 1, two = one, many = LANES == 16 ? 2 : 1;
+    static constexpr int sums = 1, one = LANES == 16 ? 4 : 1, two = one, many = LANES == 4 ? 1 : 2;
+    static constexpr bool units = true, halves = LANES == 8;
     static constexpr int from_inputs = LANES == 16 ? 2 : 3;
     static long bytes(long n) { return n / 2; }
     static long scale_bytes(long n) { return n / group_size * 2; }
 
     // Quantises group g of a block. `scale` gets, for each block, LANES scales in the lanes of their groups and then
-    // LANES integers that sums start with: minus what the 8 in each weight will add.
-    static void quantise(const float* x, char* out, float* scale, long g) {
-        float group_scale = quantisation_scale(x, group_size, 127), factor = group_scale > 0 ? 1 / group_scale : 0;
-        Ints sum = {};
+    // LANES corrections.
+    static void quantise(const float* x, char* out, float* scale, long g, float unit) {
+        // The multiple is NaN in a row of zeros and in one with a NaN.
+        float multiple = quantisation_scale(x, group_size, 127) / unit;
+        int32_t n = multiple > 0 ? int32_t(multiple) : 0;
+        n += float(n) < multiple;
+        float factor = n ? 1 / (float(n) * unit) : 0;
+        Ints sums = {};
         int8_t integers[group_size];
         for (int k = 0; k < group_size; k += LANES) {
             Int8s b = __builtin_convertvector(scale_and_round(x + k, factor), Int8s);
-            sum += __builtin_convertvector(b, Ints);  // a NaN's integer fits no byte, and its sum might overflow
+            sums += __builtin_convertvector(b, Ints);  // a NaN's integer fits no byte, and its sum might overflow
             memcpy(integers + k, &b, sizeof b);
         }
         for (int k = 0; k < group_size; k += RUN)
             memcpy(out + k / 16 * (input_bytes / 2) + input_offset(g, k % 16), integers + k, RUN);
-        scale[first_lane(g)] = group_scale;
-        int32_t correction = 0;
-        for (int k = 0; k < LANES; k++) correction -= 8 * sum[k];
-        memcpy(scale + LANES + first_lane(g), &correction, sizeof correction);
+        int32_t sum = 0;
+        for (int k = 0; k < LANES; k++) sum += sums[k];
+        int32_t words[] = {scale_word(n), correction(n, sum)};
+        for (int k = 0; k < 2; k++) memcpy(scale + k * LANES + first_lane(g), words + k, sizeof words[k]);
     }
 
     template <int R>
@@ -313,9 +350,24 @@ struct Int4 {
     template <int R>
     static INLINE void multiply_block(const Unpacked<R>& w, const char* x, const char* scales, Floats* sums) {
         for (int j = 0; j < R; j++) {
-            Ints products = load_as<Ints>(scales + sizeof(Floats));
-            products = add_group_products(products, w.low[j], w.high[j], x, x + input_bytes / 2);
-            sums[j] += __builtin_convertvector(products, Floats) * (w.scales[j] * load_as<Floats>(scales));
+            GroupSums products = first_sums(scales);
+            products = add_products<0, Unpacked<R>::vectors>(products, w.low[j], w.high[j], x, x + input_bytes / 2);
+            sums[j] += scaled(products, scales, w.scales[j]);
+        }
+    }
+
+    // A half of it. In between, `products` [R] hold what the first half came to.
+    template <int half, int R>
+    static INLINE void multiply_half(const Unpacked<R>& w, const char* x, const char* scales, GroupSums* products,
+                                     Floats* sums) {
+        constexpr int size = Unpacked<R>::vectors / 2, first = half * size, last = first + size;
+        for (int j = 0; j < R; j++) {
+            GroupSums all = half ? products[j] : first_sums(scales);
+            all = add_products<first, last>(all, w.low[j], w.high[j], x, x + input_bytes / 2);
+            if (half)
+                sums[j] += scaled(all, scales, w.scales[j]);
+            else
+                products[j] = all;
         }
     }
 };

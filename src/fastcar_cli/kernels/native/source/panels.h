@@ -28,11 +28,20 @@ INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const ch
         for (long k = 0; k < R * Format::block_bytes; k += CACHE_LINE) prefetch(next + c * R * Format::block_bytes + k);
         auto unpacked = Format::template unpack<full, R>(
             w.at + c * Format::block_bytes, w.row, w.scales + c * Format::weight_scale_bytes, w.scale_row, tail);
+        GroupSums products[Format::halves ? PANEL_INPUTS : 1][R];
+        if constexpr (Format::halves)
+            for (long i = 0; i < inputs; i++) {
+                QuantisedInputs input = x.from<Format>(c, i);
+                Format::template multiply_half<0>(unpacked, input.integers, input.scales, products[i], sums);
+            }
         for (long i = 0; i < inputs; i++) {
             QuantisedInputs input = x.from<Format>(c, i);
             Floats own[R] = {};
             if (!first.count) memcpy(own, sums + i * R, sizeof own);
-            Format::multiply_block(unpacked, input.integers, input.scales, own);
+            if constexpr (Format::halves)
+                Format::template multiply_half<1>(unpacked, input.integers, input.scales, products[i], own);
+            else
+                Format::multiply_block(unpacked, input.integers, input.scales, own);
             memcpy(sums + i * R, own, sizeof own);
         }
     };

@@ -21,12 +21,27 @@ struct Inputs : Rows {
     long n;
 };
 
+// Where the quantised form of `rows` rows of x lies. Units of the rows come last.
+template <class Format>
+struct QuantisedPlaces {
+    char *integers, *scales;
+    float* units;
+    QuantisedPlaces(const Inputs& x, long rows) {
+        long blocks = ceil_div(x.n, Format::block_inputs) * rows;
+        integers = x.quantised;
+        scales = integers + blocks * Format::input_bytes;
+        units = reinterpret_cast<float*>(scales) + blocks * Format::input_scales;
+    }
+};
+
 // Row r of x, of `rows`, quantised for weights of this format. The last block is filled up with zeros.
 template <class Format>
 void quantise(const Inputs& x, long r, long rows) {
     constexpr long group = Format::group_size, groups = Format::block_inputs / group, bytes = Format::input_bytes;
     long blocks = ceil_div(x.n, Format::block_inputs);
-    char *integers = x.quantised, *scales = integers + blocks * rows * bytes;
+    QuantisedPlaces<Format> to(x, rows);
+    float unit = 1;
+    if (Format::units) to.units[r] = unit = scale_unit(x[r], x.n, 127);
     for (long g = 0; g < blocks * groups; g++) {
         const float* from = x[r] + g * group;
         float last[group] = {};
@@ -36,8 +51,8 @@ void quantise(const Inputs& x, long r, long rows) {
             from = last;
         }
         long k = g / groups * rows + r;
-        auto scale = reinterpret_cast<float*>(scales) + k * Format::input_scales;
-        Format::quantise(from, integers + k * bytes, scale, g % groups);
+        auto scale = reinterpret_cast<float*>(to.scales) + k * Format::input_scales;
+        Format::quantise(from, to.integers + k * bytes, scale, g % groups, unit);
     }
 }
 
@@ -59,7 +74,7 @@ inline void quantise_inputs(Team& team, int64_t format, const Inputs& x, long ro
 // `read_next` are prefetched (null: those of the next output).
 inline void multiply(const Matrix& m, long first, long last, const char* read_next, const Inputs& x, long rows,
                      Rows y) {
-    const float* row_scales = nullptr;
+    const float *row_scales = nullptr, *units = nullptr;
     with_format(m.format, [&](auto format) {
         using Format = decltype(format);
         Weights w{static_cast<const char*>(m.weight), Format::bytes(m.inputs), static_cast<const char*>(m.scale),
@@ -74,13 +89,17 @@ inline void multiply(const Matrix& m, long first, long last, const char* read_ne
             else
                 multiply_panels<Format>(w, m.inputs, first, last, read_next, from, rows, y.at, y.step);
         };
-        if constexpr (Format::quantised)
-            all({x.quantised, x.quantised + ceil_div(x.n, Format::block_inputs) * rows * Format::input_bytes, rows});
-        else
+        if constexpr (Format::quantised) {
+            QuantisedPlaces<Format> from(x, rows);
+            if (Format::units) units = from.units;
+            all({from.integers, from.scales, rows});
+        } else
             all({x.at, x.step});
     });
     for (long r = 0; r < rows; r++) {
         float* out = y[r];
+        if (units)
+            for (long o = first; o < last; o++) out[o] *= units[r];
         if (row_scales)
             for (long o = first; o < last; o++) out[o] *= row_scales[o];
         if (m.bias)
@@ -174,7 +193,7 @@ struct Scratch {
         Formats::for_each([&](auto format) {
             using Format = decltype(format);
             if constexpr (Format::quantised) {
-                long needed = ceil_div(n, Format::block_inputs) * (Format::input_bytes + 4 * Format::input_scales);
+                long needed = ceil_div(n, Format::block_inputs) * (Format::input_bytes + 4 * Format::input_scales) + 4;
                 if (needed > bytes) bytes = needed;
             }
         });
