@@ -124,7 +124,7 @@ INLINE Ints add_line(Ints sums, Uint8s weights, const char* x) {
 // No sum of 16 bits is above 8 * 2 * 15 * 127. Whole multiples of a unit as scales of inputs are worth it here: the
 // multiplication that adds two sums of 16 bits to one of 32 multiplies with the scale too.
 typedef Int16s GroupSums;
-INLINE GroupSums first_sums(const char*) { return {}; }
+INLINE GroupSums first_sums(const char*) { return GroupSums{}; }
 INLINE GroupSums add_line(GroupSums sums, Uint8s weights, const char* x) {
     return sums + bit_cast<Int16s>(INTRINSIC(maddubs_epi16)(bit_cast<Register>(weights), load_as<Register>(x)));
 }
