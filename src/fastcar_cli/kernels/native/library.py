@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -44,13 +45,17 @@ def unavailable() -> str | None:
     return library if isinstance(library, str) else None
 
 
-def instruction_sets() -> list[str]:
-    """Instruction sets that the kernels have and this processor runs, best first; empty where they are unavailable."""
+@cache
+def instruction_sets() -> Sequence[str]:
+    """Instruction sets that the kernels have and this processor runs, best first; empty where they are unavailable.
+
+    Kept, since a virtual machine takes 100 us to say what its processor has.
+    """
     library = _open()
     names: list[str] = []
     while not isinstance(library, str) and (name := library.fastcar_instruction_set(len(names))):
         names.append(name.decode())
-    return names
+    return tuple(names)
 
 
 class UnknownInstructions(RequestError, ValueError):
@@ -76,7 +81,12 @@ def kernels() -> Any:
     library = _open()
     if isinstance(library, str):
         raise RuntimeError(library)
-    return library.fastcar_kernels(instruction_sets().index(instruction_set())).contents
+    return _kernels_of(library, instruction_set())
+
+
+@cache
+def _kernels_of(library: ctypes.CDLL, name: str) -> Any:
+    return library.fastcar_kernels(instruction_sets().index(name)).contents
 
 
 def formats() -> list[tuple[str, int, int, int]]:
