@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import csv
 import errno
+import glob
 import hashlib
 import io
 import itertools
@@ -37,10 +38,30 @@ MOST_TEXT = 2**26
 """Bytes of the largest text that is read; tokenizers of large models take some 20 MiB."""
 
 
+def _host() -> str:
+    """The name of this machine, as part of a file's name."""
+    return re.sub("[^A-Za-z0-9]+", "-", platform.node())[:40]
+
+
+def _remove_left(folder: Path, begin: str) -> None:
+    """Remove what killed processes of this machine left under names that begin so and go on with their number."""
+    for left in folder.glob(f"{glob.escape(begin)}*"):
+        number = re.match("[0-9]+", left.name.removeprefix(begin))
+        if number and not psutil.pid_exists(int(number[0])):
+            shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                left.unlink(missing_ok=True)
+
+
 def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
-    """Let `make` make something under a hidden name beside `path`; it raises FileExistsError where one exists."""
+    """Let `make` make something under a hidden name beside `path`; it raises FileExistsError where one exists.
+
+    What killed processes of this machine left in place of `path` is removed.
+    """
+    begin = f".{path.stem[:30]}-fastcar-{_host()}-"
+    _remove_left(path.parent, begin)
     while True:
-        hidden = path.with_name(f".{path.stem[:60]}-{secrets.token_hex(4)}{path.suffix}")
+        hidden = path.with_name(f"{begin}{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
         with contextlib.suppress(FileExistsError):
             make(hidden)
             return hidden
@@ -147,11 +168,8 @@ def staging(folder: Path) -> Iterator[Path]:
     """A hidden folder of this process for files that are not finished; those that killed processes of this machine left
     are removed.
     """
-    begin = f".fastcar-{re.sub('[^A-Za-z0-9]+', '-', platform.node())}-"
-    for left in folder.glob(f"{begin}*"):
-        number = left.name.removeprefix(begin)
-        if number.isdecimal() and not psutil.pid_exists(int(number)):
-            shutil.rmtree(left, ignore_errors=True)
+    begin = f".fastcar-{_host()}-"
+    _remove_left(folder, begin)
     mine = folder / f"{begin}{os.getpid()}"
     make_folder(mine)
     try:

@@ -173,6 +173,22 @@ def test_a_stop_keeps_what_is_finished(
     assert not [*folder.glob(".*")]
 
 
+def test_what_a_killed_run_left_is_removed_by_the_next(run: Run, tmp_path: Path) -> None:
+    model = tiny_folder(tmp_path / "model")
+    order = ["generate", "a red ball", "--seed", "0", "--model", str(model), "-o", str(tmp_path / "cells" / "a.mp4")]
+    process = held(*order, at=1, suffix=".mp4")
+    running = held(*order, at=1, suffix=".mp4")
+    process.kill()
+    process.communicate(timeout=300)
+    assert len([*tmp_path.glob("cells/.a*.mp4")]) == 2
+    assert run(*order).returncode == 0
+    assert len([*tmp_path.glob("cells/.a*.mp4")]) == 1, "the file of the run that is still there, and no other"
+    running.kill()
+    running.communicate(timeout=300)
+    assert run(*order).returncode == 0
+    assert [path.name for path in tmp_path.glob("cells/*")] == ["a.mp4"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
