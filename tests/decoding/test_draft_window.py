@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -90,6 +90,19 @@ def test_the_choice_is_near_the_best_window(right: float, slope: float, noise: f
 def test_drafts_that_become_right_are_taken() -> None:
     seconds, _ = _decode(lambda done: 0.0 if done < 64 else 0.95, _line(0.1))
     assert seconds <= 64 + 1.3 * _best(0.95, _line(0.1))
+
+
+def test_what_windows_cost_in_a_slow_beginning_is_not_held_against_them() -> None:
+    """As where the first passes of a process are slow and accept little."""
+    for seed in range(20):
+        asked = itertools.count()
+
+        def cost(window: int, asked: Iterator[int] = asked) -> float:
+            slow = 2.0 if next(asked) < 100 else 1.0  # 50 passes, as each asks twice
+            return slow * (1.0 if window == 1 else 1.3 + 0.3 * (window - 1))
+
+        _, passes = _decode(lambda done: 0.5 if done < 64 else 0.95, cost, seed)
+        assert TOKENS / sum(passes.values()) > 1.5, f"seed {seed}: {passes}"
 
 
 def test_long_looks_are_seldom_but_do_not_end() -> None:

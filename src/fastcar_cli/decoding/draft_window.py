@@ -39,11 +39,12 @@ EASE = 0.995
 
 @dataclass
 class _Window:
-    """Seconds of the last passes of a window, the last of them, how often it lost, its passes of a video and their
-    tokens.
+    """Seconds of the last passes of a window, and of one token at that time; the last of them, how often it lost, its
+    passes of a video and their tokens.
     """
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
+    one: float = 0.0
     last: int = 0
     lost: int = 0
     passes: int = 0
@@ -97,6 +98,7 @@ class DraftWindow:
         timed = self._timed.get(window)
         if timed is not None:
             timed.seconds.append(seconds)
+            timed.one = min(self._timed[1].seconds, default=seconds)
             timed.last = self._passes
             timed.passes += 1
             timed.tokens += sum(accepted) / max(1, len(accepted))
@@ -109,13 +111,21 @@ class DraftWindow:
                 self._tried[place] += 1
                 self._right[place] += place < count
 
+    def _seconds(self, window: _Window) -> float:
+        """Of a pass of a timed window.
+
+        Where passes of one token have become faster since it was used (replay began, caches got warm), its own are
+        taken to have become so too.
+        """
+        return min(window.seconds) * min(1.0, min(self._timed[1].seconds) / window.one)
+
     def _left(self) -> float:
         """Seconds that windows may still lose against passes of one token, by what passes cost lately."""
         one = min(self._timed[1].seconds)
         left = self._stake * one
         for window in self._timed.values():
             if window.seconds:
-                left += window.tokens * one - window.passes * min(window.seconds)
+                left += window.tokens * one - window.passes * self._seconds(window)
         return left
 
     def _expected(self, size: int, promising: float) -> float:
@@ -134,7 +144,7 @@ class DraftWindow:
         """Seconds of a pass of a window, timed or on the line through its neighbours."""
         timed = self._timed.get(size)
         if timed is not None and timed.seconds:
-            cost = min(timed.seconds)
+            cost = self._seconds(timed)
             return cost if size == self._now else cost * EASE ** ((self._passes - timed.last) / 2**timed.lost)
         known = sorted(s for s, w in self._timed.items() if w.seconds)
         below = max(s for s in known if s < size)
@@ -142,5 +152,5 @@ class DraftWindow:
         low, high = (below, above) if above else (known[-2], known[-1]) if len(known) > 1 else (1, 1)
         if low == high:
             return min(self._timed[1].seconds)
-        a, b = min(self._timed[low].seconds), min(self._timed[high].seconds)
+        a, b = self._seconds(self._timed[low]), self._seconds(self._timed[high])
         return max(a, a + (b - a) * (size - low) / (high - low))

@@ -206,6 +206,20 @@ class NativeExecutor(HostExecutor):
         with multiplied_by(product), _alone():
             return super().prefill()
 
+    def step(self, inputs: Inputs) -> Step:
+        """See `Executor.step`. What drafts overwrite is copied by one thread: torch's would wait for busy cores."""
+        if inputs.count == 1:
+            return super().step(inputs)
+        with _alone():
+            return super().step(inputs)
+
+    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+        """See `Executor.commit`, and `step` for the thread."""
+        if not self._passed.restores:
+            return super().commit(inputs, accepted)
+        with _alone():
+            return super().commit(inputs, accepted)
+
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
         batch, replay, t = self._batch, self._batch.replay, inputs.common
