@@ -44,7 +44,7 @@ def _host() -> str:
 
 
 def _remove_left(folder: Path, begin: str) -> None:
-    """Remove what killed processes of this machine left under names that begin so and go on with their number."""
+    """Remove what killed processes of this machine left under names that begin so, followed by their number."""
     for left in folder.glob(f"{glob.escape(begin)}*"):
         number = re.match("[0-9]+", left.name.removeprefix(begin))
         if number and not psutil.pid_exists(int(number[0])):
