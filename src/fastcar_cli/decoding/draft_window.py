@@ -28,7 +28,7 @@ FORGET = 0.04
 STAKE, SHARE = 4.0, 0.02
 """Most that windows may lose in a video, in passes of one token: a share of its tokens, but at least so many."""
 
-LOOKS, PAUSE = 0.01, 32
+LOOKS, PAUSE = 0.005, 32
 """Most of the time of passes of one token that choosing may take (a look takes 60 us, a pass of a small model 300), and
 most passes between two looks, since another program may have made one long.
 """
@@ -98,12 +98,13 @@ class DraftWindow:
         timed = self._timed.get(window)
         if timed is not None:
             timed.seconds.append(seconds)
-            timed.one = min(self._timed[1].seconds, default=seconds)
             timed.last = self._passes
             timed.passes += 1
             timed.tokens += sum(accepted) / max(1, len(accepted))
         if window == 1:
             return
+        if timed is not None:
+            timed.one = min(self._timed[1].seconds)
         for numbers in (self._tried, self._right):
             numbers[:] = [n * (1 - FORGET) for n in numbers]
         for count in accepted:
@@ -117,7 +118,8 @@ class DraftWindow:
         Where passes of one token have become faster since it was used (replay began, caches got warm), its own are
         taken to have become so too.
         """
-        return min(window.seconds) * min(1.0, min(self._timed[1].seconds) / window.one)
+        seconds, one = min(window.seconds), min(self._timed[1].seconds)
+        return seconds * one / window.one if window.one > one else seconds
 
     def _left(self) -> float:
         """Seconds that windows may still lose against passes of one token, by what passes cost lately."""
