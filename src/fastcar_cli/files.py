@@ -38,9 +38,17 @@ MOST_TEXT = 2**26
 """Bytes of the largest text that is read; tokenizers of large models take some 20 MiB."""
 
 
-def _host() -> str:
-    """The name of this machine, as part of a file's name."""
-    return re.sub("[^A-Za-z0-9]+", "-", platform.node())[:40]
+@cache
+def _machine() -> str:
+    """A name for where process numbers mean the same processes, among machines that share a folder.
+
+    Of the same length for all, so that no name begins with that of another. Containers count their own processes.
+    """
+    try:
+        processes = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:  # not Linux
+        processes = 0
+    return hashlib.sha256(f"{platform.node()} {processes}".encode()).hexdigest()[:12]
 
 
 def _remove_left(folder: Path, begin: str) -> None:
@@ -58,7 +66,7 @@ def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
 
     What killed processes of this machine left in place of `path` is removed.
     """
-    begin = f".{path.stem[:30]}-fastcar-{_host()}-"
+    begin = f".{path.stem[:30]}-fastcar-{_machine()}-"
     _remove_left(path.parent, begin)
     while True:
         hidden = path.with_name(f"{begin}{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
@@ -168,7 +176,7 @@ def staging(folder: Path) -> Iterator[Path]:
     """A hidden folder of this process for files that are not finished; those that killed processes of this machine left
     are removed.
     """
-    begin = f".fastcar-{_host()}-"
+    begin = f".fastcar-{_machine()}-"
     _remove_left(folder, begin)
     mine = folder / f"{begin}{os.getpid()}"
     make_folder(mine)
