@@ -35,11 +35,10 @@ from fastcar_cli.formats import PACKED
 from fastcar_cli.models import load
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
-from fastcar_cli.models.loading.checkpoint import empty_network, ready
-from fastcar_cli.models.network import Network, Spec
+from fastcar_cli.models.network import Spec
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec
-from fastcar_cli.models.weight_format import WeightFormat
+from fastcar_lab.bench.few_bits import in_bits
 from fastcar_lab.checkout import commit
 
 GPT_FAST = "gpt-fast, LLaMA-7B in bfloat16, one row, A100 80 GB: 104.9 tokens/s, 1,397 GB/s"
@@ -120,15 +119,6 @@ class Plan:
     def packed(self) -> list[str]:
         """The formats of few bits."""
         return [name for name in self.dtypes if name in PACKED]
-
-
-def in_bits(network: Network, name: str) -> Network:
-    """A network whose matrices are those of another in int4 or int8."""
-    twin = empty_network(network.spec)
-    kept = WeightFormat(name, network.dtype, blocks=name, projector=name, depth=name).on(twin)
-    state = {key: value for key, x in network.state_dict().items() for key, value in kept.stored(key, x).items()}
-    kept.use().load_state_dict(state, strict=False, assign=True)
-    return ready(twin, network.device)
 
 
 def _cut(spec: Spec, layers: int) -> Spec:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fastcar_cli.analysis.machine import Machine, Stream, measure_machine
 from fastcar_cli.analysis.profiler import random_shape
@@ -18,11 +17,10 @@ from fastcar_cli.decoding.engine import synchronise
 from fastcar_cli.errors import RequestError
 from fastcar_cli.formats import PACKED
 from fastcar_cli.models import load
-from fastcar_cli.models.loading.checkpoint import empty_network, loading_format
 from fastcar_cli.models.network import Network, Projector
-from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_lab.bench.cases import RATIOS, Benchmark
 from fastcar_lab.bench.contestants import Passes, engine, llama, mlp_only
+from fastcar_lab.bench.few_bits import in_bits
 from fastcar_lab.bench.rival import runs_of
 from fastcar_lab.bench.rivals import RIVALS
 
@@ -38,29 +36,13 @@ def models(plan: Benchmark) -> dict[str, Network]:
     if shape.layers < plan.layers:
         raise RequestError(f"there is memory for {shape.layers} of this width", key="layers", value=plan.layers)
     network = shape.network
-    # transformers is given embeddings; a projector of 4096 x 4096 would weigh much beside one or two layers.
-    network.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
     loaded = {"bfloat16": network}
     if plan.device == "cpu":
-        for form in (loading_format("int8", torch.bfloat16), WeightFormat("int4", torch.bfloat16, blocks="int4")):
-            loaded[form.name] = _packed(network, form)
+        loaded |= {name: in_bits(network, name) for name in PACKED}
+    # transformers is given embeddings; a projector of 4096 x 4096 would weigh much beside one or two layers.
+    for each in loaded.values():
+        each.projector = Projector(spec.decoder.width, spec.decoder.width, 0)
     return loaded
-
-
-def _packed(network: Network, form: WeightFormat) -> Network:
-    """A network whose blocks are those of another in a format; the rest is shared."""
-    twin = empty_network(network.spec)
-    for name, part in network.named_children():
-        if name != "llm":
-            setattr(twin, name, part)
-    kept = form.on(twin)
-    kept.use()
-    weights: dict[str, Tensor] = {}
-    for name, tensor in network.llm.state_dict(prefix="llm.").items():
-        weights |= {key.removeprefix("llm."): value for key, value in kept.stored(name, tensor).items()}
-    twin.llm.load_state_dict(weights, assign=True)
-    twin.llm.rotary = network.llm.rotary
-    return twin.eval().requires_grad_(False)
 
 
 def pass_bytes(model: Network, rows: int, context: int) -> int:

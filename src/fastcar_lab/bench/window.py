@@ -70,7 +70,7 @@ def measure(
     Returns machine, bandwidth, multiply-adds/s in float32 of all threads, plan, versions of `rivals`, and by format
     and window: `ms` of a pass and `times` that of the first window, `gb_s` and `multiply_adds_g_s`, `of_bandwidth` and
     `of_arithmetic`, their shares of what the machine allows, `floor_ms`, the least time it allows, `bound` by memory or
-    arithmetic, and of ours `draw_ms`, the time to draw the codes.
+    arithmetic, and of ours `draw_ms`, the time to draw the codes with maps in that format.
     Raises RequestError for more tokens than a frame has, or a rival that is not installed.
     """
     threads, isa = torch.get_num_threads(), native.instruction_set()
