@@ -190,11 +190,14 @@ inline void attend(const Int8Cache& cache, const Seen* seen, const Queries& quer
                 add_to_softmax<INT8_SLOTS>(p[q], shown, sees->mask ? sees->mask + s : nullptr, output, d, sum,
                                            state[LANES]);
                 store(state, sum);
+            }
+            // In a loop of its own, so that the next query begins while this one's sums over lanes are on their way.
+            for (long q = 0; q < count; q++) {
                 for (long k = 0; k < INT8_SLOTS; k += LANES) {
                     Floats unscaled = load(p[q] + k);
                     store(p[q] + k, unscaled > 0.0f ? unscaled * load(value_scales + k) : Floats{});
                 }
-                weight_scale = code(p[q], INT8_SLOTS, 32767, reinterpret_cast<int16_t*>(weights[q]));
+                coded[q].weight_scale = code(p[q], INT8_SLOTS, 32767, reinterpret_cast<int16_t*>(weights[q]));
             }
             widen_values(whole(values), columns, tile);
             multiply_tile(tile, columns, slot_pairs, weights[0], slot_pairs, count, next_values, bytes,
