@@ -104,6 +104,8 @@ def test_bytes_of_a_pass_are_the_weights_once_and_every_rows_keys_and_values() -
     slot = spec.layers * 2 * spec.kv_heads * spec.head_dim * 4
     assert pass_bytes(model, 1, 0) == weights
     assert pass_bytes(model, 2, 10) == weights + 20 * slot
+    in_bytes = spec.layers * 2 * spec.kv_heads * (spec.head_dim + 4)
+    assert pass_bytes(model, 2, 10, "int8") == weights + 20 * in_bytes
 
 
 @pytest.mark.slow
@@ -207,12 +209,22 @@ def test_passes_of_several_tokens_are_held_against_memory_and_arithmetic(monkeyp
         assert result["lines"][form][1]["times"] == 1
 
 
-def test_passes_of_several_tokens_of_the_large_shape_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_passes_of_several_tokens_of_the_large_shape_run(monkeypatch: pytest.MonkeyPatch, kv_dtype: str) -> None:
     monkeypatch.setattr(Benchmark, "spec", tiny_spec(times=4))
-    network = models(Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 1, 1, False))["int4"]
-    for run, draw in window.works_of(network, 2, PROMPT_TOKENS + 6, [1, 3]).values():
+    plan = Benchmark("vila-u-7b", 2, PROMPT_TOKENS + 6, 2, 1, 1, False, kv_dtype=kv_dtype)
+    network = models(plan)["int4"]
+    for run, draw in window.works_of(plan, network, [1, 3]).values():
         assert torch.isfinite(run()).all()
         assert draw().codes.shape[1] == run().shape[1]
+
+
+def test_formats_of_few_bits_draw_codes_in_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Benchmark, "spec", tiny_spec(times=4))
+    by_form = models(Benchmark("vila-u-7b", 1, PROMPT_TOKENS + 6, 1, 1, 1, False))
+    bits = {form: network.weights_bytes("depth.") for form, network in by_form.items()}
+    # int4 can't divide these widths into groups.
+    assert bits["int8"] < bits["int4"] == bits["bfloat16"]
 
 
 def test_multiply_adds_of_a_pass() -> None:

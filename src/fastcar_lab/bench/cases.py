@@ -21,7 +21,10 @@ _LONGEST = 2**20
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What to time: shape (`mini` or one of `SHAPES`), layers of the latter, context, rows, passes a turn, turns."""
+    """What to time: shape (`mini` or one of `SHAPES`), layers of the latter, context, rows, passes a turn, turns.
+
+    `kv_dtype` is that of keys and values in passes of several tokens: auto (as the model) or int8.
+    """
 
     shape: str
     layers: int
@@ -32,6 +35,7 @@ class Benchmark:
     compiled: bool
     device: str = "cpu"
     rivals: tuple[Rival, ...] = ()
+    kv_dtype: str = "auto"
 
     @property
     def spec(self) -> Spec:

@@ -45,10 +45,11 @@ def models(plan: Benchmark) -> dict[str, Network]:
     return loaded
 
 
-def pass_bytes(model: Network, rows: int, context: int) -> int:
+def pass_bytes(model: Network, rows: int, context: int, kv_dtype: str = "auto") -> int:
     """Bytes a dense pass must read: the weights of the blocks once, and every row's keys and values."""
     spec = model.spec.decoder
-    slot = 2 * spec.layers * spec.kv_heads * spec.head_dim * model.dtype.itemsize
+    head = spec.head_dim + 4 if kv_dtype == "int8" else spec.head_dim * model.dtype.itemsize
+    slot = 2 * spec.layers * spec.kv_heads * head
     return model.weights_bytes("llm.layers.") + rows * context * slot
 
 

@@ -54,8 +54,8 @@ def window_table(out: Console, result: dict[str, Any]) -> None:
         "float32" + "".join(f"; {name} {version}" for name, version in result["rivals"].items())
     )
     table = columns(
-        f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows: "
-        f"least of {result['turns']} turns of {result['passes']} passes",
+        f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows, keys and "
+        f"values {result['kv_dtype']}: least of {result['turns']} turns of {result['passes']} passes",
         *("", "tokens a pass", "ms a pass", "times the first", "GB/s", "of bandwidth", "G multiply-adds/s"),
         *("of the cores", "bound by", "floor, ms", "draw, ms"),
         *(("final", "speed-up") if "accept" in result else ()),

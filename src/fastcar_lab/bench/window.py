@@ -42,10 +42,11 @@ Works = tuple[Callable[[], Any], ...]
 """The first makes a pass; the second, which rivals lack, draws the codes behind its inputs."""
 
 
-def works_of(model: Network, rows: int, context: int, windows: Sequence[int]) -> dict[int, Works]:
+def works_of(plan: Benchmark, model: Network, windows: Sequence[int]) -> dict[int, Works]:
     """For each number of tokens what is timed: a pass of so many tokens of every row, and its draws."""
-    n, first = model.spec.tokens_per_frame, context - PROMPT_TOKENS
-    decode = decode_of(model, rows, PROMPT_TOKENS, -(-(first + max(windows) + 2) // n))
+    n, first = model.spec.tokens_per_frame, plan.context - PROMPT_TOKENS
+    frames = -(-(first + max(windows) + 2) // n)
+    decode = decode_of(model, plan.rows, PROMPT_TOKENS, frames, kv_dtype=plan.kv_dtype)
     runner, videos = NativeExecutor(decode, most_inputs=max(windows)), decode.prompts.videos
     with torch.inference_mode():
         runner.prefill()
@@ -55,7 +56,7 @@ def works_of(model: Network, rows: int, context: int, windows: Sequence[int]) ->
         identity = isinstance(model.projector.layers, torch.nn.Identity)
         width = model.spec.decoder.width if identity else model.spec.code_width
         inputs, latent = Inputs((first,) * videos, window), torch.zeros(videos, window, width, dtype=model.dtype)
-        hidden = torch.randn(rows, window, model.spec.decoder.width).to(model.dtype)
+        hidden = torch.randn(plan.rows, window, model.spec.decoder.width).to(model.dtype)
         return lambda: runner.run(inputs, latent), lambda: runner.draw(hidden, inputs)
 
     return {window: of(window) for window in windows}
@@ -85,7 +86,7 @@ def measure(
     with ExitStack() as stack:
         # By name, of ours and of rivals: our format, bytes of a pass, and what is timed.
         timed: dict[str, tuple[str, int, dict[int, Works]]] = {
-            form: (form, pass_bytes(model, plan.rows, plan.context), works_of(model, plan.rows, plan.context, windows))
+            form: (form, pass_bytes(model, plan.rows, plan.context, plan.kv_dtype), works_of(plan, model, windows))
             for form, model in networks.items()
         }
         options = {"layers": spec.decoder.layers, "rows": plan.rows, "context": plan.context, "threads": threads}
@@ -125,7 +126,7 @@ def measure(
     return {
         **{"cpu": processor(), "threads": threads, "torch": torch.__version__, "instruction_set": isa},
         **{"bandwidth_gb_s": bandwidth / 1e9, "multiply_adds_g_s": peak / 1e9},
-        **{name: getattr(plan, name) for name in ("shape", "context", "rows", "passes", "turns")},
+        **{name: getattr(plan, name) for name in ("shape", "context", "rows", "passes", "turns", "kv_dtype")},
         "layers": spec.decoder.layers,
         "rivals": {rival.name: rival.version for rival in plan.rivals},
         "lines": lines,

@@ -263,7 +263,9 @@ def bench(
     save: Annotated[
         Path | None, typer.Option(help="File for the frames of --video; the same command resumes after the last one.")
     ] = None,
-    kv_dtype: Annotated[str, typer.Option(help="Keys and values of --video: auto (as the model) or int8.")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Keys and values of --video, --window or --draft: auto (as the model) or int8.")
+    ] = "auto",
     draft: Annotated[
         str | None,
         typer.Option(help="Instead, passes with drafts: windows with commas between them; with --video beside it."),
@@ -321,7 +323,9 @@ def bench(
         torch.set_num_threads(threads or torch.get_num_threads())
         _clip(clip, frames or 16, replay_ratio, turns, as_json)
         return
-    refuse(ctx, ("frames", "replay_ratio", "tokens", "save", "kv_dtype"), "without --video", "it needs --video MODEL")
+    refuse(ctx, ("frames", "replay_ratio", "tokens", "save"), "without --video", "it needs --video MODEL")
+    if window is None and not drafts:
+        refuse(ctx, ("kv_dtype",), "without --video, --window or --draft", "leave it out")
     mini = shape == "mini"
     place = resolve_device(device)
     # Nothing else runs beside a benchmark, so a small model gets more than `generate` gives it.
@@ -339,6 +343,7 @@ def bench(
             compiled=compiled,
             device=place,
             rivals=rivals,
+            kv_dtype=kv_dtype,
         )
         for tokens in parse_lengths(
             context or {"mini": "300", "vila-u-7b": "512,2k,8k"}.get(shape, "5k,12k"), "context"
