@@ -162,9 +162,13 @@ class Int8KVCache(KVCache):
         return torch.cat([sinks, seen], 1)
 
     def kept(self, t: Tensor) -> list[Restore]:
-        """See `KVCache.kept`."""
+        """See `KVCache.kept`.
+
+        Without a window a token that leaves the ring for a draft goes to a place of its own, which nothing sees before
+        that draft is final.
+        """
         ring, old = super().kept(t), self.older
-        if not old.keys.shape[3]:
+        if self.window is None or not old.keys.shape[3]:
             return ring
         # A row from which nothing moves keeps any slot, which it does not change.
         moved_to = Slots(*self.table[t].unbind(-1)).moved_to.clamp(min=0)

@@ -206,15 +206,8 @@ class NativeExecutor(HostExecutor):
         with multiplied_by(product), _alone():
             return super().prefill()
 
-    def step(self, inputs: Inputs) -> Step:
-        """See `Executor.step`. What drafts overwrite is copied by one thread: torch's would wait for busy cores."""
-        if inputs.count == 1:
-            return super().step(inputs)
-        with _alone():
-            return super().step(inputs)
-
     def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
-        """See `Executor.commit`, and `step` for the thread."""
+        """See `Executor.commit`, and `_several` for the thread."""
         if not self._passed.restores:
             return super().commit(inputs, accepted)
         with _alone():
@@ -248,7 +241,10 @@ class NativeExecutor(HostExecutor):
         return reduce(torch.add, vectors)
 
     def _several(self, inputs: Inputs, first: list[int], x: Tensor) -> None:
-        """A pass with several tokens of a row, or with rows at different tokens."""
+        """A pass with several tokens of a row, or with rows at different tokens.
+
+        What drafts overwrite is copied by one thread: torch's would wait for busy cores.
+        """
         batch, replay, common = self._batch, self._batch.replay, inputs.common
         if replay is None and not batch.cache.overwrites:
             batch.clock.mlp += self._pass(x, first, places=self._places(inputs))
@@ -258,7 +254,8 @@ class NativeExecutor(HostExecutor):
         tokens: Sequence[Token] = list(of_rows) if common is None else range(common, common + inputs.count)
         # By layer, row and input token of the row.
         scores = torch.full((len(batch.model.llm.blocks), batch.rows, inputs.count), torch.nan)
-        self._passed = Passed(tokens, scores, self._overwrites(of_rows))
+        with _alone():
+            self._passed = Passed(tokens, scores, self._overwrites(of_rows))
         rule: dict[str, Any] = {}
         flags = torch.zeros(scores.shape, dtype=torch.bool)
         if replay is not None:
