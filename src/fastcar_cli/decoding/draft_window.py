@@ -77,9 +77,9 @@ class DraftWindow:
             if len(self._timed) == 1 and len(self._sizes) > 1:
                 best = min(FIRST, self._sizes[-1])
             else:
-                one, left, share = self._cost(1), self._left(), promising()
-                affordable = [s for s in self._sizes if s == 1 or self._cost(s) - one <= left / TRIAL]
-                best = max(affordable, key=lambda size: self._expected(size, share) / self._cost(size))
+                costs, left, share = {size: self._cost(size) for size in self._sizes}, self._left(), promising()
+                affordable = [s for s in self._sizes if s == 1 or costs[s] - costs[1] <= left / TRIAL]
+                best = max(affordable, key=lambda size: self._expected(size, share) / costs[size])
             if best != self._now:
                 if self._now in self._timed:
                     self._timed[self._now].lost += 1

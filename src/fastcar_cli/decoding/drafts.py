@@ -93,6 +93,8 @@ class Drafter:
         if settings.kind == "auto":
             self._choice = windows or DraftWindow(settings.window)
             self._choice.begin(draws.tokens)
+            # The same memory: NumPy reads a few numbers in a tenth of torch's time.
+            self._read = draws.buffer.numpy()
         # Below these positions the codes of a video hold what the last pass drew.
         self._drawn = [0] * draws.videos
         self._drafts: Tensor | None = None
@@ -147,8 +149,12 @@ class Drafter:
         if done - begin < 4:
             return 0.0
         back = self._back(begin)
-        right = (self._codes(begin, done) == self._codes(begin - back, done - back)).all(-1).flatten().tolist()
-        return float(sum(right)) / len(right)
+        if back <= begin:
+            now, drafts = self._read[:, begin:done].tolist(), self._read[:, begin - back : done - back].tolist()
+        else:
+            now, drafts = self._codes(begin, done).tolist(), self._codes(begin - back, done - back).tolist()
+        right = [a == b for of_video in zip(now, drafts, strict=True) for a, b in zip(*of_video, strict=True)]
+        return sum(right) / len(right)
 
     def accepted(self, inputs: Inputs) -> tuple[int, ...]:
         """How many positions behind the inputs, whose codes are drawn, are final in each video."""
