@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fastcar_cli.cli.app import main
 from fastcar_cli.config import RunConfig
 from fastcar_cli.pipeline import VideoPipeline
+from fastcar_lab.claims.prompts import prompts_for
 from fastcar_lab.drafting import Counts, count_aligned, tokens_a_pass
 
 
@@ -57,12 +58,13 @@ def test_decodes_accept_what_their_codes_promise() -> None:
         (("--windows", "off"), "'off' is no length"),
         (("--windows", "65"), "a frame has 64 tokens"),
         (("--temperature", "warm"), "no number"),
+        (("--leave-out", "e"), "no caption is left"),
     ],
 )
 def test_what_can_not_be_counted_is_refused(
     arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["fastcar", "lab", "drafts", "--model", "mini", *arguments])
+    monkeypatch.setattr(sys, "argv", ["fastcar", "lab", "drafts", "--model", "mini", "--prompts", "2", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
     shown = capsys.readouterr()
@@ -80,6 +82,15 @@ def test_json_has_a_line_for_every_temperature(
     # mini ships with temperature 1.
     assert [m["temperature"] for m in models] == [1.0, 0.5]
     assert all(m["videos"] == 1 and [w["window"] for w in m["windows"]] == [8] for m in models)
+
+
+def test_captions_with_a_text_are_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = prompts_for(VideoPipeline.from_config(RunConfig(model="mini")), 2)
+    arguments = ("--model", "mini", "--prompts", "2", "--leave-out", first, "--windows", "8", "--json")
+    monkeypatch.setattr(sys, "argv", ["fastcar", "lab", "drafts", *arguments, "--set", "generation.frames=2"])
+    with pytest.raises(SystemExit):
+        main()
+    assert [m["videos"] for m in json.loads(capsys.readouterr().out)["models"]] == [1] and first not in second
 
 
 def test_the_table_is_printed_as_format_says(

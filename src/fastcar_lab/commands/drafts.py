@@ -18,6 +18,9 @@ def drafts(
         list[str] | None, typer.Option(help=f"Name or folder; repeat it. [default: {', '.join(MODELS)}]")
     ] = None,
     prompts: Annotated[int, typer.Option(help="Videos, of captions that training left out.", min=1)] = 30,
+    leave_out: Annotated[
+        str | None, typer.Option(help="Without the captions among them that hold this text, such as pan.")
+    ] = None,
     windows: Annotated[str, typer.Option(help="Windows with commas between them.")] = "4,8,16,32",
     kinds: Annotated[str, typer.Option(help="Kinds that are decoded, beside the count from codes.")] = "frame,jacobi",
     temperature: Annotated[
@@ -34,6 +37,7 @@ def drafts(
     from fastcar_cli.analysis.sweep.grid import parse_names
     from fastcar_cli.cli.render import Results, columns, console, progress
     from fastcar_cli.config import load_config
+    from fastcar_cli.errors import RequestError
     from fastcar_cli.pipeline import VideoPipeline
     from fastcar_lab.bench.render import print_whole
     from fastcar_lab.checkout import commit
@@ -46,7 +50,11 @@ def drafts(
     with progress(console(), "decodes") as bar:
         for name in model or MODELS:
             base = VideoPipeline.from_config(load_config(None, set_ or (), {"model": name}))
-            captions, before = prompts_for(base, prompts), len(results)
+            captions, before = list(prompts_for(base, prompts)), len(results)
+            if leave_out is not None:
+                captions = [text for text in captions if leave_out not in text]
+            if not captions:
+                raise RequestError("no caption is left", key="leave_out", value=leave_out)
             for degree in temperatures:
                 pipe = base
                 if degree is not None:
@@ -65,7 +73,9 @@ def drafts(
         typer.echo(json.dumps(document))
         return
     names = [f"{kind} {w}" for kind in ("counted", *decoded) for w in wanted]
-    table = columns(f"tokens a pass after the first frame (first frame), {prompts} videos", "", "as aligned", *names)
+    without = "" if leave_out is None else f" without those with {leave_out!r}"
+    title = f"tokens a pass after the first frame (first frame), {prompts} captions{without}"
+    table = columns(title, "", "as aligned", *names)
     for r in results:
         cells = [f"{x['counted']:.2f}" for x in r["windows"]]
         cells += [
