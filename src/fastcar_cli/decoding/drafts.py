@@ -94,7 +94,7 @@ class Drafter:
             self._choice = windows or DraftWindow(settings.window)
             self._choice.begin(draws.tokens)
             # The same memory: NumPy reads a few numbers in a tenth of torch's time.
-            self._read = draws.buffer.numpy()
+            self._array = draws.buffer.numpy()
         # Below these positions the codes of a video hold what the last pass drew.
         self._drawn = [0] * draws.videos
         self._drafts: Tensor | None = None
@@ -150,7 +150,7 @@ class Drafter:
             return 0.0
         back = self._back(begin)
         if back <= begin:
-            now, drafts = self._read[:, begin:done].tolist(), self._read[:, begin - back : done - back].tolist()
+            now, drafts = self._array[:, begin:done].tolist(), self._array[:, begin - back : done - back].tolist()
         else:
             now, drafts = self._codes(begin, done).tolist(), self._codes(begin - back, done - back).tolist()
         right = [a == b for of_video in zip(now, drafts, strict=True) for a, b in zip(*of_video, strict=True)]
