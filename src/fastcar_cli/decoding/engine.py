@@ -118,7 +118,7 @@ class Decode(Batch):
             draws.done = [first] * self.prompts.videos
         else:
             hidden = self.prefill()[:, None]
-        began = time.perf_counter()
+        began, captured = time.perf_counter(), self.clock.capture
         while (done := self.done) < draws.tokens:
             inputs = drafter.inputs(self._most_inputs(executor))
             step = executor.step(inputs) if done else executor.draw(hidden, inputs)
@@ -131,12 +131,12 @@ class Decode(Batch):
             timed = device.type != "cuda" or self.done % self.frame == 0
             if timed:
                 synchronise(device)
-                seconds = time.perf_counter() - began
+                seconds = time.perf_counter() - began - (self.clock.capture - captured)
                 self.clock.decode += seconds
                 drafter.learn(seconds)
             yield step
             if timed:
-                began = time.perf_counter()
+                began, captured = time.perf_counter(), self.clock.capture
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:

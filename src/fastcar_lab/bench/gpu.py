@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 
 from fastcar_cli.analysis.machine import measure_machine, seconds_of
 from fastcar_cli.analysis.profiler import Shape, decode_of, random_shape, traffic
+from fastcar_cli.decoding.drafts import DraftSettings
 from fastcar_cli.decoding.engine import synchronise
 from fastcar_cli.decoding.graph import GraphExecutor
 from fastcar_cli.decoding.inputs import Inputs
@@ -39,6 +40,7 @@ from fastcar_cli.models.network import Spec
 from fastcar_cli.models.rqvae import RQVAESpec
 from fastcar_cli.models.video_model import ModelSpec
 from fastcar_lab.bench.few_bits import in_bits
+from fastcar_lab.bench.gpu_drafts import whole_videos
 from fastcar_lab.checkout import commit
 
 GPT_FAST = "gpt-fast, LLaMA-7B in bfloat16, one row, A100 80 GB: 104.9 tokens/s, 1,397 GB/s"
@@ -69,6 +71,7 @@ class Plan:
     Attributes:
         device: cuda, cuda:N, or cpu.
         models: bundled models that are decoded both ways.
+        drafted: models that read captions, which decode whole videos with drafts.
         dtypes: formats of each of them; the last float format is that of shapes, which run in all formats of few bits.
         shapes: specifications by name.
         layers: how many layers of each shape are decoded both ways, and run in transformers.
@@ -76,6 +79,9 @@ class Plan:
         context: tokens that a timed pass attends to.
         windows: tokens of a row that a dense pass takes; one that replays takes the first and the last.
         video: tokens of a whole run of each shape whose frames have fewer.
+        draft: that of a whole run with drafts, of which some count as right whatever is drawn.
+        captions: videos of each bundled model that is decoded with drafts.
+        frames: of codes of these videos, 0: all.
         repeats: timed passes of each kind, of which the median counts.
         tests: whether the test suite's kernels and golden records run too, where this is a checkout.
         tokens: how many are decoded both ways.
@@ -95,11 +101,15 @@ class Plan:
     video: int
     repeats: int
     tests: bool
+    draft: DraftSettings = field(default_factory=lambda: DraftSettings("frame", 8, 0.93))
+    captions: int = 3
+    frames: int = 0
     most_layers: int = 64
     tokens: int = TOKENS
     workers: int = 1
     seconds: float = float("inf")
     only: str = ""
+    drafted: Sequence[str] = ()
 
     def wants(self, name: str) -> bool:
         """Whether a part of this name is to run."""
@@ -233,21 +243,28 @@ def _passes(plan: Plan, formats: _Formats, dtype: str, rows: int, bandwidth: flo
     return {"layers": shape.layers, "lines": lines}
 
 
-def _run(plan: Plan, formats: _Formats, dtype: str, tau: Tau) -> dict[str, Any]:
+def _run(plan: Plan, formats: _Formats, dtype: str, tau: Tau, draft: DraftSettings) -> dict[str, Any]:
     """A whole decode of the shape with its frames drawn, from its prompt on, at the depth that runs."""
     shape = formats.of(dtype)
     frames = max(1, plan.video // shape.spec.tokens_per_frame)
-    decode = decode_of(shape.network, 2, PROMPT, frames, rule=ReplayRule(tau))
+    decode = decode_of(shape.network, 2, PROMPT, frames, rule=ReplayRule(tau), draft=draft)
     with torch.inference_mode():
-        decode.executor = GraphExecutor(decode, 1, plan.captures)
+        decode.executor = GraphExecutor(decode, draft.window, plan.captures)
     decode.run()
+    assert decode.drafter is not None
     began = time.perf_counter()
     pixels = torch.stack([decode.decode_frame(frame) for frame in range(frames)])
     finite, clock = bool(pixels.isfinite().all()), decode.clock
     return {
-        "ok": finite, "tokens": decode.done, "capture_s": clock.capture, "decode_s": clock.decode,
-        "pixels_s": time.perf_counter() - began, "layers": shape.layers,
+        "ok": finite, "tokens": decode.done, "passes": len(decode.drafter.passes), "capture_s": clock.capture,
+        "decode_s": clock.decode, "pixels_s": time.perf_counter() - began, "layers": shape.layers,
     }  # fmt: skip
+
+
+def _drafts(plan: Plan, name: str, dtype: str) -> dict[str, Any]:
+    """Whole videos of a bundled model with drafts; codes that differ are counted, as a GPU does not promise them."""
+    windows = [window for window in plan.windows if window > 2] or plan.windows
+    return whole_videos(name, dtype, plan.device, windows, plan.captions, plan.frames, plan.captures)
 
 
 def _transformers(plan: Plan, spec: Spec) -> dict[str, Any]:
@@ -330,6 +347,9 @@ def check(plan: Plan, on_part: Callable[[str, dict[str, Any]], None] = lambda na
             add(running[done], {"ok": False, "why": str(broken), "seconds": 0.0} if broken else done.result())
     for name, formats in shapes.items():
         _timed(plan, name, formats, machine.bandwidth * 1e9, part)
+    for name in plan.drafted:
+        for dtype in [dtype for dtype in plan.dtypes if dtype not in PACKED]:
+            part(f"{name} in {dtype}, drafts", _drafts, plan, name, dtype)
     return result
 
 
@@ -339,9 +359,14 @@ def _timed(plan: Plan, name: str, formats: _Formats, bandwidth: float, part: Cal
         for dtype in formats.names:
             part(f"{name} in {dtype}, passes of {rows} rows", _passes, plan, formats, dtype, rows, bandwidth)
     if formats.spec.tokens_per_frame <= plan.video:
-        for how, tau in (("dense", OFF), ("replayed", Tau((float("-inf"),)))):
+        kinds = {
+            "dense": (OFF, DraftSettings()),
+            "replayed": (Tau((float("-inf"),)), DraftSettings()),
+            f"drafts of {plan.draft.window} at {plan.draft.accept:g}": (OFF, plan.draft),
+        }
+        for how, (tau, draft) in kinds.items():
             for dtype in formats.names:
-                part(f"{name} in {dtype}, a whole run, {how}", _run, plan, formats, dtype, tau)
+                part(f"{name} in {dtype}, a whole run, {how}", _run, plan, formats, dtype, tau, draft)
     formats.release()
     part(f"{name}, transformers", _transformers, plan, formats.spec)
 
@@ -368,6 +393,18 @@ def bars(result: dict[str, Any]) -> list[tuple[str, float, bool]]:
     return reached
 
 
+def _drafts_table(lines: Sequence[dict[str, Any]]) -> list[str]:
+    rows = [
+        "| window | tokens a pass | ms a token | times as fast | videos equal | codes that differ |",
+        "|---" * 6 + "|",
+    ]
+    for line in lines:
+        cells = [str(line["window"]), f"{line['tokens_per_pass']:.2f}", f"{line['ms']:.3f}", f"{line['times']:.2f}"]
+        cells += [str(line["equal"]), f"{line['differing']:.1%}"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
 def page(result: dict[str, Any]) -> str:
     """The result as a page of Markdown."""
     machine, parts = result["machine"], result["parts"]
@@ -385,6 +422,7 @@ def page(result: dict[str, Any]) -> str:
         why = outcome.get("why") or outcome.get("summary")
         if "decode_s" in outcome:
             why = f"{outcome['tokens']} tokens of {outcome['layers']} layers in {outcome['decode_s']:.2f} s"
+            why += f" and {outcome['passes']} passes"
             why += f", pixels in {outcome['pixels_s']:.2f} s"
         elif "ms" in outcome:
             why = f"{outcome['ms']:.3f} ms a pass of {outcome['layers']} layers"
@@ -393,7 +431,9 @@ def page(result: dict[str, Any]) -> str:
         lines += ["", "| two rows | reached | |", "|---|---|---|"]
         lines += [f"| {text} | {value:.2f} | {'yes' if enough else 'no'} |" for text, value, enough in reached]
     for name, outcome in parts.items():
-        if "lines" not in outcome:
+        if "videos" in outcome:
+            lines += ["", f"## {name}, {outcome['videos']} videos", "", *_drafts_table(outcome["lines"])]
+        if "layers" not in outcome or "lines" not in outcome:
             continue
         lines += [
             "",

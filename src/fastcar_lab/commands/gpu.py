@@ -53,6 +53,7 @@ def gpu_check(
             device=place, models=BUNDLED, dtypes=["float32", "bfloat16", "int8", "int4"], shapes=shapes, layers=4,
             context=1084, windows=[1, 2, 8, 16], video=1024, repeats=5, tests=True,
             workers=max(1, min(12, (os.cpu_count() or 1) - 2)), seconds=seconds, only=only,
+            drafted=[name for name in BUNDLED if name != "mini-actions"],
         )  # fmt: skip
 
     def write(name: str, result: dict[str, Any]) -> None:
