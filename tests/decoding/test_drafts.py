@@ -63,14 +63,19 @@ def _recent(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _decode(
-    rule: str, rows: list[list[int]], seeds: tuple[int, ...], cfg: float, draft: DraftSettings | None = None
+    rule: str,
+    rows: list[list[int]],
+    seeds: tuple[int, ...],
+    cfg: float,
+    draft: DraftSettings | None = None,
+    device: str = "cpu",
 ) -> Decode:
     replay, options = RULES[rule]
     sampling = SamplingSettings(cfg=cfg, top_p=0.9, top_k=6, first_frame_top_p=1.0)
     noise = torch.stack([uniforms(seed, FRAMES * N, 3) for seed in seeds])
     with _recent(options) as kept:
         asked = DecodeSettings(FRAMES, sampling, replay, draft=draft or DraftSettings(), **kept)
-        return Decode.of(tiny_model(), rows, asked, noise)
+        return Decode.of(tiny_model().to(device), rows, asked, noise)
 
 
 @torch.inference_mode()
@@ -97,7 +102,7 @@ def _drafted(decode: Decode, executor: Executor, truth: Tensor, chance: random.R
         step = executor.step(inputs)
         accepted = []
         for video in range(videos):
-            same = [bool((step.codes[video, i - 1] == drafts[video, i]).all()) for i in range(1, inputs.count)]
+            same = [bool((step.codes[video, i - 1].cpu() == drafts[video, i]).all()) for i in range(1, inputs.count)]
             accepted.append(1 + (same.index(False) if False in same else len(same)))
             for i in range(accepted[-1]):
                 rows = decode.prompts.rows_of(video)
@@ -146,16 +151,17 @@ def test_drafts_through_the_gpu_kernels_change_no_code(rule: str, window: int) -
     alone = _decode(rule, PROMPTS, (7, 8), 2.0)
     alone.executor = PlainExecutor(alone)
     wanted = torch.stack([step.hidden[:, 0].clone() for step in alone.steps()], 1)
-    drafted = _decode(rule, PROMPTS, (7, 8), 2.0, DraftSettings("jacobi", window))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    drafted = _decode(rule, PROMPTS, (7, 8), 2.0, DraftSettings("jacobi", window), device)
     executor = GraphExecutor(drafted, window, capture=False)
     final = _drafted(drafted, executor, alone.codes, random.Random(3))
     for video, position, hidden in final:
-        assert torch.allclose(hidden, wanted[alone.prompts.rows_of(video), position], atol=1e-5)
+        assert torch.allclose(hidden.cpu(), wanted[alone.prompts.rows_of(video), position], atol=1e-5)
     assert alone.replay is not None and drafted.replay is not None
     for video, done in enumerate(drafted.draws.done):
         own, seen = alone.prompts.rows_of(video), done - 1
-        assert torch.equal(drafted.codes[video, :done], alone.codes[video, :done])
-        assert torch.equal(drafted.replay.replayed[:, own, :seen], alone.replay.replayed[:, own, :seen])
+        assert torch.equal(drafted.codes[video, :done].cpu(), alone.codes[video, :done])
+        assert torch.equal(drafted.replay.replayed[:, own, :seen].cpu(), alone.replay.replayed[:, own, :seen])
 
 
 WINDOWS = (2, 3, 8, 16)

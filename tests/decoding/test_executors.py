@@ -58,6 +58,7 @@ class Kind:
     rules: tuple[str, ...] | None = None
     missing: str | None = None
     marks: tuple[pytest.MarkDecorator, ...] = ()
+    device: str = "cpu"
 
 
 EXECUTORS = {
@@ -70,6 +71,7 @@ EXECUTORS = {
         ("by layer", "released", "pairs with ages", "window and tau", "sinks beyond a prompt", "forced"),
         None if installed() else "triton is not installed",
         (pytest.mark.slow,),
+        "cuda" if torch.cuda.is_available() else "cpu",
     ),
 }
 NAMES = [pytest.param(name, marks=kind.marks) for name, kind in EXECUTORS.items()]
@@ -145,7 +147,7 @@ def _decode(
     if forced is not None:
         assert decode.replay is not None
         decode.replay.force(forced)
-    decode.executor = EXECUTORS[executor].make(decode)
+    decode.executor, codes = EXECUTORS[executor].make(decode), codes.to(model.device)
     decode.draws.give(codes)
     if executor == "graph":
         # A graph draws by itself.
@@ -154,7 +156,7 @@ def _decode(
     with torch.inference_mode():
         for step in decode.steps(codes):
             hidden.append(step.hidden[:, 0].float().clone())
-    return decode, torch.stack(hidden)
+    return decode, torch.stack(hidden).cpu()
 
 
 @cache
@@ -203,7 +205,7 @@ def _same(decode: Decode, hidden: Tensor, want: Reference, form: str = "float32"
         assert bool(replayed[key]) == value, key
     assert tas is not None
     if want.tas:
-        _close(torch.stack([tas[key] for key in want.tas]), torch.tensor(list(want.tas.values())), form)
+        _close(torch.stack([tas[key] for key in want.tas]).cpu(), torch.tensor(list(want.tas.values())), form)
 
 
 def _decisions(want: Reference) -> Tensor:
@@ -238,7 +240,8 @@ def test_executor_equals_the_reference(executor: str, form: str, rule: str, kv_h
         # the reference are taken, and the scores compared.
         options = {k: v for k, v in options.items() if k in ("window", "sinks", "kv_dtype", "recent", "tas")}
         options["forced"] = _decisions(want)
-    decode, hidden = _decode(formatted(_tiny(form, kv_heads), form), executor, CODES, PROMPTS, 2.0, options)
+    model = formatted(_tiny(form, kv_heads), form).to(EXECUTORS[executor].device)
+    decode, hidden = _decode(model, executor, CODES, PROMPTS, 2.0, options)
     inputs = [f"{executor}-{form}"] if packed else []
     cache = ["int8 keys and values"] if form != "bfloat16" and "kv_dtype" in options else []
     _same(decode, hidden, want, " ".join([*inputs, *cache]) or form)
@@ -319,15 +322,15 @@ def test_a_nan_in_a_weight_shows(executor: str) -> None:
 def test_drawn_tokens_are_the_same_in_every_way(executor: str) -> None:
     if EXECUTORS[executor].missing:
         pytest.skip(str(EXECUTORS[executor].missing))
-    model, noise = tiny_model(), torch.stack([uniforms(s, FRAMES * N, 3) for s in (5, 6)])
+    noise = torch.stack([uniforms(s, FRAMES * N, 3) for s in (5, 6)])
     sampling = SamplingSettings(cfg=2.0, top_p=0.9, top_k=6, first_frame_top_p=1.0)
     drawn = []
     for kind in ("torch", executor):
         asked = DecodeSettings(FRAMES, sampling, ReplayRule(Tau((0.0,))), executor="torch")
-        decode = Decode.of(model, PROMPTS, asked, noise)
+        decode = Decode.of(tiny_model().to(EXECUTORS[kind].device), PROMPTS, asked, noise)
         decode.executor = EXECUTORS[kind].make(decode)
         for _ in decode.steps():
             pass
-        drawn.append((decode.codes, decode.replay.replayed))  # type: ignore[union-attr]
+        drawn.append((decode.codes.cpu(), decode.replay.replayed.cpu()))  # type: ignore[union-attr]
     assert torch.equal(drawn[0][0], drawn[1][0])
     assert torch.equal(drawn[0][1], drawn[1][1])

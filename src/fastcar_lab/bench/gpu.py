@@ -45,7 +45,7 @@ from fastcar_lab.checkout import commit
 
 GPT_FAST = "gpt-fast, LLaMA-7B in bfloat16, one row, A100 80 GB: 104.9 tokens/s, 1,397 GB/s"
 """What its README reports (pytorch-labs/gpt-fast, Nov 2023): 68 % of the card's 2,039 GB/s."""
-TESTS = ("tests/kernels/test_kernels.py", "tests/decoding/test_executors.py", "tests/decoding/test_golden.py")
+TESTS = tuple(f"tests/{name}.py" for name in ("kernels/test_kernels", "decoding/test_executors", "decoding/test_drafts"))
 TESTS_SECONDS = 80
 PROMPT = 12
 TOY = ModelSpec(
@@ -83,7 +83,7 @@ class Plan:
         captions: videos of each bundled model that is decoded with drafts.
         frames: of codes of these videos, 0: all.
         repeats: timed passes of each kind, of which the median counts.
-        tests: whether the test suite's kernels and golden records run too, where this is a checkout.
+        tests: whether the test suite's kernels and executors run too, where this is a checkout.
         tokens: how many are decoded both ways.
         workers: processes that compare at the same time.
         seconds: after which no part begins.
@@ -145,17 +145,19 @@ def _equal(plan: Plan, name: str, dtype: str, most: int) -> dict[str, Any]:
         network = random_shape(_cut(plan.shapes[name], plan.layers), floats, plan.device, 2, plan.context).network
     else:
         network = load(name, floats, plan.device).network
-    batch = decode_of(in_bits(network, dtype) if dtype in PACKED else network, 2, PROMPT, 2)
+    prompt = network.spec.layout.prompt or PROMPT
+    batch = decode_of(in_bits(network, dtype) if dtype in PACKED else network, 2, prompt, 2)
     why = difference(batch, min(most, batch.cache.most_inputs), plan.captures, plan.tokens)
     return {"ok": why is None} | ({"why": why} if why else {})
 
 
 def _tests(plan: Plan) -> dict[str, Any]:
-    """The suite's own tests of kernels, executors and golden records, on this device."""
+    """The suite's own tests of kernels and executors, whose Triton kernels run on this device."""
     root = Path(__file__).parents[3]
     if not (root / TESTS[0]).is_file() or importlib.util.find_spec("pytest") is None:
         return {"ok": None, "why": "needs a checkout and pytest"}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(plan.workers), "-m", "slow or not slow", *TESTS]
+    options = ["--tb=line", "-n", str(plan.workers), "-m", "slow or not slow"]
+    command = [sys.executable, "-m", "pytest", *options, *TESTS]
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=TESTS_SECONDS)
     except subprocess.TimeoutExpired:
@@ -332,7 +334,7 @@ def check(plan: Plan, on_part: Callable[[str, dict[str, Any]], None] = lambda na
     compared += [(name, dtype) for name in plan.shapes for dtype in (plan.floats, *plan.packed)]
     jobs: dict[str, tuple[Any, ...]] = {}
     if plan.tests:
-        jobs["tests of kernels, executors and golden records"] = _tests, plan
+        jobs["tests of kernels and executors"] = _tests, plan
     for name, dtype in compared:
         for most in (1, plan.windows[-1]):
             jobs[f"{name} in {dtype} equals plain torch, {most} tokens a pass"] = _equal, plan, name, dtype, most

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from fastcar_cli.kernels.gpu import upcast
-from fastcar_cli.kernels.gpu.follow import early, follow
+from fastcar_cli.kernels.gpu.follow import early, fetch, precede, wait
 
 
 class Matrix(NamedTuple):
@@ -100,6 +100,31 @@ def sums(x: Tensor, outputs: int, split: int) -> tuple[Tensor, Tensor]:
 def _counts(device: torch.device) -> Tensor:
     """A count for every tile of a launch; each launch leaves zeros."""
     return torch.zeros(4096, dtype=torch.int32, device=device)
+
+
+AHEAD = tl.constexpr(2048)
+"""Bytes of each row of weights that a program fetches, at most, before it waits for the kernel before."""
+
+
+@triton.jit
+def fetch_tile(
+    w, scale, n, K: tl.constexpr, BK: tl.constexpr, BITS: tl.constexpr, SPLIT: tl.constexpr, EVEN: tl.constexpr
+):
+    """Begin to fetch what this program reads of outputs n of w [N, K] and of int4's scales, where every tile is whole."""
+    span: tl.constexpr = (K + BK * SPLIT - 1) // (BK * SPLIT) * BK
+    begin = tl.program_id(1) * span
+    count = min(begin + span, K) - begin
+    # Parts of a row, so that each thread has one.
+    part = tl.arange(0, 4)[None, :]
+    size: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
+    # Weights in an element of w.
+    held: tl.constexpr = 2 if BITS == 4 else 1
+    if EVEN and BK * size // held % 64 == 0:
+        bytes = min(count // held * size, AHEAD) // 4
+        at = w + n.to(tl.int64)[:, None] * (K // held) + begin // held
+        fetch(at + part * (bytes // size), bytes + part * 0)
+    if EVEN and BITS == 4 and span % 256 == 0 and K % 256 == 0:
+        fetch(scale + n.to(tl.int64) * (K // 32) + begin // 32, count // 32 * 2)
 
 
 @triton.jit
@@ -249,7 +274,7 @@ def _linear_kernel(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """Up to three linear maps of one input side by side, into out [rows, N0 + N1 + N2]; a program has a tile of one."""
-    follow(EARLY)
+    precede(EARLY)
     tile = tl.program_id(0)
     w, scale, bias, column, size = w0, s0, b0, tile * 0, tile * 0 + N0
     if N1 > 0:
@@ -263,6 +288,9 @@ def _linear_kernel(
     n = tile * BN + tl.arange(0, BN)
     r = tl.arange(0, RP)
     even: tl.constexpr = N0 % BN == 0 and N1 % BN == 0 and N2 % BN == 0 and K % BK == 0
+    if EARLY:
+        fetch_tile(w, scale, n, K, BK, BITS, SPLIT, even)
+    wait(EARLY)
     y = product(x, w, scale, n, r, rows, size, K, BN, BK, RP, STAGES, even, BITS, UPCAST, SPLIT)
     inside = (n[:, None] < size) & (r[None, :] < rows)
     at = r[None, :] * (N0 + N1 + N2) + column + n[:, None]

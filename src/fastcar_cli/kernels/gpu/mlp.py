@@ -13,12 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcar_cli.kernels.gpu.follow import follow
+from fastcar_cli.kernels.gpu.follow import precede, wait
 from fastcar_cli.kernels.gpu.linear import (
     LINEAR,
     Matrix,
     Tile,
     add_tile,
+    fetch_tile,
     gathered,
     is_last,
     leave,
@@ -39,6 +40,18 @@ def _replays(flags, r, rows):
     return tl.load(flags + r, mask=r < rows, other=1).to(tl.int32)
 
 
+@triton.jit
+def _expected(flags, r, rows, REPLAY: tl.constexpr):
+    """Whether every row is likely to replay, seen before the kernel before has ended.
+
+    The flags are three kernels or more old, so this is as good as certain; if not, a fetch was in vain or is missed.
+    """
+    if REPLAY:
+        return tl.min(tl.load(flags + r, mask=r < rows, other=1, volatile=True).to(tl.int32), 0) == 1
+    else:
+        return False
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _gate_up_kernel(
     x, gate, up, gate_scale, up_scale, out, flags, parts, counts, rows,
@@ -48,13 +61,18 @@ def _gate_up_kernel(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of silu(gate x) * (up x). Returns before any weight is read where every row replays."""
-    follow(EARLY)
+    precede(EARLY)
     r = tl.arange(0, RP)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    even: tl.constexpr = N % BN == 0 and K % BK == 0
+    if EARLY:
+        if not _expected(flags, r, rows, REPLAY):
+            fetch_tile(gate, gate_scale, n, K, BK, BITS, SPLIT, even)
+            fetch_tile(up, up_scale, n, K, BK, BITS, SPLIT, even)
+    wait(EARLY)
     if REPLAY:
         if tl.min(_replays(flags, r, rows), 0) == 1:
             return
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    even: tl.constexpr = N % BN == 0 and K % BK == 0
     span: tl.constexpr = (K + BK * SPLIT - 1) // (BK * SPLIT) * BK
     begin = tl.program_id(1) * span
     g = tl.zeros((BN, RP), tl.float32)
@@ -93,12 +111,16 @@ def _down_kernel(
 
     Where every row replays no weight is read: the cached output is added and that is all.
     """
-    follow(EARLY)
+    precede(EARLY)
     r = tl.arange(0, RP)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = (n[:, None] < N) & (r[None, :] < rows)
     at = r[None, :] * N + n[:, None]
     even: tl.constexpr = N % BN == 0 and K % BK == 0
+    if EARLY:
+        if not _expected(flags, r, rows, REPLAY):
+            fetch_tile(down, scale, n, K, BK, BITS, SPLIT, even)
+    wait(EARLY)
     kind = x.dtype.element_ty
     computes = True
     if REPLAY:
