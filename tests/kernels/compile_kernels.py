@@ -105,14 +105,18 @@ def variants(flags: torch.Tensor, t: torch.Tensor) -> None:
     attend(query, keys, keys, sinks, sinks, t, extent, tuple(scratch), empty(ROWS, WIDTH))  # type: ignore[arg-type]
 
 
-def few_bits() -> None:
-    """The products of int4, of few rows and of more."""
+def int4(outputs: int, inputs: int) -> Matrix:
+    numbers = torch.empty(outputs, inputs // 2, dtype=torch.uint8)
+    return Matrix(numbers, torch.empty(outputs, inputs // 32, dtype=torch.float16))
 
-    def packed(outputs: int, inputs: int) -> Matrix:
-        numbers = torch.empty(outputs, inputs // 2, dtype=torch.uint8)
-        return Matrix(numbers, torch.empty(outputs, inputs // 32, dtype=torch.float16))
 
-    for rows in (2, 32):
+def int8(outputs: int, inputs: int) -> Matrix:
+    return Matrix(torch.empty(outputs, inputs, dtype=torch.int8), torch.empty(outputs))
+
+
+def few_bits(packed: Callable[[int, int], Matrix]) -> None:
+    """The products of weights in few bits, of few rows, of more and of the most."""
+    for rows in (2, 32, 128):
         h, flags, t = empty(rows, WIDTH), torch.zeros(rows, dtype=torch.uint8), torch.zeros(rows, dtype=torch.int64)
         linear(h, [packed(WIDTH, WIDTH)] * 3, empty(rows, 3 * WIDTH))
         matrices = [packed(WIDE, WIDTH), packed(WIDE, WIDTH), packed(WIDTH, WIDE)]
@@ -134,14 +138,16 @@ if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.__getitem__ = _compile_only
     launch()
-    floats = len(compiled)
-    few_bits()
+    bits = [0] * len(compiled)
+    for form, packed in ((4, int4), (8, int8)):
+        few_bits(packed)
+        bits += [form] * (len(compiled) - len(bits))
     print(
         json.dumps(
             [
                 {
                     "name": name,
-                    "few_bits": i >= floats,
+                    "bits": bits[i],
                     "shared": k.metadata.shared,
                     "stack": stack_bytes(k.asm["cubin"]),
                     "ptx": k.asm["ptx"],

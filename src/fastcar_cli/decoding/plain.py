@@ -87,7 +87,7 @@ class PlainExecutor(HostExecutor):
                 keys, values = batch.cache.append(i, k, v, step)
                 # One query a head: the query heads of a group are query positions here.
                 grouped = heads.rotated.view(len(q), keys.shape[1], -1, q.shape[-1])
-                heads.output = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).view(q.shape)
+                heads.output = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
                 self._mark("attention.core")
                 return heads.output
 

@@ -45,7 +45,9 @@ from fastcar_lab.checkout import commit
 
 GPT_FAST = "gpt-fast, LLaMA-7B in bfloat16, one row, A100 80 GB: 104.9 tokens/s, 1,397 GB/s"
 """What its README reports (pytorch-labs/gpt-fast, Nov 2023): 68 % of the card's 2,039 GB/s."""
-TESTS = tuple(f"tests/{name}.py" for name in ("kernels/test_kernels", "decoding/test_executors", "decoding/test_drafts"))
+TESTS = tuple(
+    f"tests/{name}.py" for name in ("kernels/test_kernels", "decoding/test_executors", "decoding/test_drafts")
+)
 TESTS_SECONDS = 80
 PROMPT = 12
 TOY = ModelSpec(

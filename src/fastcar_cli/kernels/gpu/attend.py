@@ -12,19 +12,10 @@ from torch import Tensor
 
 from fastcar_cli.kernels.gpu import upcast
 from fastcar_cli.kernels.gpu.append import Extent
-from fastcar_cli.kernels.gpu.follow import early, fetch, follow, precede, wait
+from fastcar_cli.kernels.gpu.follow import early, follow
 
 CHUNK = 128
 """Slots of the cache that one program reads."""
-
-
-@triton.jit
-def _fetch_slots(keys, base, begin, end, D: tl.constexpr, COUNT: tl.constexpr):
-    """Begin to fetch vectors [D] of COUNT slots from `begin` to before `end`, of the head whose slots begin at base."""
-    size: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8 * D
-    if size % 16 == 0:
-        slot = begin + tl.arange(0, COUNT)
-        fetch(keys + (base + slot) * D, tl.where(slot < end, size, 0))
 
 
 @triton.jit(do_not_specialize=["slots", "padded", "window", "ring", "chunks", "lines"])
@@ -40,7 +31,7 @@ def _attend_kernel(
 
     A chunk past the last token has weight 0 and reads no keys. `ring` is the first slot behind the sinks.
     """
-    precede(EARLY)
+    follow(EARLY)
     group = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = group // KV
@@ -56,11 +47,6 @@ def _attend_kernel(
     end = tl.minimum(end, (chunk + 1) * CHUNK)
     i = tl.arange(0, DP)
     kind = tl.float32 if UPCAST else query.dtype.element_ty
-    if EARLY:
-        # All but what the kernel before appends has been there for long.
-        _fetch_slots(keys, group * slots, chunk * CHUNK, end, D, CHUNK)
-        _fetch_slots(values, group * slots, chunk * CHUNK, end, D, CHUNK)
-    wait(EARLY)
     there_i = there[:, None] & (i[None, :] < D)
     q = tl.load(query + head[:, None] * D + i[None, :], mask=there_i, other=0.0).to(kind)
     peak = tl.full((QP,), float("-inf"), tl.float32)

@@ -10,7 +10,7 @@ the activations and multiplied as floats.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from fastcar_cli.kernels.gpu import upcast
-from fastcar_cli.kernels.gpu.follow import early, fetch, precede, wait
+from fastcar_cli.kernels.gpu.follow import early, follow
 
 
 class Matrix(NamedTuple):
@@ -77,18 +77,25 @@ class Tile:
 
 SMALL = Tile(32, 64, 3)
 """The tile of float32 activations, which no matrix unit multiplies: larger ones do not fit the registers."""
-# Measured on an H200 (docs/gpu.md), those of int4 estimated: four warps would widen 32 outputs twice.
-LINEAR = {0: Tile(64, 128, 4), 8: Tile(32, 256, 4), 4: Tile(32, 128, 4, warps=2, programs=1100)}
-"""The tiles of linear maps of activations in 16 bit, by bits of a weight; 0: floats."""
-WIDE = {4: Tile(64, 128, 4, programs=300)}
-"""Those of more than 16 rows, where others are better: less of the activations is read again."""
+Tiles = dict[int, tuple[Tile, ...]]
+"""By bits of a weight (0: floats) the tiles of up to 16, up to 32 and more rows; the last for all that follow."""
+FEW, MANY = Tile(32, 256, 3, warps=2, programs=500), Tile(64, 128, 4, programs=300)
+"""Of few bits: four warps would widen 32 outputs twice; with more than 32 rows wider tiles do not fit registers."""
+# Measured on an H200 (docs/gpu.md), those of int8 taken from int4's.
+LINEAR: Tiles = {
+    0: (Tile(64, 128, 4),),
+    8: (FEW, Tile(64, 256, 3), replace(MANY, warps=8)),
+    4: (FEW, Tile(64, 256, 3), MANY),
+}
+"""The tiles of linear maps of activations in 16 bit."""
 
 
-def tile_of(tiles: dict[int, Tile], x: Tensor, weights: Matrix) -> Tile:
+def tile_of(tiles: Tiles, x: Tensor, weights: Matrix) -> Tile:
     """The tile for a product of activations and weights."""
     if x.dtype.itemsize == 4:
         return SMALL
-    return WIDE.get(weights.bits, tiles[weights.bits]) if len(x) > 16 else tiles[weights.bits]
+    by_rows = tiles[weights.bits]
+    return by_rows[min((len(x) > 16) + (len(x) > 32), len(by_rows) - 1)]
 
 
 def sums(x: Tensor, outputs: int, split: int) -> tuple[Tensor, Tensor]:
@@ -100,31 +107,6 @@ def sums(x: Tensor, outputs: int, split: int) -> tuple[Tensor, Tensor]:
 def _counts(device: torch.device) -> Tensor:
     """A count for every tile of a launch; each launch leaves zeros."""
     return torch.zeros(4096, dtype=torch.int32, device=device)
-
-
-AHEAD = tl.constexpr(2048)
-"""Bytes of each row of weights that a program fetches, at most, before it waits for the kernel before."""
-
-
-@triton.jit
-def fetch_tile(
-    w, scale, n, K: tl.constexpr, BK: tl.constexpr, BITS: tl.constexpr, SPLIT: tl.constexpr, EVEN: tl.constexpr
-):
-    """Begin to fetch what this program reads of outputs n of w [N, K] and of int4's scales, where every tile is whole."""
-    span: tl.constexpr = (K + BK * SPLIT - 1) // (BK * SPLIT) * BK
-    begin = tl.program_id(1) * span
-    count = min(begin + span, K) - begin
-    # Parts of a row, so that each thread has one.
-    part = tl.arange(0, 4)[None, :]
-    size: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
-    # Weights in an element of w.
-    held: tl.constexpr = 2 if BITS == 4 else 1
-    if EVEN and BK * size // held % 64 == 0:
-        bytes = min(count // held * size, AHEAD) // 4
-        at = w + n.to(tl.int64)[:, None] * (K // held) + begin // held
-        fetch(at + part * (bytes // size), bytes + part * 0)
-    if EVEN and BITS == 4 and span % 256 == 0 and K % 256 == 0:
-        fetch(scale + n.to(tl.int64) * (K // 32) + begin // 32, count // 32 * 2)
 
 
 @triton.jit
@@ -274,7 +256,7 @@ def _linear_kernel(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """Up to three linear maps of one input side by side, into out [rows, N0 + N1 + N2]; a program has a tile of one."""
-    precede(EARLY)
+    follow(EARLY)
     tile = tl.program_id(0)
     w, scale, bias, column, size = w0, s0, b0, tile * 0, tile * 0 + N0
     if N1 > 0:
@@ -288,9 +270,6 @@ def _linear_kernel(
     n = tile * BN + tl.arange(0, BN)
     r = tl.arange(0, RP)
     even: tl.constexpr = N0 % BN == 0 and N1 % BN == 0 and N2 % BN == 0 and K % BK == 0
-    if EARLY:
-        fetch_tile(w, scale, n, K, BK, BITS, SPLIT, even)
-    wait(EARLY)
     y = product(x, w, scale, n, r, rows, size, K, BN, BK, RP, STAGES, even, BITS, UPCAST, SPLIT)
     inside = (n[:, None] < size) & (r[None, :] < rows)
     at = r[None, :] * (N0 + N1 + N2) + column + n[:, None]

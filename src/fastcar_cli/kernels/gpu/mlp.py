@@ -7,19 +7,21 @@ replays, so what is skipped is decided without the host.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcar_cli.kernels.gpu.follow import precede, wait
+from fastcar_cli.kernels.gpu.follow import follow
 from fastcar_cli.kernels.gpu.linear import (
+    FEW,
     LINEAR,
+    MANY,
     Matrix,
     Tile,
+    Tiles,
     add_tile,
-    fetch_tile,
     gathered,
     is_last,
     leave,
@@ -29,27 +31,17 @@ from fastcar_cli.kernels.gpu.linear import (
     tile_of,
 )
 
-# Measured on an H200 (docs/gpu.md).
-GATE_UP = {0: Tile(32, 128, 3), 8: Tile(32, 128, 4), 4: Tile(32, 128, 4, warps=2, programs=1100)}
-"""The tiles of gate and up, by bits of a weight; 0: floats."""
+# Measured on an H200 (docs/gpu.md), those of int8 taken from int4's.
+GATE_UP: Tiles = LINEAR | {0: (Tile(32, 128, 3),), 8: (FEW, Tile(64, 128, 4), replace(MANY, warps=8))}
+"""The tiles of gate and up."""
+DOWN: Tiles = LINEAR | {4: (Tile(64, 256, 3, programs=500), Tile(64, 128, 4, programs=500), MANY)}
+"""Those of down, which has more inputs than outputs."""
 
 
 @triton.jit
 def _replays(flags, r, rows):
     """Replay flag of each row, int32 [RP]; rows that do not exist replay."""
     return tl.load(flags + r, mask=r < rows, other=1).to(tl.int32)
-
-
-@triton.jit
-def _expected(flags, r, rows, REPLAY: tl.constexpr):
-    """Whether every row is likely to replay, seen before the kernel before has ended.
-
-    The flags are three kernels or more old, so this is as good as certain; if not, a fetch was in vain or is missed.
-    """
-    if REPLAY:
-        return tl.min(tl.load(flags + r, mask=r < rows, other=1, volatile=True).to(tl.int32), 0) == 1
-    else:
-        return False
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -61,18 +53,13 @@ def _gate_up_kernel(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of silu(gate x) * (up x). Returns before any weight is read where every row replays."""
-    precede(EARLY)
+    follow(EARLY)
     r = tl.arange(0, RP)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    even: tl.constexpr = N % BN == 0 and K % BK == 0
-    if EARLY:
-        if not _expected(flags, r, rows, REPLAY):
-            fetch_tile(gate, gate_scale, n, K, BK, BITS, SPLIT, even)
-            fetch_tile(up, up_scale, n, K, BK, BITS, SPLIT, even)
-    wait(EARLY)
     if REPLAY:
         if tl.min(_replays(flags, r, rows), 0) == 1:
             return
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    even: tl.constexpr = N % BN == 0 and K % BK == 0
     span: tl.constexpr = (K + BK * SPLIT - 1) // (BK * SPLIT) * BK
     begin = tl.program_id(1) * span
     g = tl.zeros((BN, RP), tl.float32)
@@ -111,16 +98,12 @@ def _down_kernel(
 
     Where every row replays no weight is read: the cached output is added and that is all.
     """
-    precede(EARLY)
+    follow(EARLY)
     r = tl.arange(0, RP)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = (n[:, None] < N) & (r[None, :] < rows)
     at = r[None, :] * N + n[:, None]
     even: tl.constexpr = N % BN == 0 and K % BK == 0
-    if EARLY:
-        if not _expected(flags, r, rows, REPLAY):
-            fetch_tile(down, scale, n, K, BK, BITS, SPLIT, even)
-    wait(EARLY)
     kind = x.dtype.element_ty
     computes = True
     if REPLAY:
@@ -176,7 +159,7 @@ def mlp(
     """
     width, wide = h.shape[1], middle.shape[1]
     gate, up, down = matrices
-    first, second = tile_of(GATE_UP, h, gate), tile_of(LINEAR, middle, down)
+    first, second = tile_of(GATE_UP, h, gate), tile_of(DOWN, middle, down)
     flags, t, cache = (middle, middle, middle) if replay is None else (replay.flags, replay.t, replay.outputs)
     frame, replaying = cache.shape[1], {"REPLAY": replay is not None}
     numbers, scales = zip(gate.tensors, up.tensors, strict=True)
