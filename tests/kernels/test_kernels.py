@@ -20,11 +20,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.cosmos import TOKENIZER
+from support.ivideogpt import write_model
 from support.tiny import tiny_spec
 from torch import Tensor
 
 from fastcar_cli.decoding import self_check
 from fastcar_cli.decoding.batch import Batch
+from fastcar_cli.decoding.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.graph import GraphExecutor
 from fastcar_cli.decoding.plain import PlainExecutor
@@ -35,6 +37,7 @@ from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
 from fastcar_cli.formats import PACKED
+from fastcar_cli.models import load
 from fastcar_cli.models.cosmos import CosmosSpec
 from fastcar_cli.models.decoder import rotate
 from fastcar_cli.models.decoder_spec import Axes, DecoderSpec
@@ -369,6 +372,21 @@ def test_head_norms_and_places_on_three_axes_decode_as_in_plain_torch() -> None:
     _close(got, want, torch.float32)
     assert torch.equal(codes, other_codes) and torch.equal(decisions, other_decisions)
     assert bool(decisions[:, :, :6].any()) and not bool(decisions.all())
+
+
+@pytest.mark.slow
+def test_delimiters_are_given_in_passes_of_several_tokens(tmp_path: File) -> None:
+    network = load(write_model(tmp_path, 1, 3), "float32", DEVICE).network
+    layout, runs = network.spec.layout, []
+    noise = uniforms(5, 2 * layout.stride, 1)[None]
+    for window in (1, 4):
+        draft = DraftSettings("jacobi", window) if window > 1 else DraftSettings()
+        settings = DecodeSettings(2, SamplingSettings(cfg=1.0), draft=draft)
+        decode = Decode.of(network, [[i % 40 for i in range(layout.prompt)]], settings, noise)
+        decode.executor = PlainExecutor(decode) if window == 1 else GraphExecutor(decode, window, capture=False)
+        runs.append(decode.run().codes)
+    assert torch.equal(*runs)
+    assert bool((runs[1].view(2, layout.stride)[:, layout.delimiters[0]] == layout.delimiter).all())
 
 
 @pytest.mark.slow

@@ -51,7 +51,6 @@ def obstacle(batch: Batch) -> str | None:
     rules = (
         (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
         (batch.model.spec.decoder.source > 0, "its kernels have no cross attention"),
-        (batch.draws.given is not None, "codes are given instead of drawn"),
         (batch.draws.keep_logits, "logits are kept"),
         (batch.settings.kv_dtype != "auto", f"keys and values are {batch.settings.kv_dtype}"),
         (batch.settings.rule.target is not None, "a replay ratio is kept, which moves the thresholds as it goes"),
@@ -139,7 +138,8 @@ class GraphExecutor(Executor):
             if count == 1:
                 replay.finish(of_rows[0], state.scores[:, 0])
         behind = tokens.T + 1
-        codes, _ = draws.sampler.draw(state.hidden.flatten(0, 1), behind.flatten(), ops.logits)
+        given = None if draws.given is None else draws.given[self._videos[:, None], behind].flatten(0, 1)
+        codes, _ = draws.sampler.draw(state.hidden.flatten(0, 1), behind.flatten(), ops.logits, given)
         draws.buffer[self._videos[:, None], behind] = codes.view(*behind.shape, -1)
         self._first.add_(1)
         return passed if count > 1 else Passed()

@@ -85,7 +85,7 @@ class Plan:
         captions: videos of each bundled model that is decoded with drafts.
         frames: of codes of these videos, 0: all.
         repeats: timed passes of each kind, of which the median counts.
-        tests: whether the test suite's kernels and executors run too, where this is a checkout.
+        tests: whether the test suite's kernels, executors and golden records run too, where this is a checkout.
         tokens: how many are decoded both ways.
         workers: processes that compare at the same time.
         seconds: after which no part begins.
@@ -154,7 +154,7 @@ def _equal(plan: Plan, name: str, dtype: str, most: int) -> dict[str, Any]:
 
 
 def _tests(plan: Plan) -> dict[str, Any]:
-    """The suite's own tests of kernels and executors, whose Triton kernels run on this device."""
+    """The suite's own tests of kernels, executors and golden records, whose Triton kernels run on this device."""
     root = Path(__file__).parents[3]
     if not (root / TESTS[0]).is_file() or importlib.util.find_spec("pytest") is None:
         return {"ok": None, "why": "needs a checkout and pytest"}
@@ -336,7 +336,7 @@ def check(plan: Plan, on_part: Callable[[str, dict[str, Any]], None] = lambda na
     compared += [(name, dtype) for name in plan.shapes for dtype in (plan.floats, *plan.packed)]
     jobs: dict[str, tuple[Any, ...]] = {}
     if plan.tests:
-        jobs["tests of kernels and executors"] = _tests, plan
+        jobs["tests of kernels, executors and golden records"] = _tests, plan
     for name, dtype in compared:
         for most in (1, plan.windows[-1]):
             jobs[f"{name} in {dtype} equals plain torch, {most} tokens a pass"] = _equal, plan, name, dtype, most

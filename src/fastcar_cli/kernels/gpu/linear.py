@@ -10,7 +10,7 @@ the activations and multiplied as floats.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -79,12 +79,12 @@ SMALL = Tile(32, 64, 3)
 """The tile of float32 activations, which no matrix unit multiplies: larger ones do not fit the registers."""
 Tiles = dict[int, tuple[Tile, ...]]
 """By bits of a weight (0: floats) the tiles of up to 16, up to 32 and more rows; the last for all that follow."""
-FEW, MANY = Tile(32, 256, 3, warps=2, programs=500), Tile(64, 128, 4, programs=300)
+FEW, MANY = Tile(32, 256, 3, warps=2, programs=500), Tile(64, 128, 4, warps=8, programs=300)
 """Of few bits: four warps would widen 32 outputs twice; with more than 32 rows wider tiles do not fit registers."""
 # Measured on an H200 (docs/gpu.md), those of int8 taken from int4's.
 LINEAR: Tiles = {
     0: (Tile(64, 128, 4),),
-    8: (FEW, Tile(64, 256, 3), replace(MANY, warps=8)),
+    8: (FEW, Tile(64, 256, 3), MANY),
     4: (FEW, Tile(64, 256, 3), MANY),
 }
 """The tiles of linear maps of activations in 16 bit."""

@@ -7,7 +7,7 @@ replays, so what is skipped is decided without the host.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -32,7 +32,7 @@ from fastcar_cli.kernels.gpu.linear import (
 )
 
 # Measured on an H200 (docs/gpu.md), those of int8 taken from int4's.
-GATE_UP: Tiles = LINEAR | {0: (Tile(32, 128, 3),), 8: (FEW, Tile(64, 128, 4), replace(MANY, warps=8))}
+GATE_UP: Tiles = LINEAR | {0: (Tile(32, 128, 3),), 8: (FEW, Tile(64, 128, 4), MANY)}
 """The tiles of gate and up."""
 DOWN: Tiles = LINEAR | {4: (Tile(64, 256, 3, programs=500), Tile(64, 128, 4, programs=500), MANY)}
 """Those of down, which has more inputs than outputs."""
