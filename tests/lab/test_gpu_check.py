@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.sweeping import tiny_folder
 from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
-from fastcar_lab.bench.gpu import TOY, Plan, check, page
+from fastcar_lab.bench.gpu import TOY, Plan, check
+from fastcar_lab.bench.gpu_page import page
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton (Linux)")
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -23,7 +25,7 @@ def test_every_part_runs_and_is_on_the_page(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     parts = json.loads((tmp_path / "check.json").read_text(encoding="utf-8"))["parts"]
     assert all(outcome["ok"] for outcome in parts.values())
-    assert [outcome["tokens"] for name, outcome in parts.items() if "whole run" in name] == [8, 8]
+    assert [outcome["tokens"] for name, outcome in parts.items() if "whole run" in name] == [8, 8, 8]
     lines = parts["toy in float32, passes of 2 rows"]["lines"]
     assert [(line["window"], line["replayed"]) for line in lines] == [(1, False), (2, False), (1, True), (2, True)]
     # Two tokens read no more weights than one; a replayed pass reads no MLP.
@@ -33,6 +35,19 @@ def test_every_part_runs_and_is_on_the_page(tmp_path: Path) -> None:
     assert all(f"| {name} | passed" in text for name in parts)
 
 
+@pytest.mark.slow
+def test_drafts_of_whole_videos_change_no_code(tmp_path: Path) -> None:
+    model = str(tiny_folder(tmp_path / "model"))
+    plan = Plan(
+        device="cpu", models=[], dtypes=["float32"], shapes={}, layers=2, context=20, windows=[1, 2], video=8,
+        repeats=1, tests=False, drafted={model: ["a red ball"]}, frames=2,
+    )  # fmt: skip
+    result = check(plan)
+    lines = result["parts"][f"{model} in float32, drafts"]["lines"]
+    assert [(line["window"], line["equal"], line["differing"]) for line in lines] == [(1, 1, 0.0), (2, 1, 0.0)]
+    assert f"## {model} in float32, drafts, 1 videos" in page(result)
+
+
 def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> dict[str, object]:
         raise RuntimeError("no kernel image\nmore")
@@ -40,7 +55,8 @@ def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch: pytest.Monke
     monkeypatch.setattr("fastcar_lab.bench.gpu._equal", lambda *_: {"ok": False, "why": "3.0% differ"})
     monkeypatch.setattr("fastcar_lab.bench.gpu._passes", broken)
     monkeypatch.setattr(
-        "fastcar_lab.bench.gpu._run", lambda *_: {"tokens": 8, "layers": 2, "decode_s": 1.0, "pixels_s": 2.0}
+        "fastcar_lab.bench.gpu._run",
+        lambda *_: {"tokens": 8, "passes": 4, "layers": 2, "decode_s": 1.0, "pixels_s": 2.0},
     )
     monkeypatch.setattr("fastcar_lab.bench.gpu._transformers", lambda *_: {"ms": 1.0, "layers": 2})
     plan = Plan(
@@ -52,7 +68,10 @@ def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch: pytest.Monke
     assert "| nothing in float32 equals plain torch, 1 tokens a pass | failed: " in text
     assert "| toy in float32 equals plain torch, 1 tokens a pass | failed: 3.0% differ |" in text
     assert "| toy in float32, passes of 1 rows | failed: no kernel image |" in text
-    assert "| toy in float32, a whole run, dense | passed: 8 tokens of 2 layers in 1.00 s, pixels in 2.00 s |" in text
+    assert (
+        "| toy in float32, a whole run, dense | passed: 8 tokens of 2 layers in 1.00 s and 4 passes, pixels in 2.00 s |"
+        in text
+    )
 
 
 def test_a_shape_that_does_not_fit_leaves_the_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:

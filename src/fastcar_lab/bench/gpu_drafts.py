@@ -14,13 +14,12 @@ from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.graph import GraphExecutor
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.pipeline import VideoPipeline
-from fastcar_lab.claims.prompts import prompts_for
 
 
 def whole_videos(
-    model: str, dtype: str, device: str, windows: Sequence[int], videos: int, frames: int, capture: bool
+    model: str, dtype: str, device: str, prompts: Sequence[str], windows: Sequence[int], frames: int, capture: bool
 ) -> dict[str, Any]:
-    """Decode captions that training left out (seeds from 0) with one token a pass, then with `jacobi` of each window.
+    """Decode prompts (seeds from 0) with one token a pass, then with `jacobi` drafts of each window.
 
     frames: of codes, 0: all. Returns `videos` and a line for each window: `ms` a token without compiling and capturing,
     `times` as fast as one token a pass, `tokens_per_pass`, `equal`, how many videos have the codes of one token a pass,
@@ -29,7 +28,7 @@ def whole_videos(
     flags = {"model": model, "runtime.device": device, "runtime.dtype": dtype, "runtime.executor": "graph"}
     pipe = VideoPipeline.from_config(load_config(flags=flags))
     settings = replace(pipe.settings, frames=frames or pipe.settings.frames)
-    prompts, lines = prompts_for(pipe, videos), list[dict[str, Any]]()
+    lines: list[dict[str, Any]] = []
     alone: list[torch.Tensor] = []
     for window in dict.fromkeys((1, *windows)):
         draft = DraftSettings("jacobi", window) if window > 1 else DraftSettings()
@@ -50,7 +49,7 @@ def whole_videos(
             "equal": sum(bool((a == b).all()) for a, b in pairs),
             "differing": sum(float((a != b).float().mean()) for a, b in pairs) / len(pairs),
         })  # fmt: skip
-    return {"videos": videos, "lines": [line | {"times": lines[0]["ms"] / line["ms"]} for line in lines]}
+    return {"videos": len(prompts), "lines": [line | {"times": lines[0]["ms"] / line["ms"]} for line in lines]}
 
 
 def _decoded(pipe: VideoPipeline, prompt: str, seed: int, settings: DecodeSettings, capture: bool) -> Decode:

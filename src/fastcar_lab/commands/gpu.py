@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +37,8 @@ def gpu_check(
     from fastcar_cli.models.loading.published import published_spec
     from fastcar_cli.models.loading.registry import folder_of, shapes_of
     from fastcar_cli.resolve import resolve_device
-    from fastcar_lab.bench.gpu import TOY, Plan, check, page
+    from fastcar_lab.bench.gpu import TOY, Plan, check
+    from fastcar_lab.bench.gpu_page import page
 
     place = resolve_device(device)
     if not installed():
@@ -53,7 +55,7 @@ def gpu_check(
             device=place, models=BUNDLED, dtypes=["float32", "bfloat16", "int8", "int4"], shapes=shapes, layers=4,
             context=1084, windows=[1, 2, 8, 16], video=1024, repeats=5, tests=True,
             workers=max(1, min(12, (os.cpu_count() or 1) - 2)), seconds=seconds, only=only,
-            drafted=[name for name in BUNDLED if name != "mini-actions"],
+            drafted={name: _captions(name) for name in BUNDLED if name != "mini-actions"},
         )  # fmt: skip
 
     def write(name: str, result: dict[str, Any]) -> None:
@@ -66,3 +68,12 @@ def gpu_check(
     typer.echo(page(result))
     if any(outcome["ok"] is False for outcome in result["parts"].values()):
         raise typer.Exit(1)
+
+
+def _captions(model: str) -> Sequence[str]:
+    """Three that training of a bundled model left out."""
+    from fastcar_cli.config import load_config
+    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_lab.claims.prompts import prompts_for
+
+    return prompts_for(VideoPipeline.from_config(load_config(flags={"model": model})), 3)
