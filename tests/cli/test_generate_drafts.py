@@ -11,6 +11,7 @@ import pytest
 from support.ivideogpt import ACTIONS, moving_clip, write_clip, write_model
 from support.processes import Run
 
+from fastcar_cli.cli.render import summary
 from fastcar_cli.video import read_frames, read_recipe
 
 BALL = "a red ball rolling to the right on the grass"
@@ -100,6 +101,15 @@ def test_the_table_names_drafts(run: Run) -> None:
     shown = run("generate", BALL, "--seed", "3", "--draft", "jacobi", "--draft-window", "8", "-o", "a.mp4").stdout
     assert "tokens a pass, window 8, same video" in " ".join(shown.split())
     assert "tokens a pass" not in run("generate", BALL, "--frames", "2", "--draft", "off", "-o", "b.mp4").stdout
+
+
+def test_a_graph_does_not_promise_the_same_codes(run: Run) -> None:
+    report = json.loads(
+        run("generate", BALL, "--draft", "jacobi", "--draft-window", "8", "-o", "a.mp4", "--json").stdout
+    )
+    report["kernels"]["name"] = "graph"
+    names, values = (list(column.cells) for column in summary(report).columns)
+    assert str(values[names.index("drafts")]).endswith("window 8, same video but for rounding")
 
 
 @pytest.mark.parametrize(
