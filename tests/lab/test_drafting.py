@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from fastcar_cli.cli.app import main
+from fastcar_cli.cli.app import app, main
 from fastcar_cli.config import RunConfig
 from fastcar_cli.pipeline import VideoPipeline
 from fastcar_lab.claims.prompts import prompts_for
@@ -103,3 +104,13 @@ def test_the_table_is_printed_as_format_says(
     title, header, row = capsys.readouterr().out.splitlines()
     assert title.startswith("# tokens a pass") and header == ",as aligned,counted 4,frame 4"
     assert row.startswith('"mini, temperature 1",')
+
+
+def test_auto_tries_drafts_that_all_count_as_wrong_and_stops() -> None:
+    arguments = ["lab", "draft-cost", "--model", "mini", "--prompts", "1", "--set", "generation.frames=4", "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    (result,) = json.loads(done.stdout)["models"]
+    # Two decodes of 256 tokens, of which windows may lose 2 %.
+    assert 0 < result["passes_with_drafts"] < 2 * 256 / 4
+    assert all(result[part]["off_least_ms"] > 0 < result[part]["pairs"] for part in ("decode", "first_token"))

@@ -144,7 +144,7 @@ class Drafter:
         return self._frame if known else self._columns if position >= self._columns else 1
 
     def _promising(self, done: int) -> float:
-        """The share of the last final tokens that a draft would have got right."""
+        """The share of the last final tokens that a draft would have got right, or counts as right."""
         begin = max(1, done - 16)
         if done - begin < 4:
             return 0.0
@@ -154,7 +154,7 @@ class Drafter:
         else:
             now, drafts = self._codes(begin, done).tolist(), self._codes(begin - back, done - back).tolist()
         right = [a == b for of_video in zip(now, drafts, strict=True) for a, b in zip(*of_video, strict=True)]
-        return sum(right) / len(right)
+        return sum(right) / len(right) if self._accept is None else self._accept
 
     def accepted(self, inputs: Inputs) -> tuple[int, ...]:
         """How many positions behind the inputs, whose codes are drawn, are final in each video."""

@@ -93,3 +93,46 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise RequestError("no number", key="temperature", value=text, allowed="shipped, or numbers") from None
+
+
+def draft_cost(
+    model: Annotated[
+        list[str] | None, typer.Option(help=f"Name or folder; repeat it. [default: {', '.join(MODELS)}]")
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Videos, each decoded four times.", min=1)] = 20,
+    set_: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    form: Format = "table",
+    debug: Debug = False,
+) -> None:
+    """What drafts by `auto` cost where none is right, and until the first token, beside decodes without drafts."""
+    from fastcar_cli.analysis.machine import processor
+    from fastcar_cli.cli.render import Results, columns, console, progress
+    from fastcar_cli.config import load_config
+    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_lab.bench.draft_cost import measure
+    from fastcar_lab.bench.render import print_whole
+    from fastcar_lab.checkout import commit
+    from fastcar_lab.claims.prompts import prompts_for
+
+    results: list[dict[str, Any]] = []
+    with progress(console(), "decodes") as bar:
+        for name in model or MODELS:
+            pipe = VideoPipeline.from_config(load_config(None, set_ or (), {"model": name, "draft.kind": "auto"}))
+            task = bar.add_task(name, total=None)
+
+            def on_decode(done: int, total: int, task: Any = task) -> None:
+                bar.update(task, completed=done, total=total)
+
+            results.append({"model": name, "videos": prompts} | measure(pipe, prompts_for(pipe, prompts), on_decode))
+    document = {"machine": processor(), "commit": commit() or "unknown", "models": results}
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    title = f"`auto` over `off`, no draft right, {prompts} videos twice: median of pairs, sums; off in ms, median"
+    table = columns(title, "", "decode, pairs", "sums", "off", "first token, pairs", "sums", "off")
+    for r in results:
+        of_parts = [(r[part]["pairs"], r[part]["sums"], r[part]["off_median_ms"]) for part in ("decode", "first_token")]
+        cells = [f"{x:.3f}" if i < 2 else f"{x:.1f}" for part in of_parts for i, x in enumerate(part)]
+        table.add_row(r["model"], *cells)
+    print_whole(Results(), table)

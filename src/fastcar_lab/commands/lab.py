@@ -22,6 +22,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "speed": speed.speed,
     "claims": claims.claims,
     "drafts": drafts.drafts,
+    "draft-cost": drafts.draft_cost,
     "curves": figures.curves,
     "evaluate": worlds.evaluate,
     "contact-sheet": worlds.contact_sheet,
