@@ -43,8 +43,11 @@ from fastcar_lab.bench.few_bits import in_bits
 from fastcar_lab.bench.gpu_drafts import whole_videos
 from fastcar_lab.checkout import commit
 
-TESTS = tuple(
-    f"tests/{name}.py" for name in ("kernels/test_kernels", "decoding/test_executors", "decoding/test_drafts")
+TESTS = (
+    "tests/kernels/test_kernels.py",
+    "tests/decoding/test_executors.py",
+    "tests/decoding/test_drafts.py",
+    "tests/decoding/test_golden_gpu.py",
 )
 TESTS_SECONDS = 80
 PROMPT = 12
