@@ -88,9 +88,9 @@ class Observers:
 class Clock:
     """Wall seconds of the phases of a decode, the device waited for at their ends.
 
-    `reading` is what turning the prompts into tokens took, `capture` what building a CUDA graph took, compiling its
-    kernels included. `mlp` is the part of `decode` spent in MLP branches and `draw` that spent drawing codes (the depth
-    transformer), 0 where the executor does not time them.
+    `reading` is what turning the prompts into tokens took, `capture` what building CUDA graphs took in the middle of a
+    decode, which `decode` does not count. `mlp` is the part of `decode` spent in MLP branches and `draw` that spent
+    drawing codes (the depth transformer), 0 where the executor does not time them.
     """
 
     reading: float = 0.0

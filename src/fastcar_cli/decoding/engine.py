@@ -131,7 +131,6 @@ class Decode(Batch):
             timed = device.type != "cuda" or self.done % self.frame == 0
             if timed:
                 synchronise(device)
-                # Building a graph comes before decoding, though a step does it.
                 seconds = time.perf_counter() - began - (self.clock.capture - captured)
                 self.clock.decode += seconds
                 drafter.learn(seconds)
