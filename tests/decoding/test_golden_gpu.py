@@ -32,7 +32,8 @@ CASES = (
 pytestmark = [
     pytest.mark.skipif(not CASES, reason=f"no recorded outputs of the released code in {GOLDEN}"),
     pytest.mark.usefixtures("interpreter"),
-    pytest.mark.slow if GPU else pytest.mark.long,
+    pytest.mark.slow,
+    *([] if GPU else [pytest.mark.long]),
 ]
 
 
