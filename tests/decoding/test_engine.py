@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tiny import tiny_model
 
-from fastcar_cli.decoding.batch import Watcher
+from fastcar_cli.decoding.batch import Step, Watcher
 from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.prompts import Prompts
 from fastcar_cli.decoding.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
@@ -172,3 +173,23 @@ def test_tokens_with_the_same_prompt_so_far_are_computed_once(prompts: list[list
     for at, found in enumerate(back.tolist()):
         if so_far(at):
             assert so_far(at) == so_far(int(wanted[found]))
+
+
+def test_decoding_does_not_count_what_building_a_graph_took() -> None:
+    decode = Decode.of(
+        tiny_model(), PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0), executor="torch"), torch.zeros(2, 8, 3)
+    )
+    # A step says that an hour of it went there.
+    steps = decode.steps()
+    next(steps)
+    decode.clock.capture, before = 0.0, decode.clock.decode
+    assert decode.executor is not None
+    step = decode.executor.step
+
+    def capturing(inputs: Inputs) -> Step:
+        decode.clock.capture += 3600
+        return step(inputs)
+
+    decode.executor.step = capturing  # type: ignore[method-assign]
+    next(steps)
+    assert decode.clock.decode < before - 1800

@@ -45,12 +45,11 @@ def test_decisions_and_hidden_states(name: str, window: int) -> None:
     data, tensors = json.loads((GOLDEN / "golden.json").read_text()), load_file(str(GOLDEN / "golden.safetensors"))
     case = next(c for c in data["cases"] if c["name"] == name)
     prompts = [data["prompts"][i] for i in case["prompt_indices"]]
-    codes, layers = tensors[f"{name}/codes"][: len(prompts)].long(), data["num_layers"]
-    tau = case["tau_per_layer"] if isinstance(case["tau_per_layer"], list) else [case["tau_per_layer"]] * layers
+    codes = tensors[f"{name}/codes"][: len(prompts)].long()
     settings = DecodeSettings(
         data["frames"],
         SamplingSettings(cfg=case["cfg"]),
-        ReplayRule(Tau.read(tau), "released"),
+        ReplayRule(Tau.read(case["tau_per_layer"]), "released"),
         DraftSettings("frame", window),
     )
     model = load(str(GOLDEN / "checkpoint"), "float32", "cuda" if GPU else "cpu")

@@ -81,7 +81,7 @@ Tiles = dict[int, tuple[Tile, ...]]
 """By bits of a weight (0: floats) the tiles of up to 16, up to 32 and more rows; the last for all that follow."""
 FEW, MANY = Tile(32, 256, 3, warps=2, programs=500), Tile(64, 128, 4, warps=8, programs=300)
 """Of few bits: four warps would widen 32 outputs twice; with more than 32 rows wider tiles do not fit registers."""
-# Measured on an H200 (docs/gpu.md), those of int8 taken from int4's.
+# Chosen on an H200, those of int8 as int4's; docs/data/gpu.md has what passes take.
 LINEAR: Tiles = {
     0: (Tile(64, 128, 4),),
     8: (FEW, Tile(64, 256, 3), MANY),
