@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +52,33 @@ def test_passes_start_over_at_their_context(rival: Rival, rows: int) -> None:
             assert size > 0
             for window in (1, 4, 4, 1):
                 run(3, window)
+
+
+SIGNALLED = """
+import faulthandler, os, signal
+from contextlib import ExitStack
+from fastcar_lab.bench.openvino import OPENVINO
+from test_bench_llama_cpp import SPEC
+
+faulthandler.enable()
+with ExitStack() as stack:
+    sessions = [
+        stack.enter_context(
+            OPENVINO.session(OPENVINO, SPEC, layers=1, kind="INT8", rows=1, context=4, passes=1, threads=1)
+        )
+        for _ in range(2)
+    ]
+while sessions:
+    del sessions[0]
+signal.signal(signal.SIGUSR1, lambda number, frame: print("handled"))
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+def test_a_process_handles_signals_after_sessions_of_openvino() -> None:
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
 def test_a_rival_that_is_not_installed_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,14 @@ def _model(ov: Any, spec: DecoderSpec, layers: int, kind: str) -> tuple[Any, int
     return model, sum(array.nbytes for array in kept), kept
 
 
+@cache
+def _core(ov: Any) -> Any:
+    """One for the process: when the last goes, its CPU plugin frees the stack that this thread takes signals on, and
+    leaves it in use, so that the next signal ends the process.
+    """
+    return ov.Core()
+
+
 @contextmanager
 def _session(
     rival: Rival, spec: DecoderSpec, *, layers: int, kind: str, rows: int, context: int, passes: int, threads: int
@@ -92,7 +101,7 @@ def _session(
     model, size, _kept = _model(ov, spec, layers, kind)
     # Where the CPU has bfloat16 it computes in that, which is slower with packed weights.
     options = {"INFERENCE_NUM_THREADS": threads} | ({} if kind == "BF16" else {"INFERENCE_PRECISION_HINT": "f32"})
-    compiled = ov.Core().compile_model(model, "CPU", options | {"PERFORMANCE_HINT": "LATENCY"})
+    compiled = _core(ov).compile_model(model, "CPU", options | {"PERFORMANCE_HINT": "LATENCY"})
     request, pages = compiled.create_infer_request(), -(-(context + passes) // _PAGE)
     for port in compiled.inputs:
         if "_cache." in port.any_name:
