@@ -19,10 +19,12 @@ from support.tiny import tiny_model, tiny_spec
 from fastcar_cli.analysis.profiler import tokens_of
 from fastcar_cli.cli.app import main
 from fastcar_cli.cli.render import columns
+from fastcar_cli.kernels import native
 from fastcar_lab.bench import drafted, neighbour, window
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 from fastcar_lab.bench.contestants import engine, pattern
 from fastcar_lab.bench.measure import contestants, models, pass_bytes
+from fastcar_lab.bench.peak import multiply_adds_per_s
 from fastcar_lab.bench.render import print_whole
 
 
@@ -194,19 +196,27 @@ def test_what_can_not_be_timed_is_refused(
 
 
 def test_passes_of_several_tokens_are_held_against_memory_and_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcar_lab.bench.window.multiply_adds_per_s", lambda instructions: 1e6)
+    monkeypatch.setattr("fastcar_lab.bench.window.multiply_adds_per_s", lambda instructions: {32: 1e6, 16: 2e6, 8: 3e6})
     plan = Benchmark("mini", layers=1, context=100, rows=1, passes=1, turns=1, compiled=False)
     result = window.measure(plan, [1, 3])
     model, threads = models(plan)["float32"], torch.get_num_threads()
     assert result["lines"].keys() == {"float32", "int8"}
+    products = window.multiply_adds(model, 3, 0)
+    attention = window.multiply_adds(model, 3, 100) - products
     for form, times in (("float32", 1), ("int8", 2)):
         line = result["lines"][form][3]
         # So few multiply-adds a second bind every pass.
-        least = window.multiply_adds(model, 3, 100) / times / (threads * 1e6)
+        least = (products / times + attention) / (threads * 1e6)
         assert line["bound"] == "arithmetic" and line["floor_ms"] == pytest.approx(least * 1e3)
         assert line["of_arithmetic"] == pytest.approx(line["floor_ms"] / line["ms"])
         assert line["of_bandwidth"] == pytest.approx(line["gb_s"] / result["bandwidth_gb_s"])
         assert result["lines"][form][1]["times"] == 1
+
+
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+def test_multiply_adds_are_measured_by_width(instructions: str) -> None:
+    rates = multiply_adds_per_s(instructions, repeats=1)
+    assert rates.keys() == {32, 16, 8} and all(rate > 0 for rate in rates.values())
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])

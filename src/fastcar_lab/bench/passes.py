@@ -8,6 +8,7 @@ from typing import Any
 
 from fastcar_lab.bench import window
 from fastcar_lab.bench.cases import Benchmark
+from fastcar_lab.bench.render import rates_text
 from fastcar_lab.bench.rival import Rival
 from fastcar_lab.checkout import commit
 
@@ -42,7 +43,7 @@ def table(result: dict[str, Any]) -> str:
         text += [
             "",
             f"Two layers of {SHAPES[part['shape']]}, {part['context']} tokens of context; memory gave "
-            f"{memory:.1f} GB/s, the cores {part['multiply_adds_g_s']:.0f} G multiply-adds/s in float32:",
+            f"{memory:.1f} GB/s, the cores {rates_text(part)}:",
             "",
             f"| tokens a pass | {' | '.join(windows)} |",
             "|---" * (len(windows) + 1) + "|",

@@ -46,12 +46,18 @@ def neighbour_table(out: Console, result: dict[str, Any]) -> None:
     print_whole(out, table)
 
 
+def rates_text(result: dict[str, Any]) -> str:
+    """The multiply-adds a second of the cores, see `bench.window.measure`."""
+    rates = result["multiply_adds_g_s"]
+    return f"{rates['32']:.0f}, {rates['16']:.0f} and {rates['8']:.0f} G multiply-adds/s of 32, 16 and 8 bits"
+
+
 def window_table(out: Console, result: dict[str, Any]) -> None:
     """Print what passes of several tokens took, see `bench.window.measure`."""
     out.print(
         f"{result['cpu']}, {result['threads']} threads, {result['instruction_set']}, torch {result['torch']}; memory "
-        f"gives {result['bandwidth_gb_s']:.1f} GB/s, the cores {result['multiply_adds_g_s']:.0f} G multiply-adds/s in "
-        "float32" + "".join(f"; {name} {version}" for name, version in result["rivals"].items())
+        f"gives {result['bandwidth_gb_s']:.1f} GB/s, the cores {rates_text(result)}"
+        + "".join(f"; {name} {version}" for name, version in result["rivals"].items())
     )
     table = columns(
         f"{result['shape']}, {result['layers']} layers, context {result['context']}, {result['rows']} rows, keys and "

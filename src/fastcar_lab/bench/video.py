@@ -30,7 +30,7 @@ from fastcar_cli.plain_data import parse_json
 from fastcar_cli.prompt import Prompt, TokenisedClip
 from fastcar_lab.bench.contestants import pattern
 from fastcar_lab.bench.peak import multiply_adds_per_s
-from fastcar_lab.bench.window import AN_INSTRUCTION, multiply_adds
+from fastcar_lab.bench.window import least_seconds
 
 PROMPT = "a red ball rolling to the right on the grass"
 PUBLISHED = {"dense": 689.7, "replay": 354.5}
@@ -281,13 +281,11 @@ def _prompt_share(model: LoadedModel, record: dict[str, Any]) -> float | None:
     tokens = network.spec.layout.prompt
     if tokens is None or not seconds or native.unavailable() is not None:
         return None
-    products = multiply_adds(network, tokens, 0)
-    attention = multiply_adds(network, tokens, tokens // 2) - products
     try:
-        peak = record["threads"] * multiply_adds_per_s(native.instruction_set())
+        rates = multiply_adds_per_s(native.instruction_set())
     except RunError:
         return None
-    return (products / AN_INSTRUCTION.get(network.weight_format, 1) + attention) / peak / seconds
+    return least_seconds(network, network.weight_format, rates, tokens, tokens // 2) / record["threads"] / seconds
 
 
 def _summary(record: dict[str, Any], plan: WholeVideo, model: LoadedModel) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Times passes of several tokens of a row in each weight format, beside what the machine allows.
 
-A pass can't be faster than its bytes over the bandwidth, nor than its multiply-adds over those that the cores make:
-with int8 weights (16-bit inputs) an instruction makes two times as many as with float32, with int4 (8-bit) four times.
+A pass can't be faster than its bytes over the bandwidth, nor than its multiply-adds over those that the cores make,
+which are more of fewer bits: int8 weights meet inputs of 16, int4 weights of 8, keys and values in int8 of 16.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -23,11 +23,8 @@ from fastcar_cli.kernels import native
 from fastcar_cli.models.network import Network
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 from fastcar_lab.bench.measure import models, pass_bytes
-from fastcar_lab.bench.peak import multiply_adds_per_s
+from fastcar_lab.bench.peak import PRODUCT_BITS, multiply_adds_per_s
 from fastcar_lab.bench.rival import runs_of
-
-AN_INSTRUCTION = {"int8": 2, "int4": 4}
-"""Multiply-adds of an instruction, in those of float32."""
 
 
 def multiply_adds(model: Network, inputs: int, context: int) -> int:
@@ -36,6 +33,15 @@ def multiply_adds(model: Network, inputs: int, context: int) -> int:
     attended = 2 * spec.layers * spec.heads * spec.head_dim * context
     maps = 2 * spec.width * spec.head_dim * (spec.heads + spec.kv_heads) + 3 * spec.width * spec.mlp_width
     return inputs * (spec.layers * maps + attended)
+
+
+def least_seconds(
+    model: Network, form: str, rates: Mapping[int, float], inputs: int, context: int, kv_dtype: str = "auto"
+) -> float:
+    """That the multiply-adds of a dense pass take at `rates`, by width in bits, with weights in format `form`."""
+    products = multiply_adds(model, inputs, 0)
+    attention = multiply_adds(model, inputs, context) - products
+    return products / rates[PRODUCT_BITS.get(form, 32)] + attention / rates[16 if kv_dtype == "int8" else 32]
 
 
 Works = tuple[Callable[[], Any], ...]
@@ -68,10 +74,10 @@ def measure(
 ) -> dict[str, Any]:
     """Time passes of each number of tokens, turn by turn, the least of all turns; those of rivals too.
 
-    Returns machine, bandwidth, multiply-adds/s in float32 of all threads, plan, versions of `rivals`, and by format
-    and window: `ms` of a pass and `times` that of the first window, `gb_s` and `multiply_adds_g_s`, `of_bandwidth` and
-    `of_arithmetic`, their shares of what the machine allows, `floor_ms`, the least time it allows, `bound` by memory or
-    arithmetic, and of ours `draw_ms`, the time to draw the codes with maps in that format.
+    Returns machine, bandwidth, multiply-adds/s of all threads by width in bits, plan, versions of `rivals`, and by
+    format and window: `ms` of a pass and `times` that of the first window, `gb_s` and `multiply_adds_g_s`,
+    `of_bandwidth` and `of_arithmetic`, their shares of what the machine allows, `floor_ms`, the least time it allows,
+    `bound` by memory or arithmetic, and of ours `draw_ms`, the time to draw the codes with maps in that format.
     Raises RequestError for more tokens than a frame has, or a rival that is not installed.
     """
     threads, isa = torch.get_num_threads(), native.instruction_set()
@@ -82,7 +88,7 @@ def measure(
         most = f"1 to {spec.tokens_per_frame}"
         raise RequestError("a pass takes tokens of one frame", key="window", value=max(windows), allowed=most)
     least: dict[tuple[str, int, int], float] = {}
-    stream, bandwidth, peak = Stream(torch.device("cpu")), 0.0, 0.0
+    stream, bandwidth, rates = Stream(torch.device("cpu")), 0.0, dict.fromkeys((32, 16, 8), 0.0)
     with ExitStack() as stack:
         # By name, of ours and of rivals: our format, bytes of a pass, and what is timed.
         timed: dict[str, tuple[str, int, dict[int, Works]]] = {
@@ -93,7 +99,8 @@ def measure(
         for name, form, run, size in runs_of(plan.rivals, spec.decoder, stack, passes=max(windows), **options):
             timed[name] = form, size, {window: (partial(run, 1, window),) for window in windows}
         for turn in range(plan.turns + 1):
-            bandwidth, peak = max(bandwidth, stream.rate()), max(peak, threads * multiply_adds_per_s(isa))
+            bandwidth = max(bandwidth, stream.rate())
+            rates = {bits: max(rates[bits], threads * rate) for bits, rate in multiply_adds_per_s(isa).items()}
             for name, (_, _, by_window) in timed.items():
                 for window, works in by_window.items():
                     for kind, work in enumerate(works):
@@ -108,7 +115,8 @@ def measure(
     for name, (form, size, _) in timed.items():
         for window in windows:
             seconds, adds = least[name, window, 0], multiply_adds(network, plan.rows * window, plan.context)
-            memory, arithmetic = size / bandwidth, adds / peak / AN_INSTRUCTION.get(form, 1)
+            memory = size / bandwidth
+            arithmetic = least_seconds(network, form, rates, plan.rows * window, plan.context, plan.kv_dtype)
             floor = max(memory, arithmetic)
             line = {
                 "ms": seconds * 1e3,
@@ -125,7 +133,10 @@ def measure(
             lines.setdefault(name, {})[window] = line
     return {
         **{"cpu": processor(), "threads": threads, "torch": torch.__version__, "instruction_set": isa},
-        **{"bandwidth_gb_s": bandwidth / 1e9, "multiply_adds_g_s": peak / 1e9},
+        **{
+            "bandwidth_gb_s": bandwidth / 1e9,
+            "multiply_adds_g_s": {str(bits): rate / 1e9 for bits, rate in rates.items()},
+        },
         **{name: getattr(plan, name) for name in ("shape", "context", "rows", "passes", "turns", "kv_dtype")},
         "layers": spec.decoder.layers,
         "rivals": {rival.name: rival.version for rival in plan.rivals},
