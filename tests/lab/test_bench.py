@@ -200,10 +200,10 @@ def test_passes_of_several_tokens_are_held_against_memory_and_arithmetic(monkeyp
     plan = Benchmark("mini", layers=1, context=100, rows=1, passes=1, turns=1, compiled=False)
     result = window.measure(plan, [1, 3])
     model, threads = models(plan)["float32"], torch.get_num_threads()
-    assert result["lines"].keys() == {"float32", "int8"}
+    assert result["lines"].keys() == {"float32", "bfloat16", "int8", "int4"}
     products = window.multiply_adds(model, 3, 0)
     attention = window.multiply_adds(model, 3, 100) - products
-    for form, times in (("float32", 1), ("int8", 2)):
+    for form, times in (("float32", 1), ("bfloat16", 1), ("int8", 2), ("int4", 3)):
         line = result["lines"][form][3]
         # So few multiply-adds a second bind every pass.
         least = (products / times + attention) / (threads * 1e6)

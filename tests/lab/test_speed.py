@@ -51,17 +51,18 @@ def test_passes_are_in_a_table_by_shape_and_context(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Benchmark, "spec", tiny_spec(times=4))
     monkeypatch.setattr(passes, "CONTEXTS", (PROMPT_TOKENS + 6, PROMPT_TOKENS + 9))
     monkeypatch.setattr(passes, "WINDOWS", (1, 3))
+    monkeypatch.setattr(passes, "WHOLE", ("mini",))
     monkeypatch.setattr("fastcar_lab.bench.window.multiply_adds_per_s", lambda instructions: {32: 1e9, 16: 2e9, 8: 3e9})
     file = tmp_path / "passes.json"
     done = CliRunner().invoke(app, ["lab", "speed", "--passes", "-o", str(file), "--turns", "1", "--threads", "1"])
     assert done.exit_code == 0, done.output
     result = json.loads(file.read_text(encoding="utf-8"))
-    assert [(part["shape"], part["context"]) for part in result["parts"]] == [
-        (shape, PROMPT_TOKENS + slots) for shape in passes.SHAPES for slots in (6, 9)
-    ]
+    layers = [(shape, PROMPT_TOKENS + slots) for shape in passes.LAYERS_OF for slots in (6, 9)]
+    assert [(part["shape"], part["context"]) for part in result["parts"]] == [*layers, ("mini", 300)]
     text = file.with_suffix(".md").read_text(encoding="utf-8")
-    assert text.count("| tokens a pass | 1 | 3 |") == 4
-    line = result["parts"][3]["lines"]["int4"]["3"]
+    assert text.count("| tokens a pass | 1 | 3 |") == 5
+    assert "\n`mini`, 300 tokens of context; " in text
+    line = result["parts"][4]["lines"]["int4"]["3"]
     cell = f"{line['gb_s']:.1f} GB/s, {line['of_bandwidth']:.0%}; {line['multiply_adds_g_s']:.0f} G/s, "
     assert text.rstrip().splitlines()[-1].startswith("| int4 |") and cell in text.splitlines()[-1]
 

@@ -14,6 +14,8 @@ from fastcar_lab.bench.rival import Rival
 
 SHAPES = ("vila-u-7b", *COSMOS)
 """Published models of which layers are timed, with random weights."""
+WHOLE = ("mini", "table", "table-dense")
+"""Bundled models, timed as they are."""
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 PROMPT_TOKENS = 12
 _LONGEST = 2**20
@@ -21,7 +23,7 @@ _LONGEST = 2**20
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What to time: shape (`mini` or one of `SHAPES`), layers of the latter, context, rows, passes a turn, turns.
+    """What to time: shape (one of `WHOLE` or `SHAPES`), layers of the latter, context, rows, passes a turn, turns.
 
     `kv_dtype` is that of keys and values in passes of several tokens: auto (as the model) or int8.
     """
@@ -38,6 +40,11 @@ class Benchmark:
     kv_dtype: str = "auto"
 
     @property
+    def whole(self) -> bool:
+        """Whether a bundled model is timed, with all its layers."""
+        return self.shape in WHOLE
+
+    @property
     def spec(self) -> Spec:
         """The model's specification, at its full depth."""
         return published_spec(self.shape) or shapes_of(folder_of(self.shape)).spec
@@ -52,11 +59,10 @@ def check(plan: Benchmark) -> None:
     """Raise RequestError for a context without a frame to replay or past the model's positions, or without room for
     the keys and values of every contestant.
     """
-    mini = plan.shape == "mini"
     spec = plan.spec
     decoder = spec.decoder
     least = PROMPT_TOKENS + spec.tokens_per_frame + 1
-    most = (decoder.max_positions if mini else _LONGEST) - plan.passes
+    most = (decoder.max_positions if plan.whole else _LONGEST) - plan.passes
     if not least <= plan.context <= most:
         raise RequestError(
             f"the prompt takes {PROMPT_TOKENS} tokens, a frame {spec.tokens_per_frame}, and "
@@ -65,7 +71,7 @@ def check(plan: Benchmark) -> None:
             value=plan.context,
             allowed=f"{least} to {most}",
         )
-    layers, number = (decoder.layers, 4) if mini else (plan.layers, 2)
+    layers, number = (decoder.layers, 4) if plan.whole else (plan.layers, 2)
     slot = 2 * layers * decoder.kv_heads * decoder.head_dim * number
     caches = plan.contestants * plan.rows * (plan.context + plan.passes + spec.tokens_per_frame) * slot
     free = available_bytes(plan.device)

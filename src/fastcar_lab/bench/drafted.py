@@ -19,7 +19,7 @@ def measure(
     `tokens_per_pass`, where each draft is right with probability `accept`; and `speedup`.
     """
     result = window.measure(plan, list(dict.fromkeys((1, *windows))), on_progress)
-    scale = 1.0 if plan.shape == "mini" else plan.spec.decoder.layers / plan.layers
+    scale = 1.0 if plan.whole else plan.spec.decoder.layers / plan.layers
     for by_window in result["lines"].values():
         whole = {size: line["ms"] * scale + line["draw_ms"] for size, line in by_window.items()}
         for size, line in by_window.items():

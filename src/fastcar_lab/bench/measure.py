@@ -27,9 +27,9 @@ from fastcar_lab.bench.rivals import RIVALS
 
 def models(plan: Benchmark) -> dict[str, Network]:
     """The same weights in the formats that are compared, by format; the first is what transformers runs."""
-    if plan.shape == "mini":
-        loaded = {"float32": load("mini", "float32", plan.device).network}
-        return loaded | ({"int8": load("mini", "int8").network} if plan.device == "cpu" else {})
+    if plan.whole:
+        formats = ("float32", "int8") if plan.device == "cpu" else ("float32",)
+        return {name: load(plan.shape, name, plan.device).network for name in formats}
     longest = max(plan.context + 2 * plan.passes, 4096)
     spec = replace(plan.spec, decoder=replace(plan.spec.decoder, layers=plan.layers, max_positions=longest))
     shape = random_shape(spec, "bfloat16", plan.device, plan.rows, plan.context)

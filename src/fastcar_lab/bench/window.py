@@ -20,8 +20,10 @@ from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.native import NativeExecutor
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native
+from fastcar_cli.models import load
 from fastcar_cli.models.network import Network
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
+from fastcar_lab.bench.few_bits import in_bits
 from fastcar_lab.bench.measure import models, pass_bytes
 from fastcar_lab.bench.peak import PRODUCT_BITS, multiply_adds_per_s
 from fastcar_lab.bench.rival import runs_of
@@ -82,6 +84,9 @@ def measure(
     """
     threads, isa = torch.get_num_threads(), native.instruction_set()
     networks = models(plan)
+    if plan.whole:
+        networks["bfloat16"] = load(plan.shape, "bfloat16").network
+        networks["int4"] = in_bits(networks["float32"], "int4")
     network = next(iter(networks.values()))
     spec = network.spec
     if max(windows) > spec.tokens_per_frame:

@@ -219,7 +219,9 @@ def _watched(things: str, name: str, work: Callable[[Callable[[int, int], None]]
 
 def bench(
     ctx: typer.Context,
-    shape: Annotated[str, typer.Option(help="mini, or layers of vila-u-7b or a cosmos-predict1-... model.")] = "mini",
+    shape: Annotated[
+        str, typer.Option(help="mini, table or table-dense, or layers of vila-u-7b or a cosmos-predict1-... model.")
+    ] = "mini",
     layers: Annotated[int, typer.Option(help="Layers of a shape but mini.", min=1)] = 2,
     context: Annotated[
         str | None, typer.Option(help="Tokens attended to, comma-separated. [default: by shape]")
@@ -292,11 +294,11 @@ def bench(
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.cli.flags import given, one_of, refuse
     from fastcar_cli.resolve import resolve_device
-    from fastcar_lab.bench.cases import SHAPES, Benchmark, check
+    from fastcar_lab.bench.cases import SHAPES, WHOLE, Benchmark, check
     from fastcar_lab.bench.measure import measure
     from fastcar_lab.bench.rivals import RIVALS, chosen
 
-    one_of("--shape", shape, ("mini", *SHAPES))
+    one_of("--shape", shape, (*WHOLE, *SHAPES))
     one_of("--clip", clip, ("small", "medium"))
     one_of("--kv-dtype", kv_dtype, choices.values(choices.KVDtype))
     drafts, accepted = parse_lengths(draft, "draft") if draft is not None else [], _shares(accept)
@@ -326,11 +328,11 @@ def bench(
     refuse(ctx, ("frames", "replay_ratio", "tokens", "save"), "without --video", "it needs --video MODEL")
     if window is None and not drafts:
         refuse(ctx, ("kv_dtype",), "without --video, --window or --draft", "leave it out")
-    mini = shape == "mini"
+    bundled = shape in WHOLE
     place = resolve_device(device)
     # Nothing else runs beside a benchmark, so a small model gets more than `generate` gives it.
     most = torch.get_num_threads()
-    torch.set_num_threads(threads or (min(2, most) if mini else most))
+    torch.set_num_threads(threads or (min(2, most) if bundled else most))
     rivals = chosen(llama_cpp, ik_llama_cpp, openvino)
     plans = [
         Benchmark(
@@ -338,7 +340,7 @@ def bench(
             layers=layers,
             context=tokens,
             rows=rows or (2 if shape == "vila-u-7b" else 1),
-            passes=passes or (48 if mini else 6),
+            passes=passes or (48 if bundled else 6),
             turns=turns,
             compiled=compiled,
             device=place,
@@ -346,7 +348,7 @@ def bench(
             kv_dtype=kv_dtype,
         )
         for tokens in parse_lengths(
-            context or {"mini": "300", "vila-u-7b": "512,2k,8k"}.get(shape, "5k,12k"), "context"
+            context or ("300" if bundled else "512,2k,8k" if shape == "vila-u-7b" else "5k,12k"), "context"
         )
     ]
     for plan in plans:

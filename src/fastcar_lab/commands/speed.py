@@ -21,7 +21,7 @@ def speed(
     openvino: Annotated[bool, typer.Option("--openvino", help="Also OpenVINO, with --passes.")] = False,
     passes: Annotated[
         bool,
-        typer.Option("--passes", help="Instead, passes of 1 to 16 tokens with the kernels in use, beside all rivals."),
+        typer.Option("--passes", help="Instead, passes of 1 to 32 tokens with the kernels in use, beside all rivals."),
     ] = False,
     debug: Debug = False,
 ) -> None:
