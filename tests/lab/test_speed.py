@@ -57,8 +57,8 @@ def test_passes_are_in_a_table_by_shape_and_context(tmp_path: Path, monkeypatch:
     done = CliRunner().invoke(app, ["lab", "speed", "--passes", "-o", str(file), "--turns", "1", "--threads", "1"])
     assert done.exit_code == 0, done.output
     result = json.loads(file.read_text(encoding="utf-8"))
-    large = [(shape, PROMPT_TOKENS + slots) for shape in passes.LAYERS_OF for slots in (6, 9)]
-    assert [(part["shape"], part["context"]) for part in result["parts"]] == [("mini", 300), *large]
+    layers = [(shape, PROMPT_TOKENS + slots) for shape in passes.LAYERS_OF for slots in (6, 9)]
+    assert [(part["shape"], part["context"]) for part in result["parts"]] == [*layers, ("mini", 300)]
     text = file.with_suffix(".md").read_text(encoding="utf-8")
     assert text.count("| tokens a pass | 1 | 3 |") == 5
     assert "\n`mini`, 300 tokens of context; " in text

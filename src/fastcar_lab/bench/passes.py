@@ -19,17 +19,16 @@ CONTEXTS, CONTEXT_OF_WHOLE, WINDOWS = (512, 2048), 300, (1, 2, 4, 8, 16, 32)
 
 
 def run(rivals: tuple[Rival, ...], turns: int, on_part: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
-    """Time the bundled models at one context and two layers of each of `LAYERS_OF` at `CONTEXTS`, one row.
+    """Time two layers of each of `LAYERS_OF` at `CONTEXTS` and the bundled models at one, one row.
 
     Returns commit, date and the documents of `window.measure`.
     """
-    # First, as the threads of rivals stay: a pass of a tenth of a millisecond takes half as long again beside them.
-    plans = [Benchmark(model, 0, CONTEXT_OF_WHOLE, 1, 48, turns, compiled=False) for model in WHOLE]
-    plans += [
+    plans = [
         Benchmark(shape, 2, context, 1, 2, turns, compiled=False, rivals=rivals)
         for shape in LAYERS_OF
         for context in CONTEXTS
     ]
+    plans += [Benchmark(model, 0, CONTEXT_OF_WHOLE, 1, 48, turns, compiled=False) for model in WHOLE]
     parts = []
     for plan in plans:
         on_part(f"{plan.shape}, context {plan.context}")
