@@ -30,7 +30,8 @@ def run() -> None:
             _on_signals(signal.SIG_DFL)
             close_streams()
             _on_signals(signal.SIG_IGN)
-            gc.freeze()
+            # Triton's bindings print a page about objects that are never freed.
+            (gc.unfreeze if "triton" in sys.modules else gc.freeze)()
     except KeyboardInterrupt as e:  # while packages are imported
         sys.stderr.write("stopped\n")
         raise SystemExit(status(e)) from None
