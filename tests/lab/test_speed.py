@@ -51,7 +51,7 @@ def test_passes_are_in_a_table_by_shape_and_context(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Benchmark, "spec", tiny_spec(times=4))
     monkeypatch.setattr(passes, "CONTEXTS", (PROMPT_TOKENS + 6, PROMPT_TOKENS + 9))
     monkeypatch.setattr(passes, "WINDOWS", (1, 3))
-    monkeypatch.setattr(passes, "WHOLE", ("mini",))
+    monkeypatch.setattr(passes, "FROM_TEXT", ("mini",))
     monkeypatch.setattr("fastcar_lab.bench.window.multiply_adds_per_s", lambda instructions: {32: 1e9, 16: 2e9, 8: 3e9})
     file = tmp_path / "passes.json"
     done = CliRunner().invoke(app, ["lab", "speed", "--passes", "-o", str(file), "--turns", "1", "--threads", "1"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.loading.memory_plan import available_bytes, gib
-from fastcar_cli.models.loading.names import COSMOS
+from fastcar_cli.models.loading.names import COSMOS, FROM_TEXT
 from fastcar_cli.models.loading.published import published_spec
 from fastcar_cli.models.loading.registry import folder_of, shapes_of
 from fastcar_cli.models.network import Spec
@@ -14,8 +14,6 @@ from fastcar_lab.bench.rival import Rival
 
 SHAPES = ("vila-u-7b", *COSMOS)
 """Published models of which layers are timed, with random weights."""
-WHOLE = ("mini", "table", "table-dense")
-"""Bundled models, timed as they are."""
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 PROMPT_TOKENS = 12
 _LONGEST = 2**20
@@ -23,7 +21,7 @@ _LONGEST = 2**20
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What to time: shape (one of `WHOLE` or `SHAPES`), layers of the latter, context, rows, passes a turn, turns.
+    """What to time: shape (one of `FROM_TEXT` or `SHAPES`), layers of the latter, context, rows, passes a turn, turns.
 
     `kv_dtype` is that of keys and values in passes of several tokens: auto (as the model) or int8.
     """
@@ -42,7 +40,7 @@ class Benchmark:
     @property
     def whole(self) -> bool:
         """Whether a bundled model is timed, with all its layers."""
-        return self.shape in WHOLE
+        return self.shape in FROM_TEXT
 
     @property
     def spec(self) -> Spec:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from datetime import date
 from typing import Any
 
+from fastcar_cli.models.loading.names import FROM_TEXT
 from fastcar_lab.bench import window
-from fastcar_lab.bench.cases import WHOLE, Benchmark
+from fastcar_lab.bench.cases import Benchmark
 from fastcar_lab.bench.render import rates_text
 from fastcar_lab.bench.rival import Rival
 from fastcar_lab.checkout import commit
@@ -28,7 +29,7 @@ def run(rivals: tuple[Rival, ...], turns: int, on_part: Callable[[str], None] = 
         for shape in LAYERS_OF
         for context in CONTEXTS
     ]
-    plans += [Benchmark(model, 0, CONTEXT_OF_WHOLE, 1, 48, turns, compiled=False) for model in WHOLE]
+    plans += [Benchmark(model, 0, CONTEXT_OF_WHOLE, 1, 48, turns, compiled=False) for model in FROM_TEXT]
     parts = []
     for plan in plans:
         on_part(f"{plan.shape}, context {plan.context}")
@@ -37,7 +38,7 @@ def run(rivals: tuple[Rival, ...], turns: int, on_part: Callable[[str], None] = 
 
 
 def _timed(shape: str) -> str:
-    return f"`{shape}`" if shape in WHOLE else f"Two layers of {LAYERS_OF[shape]}"
+    return f"`{shape}`" if shape in FROM_TEXT else f"Two layers of {LAYERS_OF[shape]}"
 
 
 def table(result: dict[str, Any]) -> str:

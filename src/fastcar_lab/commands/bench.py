@@ -27,6 +27,7 @@ import typer
 from fastcar_cli import choices
 from fastcar_cli.cli.options import Format
 from fastcar_cli.errors import RequestError
+from fastcar_cli.models.loading.names import FROM_TEXT
 from fastcar_lab.commands.options import Debug
 
 if TYPE_CHECKING:
@@ -294,11 +295,11 @@ def bench(
     from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.cli.flags import given, one_of, refuse
     from fastcar_cli.resolve import resolve_device
-    from fastcar_lab.bench.cases import SHAPES, WHOLE, Benchmark, check
+    from fastcar_lab.bench.cases import SHAPES, Benchmark, check
     from fastcar_lab.bench.measure import measure
     from fastcar_lab.bench.rivals import RIVALS, chosen
 
-    one_of("--shape", shape, (*WHOLE, *SHAPES))
+    one_of("--shape", shape, (*FROM_TEXT, *SHAPES))
     one_of("--clip", clip, ("small", "medium"))
     one_of("--kv-dtype", kv_dtype, choices.values(choices.KVDtype))
     drafts, accepted = parse_lengths(draft, "draft") if draft is not None else [], _shares(accept)
@@ -328,7 +329,7 @@ def bench(
     refuse(ctx, ("frames", "replay_ratio", "tokens", "save"), "without --video", "it needs --video MODEL")
     if window is None and not drafts:
         refuse(ctx, ("kv_dtype",), "without --video, --window or --draft", "leave it out")
-    bundled = shape in WHOLE
+    bundled = shape in FROM_TEXT
     place = resolve_device(device)
     # Nothing else runs beside a benchmark, so a small model gets more than `generate` gives it.
     most = torch.get_num_threads()

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from fastcar_cli.cli.options import Format
+from fastcar_cli.models.loading.names import FROM_TEXT
 from fastcar_lab.commands.options import Debug, Overrides
-
-MODELS = ("mini", "table", "table-dense")
 
 
 def drafts(
     model: Annotated[
-        list[str] | None, typer.Option(help=f"Name or folder; repeat it. [default: {', '.join(MODELS)}]")
+        list[str] | None, typer.Option(help=f"Name or folder; repeat it. [default: {', '.join(FROM_TEXT)}]")
     ] = None,
     prompts: Annotated[int, typer.Option(help="Videos, of captions that training left out.", min=1)] = 30,
     leave_out: Annotated[
@@ -48,7 +47,7 @@ def drafts(
     temperatures = [None if (t := text.strip()) == "shipped" else _number(t) for text in temperature.split(",")]
     results: list[dict[str, Any]] = []
     with progress(console(), "decodes") as bar:
-        for name in model or MODELS:
+        for name in model or FROM_TEXT:
             base = VideoPipeline.from_config(load_config(None, set_ or (), {"model": name}))
             captions, before = list(prompts_for(base, prompts)), len(results)
             if leave_out is not None:
@@ -97,7 +96,7 @@ def _number(text: str) -> float:
 
 def draft_cost(
     model: Annotated[
-        list[str] | None, typer.Option(help=f"Name or folder; repeat it. [default: {', '.join(MODELS)}]")
+        list[str] | None, typer.Option(help=f"Name or folder; repeat it. [default: {', '.join(FROM_TEXT)}]")
     ] = None,
     prompts: Annotated[int, typer.Option(help="Videos, each decoded four times.", min=1)] = 20,
     set_: Overrides = None,
@@ -117,7 +116,7 @@ def draft_cost(
 
     results: list[dict[str, Any]] = []
     with progress(console(), "decodes") as bar:
-        for name in model or MODELS:
+        for name in model or FROM_TEXT:
             pipe = VideoPipeline.from_config(load_config(None, set_ or (), {"model": name, "draft.kind": "auto"}))
             task = bar.add_task(name, total=None)
 

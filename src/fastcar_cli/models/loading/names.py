@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-BUNDLED = ("mini", "table", "table-dense", "mini-actions")
+FROM_TEXT = ("mini", "table", "table-dense")
+"""Bundled models that make videos from prompts."""
+
+BUNDLED = (*FROM_TEXT, "mini-actions")
 """Names of the models that come with the package."""
 
 IVIDEOGPT = tuple(
