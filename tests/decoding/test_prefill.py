@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from support.cosmos import write_model
-from support.tiny import PACKED
+from support.tiny import PACKED, tiny_in
 from torch import Tensor
 
 from fastcar_cli.decoding import executor, native_prefill
@@ -100,6 +101,23 @@ def test_native_pieces_of_packed_weights(
     close(whole, left(decode_of(model, "torch", **CACHES[cache])), 2e-3)
     monkeypatch.setattr(native_prefill, "TOKENS", 7)
     close(left(decode_of(model, "native", **CACHES[cache])), whole, 0)
+
+
+@needs_native
+def test_texts_that_begin_alike_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed weights multiply those tokens once."""
+    texts, noise = [[1, 4, 5, 2, 6], [1, 4, 5, 3, 7, 2, 8, 9, 3], [1, 4, 5, 2]], torch.full((3, 8, 3), 0.5)
+    settings = DecodeSettings(2, SamplingSettings(cfg=1.0), ReplayRule(Tau((0.0,))))
+    native_settings, torch_settings = (replace(settings, executor=name) for name in ("native", "torch"))
+    found = []
+    for tokens, chosen in ((512, torch_settings), (512, native_settings), (3, native_settings)):
+        monkeypatch.setattr(executor, "PREFILL_TOKENS", tokens)
+        decode = Decode.of(tiny_in("int8"), texts, chosen, noise)
+        hidden, keys, values, *_ = left(decode)
+        parts = [x[:, row, :, pad:] for x in (keys, values) for row, pad in enumerate(decode.prompts.pad.tolist())]
+        found.append([hidden, *parts])
+    close(found[0], found[1], 2e-3)
+    close(found[1], found[2], 1e-5)
 
 
 @needs_native

@@ -55,6 +55,10 @@ class Executor(ABC):
             x[:, -prompts.aligned :] += prompts.doubled(added.expand(-1, prompts.videos, -1).transpose(0, 1))
         return x
 
+    def _prompt_mlp(self, branch: Branch, x: Tensor) -> Tensor:
+        """What an MLP adds to the tokens of the prompts, x [rows, padded, width]."""
+        return torch.cat([branch(part) for part in x.split(PREFILL_TOKENS, 1)], 1)
+
     def prefill(self) -> Tensor:
         """Run the prompts, a layer at a time; returns the last hidden states after the final norm, [rows, width]."""
         batch, prompts, settings, llm = self._batch, self._batch.prompts, self._batch.settings, self._batch.model.llm
@@ -76,7 +80,7 @@ class Executor(ABC):
             def mlp(
                 x: Tensor, layer: int = layer, branch: Branch = block.mlp_branch, kept: list[Tensor] = kept
             ) -> Tensor:
-                output = torch.cat([branch(part) for part in x.split(PREFILL_TOKENS, 1)], 1)
+                output = self._prompt_mlp(branch, x)
                 batch.fill(layer, kept[0], kept[1], output)
                 if batch.observers.watch is not None:
                     batch.observers.watch.layer(layer, -1, output[:, -1], (x + output)[:, -1])

@@ -19,7 +19,7 @@ from fastcar_cli.decoding.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.replay import Token
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
-from fastcar_cli.models.decoder import Block, Memory
+from fastcar_cli.models.decoder import Block, Branch, Memory
 from fastcar_cli.models.depth import DepthBlock, DepthTransformer
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.quantised import QuantisedLinear, multiplied_by
@@ -135,6 +135,8 @@ class NativeExecutor(HostExecutor):
         model, spec, replay, cache = batch.model, batch.model.spec.decoder, batch.replay, batch.cache
         self._threads = threads = batch.settings.threads or torch.get_num_threads()
         self._dtype = model.dtype
+        # Of the prompts' tokens, where each is multiplied once.
+        self._distinct: tuple[Tensor, Tensor] | None = None
         older = None
         if isinstance(cache, Int8KVCache):
             names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
@@ -193,10 +195,12 @@ class NativeExecutor(HostExecutor):
         # Equal ids can have different additive inputs (actions), so they are not deduplicated.
         if not packed or (batch.prompts.aligned and batch.places.added is not None):
             return super().prefill()
-        wanted, back = batch.prompts.distinct()
-        repeats = len(wanted) < len(back)
+        self._distinct = wanted, back = batch.prompts.distinct()
+        rows = batch.rows
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:
+            # Of all rows; tokens that an MLP gets are distinct already.
+            repeats = 1 < rows == len(x)
             flat, weight = x.flatten(0, -2), _linear(module)
             flat = (flat[wanted] if repeats else flat).float()
             parts = [native.linear(part, weight, self._threads) for part in flat.split(native.MOST_ROWS)]
@@ -205,6 +209,13 @@ class NativeExecutor(HostExecutor):
 
         with multiplied_by(product), _alone():
             return super().prefill()
+
+    def _prompt_mlp(self, branch: Branch, x: Tensor) -> Tensor:
+        """See `Executor._prompt_mlp`."""
+        if self._distinct is None:
+            return super()._prompt_mlp(branch, x)
+        wanted, back = self._distinct
+        return super()._prompt_mlp(branch, x.flatten(0, 1)[None, wanted])[0, back].view_as(x)
 
     def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
         """See `Executor.commit`, and `_several` for the thread."""
