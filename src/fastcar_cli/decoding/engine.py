@@ -198,20 +198,27 @@ class Decode(Batch):
         by_frame = shares.view(-1, self.frame)[:, codes]
         return by_frame.repeat_interleave(self.model.spec.frame_spec.pictures, 0)
 
+    @property
+    def _videos_at_once(self) -> int:
+        """Videos whose pixels are decoded together: on the CPU one, as rounding depends on how many there are."""
+        return 1 if self.model.device.type == "cpu" else self.prompts.videos
+
     @cached_property
-    def frame_decoder(self) -> FrameDecoder:
-        """What decodes the frames of the videos."""
-        return self.model.frame_decoder(self.prompts.ids[: self.prompts.videos])
+    def _frame_decoders(self) -> list[FrameDecoder]:
+        ids = self.prompts.ids[: self.prompts.videos]
+        return [self.model.frame_decoder(part) for part in ids.split(self._videos_at_once)]
 
     @torch.inference_mode()
     def context_frames(self) -> Tensor | None:
         """Pixels of the frames that the prompts hold, float32 [P, C, H, W, 3] in 0..255; None where they hold none."""
-        return self.frame_decoder.context()
+        pixels = [part for decoder in self._frame_decoders if (part := decoder.context()) is not None]
+        return torch.cat(pixels) if pixels else None
 
     @torch.inference_mode()
     def decode_frame(self, frame: int) -> Tensor:
         """Pixels of a finished frame of every video, float32 [P, H, W, 3] in 0..255; decoded frames count from 0."""
-        return self.frame_decoder.frame(self.codes[:, frame * self.frame : (frame + 1) * self.frame])
+        codes = self.codes[:, frame * self.frame : (frame + 1) * self.frame].split(self._videos_at_once)
+        return torch.cat([decoder.frame(part) for decoder, part in zip(self._frame_decoders, codes, strict=True)])
 
 
 def begin(

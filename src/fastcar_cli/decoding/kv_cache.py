@@ -103,6 +103,8 @@ class KVCache:
         self._padding = bool(self.pad.any())
         self.text = self.padded - (0 if self._padding else prompts.aligned)
         self._rows = torch.arange(prompts.rows, device=self.pad.device)
+        # The rows of each video, and the column in which the longer of their prompts begins.
+        self._own = [(rows, int(self.pad[rows].min())) for rows in map(prompts.rows_of, range(prompts.videos))]
         # The last token is never an input.
         self._allocate((spec.layers, prompts.rows, spec.kv_heads), spec.head_dim, tokens - 1, dtype)
         self.nbytes = sum(tensor.nbytes for tensor in self._tensors())

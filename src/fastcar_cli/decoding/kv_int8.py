@@ -108,7 +108,9 @@ class Int8KVCache(KVCache):
         own = torch.arange(self.padded, device=k.device) >= self.pad[:, None]
         ring = self._ring
         for x, (_, _, means) in zip((k, v), self.older.pairs(), strict=True):
-            means[layer] = (x.float() * own[:, None, :, None]).sum(2) / own.sum(1)[:, None, None]
+            for rows, begin in self._own:
+                numbers = x[rows, :, begin:].float() * own[rows, None, begin:, None]
+                means[layer][rows] = numbers.sum(2) / own[rows].sum(1)[:, None, None]
         last = torch.arange(max(0, self.padded - ring), self.padded, device=k.device)
         at = self._ring_at + (last - self._ring_at) % ring
         self.k[layer][:, :, at], self.v[layer][:, :, at] = k[:, :, last], v[:, :, last]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fastcar_cli.decoding import native_prefill
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.executor import HostExecutor, Passed
+from fastcar_cli.decoding.executor import HostExecutor, Part, Passed
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.replay import Token
@@ -135,8 +135,6 @@ class NativeExecutor(HostExecutor):
         model, spec, replay, cache = batch.model, batch.model.spec.decoder, batch.replay, batch.cache
         self._threads = threads = batch.settings.threads or torch.get_num_threads()
         self._dtype = model.dtype
-        # Of the prompts' tokens, where each is multiplied once.
-        self._distinct: tuple[Tensor, Tensor] | None = None
         older = None
         if isinstance(cache, Int8KVCache):
             names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
@@ -166,16 +164,18 @@ class NativeExecutor(HostExecutor):
         self._maps = [(_linear(m), 1 if m.weight.nbytes < SMALL else threads) for m in maps]
         self._products: dict[int, list[native.Product]] = {}
         self._absolute = model.llm.absolute
-        # What is added to the input of each token; the last map takes it as its bias where all videos have the same.
+        # What is added to the input of each token, the bias of the last map among it, in the same order for any number
+        # of videos; where all have the same, the map takes it as its bias.
         added = batch.places.added
         self._added = None if added is None else added.float()
         self._biases: Tensor | None = None
-        if self._added is not None and maps and self._added.shape[1] == 1:
-            self._biases, self._added = self._added[:, 0], None
+        if self._added is not None and maps:
             last, last_threads = self._maps[-1]
             if last.bias is not None:
-                self._biases = self._biases + last.bias
+                self._added = self._added + last.bias
             self._maps[-1] = replace(last, bias=None), last_threads
+            if self._added.shape[1] == 1:
+                self._biases, self._added = self._added[:, 0], None
         # Without a depth transformer nothing adds code vectors up, and the only table may be as large as a vocabulary.
         self._codebooks = [torch.empty(model.spec.codes, 0)] if model.depth is None else float_codebooks(model)
         self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
@@ -185,37 +185,45 @@ class NativeExecutor(HostExecutor):
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
         self._scores_of_pass = self._scores[..., None]
 
+    @cached_property
+    def _packed(self) -> bool:
+        return any(isinstance(m, QuantisedLinear) for block in self._batch.model.llm.blocks for m in block.modules())
+
     def prefill(self) -> Tensor:
-        """See `Executor.prefill`; packed weights are multiplied as they are, by each token once."""
+        """See `Executor.prefill`; packed weights are multiplied as they are, by each token of a prompt once."""
         batch = self._batch
-        packed = any(isinstance(m, QuantisedLinear) for block in batch.model.llm.blocks for m in block.modules())
-        if packed and batch.prompts.aligned and native_prefill.possible(batch):
+        if not self._packed:
+            return super().prefill()
+        if batch.prompts.aligned and native_prefill.possible(batch):
             hidden = native_prefill.prefill(batch, self._prompt_inputs(), self._blocks, self._threads)
             return batch.model.llm.norm(hidden.to(self._dtype))
-        # Equal ids can have different additive inputs (actions), so they are not deduplicated.
-        if not packed or (batch.prompts.aligned and batch.places.added is not None):
+        with _alone():
             return super().prefill()
-        self._distinct = wanted, back = batch.prompts.distinct()
-        rows = batch.rows
+
+    def _run_prompt(self, layer: int, block: Block, part: Part) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Executor._run_prompt`."""
+        if not self._packed:
+            return super()._run_prompt(layer, block, part)
+        wanted, back = part.distinct
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:
-            # Of all rows; tokens that an MLP gets are distinct already.
-            repeats = 1 < rows == len(x)
+            # An MLP gets distinct tokens already, in one row.
+            repeats = 1 < len(part.rows) == len(x)
             flat, weight = x.flatten(0, -2), _linear(module)
             flat = (flat[wanted] if repeats else flat).float()
-            parts = [native.linear(part, weight, self._threads) for part in flat.split(native.MOST_ROWS)]
+            parts = [native.linear(piece, weight, self._threads) for piece in flat.split(native.MOST_ROWS)]
             products = torch.cat(parts) if len(parts) > 1 else parts[0]
             return (products[back] if repeats else products).view(*x.shape[:-1], -1).to(x.dtype)
 
-        with multiplied_by(product), _alone():
-            return super().prefill()
+        with multiplied_by(product):
+            return super()._run_prompt(layer, block, part)
 
-    def _prompt_mlp(self, branch: Branch, x: Tensor) -> Tensor:
+    def _prompt_mlp(self, branch: Branch, x: Tensor, part: Part) -> Tensor:
         """See `Executor._prompt_mlp`."""
-        if self._distinct is None:
-            return super()._prompt_mlp(branch, x)
-        wanted, back = self._distinct
-        return super()._prompt_mlp(branch, x.flatten(0, 1)[None, wanted])[0, back].view_as(x)
+        if not self._packed or len(part.rows) == 1:
+            return super()._prompt_mlp(branch, x, part)
+        wanted, back = part.distinct
+        return super()._prompt_mlp(branch, x.flatten(0, 1)[None, wanted], part)[0, back].view_as(x)
 
     def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
         """See `Executor.commit`, and `_several` for the thread."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fastcar_cli.models.decoder import Memory
 from fastcar_cli.models.network import Network
 
 
@@ -79,6 +80,27 @@ class Prompts:
         i = torch.arange(self.padded, device=self.ids.device)[None] - self.pad[:, None]
         return torch.where(i >= 0, i, torch.ones_like(i))
 
+    def apart(self) -> list[tuple[list[int], Prompts]]:
+        """Videos with the same prompt, and this prompt as if they were alone: padded no more than its own rows need.
+
+        Videos that are given more than a prompt are all told apart.
+        """
+        if self.videos == 1:
+            return [([0], self)]
+        alike: dict[Any, list[int]] = {}
+        rows = self.unpadded()
+        for video in range(self.videos):
+            key = video if self.conditions is not None else tuple(tuple(rows[row]) for row in self.rows_of(video))
+            alike.setdefault(key, []).append(video)
+        found = []
+        for videos in alike.values():
+            own = self.rows_of(videos[0])
+            lengths = self.lengths[own]
+            conditions = None if self.conditions is None else self.conditions[own[:1]]
+            ids = self.ids[own, self.padded - int(lengths.max()) :]
+            found.append((videos, replace(self, ids=ids, lengths=lengths, conditions=conditions)))
+        return found
+
     def distinct(self) -> tuple[Tensor, Tensor]:
         """Deduplicate the tokens by prefix: those with the same one have the same hidden state.
 
@@ -116,6 +138,13 @@ class KeptPrompts(Protocol):
         """Keep the last hidden states, behind all layers."""
 
 
+def _by_video(parts: Sequence[Tensor]) -> Tensor | None:
+    """Parts [n, 1, width] of all videos as [n, P, width], or [n, 1, width] where they are the same; None of no part."""
+    if all(torch.equal(part, parts[0]) for part in parts):
+        return parts[0] if parts else None
+    return torch.cat(list(parts), 1)
+
+
 class Places:
     """Angles of every visual token, and what the model adds to its input, all computed before decoding begins.
 
@@ -133,10 +162,17 @@ class Places:
         positions = lengths[None] + torch.arange(tokens + slack, device=lengths.device)[:, None]
         self.cos, self.sin = model.llm.rotary(positions, model.dtype)
         self._lengths, self._absolute, self._dtype = lengths, model.llm.absolute, model.dtype
-        source = prompts.conditions
-        self.memories = [] if source is None else model.llm.memories(source.to(model.dtype))
+        # Video by video, as the rounding of a product may depend on how many rows it has.
+        ids, source, alone = prompts.ids, prompts.conditions, [slice(v, v + 1) for v in range(prompts.videos)]
+        self.memories: list[Memory] = []
+        if source is not None:
+            of_videos = [model.llm.memories(source[video].to(model.dtype)) for video in alone]
+            self.memories = [
+                (torch.cat(k), torch.cat(v)) for k, v in (zip(*m, strict=True) for m in zip(*of_videos, strict=True))
+            ]
         self.added = self.prompt_added = None
-        added = model.added(prompts.aligned + tokens, prompts.ids[: prompts.videos], prompts.conditions)
+        every = [model.added(prompts.aligned + tokens, ids[v], None if source is None else source[v]) for v in alone]
+        added = _by_video([x for x in every if x is not None])
         if added is not None:
             self.prompt_added, self.added = added.split([prompts.aligned, tokens])
             self.added = torch.cat([self.added, self.added[-1:].expand(slack, -1, -1)])
