@@ -11,7 +11,7 @@ from support.cosmos import write_model
 from support.tiny import PACKED, tiny_in
 from torch import Tensor
 
-from fastcar_cli.decoding import executor, native_prefill
+from fastcar_cli.decoding import native_prefill, prefill
 from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.replay import ReplayRule
@@ -85,7 +85,7 @@ def test_pieces_give_what_all_at_once_does(
 ) -> None:
     model = models[f"{kind} floats"]
     whole = left(decode_of(model, "torch", **CACHES[cache]))
-    monkeypatch.setattr(executor, "PREFILL_TOKENS", 7)
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", 7)
     close(left(decode_of(model, "torch", **CACHES[cache])), whole, 1e-5)
 
 
@@ -111,7 +111,7 @@ def test_texts_that_begin_alike_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     native_settings, torch_settings = (replace(settings, executor=name) for name in ("native", "torch"))
     found = []
     for tokens, chosen in ((512, torch_settings), (512, native_settings), (3, native_settings)):
-        monkeypatch.setattr(executor, "PREFILL_TOKENS", tokens)
+        monkeypatch.setattr(prefill, "PREFILL_TOKENS", tokens)
         decode = Decode.of(tiny_in("int8"), texts, chosen, noise)
         hidden, keys, values, *_ = left(decode)
         parts = [x[:, row, :, pad:] for x in (keys, values) for row, pad in enumerate(decode.prompts.pad.tolist())]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +12,8 @@ from torch import Tensor
 
 from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.inputs import Inputs, Restore
-from fastcar_cli.decoding.kv_cache import prompt_mask
-from fastcar_cli.decoding.prompts import Prompts
+from fastcar_cli.decoding.prefill import run_block, run_prompts
 from fastcar_cli.decoding.replay import Token
-from fastcar_cli.models.decoder import Block, Branch, attention, rotate
-
-PREFILL_TOKENS = 512
-"""Tokens of a prompt that attend, and whose MLPs run, at once: scores and what lies between products take far more
-memory than hidden states."""
 
 
 class Passed(NamedTuple):
@@ -30,59 +22,6 @@ class Passed(NamedTuple):
     tokens: Sequence[Token] = ()
     scores: Tensor = torch.empty(0)
     restores: Sequence[Restore] = ()
-
-
-@dataclass
-class Part:
-    """The prompt of one or more videos that have the same one, see `Prompts.apart`.
-
-    videos: the rows of each. x: the residual stream [rows, padded, width]. positions: [rows, padded]. cos, sin: [rows,
-    1, padded, head_dim].
-    """
-
-    videos: list[list[int]]
-    prompts: Prompts
-    x: Tensor
-    positions: Tensor
-    cos: Tensor
-    sin: Tensor
-
-    @property
-    def rows(self) -> list[int]:
-        """Rows of the first video."""
-        return self.videos[0]
-
-    @cached_property
-    def distinct(self) -> tuple[Tensor, Tensor]:
-        """See `Prompts.distinct`."""
-        return self.prompts.distinct()
-
-    @classmethod
-    def of(cls, batch: Batch, videos: list[int], own: Prompts, x: Tensor) -> Part:
-        """The prompt `own` of these videos of a batch, whose inputs are x [rows, padded, width]."""
-        positions, rows = own.positions(), [batch.prompts.rows_of(video) for video in videos]
-        cos, sin = (a[:, None] for a in batch.model.llm.rotary(positions, x.dtype))
-        return cls(rows, own, x[rows[0], -own.padded :], positions, cos, sin)
-
-
-def _joined(kinds: Sequence[Tensor], parts: Sequence[Part], padded: int = 1) -> Tensor:
-    """What the parts have, each [rows, ..., its padded, n], of all rows of the batch: [rows, ..., padded, n].
-
-    In memory a token's numbers lie together, as the blocks leave them: sums over tokens depend on it.
-    """
-    if len(parts) == 1 and len(parts[0].videos) == 1:
-        return kinds[0]
-    rows, first = sum(len(part.rows) * len(part.videos) for part in parts), kinds[0]
-    whole = first.new_zeros(rows, padded, *first.shape[1:-2], first.shape[-1]).movedim(1, -2)
-    for part, kind in zip(parts, kinds, strict=True):
-        for video in part.videos:
-            whole[video, ..., padded - kind.shape[-2] :, :] = kind
-    return whole
-
-
-def _last_states(parts: Sequence[Part]) -> Tensor:
-    """The residual stream of each row's last token, [rows, width]."""
-    return _joined([part.x[:, -1:] for part in parts], parts)[:, 0]
 
 
 class Executor(ABC):
@@ -112,51 +51,8 @@ class Executor(ABC):
         return x
 
     def prefill(self) -> Tensor:
-        """Run the prompts, a layer at a time; returns the last hidden states after the final norm, [rows, width].
-
-        Each prompt runs by itself, so that what shares the batch changes nothing, and once where videos share it.
-        """
-        batch, llm = self._batch, self._batch.model.llm
-        x, padded = self._prompt_inputs(), batch.prompts.padded
-        parts = [Part.of(batch, videos, own, x) for videos, own in batch.prompts.apart()]
-        for layer, block in enumerate(llm.blocks):
-            left = [self._run_prompt(layer, block, part) for part in parts]
-            keys, values, outputs = (_joined(kind, parts, padded) for kind in zip(*left, strict=True))
-            batch.fill(layer, keys, values, outputs)
-            if batch.observers.watch is not None:
-                batch.observers.watch.layer(
-                    layer, -1, outputs[:, -1], _joined([p.x[:, -1:] for p in parts], parts)[:, 0]
-                )
-            batch.observers.prefilled(layer + 1, len(llm.blocks))
-        return llm.norm(_joined([part.x[:, -1:] for part in parts], parts)[:, 0])
-
-    def _run_prompt(self, layer: int, block: Block, part: Part) -> tuple[Tensor, Tensor, Tensor]:
-        """Run a block; returns its keys and values [rows, kv_heads, padded, head_dim] and MLP outputs of the prompt."""
-        settings, places, own, padded = self._batch.settings, self._batch.places, part.prompts, part.prompts.padded
-        kept: list[Tensor] = []
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k = rotate(q, part.cos, part.sin), rotate(k, part.cos, part.sin)
-            kept.extend((k, v))
-            attended = []
-            for first in range(0, padded, PREFILL_TOKENS):
-                last = min(first + PREFILL_TOKENS, padded)
-                mask = prompt_mask(own.lengths, padded, settings.window, settings.sinks, first, last)
-                attended.append(attention(q[:, :, first:last], k[:, :, :last], v[:, :, :last], mask))
-            return torch.cat(attended, 2)
-
-        def mlp(x: Tensor) -> Tensor:
-            kept.append(self._prompt_mlp(block.mlp_branch, x, part))
-            return kept[-1]
-
-        memory = [tuple(a[part.rows] for a in pair) for pair in places.memories[layer : layer + 1]]
-        part.x = block(places.before_block(part.x, part.positions), attend, mlp, *memory)
-        keys, values, outputs = kept
-        return keys, values, outputs
-
-    def _prompt_mlp(self, branch: Branch, x: Tensor, part: Part) -> Tensor:
-        """What an MLP adds to the tokens of a prompt, x [rows, padded, width]."""
-        return torch.cat([branch(piece) for piece in x.split(PREFILL_TOKENS, 1)], 1)
+        """Run the prompts; returns the last hidden states after the final norm, [rows, width]."""
+        return run_prompts(self._batch, self._prompt_inputs(), run_block)
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
         """Draw the positions behind the inputs from their hidden states [rows, count, width], into the batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from fastcar_cli.decoding import native_prefill
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.executor import HostExecutor, Part, Passed
+from fastcar_cli.decoding.executor import HostExecutor, Passed
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.kv_int8 import Int8KVCache
+from fastcar_cli.decoding.prefill import Left, Part, in_pieces, run_block, run_prompts
 from fastcar_cli.decoding.replay import Token
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
@@ -185,45 +186,34 @@ class NativeExecutor(HostExecutor):
         self._scores = torch.full((spec.layers, batch.rows), torch.nan)
         self._scores_of_pass = self._scores[..., None]
 
-    @cached_property
-    def _packed(self) -> bool:
-        return any(isinstance(m, QuantisedLinear) for block in self._batch.model.llm.blocks for m in block.modules())
-
     def prefill(self) -> Tensor:
         """See `Executor.prefill`; packed weights are multiplied as they are, by each token of a prompt once."""
         batch = self._batch
-        if not self._packed:
+        if not any(isinstance(m, QuantisedLinear) for block in batch.model.llm.blocks for m in block.modules()):
             return super().prefill()
         if batch.prompts.aligned and native_prefill.possible(batch):
             hidden = native_prefill.prefill(batch, self._prompt_inputs(), self._blocks, self._threads)
             return batch.model.llm.norm(hidden.to(self._dtype))
         with _alone():
-            return super().prefill()
+            return run_prompts(batch, self._prompt_inputs(), self._run_packed)
 
-    def _run_prompt(self, layer: int, block: Block, part: Part) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Executor._run_prompt`."""
-        if not self._packed:
-            return super()._run_prompt(layer, block, part)
-        wanted, back = part.distinct
+    def _run_packed(self, batch: Batch, layer: int, block: Block, part: Part) -> Left:
+        (wanted, back), rows = part.distinct, len(part.rows)
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:
-            # An MLP gets distinct tokens already, in one row.
-            repeats = 1 < len(part.rows) == len(x)
+            # An MLP gets distinct tokens already, as one row.
+            repeats = 1 < rows == len(x)
             flat, weight = x.flatten(0, -2), _linear(module)
             flat = (flat[wanted] if repeats else flat).float()
             parts = [native.linear(piece, weight, self._threads) for piece in flat.split(native.MOST_ROWS)]
             products = torch.cat(parts) if len(parts) > 1 else parts[0]
             return (products[back] if repeats else products).view(*x.shape[:-1], -1).to(x.dtype)
 
-        with multiplied_by(product):
-            return super()._run_prompt(layer, block, part)
+        def mlp(branch: Branch, x: Tensor) -> Tensor:
+            return in_pieces(branch, x.flatten(0, 1)[None, wanted])[0, back].view_as(x)
 
-    def _prompt_mlp(self, branch: Branch, x: Tensor, part: Part) -> Tensor:
-        """See `Executor._prompt_mlp`."""
-        if not self._packed or len(part.rows) == 1:
-            return super()._prompt_mlp(branch, x, part)
-        wanted, back = part.distinct
-        return super()._prompt_mlp(branch, x.flatten(0, 1)[None, wanted], part)[0, back].view_as(x)
+        with multiplied_by(product):
+            return run_block(batch, layer, block, part, mlp if rows > 1 else in_pieces)
 
     def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
         """See `Executor.commit`, and `_several` for the thread."""

@@ -83,7 +83,7 @@ class Prompts:
     def apart(self) -> list[tuple[list[int], Prompts]]:
         """Videos with the same prompt, and this prompt as if they were alone: padded no more than its own rows need.
 
-        Videos that are given more than a prompt are all told apart.
+        Videos that are given more than a prompt count as different.
         """
         if self.videos == 1:
             return [([0], self)]
