@@ -33,6 +33,7 @@ struct FloatFormat {
     static constexpr bool quantised = false;
     static constexpr int size = bytes_each, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
     static constexpr int many = WIDE ? 4 : 2, from_inputs = WIDE ? 3 : 5, most_inputs = 6;
+    static constexpr int few = 0;
     static constexpr int block_inputs = CACHE_LINE / size, block_bytes = CACHE_LINE, input_bytes = 4 * block_inputs;
     static constexpr int input_scales = 0, weight_scale_bytes = 0;
     static long bytes(long n) { return n * size; }

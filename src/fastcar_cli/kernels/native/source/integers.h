@@ -221,7 +221,8 @@ INLINE Ints scale_and_round(const float* x, float factor) {
 //
 // block_bytes, block_inputs: weights of a block. input_bytes, input_scales: quantised inputs and their scales for a
 // block. weight_scale_bytes: scales of a block's weights. units: whether scales of inputs are multiples of a unit, which
-// each row of inputs has. halves: whether halves of blocks of `many` weight rows meet all inputs, as whole ones don't fit
+// each row of inputs has. few: up to so many inputs meet one weight row at a time in panels, whose sums then stay in
+// registers. halves: whether halves of blocks of `many` weight rows meet all inputs, as whole ones don't fit
 // the registers.
 struct Int8 {
     typedef QuantisedInputs Inputs;
@@ -229,7 +230,7 @@ struct Int8 {
     static constexpr bool quantised = true;
     static constexpr int block_bytes = CACHE_LINE, block_inputs = CACHE_LINE, group_size = CACHE_LINE;
     static constexpr int input_bytes = 2 * CACHE_LINE, input_scales = 1, weight_scale_bytes = 0, sums = 1;
-    static constexpr int one = 4, two = LANES == 16 ? 4 : 2, many = LANES / 4, from_inputs = 3;
+    static constexpr int one = 4, two = LANES == 16 ? 4 : 2, many = LANES / 4, from_inputs = 3, few = 4;
     static constexpr bool units = false, halves = false;
     static long bytes(long n) { return n; }
     static long scale_bytes(long) { return 0; }
@@ -293,7 +294,7 @@ struct Int4 {
     static constexpr int input_bytes = block_inputs, input_scales = 2 * LANES, weight_scale_bytes = 2 * GROUPS;
     static constexpr int sums = 1, one = LANES == 16 ? 4 : 1, two = one, many = LANES == 4 ? 1 : 2;
     static constexpr bool units = true, halves = LANES == 8;
-    static constexpr int from_inputs = LANES == 16 ? 2 : 3;
+    static constexpr int from_inputs = 3, few = 0;
     static long bytes(long n) { return n / 2; }
     static long scale_bytes(long n) { return n / group_size * 2; }
 

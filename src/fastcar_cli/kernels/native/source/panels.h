@@ -19,11 +19,45 @@ constexpr long SEGMENT_BYTES = 16 << 10;
 // The largest part of n no larger than `most` so that all parts are about as large.
 inline long even_part(long n, long most) { return ceil_div(n, ceil_div(n, most)); }
 
-// Adds the products of `blocks` blocks of R weight rows with quantised inputs to sums [inputs][R], which are 0 if
-// `fresh` whatever they hold. With each block as many bytes are prefetched from `next` on.
+// Calls f(Count<n>), for n of 1 to N.
+template <int N, class F>
+INLINE void with_count(long n, F f) {
+    if (n == N)
+        f(Count<N>{});
+    else if constexpr (N > 1)
+        with_count<N - 1>(n, f);
+}
+
+// Adds the products of `blocks` blocks of a weight row with N quantised inputs to sums [N], which are 0 if `fresh`
+// whatever they hold and stay in registers. With each block as many bytes are prefetched from `next` on.
+template <bool full, int N, class Format>
+INLINE void multiply_row(Format, Weights w, long blocks, long tail, const char* next, QuantisedInputs x, Floats* sums,
+                         bool fresh) {
+    Floats own[N] = {};
+    if (!fresh) memcpy(own, sums, sizeof own);
+    for (long c = 0; c < blocks; c++) {
+        for (long k = 0; k < Format::block_bytes; k += CACHE_LINE) prefetch(next + c * Format::block_bytes + k);
+        auto unpacked = Format::template unpack<full, 1>(w.at + c * Format::block_bytes, w.row,
+                                                         w.scales + c * Format::weight_scale_bytes, w.scale_row, tail);
+        for (int i = 0; i < N; i++) {
+            QuantisedInputs input = x.from<Format>(c, i);
+            Format::multiply_block(unpacked, input.integers, input.scales, own + i);
+        }
+    }
+    memcpy(sums, own, sizeof own);
+}
+
+// As above for R weight rows and any number of inputs, to sums [inputs][R].
 template <bool full, int R, class Format>
 INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const char* next, QuantisedInputs x,
                              long inputs, Floats* sums, bool fresh) {
+    if constexpr (R == 1 && Format::few > 0)
+        if (inputs <= Format::few) {
+            with_count<Format::few>(inputs, [&](auto count) __attribute__((always_inline)) {
+                multiply_row<full, count.count>(Format{}, w, blocks, tail, next, x, sums, fresh);
+            });
+            return;
+        }
     auto multiply_block = [&](auto first, long c) __attribute__((always_inline)) {
         for (long k = 0; k < R * Format::block_bytes; k += CACHE_LINE) prefetch(next + c * R * Format::block_bytes + k);
         auto unpacked = Format::template unpack<full, R>(
@@ -47,15 +81,6 @@ INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const ch
     };
     if (fresh) multiply_block(Count<1>{}, 0);
     for (long c = fresh; c < blocks; c++) multiply_block(Count<0>{}, c);
-}
-
-// Calls f(Count<n>), for n of 1 to N.
-template <int N, class F>
-INLINE void with_count(long n, F f) {
-    if (n == N)
-        f(Count<N>{});
-    else if constexpr (N > 1)
-        with_count<N - 1>(n, f);
 }
 
 // Adds the products of `lines` cache lines of R weight rows with N inputs to sums [N][R]: of every P-th vector, so that
@@ -170,7 +195,7 @@ void multiply_panels(Weights w, long n, long first, long last, const char* read_
                 multiply_panel<rows.count>(Format{}, w.from_row(o), n, count, next, x.template from<Format>(0, i),
                                            min(most, inputs - i), y + i * y_step + o, y_step);
             };
-            if (count % R)
+            if (count % R || inputs <= Format::few)
                 multiply(Count<1>{});
             else
                 multiply(Count<R>{});
