@@ -30,7 +30,7 @@ struct FloatInputs {
 template <int bytes_each>
 struct FloatFormat {
     typedef FloatInputs Inputs;
-    static constexpr bool quantised = false;
+    static constexpr bool quantised = false, halves = false;
     static constexpr int size = bytes_each, sums = WIDE ? 1 : 2, one = WIDE ? 8 : 4, two = WIDE ? 8 : 2;
     static constexpr int many = WIDE ? 4 : 2, from_inputs = WIDE ? 3 : 5, most_inputs = 6;
     static constexpr int few = 0;

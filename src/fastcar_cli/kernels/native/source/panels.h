@@ -14,7 +14,7 @@ constexpr long PANEL_INPUTS = 16;
 // The most weight rows of a panel, and bytes of it: while it is multiplied, the next one is prefetched.
 constexpr long PANEL_ROWS = 32, PANEL_BYTES = 128 << 10;
 // Bytes of a segment of all inputs.
-constexpr long SEGMENT_BYTES = 16 << 10;
+constexpr long SEGMENT_BYTES = 24 << 10;
 
 // The largest part of n no larger than `most` so that all parts are about as large.
 inline long even_part(long n, long most) { return ceil_div(n, ceil_div(n, most)); }
@@ -58,17 +58,25 @@ INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const ch
             });
             return;
         }
+    constexpr long lines = R * Format::block_bytes / CACHE_LINE;
+    // One line with each input and the rest before: a core waits for few lines at a time (16 of its L1 cache on Golden
+    // Cove), and behind a burst of prefetches what is multiplied now comes late from the L2 cache.
+    auto prefetch_line = [&](long c, long i) __attribute__((always_inline)) {
+        if (i < lines) prefetch(next + (c * lines + i) * CACHE_LINE);
+    };
     auto multiply_block = [&](auto first, long c) __attribute__((always_inline)) {
-        for (long k = 0; k < R * Format::block_bytes; k += CACHE_LINE) prefetch(next + c * R * Format::block_bytes + k);
+        for (long k = inputs; k < lines; k++) prefetch_line(c, k);
         auto unpacked = Format::template unpack<full, R>(
             w.at + c * Format::block_bytes, w.row, w.scales + c * Format::weight_scale_bytes, w.scale_row, tail);
         GroupSums products[Format::halves ? PANEL_INPUTS : 1][R];
         if constexpr (Format::halves)
             for (long i = 0; i < inputs; i++) {
+                prefetch_line(c, i);
                 QuantisedInputs input = x.from<Format>(c, i);
                 Format::template multiply_half<0>(unpacked, input.integers, input.scales, products[i], sums);
             }
         for (long i = 0; i < inputs; i++) {
+            if (!Format::halves) prefetch_line(c, i);
             QuantisedInputs input = x.from<Format>(c, i);
             Floats own[R] = {};
             if (!first.count) memcpy(own, sums + i * R, sizeof own);
@@ -140,7 +148,6 @@ template <int R, class Format>
 __attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long outputs, const char* next,
                                               typename Format::Inputs x, long inputs, float* y, long y_step) {
     constexpr int P = Format::sums;
-    constexpr long input_bytes = Format::input_bytes + Format::input_scales * sizeof(float);
     Floats sums[PANEL_ROWS * PANEL_INPUTS * P];
     long blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
     auto segment = [&](auto full, long c, long count) __attribute__((always_inline)) {
@@ -155,7 +162,7 @@ __attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long ou
             next += R * count * Format::block_bytes;
         }
     };
-    long most = SEGMENT_BYTES / (inputs * input_bytes);
+    long most = SEGMENT_BYTES / (inputs * bytes_of_inputs<Format>(Format::block_inputs));
     if (blocks) most = even_part(blocks, most ? most : 1);
     for (long c = 0; c < blocks; c += most) segment(Count<1>{}, c, min(most, blocks - c));
     if (tail) segment(Count<0>{}, blocks, 1);
@@ -171,10 +178,13 @@ __attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long ou
         }
 }
 
-// Whether products with so many inputs are made in panels. Floats that fit the L1 cache as they are need none.
+// Whether products with so many inputs are made in panels. Floats that the L1 cache nearly holds need none; two
+// quantised inputs that it can't hold do, unless blocks are multiplied in halves, which takes longer.
 template <class Format>
 constexpr bool in_panels(long n, long inputs) {
-    return inputs >= Format::from_inputs && (Format::quantised || inputs * n * 4 > 4 * SEGMENT_BYTES);
+    long bytes = inputs * bytes_of_inputs<Format>(n);
+    if (!Format::quantised) return inputs >= Format::from_inputs && bytes > 2 * L1_INPUTS;
+    return inputs >= Format::from_inputs || (inputs == 2 && bytes > L1_INPUTS && !Format::halves);
 }
 
 // Multiplies weight rows first to last with all inputs. Past the last row the weights at `read_next` are prefetched.

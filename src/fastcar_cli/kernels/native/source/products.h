@@ -193,7 +193,7 @@ struct Scratch {
         Formats::for_each([&](auto format) {
             using Format = decltype(format);
             if constexpr (Format::quantised) {
-                long needed = ceil_div(n, Format::block_inputs) * (Format::input_bytes + 4 * Format::input_scales) + 4;
+                long needed = bytes_of_inputs<Format>(n) + 4;
                 if (needed > bytes) bytes = needed;
             }
         });

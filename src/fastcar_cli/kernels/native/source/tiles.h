@@ -18,8 +18,14 @@ struct PrefetchDistance {
     long split, near, far;
 };
 
-inline long ceil_div(long n, long size) { return (n + size - 1) / size; }
+constexpr long ceil_div(long n, long size) { return (n + size - 1) / size; }
 inline long min(long a, long b) { return a < b ? a : b; }
+
+// Bytes of n inputs as products read them: quantised, with their scales, where the format needs that.
+template <class Format>
+constexpr long bytes_of_inputs(long n) {
+    return ceil_div(n, Format::block_inputs) * long(Format::input_bytes + Format::input_scales * sizeof(float));
+}
 
 // Into the L2 cache: some cores can wait for far fewer lines on their way to the L1 cache. With PREFETCH_ONCE into the
 // L1 cache and no other: a Zen 5 core gets 34 GB/s in place of 29 so, and is not slower where the caches hold the
@@ -183,7 +189,7 @@ __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long
 }
 
 // As above for quantised inputs. Long weight rows are read one at a time where the inputs stay in the L1 cache; else
-// the rows of a tile side by side, which share the loads of inputs. Without AVX-512 sharing them matters most.
+// the rows of a tile side by side, which share the loads of inputs.
 template <class Format, int R, int N>
 __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long last, const char* read_next,
                                              QuantisedInputs x, long rows, float* y, long y_step) {
@@ -200,11 +206,7 @@ __attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long
                                                                y + r * y_step + o, y_step);
             });
     };
-    if constexpr (WIDE && N <= 2) {
-        constexpr long bytes = Format::input_bytes + Format::input_scales * sizeof(float);
-        long input_bytes = ceil_div(n, Format::block_inputs) * bytes * N;
-        if (w.row >= LONG_ROW && input_bytes <= L1_INPUTS) multiply(Count<R>{}, Count<1>{});
-    }
+    if (w.row >= LONG_ROW && N * bytes_of_inputs<Format>(n) <= L1_INPUTS) multiply(Count<R>{}, Count<1>{});
     // What is left.
     multiply(Count<R>{}, Count<R>{});
     multiply(Count<1>{}, Count<1>{});
