@@ -10,7 +10,7 @@ import typer
 
 from fastcar_cli.cli.app import app
 from fastcar_cli.cli.help import EXAMPLES
-from fastcar_cli.config import settings
+from fastcar_cli.config.run_config import settings
 
 DOCS = Path(__file__).parent
 

@@ -27,9 +27,9 @@ os.environ.setdefault("FASTCAR_MODEL", "mini")
 from support.browser import browser, look  # noqa: F401
 from support.processes import SCREEN, Run
 
-from fastcar_cli.analysis.machine import measure_machine
 from fastcar_cli.cli.app import main
 from fastcar_cli.kernels.gpu import installed
+from fastcar_cli.profile.machine import measure_machine
 
 # Nothing that a test says depends on how long it takes.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,7 +54,7 @@ def _one_measured_machine() -> Iterator[None]:
     """What memory and matrices reach takes a second or two to measure, and is the same for all tests of a process."""
     measured = functools.cache(measure_machine)
     with pytest.MonkeyPatch.context() as patch:
-        for user in ("fastcar_cli.analysis.profile_report", "fastcar_lab.bench.gpu", "fastcar_lab.bench.measure"):
+        for user in ("fastcar_cli.profile.profile_report", "fastcar_lab.bench.gpu", "fastcar_lab.bench.measure"):
             patch.setattr(f"{user}.measure_machine", measured)
         yield
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from fastcar_cli._version import __version__
 
 if TYPE_CHECKING:
-    from fastcar_cli.config import RunConfig
-    from fastcar_cli.pipeline import Frame, VideoPipeline
-    from fastcar_cli.python_api import Pipeline, Video
+    from fastcar_cli.config.run_config import RunConfig
+    from fastcar_cli.pipeline.pipeline import Frame, VideoPipeline
+    from fastcar_cli.pipeline.videos import Pipeline, Video
 
 __all__ = ["Frame", "Pipeline", "RunConfig", "Video", "VideoPipeline", "__version__"]
 
@@ -17,15 +17,15 @@ __all__ = ["Frame", "Pipeline", "RunConfig", "Video", "VideoPipeline", "__versio
 def __getattr__(name: str) -> Any:
     # torch and pydantic are imported when they are used, not with the package.
     if name in ("VideoPipeline", "Frame"):
-        from fastcar_cli import pipeline
+        from fastcar_cli.pipeline import pipeline
 
         return getattr(pipeline, name)
     if name in ("Pipeline", "Video"):
-        from fastcar_cli import python_api
+        from fastcar_cli.pipeline import videos
 
-        return getattr(python_api, name)
+        return getattr(videos, name)
     if name == "RunConfig":
-        from fastcar_cli.config import RunConfig
+        from fastcar_cli.config.run_config import RunConfig
 
         return RunConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from fastcar_cli.cli.streams import close_streams, open_streams
-from fastcar_cli.signals import status
+from fastcar_cli.system.signals import status
 
 
 def run() -> None:

@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from fastcar_cli.backends.fpga.backend import FpgaBackend
-from fastcar_cli.backends.fpga.preset import Preset, load_preset
-from fastcar_cli.conversion.calibrate import drawn_codes
+from fastcar_cli.convert.calibrate import drawn_codes
 from fastcar_cli.decoding import Trace, trace
-from fastcar_cli.decoding.native import obstacle
+from fastcar_cli.decoding.executors.native import obstacle
 from fastcar_cli.models import load
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.network import Network
+from fastcar_fpga.backend import FpgaBackend
+from fastcar_fpga.preset import Preset, load_preset
 
 PROMPTS = ("a small blue car drives left across the grass", "a big yellow star bouncing at night")
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.decoding.drafts import DraftSettings
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import begin
 from fastcar_cli.errors import RunError
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 Codes = NDArray[np.int64]
 KINDS = ("frame", "jacobi")

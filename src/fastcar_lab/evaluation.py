@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.metrics import psnr_of
-from fastcar_cli.config import load_config
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.prompt import Prompt
+from fastcar_cli.config.run_config import load_config
+from fastcar_cli.inputs.prompt import Prompt
+from fastcar_cli.media.metrics import psnr_of
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.checkout import commit
 from fastcar_lab.worlds.protocol import Video, World
 

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fastcar_cli.conversion.convert import check_folder
+from fastcar_cli.checkpoints.registry import folder_of
+from fastcar_cli.convert.convert import check_folder
 from fastcar_cli.errors import RequestError
-from fastcar_cli.formats import GROUP, inverse_of, pack_int4
-from fastcar_cli.models.loading.checkpoint import FORMAT, GenerationDefaults, read_config
-from fastcar_cli.models.loading.registry import folder_of
-from fastcar_cli.models.loading.weights import LOW, SCALE, write_safetensors
+from fastcar_cli.models.checkpoint import FORMAT, GenerationDefaults, read_config
 from fastcar_cli.models.network import Network
+from fastcar_cli.weights.formats import GROUP, inverse_of, pack_int4
+from fastcar_cli.weights.tensors import LOW, SCALE, write_safetensors
 
 _FEW = 4096
 """A tensor with fewer numbers stays float16."""

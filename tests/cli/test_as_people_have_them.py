@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 from support.processes import Run
 
-from fastcar_cli.config import load_config
+from fastcar_cli.config.presets import parse_yaml
+from fastcar_cli.config.run_config import load_config
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.errors import RequestError
-from fastcar_cli.presets import parse_yaml
-from fastcar_cli.prompt_file import prompts_in
-from fastcar_cli.video import read_recipe
+from fastcar_cli.inputs.prompt_list import prompts_in
+from fastcar_cli.media import read_recipe
 
 BALL = "a red ball on the grass"
 QUICK = ("--frames", "1", "--seed", "1", "-q")

@@ -17,7 +17,7 @@ import pytest
 from support.processes import Run
 
 from fastcar_cli import Frame, __version__
-from fastcar_cli.video import read_frames, read_recipe
+from fastcar_cli.media import read_frames, read_recipe
 
 PROMPT = "a red ball rolling to the right on the grass"
 CONTRACT = {
@@ -240,7 +240,7 @@ def test_a_full_disk(run: Run, tmp_path: Path, output: str, options: str, most: 
 WAITING = """
 import signal
 from fastcar_cli.cli.app import main
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 whole = VideoPipeline.stream
 
@@ -284,7 +284,7 @@ def test_an_interrupted_mp4_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from typer.testing import CliRunner
 
     from fastcar_cli.cli.app import app
-    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
 
     whole = VideoPipeline.stream
 
@@ -388,8 +388,8 @@ def test_a_checkout_that_is_not_installed_has_the_laboratory(run: Run, monkeypat
 
 @pytest.mark.parametrize("what", ["rtl", "--table", "--drafts"])
 def test_what_fpga_has_of_the_laboratory_names_it(run: Run, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr("fastcar_cli.plugins.command", lambda *_: None)
-    monkeypatch.delitem(sys.modules, "fastcar_cli.cli.fpga_rtl_cmd", raising=False)
+    monkeypatch.setattr("fastcar_cli.system.plugins.command", lambda *_: None)
+    monkeypatch.delitem(sys.modules, "fastcar_cli.cli.fpga_rtl", raising=False)
     done = run("fpga", what)
     assert done.returncode == 2
     assert f"fastcar fpga {what} is of the package fastcar_lab" in done.stderr

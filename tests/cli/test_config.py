@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcar_cli.config import RunConfig, load_config, settings
-from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.config.keys import Replay
+from fastcar_cli.config.presets import presets
+from fastcar_cli.config.run_config import RunConfig, load_config, settings
+from fastcar_cli.config.tau import Tau
 from fastcar_cli.errors import RequestError
-from fastcar_cli.presets import presets
-from fastcar_cli.sections import Replay
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from support.damage import ODD, TEXTS, changed, damage_json, no_file, spoil
 from support.processes import Run
 from support.sweeping import TINY_METRICS, tiny_folder
 
-from fastcar_cli.analysis.vbench import DIMENSIONS
-from fastcar_cli.presets import preset_folder
-from fastcar_cli.video import open_writer
+from fastcar_cli.config.presets import preset_folder
+from fastcar_cli.media import open_writer
+from fastcar_cli.sweep.vbench import DIMENSIONS
 
 BALL = "a red ball"
 GENERATE = ("generate", "-q", "--seed", "1", "--force", "-o", "out.gif")

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from fastcar_cli.files import csv_of
+from fastcar_cli.system.files import csv_of
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+a", "-x", "@SUM(A1)", "\t=1", "\r=1"])

@@ -15,10 +15,10 @@ from support.cosmos import SIZE, write_model
 from support.ivideogpt import moving_clip, write_clip
 from support.processes import Run
 
-from fastcar_cli.config import RunConfig
-from fastcar_cli.models.loading.registry import published_shapes
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.video import read_frames
+from fastcar_cli.checkpoints.registry import published_shapes
+from fastcar_cli.config.run_config import RunConfig
+from fastcar_cli.media import read_frames
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.dummy.cosmos import TOKENIZER
 
 N = 12
@@ -161,8 +161,8 @@ def test_the_gate_of_the_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError
 
+    from fastcar_cli.checkpoints.hub import fetch
     from fastcar_cli.errors import RunError
-    from fastcar_cli.models.loading.hub import fetch
 
     def gated(*_: Any, **__: Any) -> None:
         raise GatedRepoError("403", response=type("R", (), {"headers": {}, "request": None})())

@@ -12,7 +12,7 @@ from support.ivideogpt import ACTIONS, moving_clip, write_clip, write_model
 from support.processes import Run
 
 from fastcar_cli.cli.render import summary
-from fastcar_cli.video import read_frames, read_recipe
+from fastcar_cli.media import read_frames, read_recipe
 
 BALL = "a red ball rolling to the right on the grass"
 CUBE = "a red cube slides to the right"

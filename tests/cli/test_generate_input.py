@@ -16,7 +16,7 @@ from support.ivideogpt import ACTIONS, moving_clip, write_clip, write_model
 from support.paths import GOLDEN_FRAMES as SHARED
 from support.processes import Run
 
-from fastcar_cli.video import open_writer, read_frames, read_recipe
+from fastcar_cli.media import open_writer, read_frames, read_recipe
 
 
 @pytest.fixture(scope="session")

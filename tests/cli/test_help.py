@@ -11,7 +11,7 @@ import typer
 from support.processes import Run
 
 from fastcar_cli.cli.app import COMMANDS, app
-from fastcar_cli.config import settings
+from fastcar_cli.config.run_config import settings
 
 NAMED = [*COMMANDS, "train"]
 

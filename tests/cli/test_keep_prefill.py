@@ -15,13 +15,13 @@ from support.cosmos import SIZE, write_model
 from support.ivideogpt import moving_clip, write_clip
 from support.processes import Run
 
-from fastcar_cli.config import RunConfig
+from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.errors import RequestError
-from fastcar_cli.kept_prompts import KeptFile
-from fastcar_cli.models.causal_video import CausalVideoTokenizer
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.prompt import Clip
-from fastcar_cli.video import read_frames
+from fastcar_cli.inputs.prompt import Clip
+from fastcar_cli.media import read_frames
+from fastcar_cli.models.cosmos.tokenizer import CausalVideoTokenizer
+from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.pipeline.saved_prefill import KeptFile
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from support.processes import Run
 from support.sweeping import held, tiny_folder
 
+from fastcar_cli.config.lists import parse_seeds, parse_shard, shard_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.lists import parse_seeds, parse_shard, shard_of
-from fastcar_cli.video import read_recipe
+from fastcar_cli.media import read_recipe
 
 PROMPTS = ["a red ball on the grass", "a red ball, on the grass", "a blue car", "a green boat on the sea"]
 

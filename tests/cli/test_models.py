@@ -9,7 +9,7 @@ import pytest
 from support.processes import Run
 from support.sweeping import tiny_folder
 
-from fastcar_cli.models.loading.names import BUNDLED, REPOSITORIES
+from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,12 @@ from fastcar_cli.cli.app import app
 from fastcar_cli.cli.preview import Preview
 from fastcar_cli.cli.render import progress
 from fastcar_cli.errors import RequestError
-from fastcar_cli.video import read_frames
+from fastcar_cli.media import read_frames
 
 PROMPT = "a red ball on the grass"
 SLEEPS = """
 import time
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 whole = VideoPipeline.stream
 def slow(self, *arguments, **more):
     for frame in whole(self, *arguments, **more):

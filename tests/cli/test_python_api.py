@@ -14,7 +14,7 @@ from support.sweeping import BALL, STAR, tiny_folder
 
 from fastcar_cli import Pipeline, Video
 from fastcar_cli.errors import RequestError
-from fastcar_cli.video import read_recipe
+from fastcar_cli.media import read_recipe
 
 
 @pytest.fixture(scope="module")

@@ -15,17 +15,17 @@ from support.sweeping import tiny_folder
 from typer.testing import CliRunner, Result
 
 from fastcar_cli import __version__
+from fastcar_cli.checkpoints.registry import identity
 from fastcar_cli.cli.app import app
-from fastcar_cli.config import RunConfig, flat
-from fastcar_cli.decoding.controller import Target
-from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.config.presets import preset_folder
+from fastcar_cli.config.run_config import RunConfig, flat
+from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.replay.controller import Target
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.registry import identity
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.presets import preset_folder
-from fastcar_cli.recipe import recipe_of, settings_of
-from fastcar_cli.video import open_writer, read_frames, read_recipe
+from fastcar_cli.media import open_writer, read_frames, read_recipe
+from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.pipeline.recipe import recipe_of, settings_of
 
 PROMPT = "a red ball on the grass"
 
@@ -182,7 +182,7 @@ def test_an_identity_distinguishes_weights(tmp_path: Path) -> None:
 def test_a_revision_of_the_hub_is_named_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    from fastcar_cli.models.loading import hub
+    from fastcar_cli.checkpoints import hub
 
     folder = tmp_path / "models--x" / "snapshots" / "0123abc"
     folder.mkdir(parents=True)

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from support.processes import Run
 from typer.testing import CliRunner
 
-from fastcar_cli.analysis.profiler import parse_lengths
-from fastcar_cli.analysis.sweep.grid import parse_taus, parse_windows
 from fastcar_cli.cli.app import app
 from fastcar_cli.cli.flags import flag_of
-from fastcar_cli.config import load_config
-from fastcar_cli.config import settings as keys
-from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.config.lists import parse_seeds, parse_shard
+from fastcar_cli.config.presets import parse_yaml
+from fastcar_cli.config.run_config import load_config
+from fastcar_cli.config.run_config import settings as keys
+from fastcar_cli.config.tau import Tau
 from fastcar_cli.errors import FastcarError, Key, RequestError
-from fastcar_cli.lists import parse_seeds, parse_shard
-from fastcar_cli.models.loading.memory_plan import out_of_memory
-from fastcar_cli.presets import parse_yaml
+from fastcar_cli.profile.profiler import parse_lengths
+from fastcar_cli.sweep.grid import parse_taus, parse_windows
+from fastcar_cli.system.device import out_of_memory
 
 NUMBERS = st.one_of(
     st.integers().map(str),

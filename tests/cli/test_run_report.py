@@ -9,10 +9,10 @@ import pytest
 import torch
 from support.sweeping import tiny_folder
 
-from fastcar_cli.config import RunConfig
+from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.decoding import trace
 from fastcar_cli.models import load
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 SAID = "a red ball"
 

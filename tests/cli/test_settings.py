@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.processes import Run
 
-from fastcar_cli.config import settings
-from fastcar_cli.video import read_frames, read_recipe
+from fastcar_cli.config.run_config import settings
+from fastcar_cli.media import read_frames, read_recipe
 
 PROMPT = "a red ball rolling to the right on the grass"
 

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from fastcar_cli import Frame
 from fastcar_cli.cli import render
 from fastcar_cli.cli.app import app
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.signals import Terminated
-from fastcar_cli.video import read_frames
+from fastcar_cli.media import read_frames
+from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.system.signals import Terminated
 
 PROMPT = "a red ball on the grass"
 SLOW = """
@@ -31,7 +31,7 @@ import os, signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 from pathlib import Path
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 whole = VideoPipeline.stream
 def slow(self, prompts, *arguments, **more):
     for n, frame in enumerate(whole(self, prompts, *arguments)):
@@ -110,7 +110,7 @@ run()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("where", ["fastcar_cli.cli.app", "typer", "fastcar_cli.cli.config_cmd", "yaml", "the end"])
+@pytest.mark.parametrize("where", ["fastcar_cli.cli.app", "typer", "fastcar_cli.cli.config", "yaml", "the end"])
 def test_a_signal_in_an_import_or_at_the_end_is_a_line_at_most(where: str, number: signal.Signals) -> None:
     environment = {**os.environ, "WHERE": where, "NUMBER": str(int(number)), "COLUMNS": "80"}
     arguments = [sys.executable, "-c", AT, "config"]

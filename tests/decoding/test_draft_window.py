@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcar_cli.config import RunConfig
-from fastcar_cli.decoding.draft_window import DraftWindow
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.config.run_config import RunConfig
+from fastcar_cli.decoding.drafts.length import DraftWindow
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 TOKENS, MOST = 1024, 16
 

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from support.tiny import tiny_in, tiny_model
 from torch import Tensor
 
-from fastcar_cli.decoding.controller import Target
-from fastcar_cli.decoding.drafts import DraftSettings
+from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.executor import Executor
-from fastcar_cli.decoding.graph import GraphExecutor
+from fastcar_cli.decoding.executors.executor import Executor
+from fastcar_cli.decoding.executors.graph import GraphExecutor
+from fastcar_cli.decoding.executors.native import NativeExecutor
+from fastcar_cli.decoding.executors.plain import PlainExecutor
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.native import NativeExecutor
-from fastcar_cli.decoding.plain import PlainExecutor
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay.controller import Target
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
 from fastcar_cli.models import decoder_spec

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tiny import tiny_model
 
+from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.batch import Step, Watcher
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.prompts import Prompts
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.sampling import SamplingSettings
 
@@ -152,7 +152,7 @@ def test_kernels_that_do_not_go_are_refused() -> None:
 
 def test_auto_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     model, codes = tiny_model(), _codes(2, 2)
-    monkeypatch.setattr("fastcar_cli.decoding.native.native.unavailable", lambda: "not built: no compiler")
+    monkeypatch.setattr("fastcar_cli.decoding.executors.native.native.unavailable", lambda: "not built: no compiler")
     decode = Decode.of(model, PROMPTS, DecodeSettings(2, SamplingSettings(cfg=2.0)), codes.float())
     decode.start()
     assert (decode.executor_name, decode.why) == ("torch", "not built: no compiler")

@@ -20,20 +20,20 @@ from support.reference import decode as reference
 from support.tiny import PACKED, formatted, tiny_model
 from torch import Tensor
 
-from fastcar_cli.decoding.controller import Target
+from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.graph import GraphExecutor
-from fastcar_cli.decoding.native import NativeExecutor
-from fastcar_cli.decoding.plain import PlainExecutor
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.executors.graph import GraphExecutor
+from fastcar_cli.decoding.executors.native import NativeExecutor
+from fastcar_cli.decoding.executors.plain import PlainExecutor
+from fastcar_cli.decoding.replay.controller import Target
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.kernels import native
 from fastcar_cli.kernels.gpu import installed
 from fastcar_cli.models import decoder_spec
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.vila_u.network import VideoModel
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 INF = float("inf")

@@ -14,9 +14,9 @@ from support.paths import GOLDEN
 
 from fastcar_cli.decoding import Trace, trace
 from fastcar_cli.models import load
-from fastcar_cli.models.llama_text import templated
-from fastcar_cli.models.loading.checkpoint import LoadedModel
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.vila_u.network import VideoModel
+from fastcar_cli.models.vila_u.text import templated
 
 CASES = (
     [c["name"] for c in json.loads((GOLDEN / "golden.json").read_text())["cases"]]

@@ -20,7 +20,7 @@ from safetensors.torch import load, save_file
 from fastcar_cli.decoding import Trace, trace
 from fastcar_cli.decoding.sampling import distribution
 from fastcar_cli.models import load as load_model
-from fastcar_cli.models.loading.checkpoint import LoadedModel
+from fastcar_cli.models.checkpoint import LoadedModel
 
 FILE = Path(__file__).with_name("golden.safetensors.xz")
 SLOW = ("p0/all", "b01/t50")

@@ -10,15 +10,15 @@ from hypothesis.extra.numpy import arrays
 from support.native_toys import NativePass, Slots, Toy, assert_close, inputs, random
 from support.tiny import tiny_model
 
-from fastcar_cli import choices
+from fastcar_cli.checkpoints.memory_plan import Demand, cache_bytes
+from fastcar_cli.config import choices
 from fastcar_cli.decoding import trace
-from fastcar_cli.decoding.kv_cache import KVCache
-from fastcar_cli.decoding.kv_int8 import Int8KVCache, packed
+from fastcar_cli.decoding.cache.kv_cache import KVCache
+from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache, packed
 from fastcar_cli.decoding.prompts import Prompts
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native
 from fastcar_cli.models import load
-from fastcar_cli.models.loading.memory_plan import Demand, cache_bytes
 
 
 @given(arrays("float32", (3, 10), elements=st.floats(-1e6, 1e6, width=32)).map(torch.from_numpy))

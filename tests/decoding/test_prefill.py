@@ -11,18 +11,18 @@ from support.cosmos import write_model
 from support.tiny import PACKED, tiny_in
 from torch import Tensor
 
-from fastcar_cli.decoding import native_prefill, prefill
+from fastcar_cli.checkpoints.memory_plan import Demand, cache_bytes
+from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.engine import Decode, begin
-from fastcar_cli.decoding.kv_int8 import Int8KVCache
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.executors import native_prefill, prefill
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.inputs.prompt import TokenisedClip
 from fastcar_cli.kernels import native
 from fastcar_cli.models import decoder_spec, load
-from fastcar_cli.models.loading.checkpoint import LoadedModel
-from fastcar_cli.models.loading.memory_plan import Demand, cache_bytes
+from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.prompt import TokenisedClip
 
 N = 12
 CACHES: dict[str, dict[str, Any]] = {

@@ -13,15 +13,15 @@ from support.sweeping import BALL, tiny_folder
 from support.tiny import tiny_model
 from torch import Tensor
 
+from fastcar_cli.config.keys import Replay as ReplayConfig
+from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay.replay import ReplayRule
+from fastcar_cli.decoding.replay.scores import SCORES, noise
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.scores import SCORES, noise
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.sections import Replay as ReplayConfig
 
 PROMPTS = [[1, 4, 5, 2], [1, 2]]
 FRAMES, N, LAYERS = 3, 4, 3

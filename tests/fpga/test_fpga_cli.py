@@ -11,10 +11,10 @@ import yaml
 from support.fpga_presets import preset, work
 from support.processes import Run
 
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.explain import explain
-from fastcar_cli.backends.fpga.summary import compare
-from fastcar_cli.presets import preset_folder
+from fastcar_cli.config.presets import preset_folder
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.explain import explain
+from fastcar_fpga.summary import compare
 from fastcar_lab.accelerator import broadcast
 from fastcar_lab.accelerator.published import TABLE
 

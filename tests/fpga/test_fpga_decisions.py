@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny import tiny_spec
 
-from fastcar_cli.backends.fpga.decisions import Decisions, draw, read, save
 from fastcar_cli.errors import RequestError
+from fastcar_fpga.decisions import Decisions, draw, read, save
 
 
 @settings(deadline=None)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support.paths import ROOT
 from support.processes import Run
 
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.workload import workload_of
-from fastcar_cli.models.loading.published import full_spec
+from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.preset import load_preset
+from fastcar_fpga.workload import workload_of
 from fastcar_lab.accelerator.drafted import CURVE, MEASURED, WINDOWS, emulate_drafts, expected
 
 

@@ -17,16 +17,16 @@ from support.fpga_presets import preset, work
 from support.processes import Run
 from support.tiny import tiny_model
 
-from fastcar_cli.backends.fpga import integer
-from fastcar_cli.backends.fpga.backend import FpgaBackend
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.formats import group_sums, quantise, sums
-from fastcar_cli.backends.fpga.preset import Preset, load_preset
 from fastcar_cli.errors import RequestError
-from fastcar_cli.formats import FORMATS, quantise_int4, unpack_int4
-from fastcar_cli.models.quantised import QuantisedLinear
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_cli.models.weight_format import WeightFormat
+from fastcar_cli.weights.formats import FORMATS, quantise_int4, unpack_int4
+from fastcar_cli.weights.quantised import QuantisedLinear
+from fastcar_fpga import integer
+from fastcar_fpga.backend import FpgaBackend
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.formats import group_sums, quantise, sums
+from fastcar_fpga.preset import Preset, load_preset
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -147,7 +147,7 @@ def test_weights_held_so_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch, s
     # 96 is the MLP width of four times the tiny model, whole groups.
     x, rounded, plain = random(3, 64), held(stored), tiny_model(times=4)
     wanted = FpgaBackend(plain.llm, in_format(kind), 3).mlp(1, x, None)
-    monkeypatch.setattr("fastcar_cli.backends.fpga.formats.FORMATS", {})
+    monkeypatch.setattr("fastcar_fpga.formats.FORMATS", {})
     assert torch.equal(FpgaBackend(rounded.llm, in_format(kind), 3).mlp(1, x, None), wanted)
 
 

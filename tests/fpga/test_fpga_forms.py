@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fpga_presets import constant, preset, work
 
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.explain import explain
-from fastcar_cli.backends.fpga.isa import compile_linear, compile_mlp
-from fastcar_cli.backends.fpga.layer import Accelerator
-from fastcar_cli.backends.fpga.preset import Weights
-from fastcar_cli.backends.fpga.summary import energy_of
-from fastcar_cli.backends.fpga.timing import Rates, cycles, spans
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.explain import explain
+from fastcar_fpga.isa import compile_linear, compile_mlp
+from fastcar_fpga.layer import Accelerator
+from fastcar_fpga.preset import Weights
+from fastcar_fpga.summary import energy_of
+from fastcar_fpga.timing import Rates, cycles, spans
 
 FAST = 1e9
 MLP = compile_mlp(64, 192, 16, 1024)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fpga_presets import constant, preset
 
-from fastcar_cli.backends.fpga.memory import Dram, Order, Part, Stream, load_part, share
-from fastcar_cli.backends.fpga.preset import load_preset
+from fastcar_cli.config.presets import fpga_presets, preset_folder
 from fastcar_cli.errors import RequestError
-from fastcar_cli.presets import fpga_presets, preset_folder
+from fastcar_fpga.memory import Dram, Order, Part, Stream, load_part, share
+from fastcar_fpga.preset import load_preset
 from fastcar_lab.accelerator.points import Next, closed, stream_share, streams
 
 

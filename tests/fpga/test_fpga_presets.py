@@ -10,11 +10,11 @@ import pytest
 import yaml
 from support.fpga_presets import constant, preset, work
 
-from fastcar_cli.backends.fpga.constants import constants
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import load_preset
+from fastcar_cli.config.presets import fpga_presets, preset_folder
 from fastcar_cli.errors import RequestError
-from fastcar_cli.presets import fpga_presets, preset_folder
+from fastcar_fpga.constants import constants
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.preset import load_preset
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from support.fpga_machine import run as stepped
 from support.fpga_presets import preset, work
 
-from fastcar_cli.backends.fpga.drs import Drs
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.timing import round_spans
-from fastcar_cli.backends.fpga.workload import Workload, check_rows
 from fastcar_cli.errors import RequestError
+from fastcar_fpga.drs import Drs
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.preset import Preset
+from fastcar_fpga.timing import round_spans
+from fastcar_fpga.workload import Workload, check_rows
 
 
 @st.composite

@@ -20,16 +20,16 @@ from support.processes import Run
 from support.rtl import changed, needs_verilator, rows_of
 from support.tiny import tiny_spec
 
-from fastcar_cli.backends.fpga.decisions import Decisions, draw, save
-from fastcar_cli.backends.fpga.drs import Drs
-from fastcar_cli.backends.fpga.isa import UNIT_OF, compile_mlp
-from fastcar_cli.backends.fpga.layer import Accelerator
-from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.timing import Rates
-from fastcar_cli.backends.fpga.windows import Windows
+from fastcar_cli.checkpoints.registry import folder_of, shapes_of, spec_of
+from fastcar_cli.config.presets import fpga_presets
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.registry import folder_of, shapes_of, spec_of
-from fastcar_cli.presets import fpga_presets
+from fastcar_fpga.decisions import Decisions, draw, save
+from fastcar_fpga.drs import Drs
+from fastcar_fpga.isa import UNIT_OF, compile_mlp
+from fastcar_fpga.layer import Accelerator
+from fastcar_fpga.preset import load_preset
+from fastcar_fpga.timing import Rates
+from fastcar_fpga.windows import Windows
 from fastcar_lab.accelerator.rtl import bundle, stimulus, tools
 from fastcar_lab.accelerator.rtl.packets import counts, words_of
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support.processes import Run
 
-from fastcar_cli.backends.fpga.constants import constants
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.presets import fpga_presets
+from fastcar_cli.config.presets import fpga_presets
+from fastcar_fpga.constants import constants
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.preset import load_preset
 from fastcar_lab.accelerator.fit import fit
 from fastcar_lab.accelerator.points import write
 from fastcar_lab.accelerator.predicted import POINTS, points_of, predict, span

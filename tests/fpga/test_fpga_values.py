@@ -10,13 +10,13 @@ import torch
 from support.fpga_presets import preset
 from support.tiny import tiny_model
 
-from fastcar_cli.backends.fpga.backend import FpgaBackend
+from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.models.sampling import SamplingSettings
+from fastcar_fpga.backend import FpgaBackend
 
 
 def decode(tau: float | None, backend: Any, frames: int = 3) -> Decode:

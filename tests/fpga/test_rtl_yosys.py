@@ -11,7 +11,7 @@ from support.fpga_presets import constant, preset
 from support.processes import Run
 from support.rtl import changed, have, needs_verilator, needs_yosys, rows_of
 
-from fastcar_cli.backends.fpga.preset import load_preset
+from fastcar_fpga.preset import load_preset
 from fastcar_lab.accelerator.rtl import bundle, synth, tools
 
 

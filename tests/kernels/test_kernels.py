@@ -24,28 +24,28 @@ from support.ivideogpt import write_model
 from support.tiny import tiny_spec
 from torch import Tensor
 
-from fastcar_cli.decoding import self_check
+from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.batch import Batch
-from fastcar_cli.decoding.drafts import DraftSettings
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.graph import GraphExecutor
-from fastcar_cli.decoding.plain import PlainExecutor
-from fastcar_cli.decoding.replay import ReplayRule, temporal_attention_score
+from fastcar_cli.decoding.executors import self_check
+from fastcar_cli.decoding.executors.graph import GraphExecutor
+from fastcar_cli.decoding.executors.plain import PlainExecutor
+from fastcar_cli.decoding.executors.self_check import difference
+from fastcar_cli.decoding.replay.replay import ReplayRule, temporal_attention_score
 from fastcar_cli.decoding.sampling import uniforms
-from fastcar_cli.decoding.self_check import difference
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RunError
-from fastcar_cli.formats import PACKED
 from fastcar_cli.models import load
-from fastcar_cli.models.cosmos import CosmosSpec
+from fastcar_cli.models.cosmos.network import CosmosSpec
+from fastcar_cli.models.cosmos.shapes import cosmos_decoder
 from fastcar_cli.models.decoder import rotate
 from fastcar_cli.models.decoder_spec import Axes, DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
-from fastcar_cli.models.loading.published import cosmos_decoder
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
 from fastcar_cli.models.weight_format import WeightFormat
+from fastcar_cli.weights.formats import PACKED
 
 pytest.importorskip("triton", reason="triton is not installed: pip install triton (Linux)")
 
@@ -427,7 +427,7 @@ def test_the_self_check_passes_sound_kernels_and_names_what_differs(monkeypatch:
     assert check(batch, 1) is None
     assert "differ" in str(check(batch, 2))
     # Left as it was, the memory of queries might hold anything, NaN too.
-    monkeypatch.setattr("fastcar_cli.decoding.triton_ops.append", lambda qkv, query, *_: query.zero_())
+    monkeypatch.setattr("fastcar_cli.decoding.executors.triton_ops.append", lambda qkv, query, *_: query.zero_())
     assert "differ" in str(check(batch))
 
 

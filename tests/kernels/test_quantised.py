@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 
-from fastcar_cli.formats import (
+from fastcar_cli.kernels import native
+from fastcar_cli.weights.formats import (
     FORMATS,
     PACKED,
     fitted_scales,
@@ -23,9 +24,8 @@ from fastcar_cli.formats import (
     unpack_int4,
     widen_int4,
 )
-from fastcar_cli.kernels import native
-from fastcar_cli.models.loading.weights import write_safetensors
-from fastcar_cli.models.quantised import QuantisedLinear
+from fastcar_cli.weights.quantised import QuantisedLinear
+from fastcar_cli.weights.tensors import write_safetensors
 
 
 def matrices(low: float, high: float) -> st.SearchStrategy[torch.Tensor]:

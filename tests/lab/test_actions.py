@@ -16,13 +16,13 @@ from support.training import kill_at, same, stop_before
 from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app
+from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
-from fastcar_cli.models.ivideogpt import IVideoGPT
+from fastcar_cli.media import read_frames
+from fastcar_cli.models.ivideogpt.network import IVideoGPT
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.video import read_frames
 from fastcar_lab.training import loop as steps
 from fastcar_lab.worlds.mini.analyser import follow
 from fastcar_lab.worlds.mini_actions import samples, train_tokenizer, train_transformer

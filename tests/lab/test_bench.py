@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.tiny import tiny_model, tiny_spec
 
-from fastcar_cli.analysis.profiler import tokens_of
 from fastcar_cli.cli.app import main
 from fastcar_cli.cli.render import columns
 from fastcar_cli.kernels import native
+from fastcar_cli.profile.profiler import tokens_of
 from fastcar_lab.bench import drafted, neighbour, window
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 from fastcar_lab.bench.contestants import engine, pattern
@@ -39,8 +39,8 @@ def test_forced_decisions_have_their_ratio_exactly(ratio: float, layers: int, ro
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
 def test_weights_of_forced_mlps_are_not_touched_and_others_are(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastcar_cli.decoding.native import NativeExecutor
-    from fastcar_cli.decoding.plain import PlainExecutor
+    from fastcar_cli.decoding.executors.native import NativeExecutor
+    from fastcar_cli.decoding.executors.plain import PlainExecutor
 
     hidden: list[torch.Tensor] = []
     kind: Any = {"torch": PlainExecutor, "native": NativeExecutor}[executor]

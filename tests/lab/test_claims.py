@@ -20,11 +20,11 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from fastcar_cli.cli.app import app
-from fastcar_cli.config import load_config
+from fastcar_cli.config.run_config import load_config
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.models import load
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.claims import c1_shares, c2_similarity, c3_bound
 from fastcar_lab.claims.accelerator import independent
 from fastcar_lab.claims.prompts import kinds_of, prompts_for

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fastcar_cli.cli.app import app, main
-from fastcar_cli.config import RunConfig
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.config.run_config import RunConfig
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.claims.prompts import prompts_for
 from fastcar_lab.drafting import Counts, count_aligned, tokens_a_pass
 

@@ -13,7 +13,7 @@ from support.causal_video import TINY
 from support.paths import GOLDEN_LATENTS
 from support.processes import Run
 
-from fastcar_cli.models.loading.causal_video import read_tokenizer_spec
+from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec
 from fastcar_lab.dummy.cosmos import SHAPES, TOKENIZER, Shape, write
 
 GOLDEN = {

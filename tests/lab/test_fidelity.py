@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fastcar_cli.config import load_config
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.config.run_config import load_config
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.evaluation import fidelity
 from fastcar_lab.worlds.mini.scene import split_combinations
 from fastcar_lab.worlds.mini.world import WORLD

@@ -76,7 +76,7 @@ def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch: pytest.Monke
 
 def test_a_shape_that_does_not_fit_leaves_the_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastcar_lab.bench.gpu._equal", lambda *_: {})
-    monkeypatch.setattr("fastcar_cli.analysis.profiler.BUDGET", 1)
+    monkeypatch.setattr("fastcar_cli.profile.profiler.BUDGET", 1)
     plan = Plan(
         device="cpu", models=["mini"], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1, 2],
         video=8, repeats=1, tests=False,

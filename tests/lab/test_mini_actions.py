@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.processes import Run
 
-from fastcar_cli.config import load_config
-from fastcar_cli.models.loading.registry import folder_of
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.video import read_frames
+from fastcar_cli.checkpoints.registry import folder_of
+from fastcar_cli.config.run_config import load_config
+from fastcar_cli.media import read_frames
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.evaluation import generate_videos
 from fastcar_lab.worlds.mini.analyser import follow
 from fastcar_lab.worlds.mini_actions import samples

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcar_cli.decoding import trace
-from fastcar_cli.models.loading.checkpoint import GenerationDefaults, LoadedModel
-from fastcar_cli.models.placement_map import PlacementMap
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
-from fastcar_cli.worlds.physics import simulate
-from fastcar_cli.worlds.scenery import read_scenery
+from fastcar_cli.inputs.worlds.physics import simulate
+from fastcar_cli.inputs.worlds.scenery import read_scenery
+from fastcar_cli.models.bundled.placement_map import PlacementMap
+from fastcar_cli.models.checkpoint import GenerationDefaults, LoadedModel
+from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
 from fastcar_lab.training.decoder import hidden_states
 from fastcar_lab.training.start import start_map
 from fastcar_lab.worlds.table.captions import caption

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastcar_cli.models.video_model import VideoModel
-from fastcar_cli.worlds.physics import simulate
-from fastcar_cli.worlds.scenery import read_scenery
+from fastcar_cli.inputs.worlds.physics import simulate
+from fastcar_cli.inputs.worlds.scenery import read_scenery
+from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_lab.training.decoder import TABLES, hidden_states, optimizers
 from fastcar_lab.training.start import start_map
 from fastcar_lab.training.tokenizer import to_patches

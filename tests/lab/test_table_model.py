@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcar_cli.checkpoints.registry import load
 from fastcar_cli.models.decoder import rotate
-from fastcar_cli.models.loading.registry import load
-from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_lab import worlds
 from fastcar_lab.training import loop as steps
 from fastcar_lab.training.ahead import Ahead

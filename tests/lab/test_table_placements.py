@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.worlds.placement_text import PlacementTokenizer, phrase_tokenizer
+from fastcar_cli.inputs.worlds.placement_text import PlacementTokenizer, phrase_tokenizer
 from fastcar_lab.worlds.table.captions import caption
 from fastcar_lab.worlds.table.lexicon import PHRASES, PROMPT_LENGTH, VOCABULARY, table_tokenizer
 from fastcar_lab.worlds.table.placement import LOOKS, TOKENS, looks_of, of_scene

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from fastcar_cli.models.loading.checkpoint import read_config
-from fastcar_cli.models.loading.registry import folder_of
+from fastcar_cli.checkpoints.registry import folder_of
+from fastcar_cli.models.checkpoint import read_config
 from fastcar_lab.worlds.table.lexicon import PHRASES, table_tokenizer
 
 READINGS = {

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcar_cli.worlds.physics import STEP, contact_distance
+from fastcar_cli.inputs.worlds.physics import STEP, contact_distance
 from fastcar_lab.worlds.table.analyser import analyse, judge
 from fastcar_lab.worlds.table.analyser.looks import Look, cover, template
 from fastcar_lab.worlds.table.captions import caption

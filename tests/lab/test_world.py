@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcar_cli.worlds.phrases import PhraseTokenizer
+from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
 from fastcar_lab.training.tokenizer import quantize, to_patches
 from fastcar_lab.worlds.mini.analyser import analyse, judge, shares, wanted_of
 from fastcar_lab.worlds.mini.captions import caption

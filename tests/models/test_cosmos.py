@@ -12,20 +12,20 @@ from safetensors.torch import load_file
 from support.paths import GOLDEN_LATENTS as GOLDEN
 from torch import Tensor
 
-from fastcar_cli.config import RunConfig
+from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.decoding import Trace, trace
-from fastcar_cli.decoding.drafts import DraftSettings
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import begin
-from fastcar_cli.decoding.replay import temporal_attention_score
+from fastcar_cli.decoding.replay.replay import temporal_attention_score
 from fastcar_cli.decoding.sampling import distribution
 from fastcar_cli.decoding.settings import DecodeSettings
+from fastcar_cli.inputs.prompt import Clip
 from fastcar_cli.models import load
-from fastcar_cli.models.cosmos import Cosmos
+from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.cosmos.network import Cosmos
 from fastcar_cli.models.decoder import attention, rotate
-from fastcar_cli.models.loading.checkpoint import LoadedModel
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.prompt import Clip
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 DATA: dict[str, Any] = (
     json.loads((GOLDEN / "golden.json").read_text()) if (GOLDEN / "golden.json").exists() else {"models": {}}

@@ -18,8 +18,8 @@ from support.processes import Run
 from support.sweeping import tiny_folder
 from support.vila_u import small
 
+from fastcar_cli.checkpoints.registry import load, shapes_of
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.models.loading.registry import load, shapes_of
 from fastcar_lab.dummy.vila_u import write_configs, write_tokenizer, write_weights
 
 

@@ -17,25 +17,25 @@ from support.paths import ROOT
 from support.processes import Run
 from torch import Tensor
 
-from fastcar_cli.config import RunConfig
-from fastcar_cli.conversion.convert import Conversion
-from fastcar_cli.conversion.source import open_source, padded, target_format
+from fastcar_cli.checkpoints.names import IVIDEOGPT
+from fastcar_cli.checkpoints.published import published_spec
+from fastcar_cli.config.run_config import RunConfig
+from fastcar_cli.config.tau import Tau
+from fastcar_cli.convert.convert import Conversion
+from fastcar_cli.convert.source import open_source, padded, target_format
 from fastcar_cli.decoding import trace
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt import Clip, clips_of
 from fastcar_cli.models import load
 from fastcar_cli.models.decoder_spec import DecoderSpec
-from fastcar_cli.models.frame_reader import FrameReader
-from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
-from fastcar_cli.models.ivideogpt_blocks import TokenizerSpec
-from fastcar_cli.models.loading.names import IVIDEOGPT
-from fastcar_cli.models.loading.published import published_spec
+from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
+from fastcar_cli.models.ivideogpt.frame_reader import FrameReader
+from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.prompt import Clip, clips_of
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 STRIDE = 17
 EXECUTORS = ["torch", "native"]
@@ -373,7 +373,7 @@ def test_a_dry_run_of_a_published_model_needs_no_network(
 
 def test_the_engine_knows_no_model_by_name_and_models_no_replay() -> None:
     source = ROOT / "src" / "fastcar_cli"
-    for file in (source / "decoding").glob("*.py"):
+    for file in (source / "decoding").rglob("*.py"):
         assert "ivideogpt" not in file.read_text(encoding="utf-8").lower(), file.name
-    for file in (source / "models").glob("*.py"):
+    for file in (source / "models").rglob("*.py"):
         assert "fastcar_cli.decoding" not in file.read_text(encoding="utf-8"), file.name

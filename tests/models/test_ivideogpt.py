@@ -14,15 +14,15 @@ from support.ivideogpt import use_context
 from support.paths import GOLDEN_FRAMES as GOLDEN
 from torch import Tensor
 
-from fastcar_cli.config import RunConfig
+from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.decoding import Trace, trace
 from fastcar_cli.decoding.sampling import distribution
+from fastcar_cli.inputs.prompt import clips_of
 from fastcar_cli.models import load
+from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.decoder import rotate
-from fastcar_cli.models.ivideogpt import IVideoGPT
-from fastcar_cli.models.loading.checkpoint import LoadedModel
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.prompt import clips_of
+from fastcar_cli.models.ivideogpt.network import IVideoGPT
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 DATA: dict[str, Any] = (
     json.loads((GOLDEN / "golden.json").read_text()) if (GOLDEN / "golden.json").exists() else {"models": []}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastcar_cli import limits
+from fastcar_cli.system import limits
 
 GIB = 2**30
 
@@ -70,7 +70,7 @@ def test_freed_memory_goes_back_to_the_system() -> None:
     # In a process of its own: blocks of 64 KiB lie on the heap, and the last one keeps those below it there.
     program = """
 from pathlib import Path
-from fastcar_cli.limits import give_back_memory
+from fastcar_cli.system.limits import give_back_memory
 def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 before = resident()
 blocks = [bytearray(1 << 16) for _ in range(3200)]

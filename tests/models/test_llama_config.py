@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.llama_config import read_decoder
+from fastcar_cli.models.llama_config import read_decoder
 
 SIZES = {
     "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 48, "vocab_size": 11,

@@ -13,15 +13,15 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fastcar_cli.decoding.drafts import DraftSettings
+from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.plain_data import WHOLE
+from fastcar_cli.system.plain_data import WHOLE
 
 SIDE, LEVELS = 4, 16
 

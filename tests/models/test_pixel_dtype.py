@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support.causal_video import TINY
 
-from fastcar_cli.config import RunConfig
+from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.errors import RequestError
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.prompt import Clip
+from fastcar_cli.inputs.prompt import Clip
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.dummy.cosmos import Shape, write
 
 

@@ -13,13 +13,13 @@ from support.processes import Run
 from support.sweeping import tiny_folder
 from support.tiny import tiny_spec
 
-from fastcar_cli.backends.fpga.decisions import read
+from fastcar_cli.checkpoints.names import BUNDLED
+from fastcar_cli.checkpoints.registry import folder_of, shapes_of
+from fastcar_cli.checkpoints.specs import spec_from_dict
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.names import BUNDLED
-from fastcar_cli.models.loading.published import full_spec
-from fastcar_cli.models.loading.registry import folder_of, shapes_of
-from fastcar_cli.models.loading.specs import spec_from_dict
-from fastcar_cli.plain_data import parse_json
+from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.system.plain_data import parse_json
+from fastcar_fpga.decisions import read
 
 DEEP = "[" * 100_000
 

@@ -13,11 +13,11 @@ from support.processes import Run
 from support.tiny import tiny_model
 from torch import Tensor
 
+from fastcar_cli.checkpoints.names import BUNDLED
+from fastcar_cli.checkpoints.registry import folder_of, identity, load
 from fastcar_cli.errors import RequestError
-from fastcar_cli.formats import GROUP
-from fastcar_cli.models.loading.checkpoint import GenerationDefaults
-from fastcar_cli.models.loading.names import BUNDLED
-from fastcar_cli.models.loading.registry import folder_of, identity, load
+from fastcar_cli.models.checkpoint import GenerationDefaults
+from fastcar_cli.weights.formats import GROUP
 from fastcar_lab.storage import save, store
 from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer
 

@@ -21,9 +21,9 @@ from tokenizers.models import BPE
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
-from fastcar_cli.models.llama_text import LlamaTokenizer, templated
-from fastcar_cli.models.loading.vila_u import read_spec
-from fastcar_cli.models.loading.weights import weight_files
+from fastcar_cli.models.vila_u.checkpoint import read_spec
+from fastcar_cli.models.vila_u.text import LlamaTokenizer, templated
+from fastcar_cli.weights.tensors import weight_files
 from fastcar_lab.dummy.vila_u import FULL, write_configs, write_tokenizer, write_weights
 
 
@@ -301,7 +301,7 @@ def test_positions_bound_the_frames(run: Run, make: Callable[..., Path]) -> None
 MEASURE = """
 import resource, sys, torch
 from fastcar_cli.models import load
-from fastcar_cli.models.loading.vila_u import read_spec
+from fastcar_cli.models.vila_u.checkpoint import read_spec
 load(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 model = load(sys.argv[2], sys.argv[3])

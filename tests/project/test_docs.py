@@ -18,9 +18,9 @@ from support.paths import ROOT
 from support.processes import Run
 from support.sweeping import tiny_folder
 
-from fastcar_cli.models.loading.names import BUNDLED
-from fastcar_cli.presets import presets
-from fastcar_cli.sections import MODELS
+from fastcar_cli.checkpoints.names import BUNDLED
+from fastcar_cli.config.keys import MODELS
+from fastcar_cli.config.presets import presets
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECORDS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "data").glob("*.md"))]

@@ -11,9 +11,9 @@ from support.paths import ROOT
 from support.sweeping import BALL, TINY_METRICS, sweep, tiny_folder
 from typer.testing import CliRunner, Result
 
-from fastcar_cli import extras
 from fastcar_cli.cli.app import app
 from fastcar_cli.errors import RequestError
+from fastcar_cli.system import extras
 
 
 @pytest.fixture(autouse=True)

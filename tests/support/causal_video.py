@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from fastcar_cli.models.causal_video import CausalVideoSpec, CausalVideoTokenizer
-from fastcar_cli.models.causal_video_blocks import LevelSpec
-from fastcar_cli.models.loading.causal_video import read_tokenizer_spec, tokenizer_components
-from fastcar_cli.models.loading.weights import fill
+from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, CausalVideoTokenizer
+from fastcar_cli.models.cosmos.tokenizer_blocks import LevelSpec
+from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec, tokenizer_components
+from fastcar_cli.weights.tensors import fill
 
 TINY = CausalVideoSpec(
     patch=4,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastcar_cli.models.causal_video import CausalVideoSpec
-from fastcar_cli.models.causal_video_blocks import LevelSpec
+from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec
+from fastcar_cli.models.cosmos.tokenizer_blocks import LevelSpec
 from fastcar_lab.dummy import cosmos
 
 SIZE = "64x48"

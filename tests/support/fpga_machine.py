@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastcar_cli.backends.fpga.isa import UNIT_OF, Program
-from fastcar_cli.backends.fpga.layer import Accelerator
-from fastcar_cli.backends.fpga.timing import Rates
+from fastcar_fpga.isa import UNIT_OF, Program
+from fastcar_fpga.layer import Accelerator
+from fastcar_fpga.timing import Rates
 
 
 class Port:

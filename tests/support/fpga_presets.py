@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.workload import Workload
-from fastcar_cli.presets import preset_folder
+from fastcar_cli.config.presets import preset_folder
+from fastcar_fpga.preset import Preset
+from fastcar_fpga.workload import Workload
 
 
 def constant(value: float, unit: str) -> dict[str, Any]:

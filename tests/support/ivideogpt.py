@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fastcar_cli.models.ivideogpt import IVideoGPT
-from fastcar_cli.models.ivideogpt_blocks import CrossAttention
-from fastcar_cli.video import open_writer
+from fastcar_cli.media import open_writer
+from fastcar_cli.models.ivideogpt.blocks import CrossAttention
+from fastcar_cli.models.ivideogpt.network import IVideoGPT
 from fastcar_lab.dummy.ivideogpt import TOKENIZERS, TRANSFORMER, write
 
 ACTIONS = 3

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.vila_u.network import VideoModel
 from support.reference_ratio import ReferenceRatio
 
 

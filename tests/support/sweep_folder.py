@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.video import open_writer
+from fastcar_cli.media import open_writer
 
 FRAMES, GRID, LAYERS, FPS = 8, (8, 8), 6, 8
 Tau = float | str | None

@@ -14,8 +14,8 @@ import torch
 from typer.testing import CliRunner, Result
 
 from fastcar_cli.cli.app import app
-from fastcar_cli.models.loading.checkpoint import GenerationDefaults
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.checkpoint import GenerationDefaults
+from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_lab.storage import save
 from fastcar_lab.worlds.mini.captions import VOCABULARY
 from fastcar_lab.worlds.mini.hyperparameters import mini_tokenizer

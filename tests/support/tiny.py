@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from fastcar_cli.models.checkpoint import loading_format
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
-from fastcar_cli.models.loading.checkpoint import loading_format
-from fastcar_cli.models.rqvae import RQVAESpec
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
+from fastcar_cli.models.vila_u.rqvae import RQVAESpec
 from fastcar_cli.models.weight_format import WeightFormat
 
 

@@ -15,48 +15,48 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fastcar_cli import plugins
 from fastcar_cli._version import __version__
 from fastcar_cli.cli.flags import Command
 from fastcar_cli.cli.help import examples
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.signals import status, stop_on_sigterm
+from fastcar_cli.system import plugins
+from fastcar_cli.system.signals import status, stop_on_sigterm
 
 COMMANDS = {
     "generate": ("generate:generate", "Make videos from prompts, or from frames that they continue."),
     "convert": (
-        "convert_cmd:convert",
+        "convert:convert",
         "Convert a model to weights that take less room and load at once; the same command resumes after a stop.",
     ),
-    "profile": ("profile_cmd:profile", "Measure one decode step by context length, or a real run with --decode."),
+    "profile": ("profile:profile", "Measure one decode step by context length, or a real run with --decode."),
     "sweep": (
-        "sweep_cmd:sweep",
+        "sweep:sweep",
         "Speed against quality over thresholds, prompts and seeds; started again it resumes.",
     ),
     "sweep vbench-score": (
-        "sweep_cmd:vbench_score",
+        "sweep:vbench_score",
         "VBench's published total from its result files, without vbench installed.",
     ),
     "demo": (
-        "demo_cmd:demo",
+        "demo:demo",
         "Make videos on a page of this machine's browser, with the replay map beside each, until Ctrl-C.",
     ),
     "fpga": (
-        "fpga_cmd:fpga",
+        "fpga:fpga",
         "Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL.",
     ),
     "fpga rtl": (
-        "fpga_rtl_cmd:rtl",
+        "fpga_rtl:rtl",
         "Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it.",
     ),
-    "models": ("models_cmd:models", "List the models that have names: what they take and make, and where they are."),
-    "models show": ("models_cmd:show", "What a model is made of, from its shapes alone."),
+    "models": ("models:models", "List the models that have names: what they take and make, and where they are."),
+    "models show": ("models:show", "What a model is made of, from its shapes alone."),
     "pull": (
-        "models_cmd:pull",
+        "models:pull",
         "Fetch a model of the hub into the cache, so that later runs need no network; started again, it resumes.",
     ),
-    "presets": ("presets_cmd:presets", "List the configurations and accelerators that come with the package."),
-    "config": ("config_cmd:config", "Print the effective configuration as YAML."),
+    "presets": ("presets:presets", "List the configurations and accelerators that come with the package."),
+    "config": ("config:config", "Print the effective configuration as YAML."),
 }
 """Module and function of each command, and its line in the list of commands."""
 

@@ -21,27 +21,27 @@ def words(allowed: Callable[[], Collection[str]] | Collection[str]) -> Complete:
 
 def models() -> list[str]:
     """Models that have names."""
-    from fastcar_cli.models.loading.names import BUNDLED, REPOSITORIES
+    from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
 
     return [*BUNDLED, *REPOSITORIES]
 
 
 def configurations() -> list[str]:
     """Shipped configurations."""
-    from fastcar_cli.presets import presets
+    from fastcar_cli.config.presets import presets
 
     return presets()
 
 
 def accelerators() -> list[str]:
     """Shipped accelerators."""
-    from fastcar_cli.presets import fpga_presets
+    from fastcar_cli.config.presets import fpga_presets
 
     return fpga_presets()
 
 
 def assignments() -> list[str]:
     """Keys of the configuration as `--set` begins with them."""
-    from fastcar_cli.config import settings
+    from fastcar_cli.config.run_config import settings
 
     return [f"{key}=" for key in settings()]

@@ -13,8 +13,8 @@ import typer
 from fastcar_cli.errors import RequestError, RunError
 
 if TYPE_CHECKING:
-    from fastcar_cli.config import RunConfig
-    from fastcar_cli.models.loading.memory_plan import MemoryPlan
+    from fastcar_cli.checkpoints.memory_plan import MemoryPlan
+    from fastcar_cli.config.run_config import RunConfig
     from fastcar_cli.models.network import Spec
 
 
@@ -23,11 +23,11 @@ def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: boo
 
     The time is that of all videos, the memory that of those decoded at once.
     """
-    from fastcar_cli.models.loading import hub
-    from fastcar_cli.models.loading.memory_plan import choose_dtype, default_dtype
-    from fastcar_cli.models.loading.names import BUNDLED
-    from fastcar_cli.models.loading.registry import folder_of, published_shapes, shapes_of
-    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_cli.checkpoints import hub
+    from fastcar_cli.checkpoints.memory_plan import choose_dtype, default_dtype
+    from fastcar_cli.checkpoints.names import BUNDLED
+    from fastcar_cli.checkpoints.registry import folder_of, published_shapes, shapes_of
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
 
     repository = hub.repository_of(run.model)
     if repository is not None:
@@ -77,7 +77,7 @@ def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: boo
 
 def _time(run: RunConfig, plan: MemoryPlan, spec: Spec, videos: int, at_once: int) -> tuple[float, str]:
     """Seconds of the run, and how they come about."""
-    from fastcar_cli.analysis.expected import SMALL, by_bandwidth, measured
+    from fastcar_cli.profile.expected import SMALL, by_bandwidth, measured
 
     if plan.weights <= SMALL:
         return measured(run, videos, at_once)
@@ -93,8 +93,8 @@ def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int
     Without a network, and with nothing in the cache, a model whose shapes are known has no folder. Raises RunError for
     any other.
     """
-    from fastcar_cli.models.loading import hub
-    from fastcar_cli.models.loading.registry import published_shapes
+    from fastcar_cli.checkpoints import hub
+    from fastcar_cli.checkpoints.registry import published_shapes
 
     revision = hub.revision_of(model)
     try:
@@ -111,9 +111,9 @@ def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int
 
 def _files(folder: Path) -> list[Path]:
     """The files of weights of a folder; they need not exist."""
-    from fastcar_cli.models.loading import converted
-    from fastcar_cli.models.loading.checkpoint import files_of
-    from fastcar_cli.models.loading.checkpoint_format import format_of
+    from fastcar_cli.checkpoints import converted
+    from fastcar_cli.checkpoints.checkpoint_format import format_of
+    from fastcar_cli.models.checkpoint import files_of
 
     released = format_of(folder)
     if converted.is_converted(folder):
@@ -125,8 +125,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _table(document: dict[str, Any], plan: Any) -> None:
+    from fastcar_cli.checkpoints.memory_plan import gib
     from fastcar_cli.cli.render import Results, facts
-    from fastcar_cli.models.loading.memory_plan import gib
 
     table = facts(f"{document['model']}: nothing was written")
     table.add_row("folder", document["folder"] or "none: the hub can't be reached, the shapes are as published")

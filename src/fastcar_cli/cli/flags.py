@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from fastcar_cli.cli.help import arrange, examples
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.files import spooled
+from fastcar_cli.system.files import spooled
 
 READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "config", "fpga", "preset", "trace", "compare",
         "calibrate", "lpips_weights", "folder")  # fmt: skip
@@ -28,7 +28,7 @@ OTHERS = {"overrides": "--set", "ratio": "--replay"}
 
 def flag_of(parameter: str, flags: Collection[str]) -> str | None:
     """The flag of a command with these flags for a parameter of the library; `--set KEY` where it has none."""
-    from fastcar_cli.config import settings
+    from fastcar_cli.config.run_config import settings
 
     named = [s for s in settings().values() if s.key == parameter or s.key.endswith(f".{parameter}")]
     last = parameter.rpartition(".")[2].replace("_", "-")

@@ -23,16 +23,16 @@ from fastcar_cli.cli.options import (
     Workers,
     options,
 )
-from fastcar_cli.cli.surroundings import notices, surroundings
-from fastcar_cli.config import RunConfig, load_config
-from fastcar_cli.engines import check_engine
+from fastcar_cli.config.environment import notices, surroundings
+from fastcar_cli.config.lists import MOST, parse_seeds, shard_of
+from fastcar_cli.config.run_config import RunConfig, load_config
 from fastcar_cli.errors import RequestError
-from fastcar_cli.extras import pyplot
-from fastcar_cli.files import make_folder
-from fastcar_cli.lists import MOST, parse_seeds, shard_of
+from fastcar_cli.pipeline.engines import check_engine
+from fastcar_cli.system.extras import pyplot
+from fastcar_cli.system.files import make_folder
 
 if TYPE_CHECKING:
-    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 
 @options()
@@ -130,10 +130,10 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Make videos from prompts, or from frames that they continue."""
-    from fastcar_cli.cli.beginnings import ONE_RUN, Given, example_of, is_list, texts_of
-    from fastcar_cli.recipe import prompt_of
-    from fastcar_cli.video.embedding import read_embedding
-    from fastcar_cli.video.inputs import Inputs
+    from fastcar_cli.cli.inputs import ONE_RUN, Given, example_of, is_list, texts_of
+    from fastcar_cli.inputs.embedding import read_embedding
+    from fastcar_cli.pipeline.clips import Inputs
+    from fastcar_cli.pipeline.recipe import prompt_of
 
     if quiet or (verbose and as_json):
         refuse(ctx, ("verbose", "preview"), f"with {'--quiet' if quiet else '--json'}", "leave one of them out")
@@ -202,8 +202,8 @@ def _settings(
     config: str | None, overrides: list[str], flags: Flags, earlier: Path | None
 ) -> tuple[RunConfig, dict[str, Any] | None, list[str]]:
     """The run, the recipe of the earlier video that it makes again, and what to say of both. Raises RequestError."""
-    from fastcar_cli.recipe import settings_of
-    from fastcar_cli.video import read_recipe
+    from fastcar_cli.media import read_recipe
+    from fastcar_cli.pipeline.recipe import settings_of
 
     if "replay.tau" in flags and "replay.ratio" in flags:
         raise RequestError(
@@ -248,7 +248,7 @@ def _seeds_of(run: RunConfig, listed: bool) -> range:
 
 def _folder_of(output: str | None, count: int, *, listed: bool, force: bool) -> Path | None:
     """The folder, made, that -o names for so many videos; None for a file or no -o. Raises RequestError."""
-    from fastcar_cli.video import check_target, folder_named
+    from fastcar_cli.media import check_target, folder_named
 
     folder = None if output is None else folder_named(output, count, listed=listed)
     if output is None or folder is not None:
@@ -271,9 +271,9 @@ def _notes_on(pipe: VideoPipeline, recipe: dict[str, Any] | None, earlier: Path 
     """What to say of a loaded model: options that it has no use for, kernels that are missing, its terms, and other
     weights than a recipe's.
     """
+    from fastcar_cli.checkpoints.hub import licence, repository_of
     from fastcar_cli.kernels import native
-    from fastcar_cli.models.loading.hub import licence, repository_of
-    from fastcar_cli.recipe import same_weights
+    from fastcar_cli.pipeline.recipe import same_weights
 
     model, rule, notes = pipe.config.model, pipe.settings.rule, []
     if pipe.config.replay.gate == "pair" and not rule.pairs and (rule.target is not None or not rule.tau.off):

@@ -20,23 +20,23 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.sweep.names import check_names, link_name
-from fastcar_cli.cli.beginnings import Job, accepted, keys_of
+from fastcar_cli.checkpoints.memory_plan import memory_errors
+from fastcar_cli.cli.inputs import Job, accepted, keys_of
 from fastcar_cli.cli.render import Results, columns, note, plain, progress
 from fastcar_cli.cli.writing import LESS
-from fastcar_cli.engines import open_engine
+from fastcar_cli.config.lists import shard_of
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.files import file_text, sha256_of, staging, write_whole
-from fastcar_cli.lists import shard_of
-from fastcar_cli.models.loading.memory_plan import memory_errors
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.plain_data import parse_json
-from fastcar_cli.recipe import recipe_of
-from fastcar_cli.signals import status, uninterrupted
-from fastcar_cli.video import default_name, open_writer, read_recipe
+from fastcar_cli.media import default_name, open_writer, read_recipe
+from fastcar_cli.pipeline.engines import open_engine
+from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.pipeline.recipe import recipe_of
+from fastcar_cli.sweep.names import check_names, link_name
+from fastcar_cli.system.files import file_text, sha256_of, staging, write_whole
+from fastcar_cli.system.plain_data import parse_json
+from fastcar_cli.system.signals import status, uninterrupted
 
 if TYPE_CHECKING:
-    from fastcar_cli.config import RunConfig
+    from fastcar_cli.config.run_config import RunConfig
 
 BATCH = 8
 """Videos decoded at once, of which a kill leaves none: one of `mini` takes 0.31 seconds of a core, alone 0.49."""

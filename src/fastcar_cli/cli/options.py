@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from fastcar_cli.cli.complete import Complete, accelerators, assignments, configurations, models, words
-from fastcar_cli.config import RENAMED, Setting, settings
+from fastcar_cli.config.run_config import RENAMED, Setting, settings
 
 ConfigFile = Annotated[
     str | None,

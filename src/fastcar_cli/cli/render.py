@@ -28,7 +28,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from fastcar_cli.files import COPIES
+from fastcar_cli.system.files import COPIES
 
 PLAIN_SECONDS = 60.0
 """Seconds between lines where standard error is no terminal."""

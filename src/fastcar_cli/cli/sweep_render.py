@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastcar_cli.analysis.sweep.grid import OFF
-from fastcar_cli.analysis.sweep.results import SETTING, dense_line
 from fastcar_cli.cli.render import Results, console, facts, note
-from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.config.tau import Tau
+from fastcar_cli.sweep.grid import OFF
+from fastcar_cli.sweep.results import SETTING, dense_line
 
 _COLUMNS = {
     "psnr_db": ("PSNR", ".1f"),

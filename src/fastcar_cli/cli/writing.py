@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from fastcar_cli.analysis.truth import beside, compare
-from fastcar_cli.cli.beginnings import Job, accepted, keys_of
+from fastcar_cli.checkpoints.memory_plan import memory_errors
+from fastcar_cli.cli.inputs import Job, accepted, keys_of
 from fastcar_cli.cli.render import Results, loading, note, plain, progress, summary
 from fastcar_cli.errors import Key, Text
-from fastcar_cli.files import make_folder, write_whole
-from fastcar_cli.models.loading.memory_plan import memory_errors
-from fastcar_cli.pipeline import Frame, VideoPipeline
-from fastcar_cli.recipe import recipe_of
-from fastcar_cli.signals import status, uninterrupted
-from fastcar_cli.video import Writer, check_target, default_name, open_writer
+from fastcar_cli.media import Writer, check_target, default_name, open_writer
+from fastcar_cli.media.truth import beside, compare
+from fastcar_cli.pipeline.pipeline import Frame, VideoPipeline
+from fastcar_cli.pipeline.recipe import recipe_of
+from fastcar_cli.system.files import make_folder, write_whole
+from fastcar_cli.system.signals import status, uninterrupted
 
 if TYPE_CHECKING:
     from fastcar_cli.cli.preview import Preview
-    from fastcar_cli.config import RunConfig
+    from fastcar_cli.config.run_config import RunConfig
 
 LESS: Text = ("fewer ", Key("samples"), " or prompts at once need less")
 
@@ -180,11 +180,11 @@ def make(
         if sidecars:
             write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n", new=True)
     if reports and trace_to is not None:
-        from fastcar_cli.backends.fpga.decisions import save
+        from fastcar_fpga.decisions import save
 
         save(trace_to, pipe.decisions())
     if report_to is not None and (emulated := pipe.emulated()) is not None:
-        from fastcar_cli.backends.fpga.report import write_report
+        from fastcar_fpga.report import write_report
 
         write_report(report_to, emulated)
     if stop is not None:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fastcar_cli.backends import MLPBackend, TorchBackend
-from fastcar_cli.decoding.controller import Size
+from fastcar_cli.decoding.backend import MLPBackend, TorchBackend
+from fastcar_cli.decoding.cache.kv_cache import KVCache
+from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.draws import Draws
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.kv_cache import KVCache
-from fastcar_cli.decoding.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.prompts import Places, Prompts
-from fastcar_cli.decoding.replay import Replay
-from fastcar_cli.decoding.scores import BlockState
+from fastcar_cli.decoding.replay.controller import Size
+from fastcar_cli.decoding.replay.replay import Replay
+from fastcar_cli.decoding.replay.scores import BlockState
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.models.network import Network
 

@@ -15,30 +15,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastcar_cli.backends import MLPBackend
+from fastcar_cli.decoding.backend import MLPBackend
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.choice import choose
-from fastcar_cli.decoding.draft_window import DraftWindow
-from fastcar_cli.decoding.drafts import Drafter, DraftSettings
-from fastcar_cli.decoding.executor import Executor
+from fastcar_cli.decoding.drafts.drafts import Drafter, DraftSettings
+from fastcar_cli.decoding.drafts.length import DraftWindow
+from fastcar_cli.decoding.executors.executor import Executor
+from fastcar_cli.decoding.executors.select import choose
 from fastcar_cli.decoding.prompts import KeptPrompts
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.network import FrameDecoder
+from fastcar_cli.system.device import synchronise
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from fastcar_cli.inputs.prompt import OnProgress, Prompt, Reading
+    from fastcar_cli.models.checkpoint import LoadedModel
     from fastcar_cli.models.decoder import Decoder
-    from fastcar_cli.models.loading.checkpoint import LoadedModel
-    from fastcar_cli.prompt import OnProgress, Prompt, Reading
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given, so that a clock is right; nothing on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @dataclass

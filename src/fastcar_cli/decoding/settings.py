@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fastcar_cli.decoding.drafts import DraftSettings
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.models.sampling import SamplingSettings
 
 

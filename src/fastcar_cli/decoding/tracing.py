@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastcar_cli import choices
-from fastcar_cli.backends import MLPBackend
+from fastcar_cli.config import choices
+from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.backend import MLPBackend
 from fastcar_cli.decoding.engine import begin
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import Tau
 from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt import Clip, Prompt, clips_of
 from fastcar_cli.models.decoder import Decoder
-from fastcar_cli.models.frame_reader import FrameReader
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.prompt import Clip, Prompt, clips_of
 
 if TYPE_CHECKING:
-    from fastcar_cli.models.loading.checkpoint import LoadedModel
+    from fastcar_cli.models.checkpoint import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -104,10 +103,10 @@ def _prompts(texts: Sequence[Prompt] | None, inputs: Any, actions: Any) -> list[
 
 def _codes_of(model: LoadedModel, prompts: Sequence[Prompt]) -> Tensor:
     """The codes of frames behind a clip's context. Raises RequestError where there are none."""
-    reader = model.tokenizer
-    if not isinstance(reader, FrameReader):
+    read_all = getattr(model.tokenizer, "read_all", None)
+    if read_all is None:
         raise RequestError("codes are needed: the model reads no frames")
-    ids = [reader.read_all(prompt) for prompt in prompts if isinstance(prompt, Clip)]
+    ids = [read_all(prompt) for prompt in prompts if isinstance(prompt, Clip)]
     if not ids or not ids[0]:
         raise RequestError("codes are needed: the inputs have no frames behind the model's context")
     return torch.tensor(ids)

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.analysis.sweep.worker import draft_data, replay_map
-from fastcar_cli.config import load_config
+from fastcar_cli.checkpoints.hub import here
+from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
+from fastcar_cli.checkpoints.registry import spec_of
+from fastcar_cli.config.run_config import load_config
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.hub import here
-from fastcar_cli.models.loading.names import BUNDLED, REPOSITORIES
-from fastcar_cli.models.loading.registry import spec_of
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.recipe import recipe_of
-from fastcar_cli.video import default_name, open_writer
+from fastcar_cli.media import default_name, open_writer
+from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.pipeline.recipe import recipe_of
+from fastcar_cli.sweep.worker import draft_data, replay_map
 
 SHOWN_SIDE = 256
 """Frames are enlarged to about this many pixels a side."""

@@ -18,10 +18,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fastcar_cli._version import __version__
-from fastcar_cli.analysis.report.build import asset, filled, head, json_text
 from fastcar_cli.demo.make import empty_results, models
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.models.loading.memory_plan import out_of_memory
+from fastcar_cli.sweep.report.build import asset, filled, head, json_text
+from fastcar_cli.system.device import out_of_memory
 
 Make = Callable[[dict[str, str], Callable[[int, int], None]], tuple[dict[str, Any], bytes]]
 Line = dict[str, Any]

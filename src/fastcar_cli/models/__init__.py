@@ -12,9 +12,9 @@ __all__ = ["load"]
 
 def __getattr__(name: str) -> Any:
     if name == "load":
-        from fastcar_cli.models.loading.registry import load
+        import importlib
 
-        return load
+        return importlib.import_module("fastcar_cli.checkpoints.registry").load
     if name == "dummy":
         # It left for another package; scripts look for it here.
         from importlib.metadata import entry_points

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt import Clip, Prompt, Reading, TokenisedClip
 from fastcar_cli.models.network import Network
-from fastcar_cli.prompt import Clip, Prompt, Reading, TokenisedClip
 
 
 class ClipReader(ABC):

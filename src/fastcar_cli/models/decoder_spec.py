@@ -8,7 +8,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fastcar_cli.plain_data import WHOLE, Count, Factor, Flag, Layers, Size
+from fastcar_cli.system.plain_data import WHOLE, Count, Factor, Flag, Layers, Size
 
 MOST_RECENT = 256
 

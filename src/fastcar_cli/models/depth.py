@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.plain_data import WHOLE, Layers, Size
+from fastcar_cli.system.plain_data import WHOLE, Layers, Size
 
 
 @dataclass(frozen=True, config=WHOLE)

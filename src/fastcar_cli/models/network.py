@@ -19,8 +19,8 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.decoder import Decoder, summed
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthTransformer
-from fastcar_cli.models.quantised import QuantisedLinear
-from fastcar_cli.plain_data import WHOLE, Size
+from fastcar_cli.system.plain_data import WHOLE, Size
+from fastcar_cli.weights.quantised import QuantisedLinear
 
 if TYPE_CHECKING:
     from typing_extensions import Self

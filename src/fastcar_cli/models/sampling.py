@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from fastcar_cli.plain_data import WHOLE, Count, Factor, Flag, Setting
+from fastcar_cli.system.plain_data import WHOLE, Count, Factor, Flag, Setting
 
 
 @checked_dataclass(frozen=True, config=WHOLE)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.formats import FORMATS, Format
 from fastcar_cli.models.network import Network
-from fastcar_cli.models.quantised import QuantisedLinear
+from fastcar_cli.weights.formats import FORMATS, Format
+from fastcar_cli.weights.quantised import QuantisedLinear
 
 
 @dataclass(frozen=True)

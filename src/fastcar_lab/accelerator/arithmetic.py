@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastcar_cli.backends.fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows
-from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.errors import RunError
-from fastcar_cli.files import make_folder, write_whole
+from fastcar_cli.system.files import make_folder, write_whole
+from fastcar_fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows
+from fastcar_fpga.preset import Preset
 from fastcar_lab.accelerator.rtl.bundle import write_parameters, write_sources
 from fastcar_lab.accelerator.rtl.joined import MLPLayer, expected, parameters, requests
 from fastcar_lab.accelerator.rtl.tools import call, compiler, verilator

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from fastcar_cli.backends.fpga.constants import Constant
-from fastcar_cli.backends.fpga.decisions import draw
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import Preset, Weights, load_preset
-from fastcar_cli.backends.fpga.workload import Workload, held_bytes, workload_of
-from fastcar_cli.models.loading.registry import spec_of
-from fastcar_cli.presets import fpga_presets
+from fastcar_cli.checkpoints.registry import spec_of
+from fastcar_cli.config.presets import fpga_presets
+from fastcar_fpga.constants import Constant
+from fastcar_fpga.decisions import draw
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.preset import Preset, Weights, load_preset
+from fastcar_fpga.workload import Workload, held_bytes, workload_of
 
 Fetch = Literal["skip", "stream"]
 WAYS: tuple[tuple[Weights, Fetch], ...] = (

@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastcar_cli.backends.fpga import integer
-from fastcar_cli.backends.fpga.backend import FpgaBackend, mlp_of
-from fastcar_cli.backends.fpga.drs import INDEX_BITS
-from fastcar_cli.backends.fpga.integer import Coded, IntegerMLP, Rows, code_floats
-from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.timing import Rates, mlp_program
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.models import load
 from fastcar_cli.models.decoder import Decoder
+from fastcar_fpga import integer
+from fastcar_fpga.backend import FpgaBackend, mlp_of
+from fastcar_fpga.drs import INDEX_BITS
+from fastcar_fpga.integer import Coded, IntegerMLP, Rows, code_floats
+from fastcar_fpga.preset import Preset
+from fastcar_fpga.timing import Rates, mlp_program
 from fastcar_lab.accelerator.arithmetic import Layers, Units, write_arithmetic
 from fastcar_lab.accelerator.rtl.joined import MLPLayer
 

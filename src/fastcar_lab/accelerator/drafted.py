@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.backends.fpga.drs import INDEX_BITS
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.summary import energy_of
-from fastcar_cli.backends.fpga.workload import workload_of
-from fastcar_cli.models.loading.published import full_spec
+from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_fpga.drs import INDEX_BITS
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.preset import Preset
+from fastcar_fpga.summary import energy_of
+from fastcar_fpga.workload import workload_of
 from fastcar_lab.accelerator.published import FRAMES, PROMPT
 
 ROWS = 2

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.models.loading.published import full_spec
+from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_fpga.preset import Preset
 from fastcar_lab.accelerator.published import FRAMES, TABLE, emulate_table
 
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastcar_cli.backends.fpga.constants import Constant, constants
-from fastcar_cli.backends.fpga.emulator import Emulator, Result
-from fastcar_cli.backends.fpga.preset import Preset, load_preset
-from fastcar_cli.backends.fpga.summary import energy_of
-from fastcar_cli.backends.fpga.workload import Workload
+from fastcar_fpga.constants import Constant, constants
+from fastcar_fpga.emulator import Emulator, Result
+from fastcar_fpga.preset import Preset, load_preset
+from fastcar_fpga.summary import energy_of
+from fastcar_fpga.workload import Workload
 
 
 def _token(name: str, layers: int, width: int, mlp_width: int, heads: int, kv_width: int, vocabulary: int) -> Workload:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastcar_cli.backends.fpga.decisions import draw
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.workload import workload_of
-from fastcar_cli.models.loading.published import full_spec
+from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_fpga.decisions import draw
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.preset import Preset
+from fastcar_fpga.workload import workload_of
 
 ROWS = 9
 """Rows of the batch that explain the published latencies best, of those on a power of two of cores whose remaining

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fastcar_cli.checkpoints.memory_plan import available_bytes, gib
+from fastcar_cli.checkpoints.names import COSMOS, FROM_TEXT
+from fastcar_cli.checkpoints.published import published_spec
+from fastcar_cli.checkpoints.registry import folder_of, shapes_of
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.models.loading.memory_plan import available_bytes, gib
-from fastcar_cli.models.loading.names import COSMOS, FROM_TEXT
-from fastcar_cli.models.loading.published import published_spec
-from fastcar_cli.models.loading.registry import folder_of, shapes_of
 from fastcar_cli.models.network import Spec
 from fastcar_lab.bench.rival import Rival
 

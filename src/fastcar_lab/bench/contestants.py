@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.analysis.profiler import decode_of
+from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.batch import Batch
-from fastcar_cli.decoding.executor import HostExecutor
+from fastcar_cli.decoding.executors.executor import HostExecutor
+from fastcar_cli.decoding.executors.native import NativeExecutor, block_weights
+from fastcar_cli.decoding.executors.plain import PlainExecutor
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.native import NativeExecutor, block_weights
-from fastcar_cli.decoding.plain import PlainExecutor
-from fastcar_cli.decoding.replay import ReplayRule, Token
-from fastcar_cli.decoding.tau import OFF, Tau
+from fastcar_cli.decoding.replay.replay import ReplayRule, Token
 from fastcar_cli.kernels import native
 from fastcar_cli.models.network import Network
+from fastcar_cli.profile.profiler import decode_of
 from fastcar_lab.bench.cases import PROMPT_TOKENS
 
 Passes = Callable[[int], None]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastcar_cli.decoding.drafts import DraftSettings
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import begin
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 ORDERS = ("off", "auto", "auto", "off"), ("auto", "off", "off", "auto")
 """How prompts are decoded in turn, so that neither kind is always first, nor earlier on a machine that gets slower."""

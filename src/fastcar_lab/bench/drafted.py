@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastcar_cli.analysis.profiler import tokens_of
+from fastcar_cli.profile.profiler import tokens_of
 from fastcar_lab.bench import window
 from fastcar_lab.bench.cases import Benchmark
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from fastcar_cli.formats import FORMATS
-from fastcar_cli.models.loading.checkpoint import empty_network, ready
+from fastcar_cli.models.checkpoint import empty_network, ready
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.weight_format import WeightFormat
+from fastcar_cli.weights.formats import FORMATS
 
 
 def in_bits(network: Network, name: str) -> Network:

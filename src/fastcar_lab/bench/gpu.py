@@ -22,23 +22,23 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.analysis.machine import measure_machine, seconds_of
-from fastcar_cli.analysis.profiler import Shape, decode_of, random_shape, traffic
-from fastcar_cli.decoding.drafts import DraftSettings
-from fastcar_cli.decoding.engine import synchronise
-from fastcar_cli.decoding.graph import GraphExecutor
+from fastcar_cli.config.tau import OFF, Tau
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
+from fastcar_cli.decoding.executors.graph import GraphExecutor
+from fastcar_cli.decoding.executors.self_check import TOKENS, difference
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.replay import ReplayRule
-from fastcar_cli.decoding.self_check import TOKENS, difference
-from fastcar_cli.decoding.tau import OFF, Tau
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.errors import FastcarError
-from fastcar_cli.formats import PACKED
 from fastcar_cli.models import load
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.models.network import Spec
-from fastcar_cli.models.rqvae import RQVAESpec
-from fastcar_cli.models.video_model import ModelSpec
+from fastcar_cli.models.vila_u.network import ModelSpec
+from fastcar_cli.models.vila_u.rqvae import RQVAESpec
+from fastcar_cli.profile.machine import measure_machine, seconds_of
+from fastcar_cli.profile.profiler import Shape, decode_of, random_shape, traffic
+from fastcar_cli.system.device import synchronise
+from fastcar_cli.weights.formats import PACKED
 from fastcar_lab.bench.few_bits import in_bits
 from fastcar_lab.bench.gpu_drafts import whole_videos
 from fastcar_lab.checkout import commit

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.config import load_config
-from fastcar_cli.decoding.drafts import DraftSettings
+from fastcar_cli.config.run_config import load_config
+from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode, begin
-from fastcar_cli.decoding.graph import GraphExecutor
+from fastcar_cli.decoding.executors.graph import GraphExecutor
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 
 def whole_videos(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastcar_cli.formats import PACKED
+from fastcar_cli.weights.formats import PACKED
 
 GPT_FAST = "gpt-fast, LLaMA-7B in bfloat16, one row, A100 80 GB: 104.9 tokens/s, 1,397 GB/s"
 """What its README reports (pytorch-labs/gpt-fast, Nov 2023): 68 % of the card's 2,039 GB/s."""

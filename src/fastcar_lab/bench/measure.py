@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.analysis.machine import Machine, Stream, measure_machine
-from fastcar_cli.analysis.profiler import random_shape
-from fastcar_cli.decoding.engine import synchronise
 from fastcar_cli.errors import RequestError
-from fastcar_cli.formats import PACKED
 from fastcar_cli.models import load
 from fastcar_cli.models.network import Network, Projector
+from fastcar_cli.profile.machine import Machine, Stream, measure_machine
+from fastcar_cli.profile.profiler import random_shape
+from fastcar_cli.system.device import synchronise
+from fastcar_cli.weights.formats import PACKED
 from fastcar_lab.bench.cases import RATIOS, Benchmark
 from fastcar_lab.bench.contestants import Passes, engine, llama, mlp_only
 from fastcar_lab.bench.few_bits import in_bits

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.analysis.machine import processor
+from fastcar_cli.profile.machine import processor
 from fastcar_lab.bench.cases import Benchmark
 from fastcar_lab.bench.contestants import engine
 from fastcar_lab.bench.measure import models

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import date
 from typing import Any
 
-from fastcar_cli.models.loading.names import FROM_TEXT
+from fastcar_cli.checkpoints.names import FROM_TEXT
 from fastcar_lab.bench import window
 from fastcar_lab.bench.cases import Benchmark
 from fastcar_lab.bench.render import rates_text

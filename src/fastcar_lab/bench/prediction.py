@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from fastcar_cli._version import __version__
-from fastcar_cli.analysis.machine import processor
+from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.checkpoint import empty_network, ready
-from fastcar_cli.models.loading.ivideogpt import DEFAULTS, loading_format, read_spec
+from fastcar_cli.models.checkpoint import empty_network, ready
+from fastcar_cli.models.ivideogpt.checkpoint import DEFAULTS, loading_format, read_spec
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.random_weights import random_tensor
 from fastcar_cli.models.weight_format import WeightFormat
+from fastcar_cli.profile.machine import processor
+from fastcar_cli.profile.random_weights import random_tensor
 from fastcar_lab.bench.contestants import pattern
 from fastcar_lab.dummy.ivideogpt import MEDIUM, TOKENIZERS, TRANSFORMER, write_configs
 

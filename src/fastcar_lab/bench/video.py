@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcar_cli.analysis.machine import Stream, processor
-from fastcar_cli.decoding.drafts import DraftSettings, Pass
+from fastcar_cli.checkpoints.memory_plan import peak_bytes
+from fastcar_cli.checkpoints.registry import identity
+from fastcar_cli.config.tau import OFF, Tau
+from fastcar_cli.decoding.drafts.drafts import DraftSettings, Pass
 from fastcar_cli.decoding.engine import Decode, begin
-from fastcar_cli.decoding.replay import ReplayRule
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
-from fastcar_cli.decoding.tau import OFF, Tau
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.files import write_whole
+from fastcar_cli.inputs.prompt import Prompt, TokenisedClip
 from fastcar_cli.kernels import native
-from fastcar_cli.models.loading.checkpoint import LoadedModel
-from fastcar_cli.models.loading.memory_plan import peak_bytes
-from fastcar_cli.models.loading.published import full_spec
-from fastcar_cli.models.loading.registry import identity
+from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.network import Spec
-from fastcar_cli.plain_data import parse_json
-from fastcar_cli.prompt import Prompt, TokenisedClip
+from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.profile.machine import Stream, processor
+from fastcar_cli.system.files import write_whole
+from fastcar_cli.system.plain_data import parse_json
 from fastcar_lab.bench.contestants import pattern
 from fastcar_lab.bench.peak import multiply_adds_per_s
 from fastcar_lab.bench.window import least_seconds

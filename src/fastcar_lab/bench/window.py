@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.analysis.machine import Stream, processor
-from fastcar_cli.analysis.profiler import decode_of
+from fastcar_cli.decoding.executors.native import NativeExecutor
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.native import NativeExecutor
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native
 from fastcar_cli.models import load
 from fastcar_cli.models.network import Network
+from fastcar_cli.profile.machine import Stream, processor
+from fastcar_cli.profile.profiler import decode_of
 from fastcar_lab.bench.cases import PROMPT_TOKENS, Benchmark
 from fastcar_lab.bench.few_bits import in_bits
 from fastcar_lab.bench.measure import models, pass_bytes

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.backends.fpga.drs import INDEX_BITS
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.workload import Workload, workload_of
-from fastcar_cli.models.loading.published import full_spec
+from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_fpga.drs import INDEX_BITS
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.preset import load_preset
+from fastcar_fpga.workload import Workload, workload_of
 from fastcar_lab.claims.study import MAIN, Study
 
 PRESETS = ("paper-u280", "u280-int8")

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fastcar_cli.analysis.machine import processor
-from fastcar_cli.backends.fpga.decisions import Decisions
-from fastcar_cli.backends.fpga.emulator import Emulator
-from fastcar_cli.backends.fpga.preset import load_preset
-from fastcar_cli.backends.fpga.summary import compare
 from fastcar_cli.kernels.native import instruction_set
+from fastcar_cli.profile.machine import processor
+from fastcar_fpga.decisions import Decisions
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.preset import load_preset
+from fastcar_fpga.summary import compare
 from fastcar_lab.claims.accelerator import PRESETS, stretched, workload
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot
 from fastcar_lab.claims.study import Job, Study

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcar_cli.analysis.profiler import LAYER_PARTS, Shape, measure_step, random_shape
-from fastcar_cli.files import write_whole
-from fastcar_cli.models.loading.published import full_spec
+from fastcar_cli.models.vila_u.shapes import full_spec
+from fastcar_cli.profile.profiler import LAYER_PARTS, Shape, measure_step, random_shape
+from fastcar_cli.system.files import write_whole
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot
 from fastcar_lab.claims.study import Job, Study
 

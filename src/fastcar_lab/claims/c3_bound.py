@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fastcar_cli.extras import need
 from fastcar_cli.models.decoder import Block
+from fastcar_cli.system.extras import need
 from fastcar_lab.claims.finding import FAILS, HOLDS, PART, Finding, Plot
 from fastcar_lab.claims.stats import Estimate, Values, by_kind, by_prompt, estimate, rank_correlation
 from fastcar_lab.claims.study import Arrays, Job, Study

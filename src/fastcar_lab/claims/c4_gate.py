@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcar_cli.decoding.scores import DEFAULT, SCORES
+from fastcar_cli.decoding.replay.scores import DEFAULT, SCORES
 from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot
 from fastcar_lab.claims.quality import KEYS, measure, values
 from fastcar_lab.claims.stats import Estimate, area_under_curve, by_prompt, difference, estimate

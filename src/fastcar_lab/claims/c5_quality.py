@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from fastcar_cli.decoding.scores import DEFAULT
+from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding, Plot
 from fastcar_lab.claims.quality import KEYS, measure, values
 from fastcar_lab.claims.stats import difference, estimate, less

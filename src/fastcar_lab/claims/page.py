@@ -12,9 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.analysis.report.build import filled, head
-from fastcar_cli.extras import pyplot
-from fastcar_cli.files import csv_of, write_whole
+from fastcar_cli.sweep.report.build import filled, head
+from fastcar_cli.system.extras import pyplot
+from fastcar_cli.system.files import csv_of, write_whole
 from fastcar_lab.claims.finding import FAILS, HOLDS, OPEN, PART, Finding
 
 _CLASS = {HOLDS: "holds", PART: "part", FAILS: "fails"}

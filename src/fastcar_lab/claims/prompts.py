@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.worlds import world_of
 
 ANY = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastcar_cli.analysis.metrics import error_of
+from fastcar_cli.media.metrics import error_of
 from fastcar_lab.claims.stats import Values, by_prompt
 
 EQUAL = 60.0

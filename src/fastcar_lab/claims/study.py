@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastcar_cli.analysis.sweep.grid import Cell
-from fastcar_cli.analysis.sweep.metrics import DEFAULT as METRICS
-from fastcar_cli.analysis.sweep.metrics import Scorer
-from fastcar_cli.analysis.sweep.results import cells_of
-from fastcar_cli.analysis.sweep.session import Request, Session
-from fastcar_cli.analysis.sweep.store import Store
-from fastcar_cli.analysis.sweep.tokens import observed
-from fastcar_cli.config import RunConfig
+from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import make_folder, read_arrays, write_arrays
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.sweep.grid import Cell
+from fastcar_cli.sweep.metrics import DEFAULT as METRICS
+from fastcar_cli.sweep.metrics import Scorer
+from fastcar_cli.sweep.results import cells_of
+from fastcar_cli.sweep.session import Request, Session
+from fastcar_cli.sweep.store import Store
+from fastcar_cli.sweep.tokens import observed
+from fastcar_cli.system.files import make_folder, read_arrays, write_arrays
 from fastcar_lab.claims.prompts import kinds_of
 from fastcar_lab.claims.stats import Values, by_kind, over_kinds
 

@@ -25,7 +25,7 @@ def broadcast(
 
 def fit_table(debug: Debug = False) -> None:
     """Fit the two free constants of the preset paper-u280 to the published table."""
-    from fastcar_cli.backends.fpga.preset import load_preset
+    from fastcar_fpga.preset import load_preset
     from fastcar_lab.accelerator.fit import fit
 
     utilisation, per_step = fit(load_preset("paper-u280"))
@@ -63,7 +63,7 @@ def rtl_decoded(
     debug: Debug = False,
 ) -> None:
     """Compare the arithmetic in SystemVerilog with a decode, number by number."""
-    from fastcar_cli.backends.fpga.preset import load_preset
+    from fastcar_fpga.preset import load_preset
     from fastcar_lab.accelerator.decoded import hold
 
     held = hold(folder, model, load_preset(preset), every, seed)

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastcar_cli import choices
+from fastcar_cli.checkpoints.names import FROM_TEXT
 from fastcar_cli.cli.options import Format
+from fastcar_cli.config import choices
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.names import FROM_TEXT
 from fastcar_lab.commands.options import Debug
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def _shares(text: str) -> list[float]:
 def _whole_video(plan: WholeVideo, threads: int | None, save: Path | None, as_json: bool) -> None:
     """Time it and print what it took."""
     from fastcar_cli.cli.render import Results, columns
-    from fastcar_cli.config import RunConfig
-    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_cli.config.run_config import RunConfig
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
     from fastcar_lab.bench.render import print_whole
     from fastcar_lab.bench.video import whole_video
 
@@ -292,9 +292,9 @@ def bench(
     """Time decode passes side by side: dense, at forced replay ratios, in every format, and transformers."""
     import torch
 
-    from fastcar_cli.analysis.profiler import parse_lengths
     from fastcar_cli.cli.flags import given, one_of, refuse
-    from fastcar_cli.resolve import resolve_device
+    from fastcar_cli.pipeline.resolve import resolve_device
+    from fastcar_cli.profile.profiler import parse_lengths
     from fastcar_lab.bench.cases import SHAPES, Benchmark, check
     from fastcar_lab.bench.measure import measure
     from fastcar_lab.bench.rivals import RIVALS, chosen
@@ -308,7 +308,7 @@ def bench(
     elif window is not None:
         raise RequestError("--draft and --window exclude each other", hint="--draft times passes of one token too")
     if video is not None:
-        from fastcar_cli.models.loading.registry import spec_of
+        from fastcar_cli.checkpoints.registry import spec_of
         from fastcar_lab.bench.video import WholeVideo
 
         of_video = {"video", "frames", "replay_ratio", "tokens", "save", "kv_dtype", "threads", "as_json", "form"}

@@ -35,7 +35,7 @@ def dummy(
     debug: Debug = False,
 ) -> None:
     """Write a checkpoint in the format of a released model with random weights: it costs what the real one does."""
-    from fastcar_cli.models.loading.checkpoint import DTYPES
+    from fastcar_cli.models.checkpoint import DTYPES
     from fastcar_lab.dummy import cosmos, ivideogpt, vila_u
 
     one_of("--format", format_, ("vila-u", "ivideogpt", "cosmos"))

@@ -40,7 +40,7 @@ def all_claims() -> dict[int, ModuleType]:
 
 def default_model() -> str:
     """The model that never saw replay, where it is bundled, else the first that is."""
-    from fastcar_cli.models.loading.names import BUNDLED
+    from fastcar_cli.checkpoints.names import BUNDLED
 
     return WANTED if WANTED in BUNDLED else BUNDLED[0]
 
@@ -65,11 +65,11 @@ def claims(
     from rich.text import Text
 
     from fastcar_cli.cli.render import Results, console, note, progress
-    from fastcar_cli.config import load_config
-    from fastcar_cli.extras import pyplot
-    from fastcar_cli.pipeline import VideoPipeline
-    from fastcar_cli.prompt_file import prompts_in
-    from fastcar_cli.signals import status
+    from fastcar_cli.config.run_config import load_config
+    from fastcar_cli.inputs.prompt_list import prompts_in
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
+    from fastcar_cli.system.extras import pyplot
+    from fastcar_cli.system.signals import status
     from fastcar_lab.claims import c9_ours, page
     from fastcar_lab.claims.prompts import prompts_for
     from fastcar_lab.claims.study import Study
@@ -130,7 +130,7 @@ def _chosen(text: str | None) -> dict[int, ModuleType]:
     modules = all_claims()
     if text is None:
         return modules
-    from fastcar_cli.analysis.sweep.grid import parse_names
+    from fastcar_cli.sweep.grid import parse_names
 
     wanted = parse_names("claim", text, [str(n) for n in modules])
     return {n: m for n, m in modules.items() if str(n) in wanted}
@@ -139,7 +139,7 @@ def _chosen(text: str | None) -> dict[int, ModuleType]:
 def _made(device: Any) -> dict[str, Any]:
     """How: command, machine, versions, and the commit where the package lies in a checkout."""
     from fastcar_cli._version import __version__
-    from fastcar_cli.analysis.machine import names_of
+    from fastcar_cli.profile.machine import names_of
     from fastcar_lab.checkout import commit
 
     names = names_of(device)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fastcar_cli.checkpoints.names import FROM_TEXT
 from fastcar_cli.cli.options import Format
-from fastcar_cli.models.loading.names import FROM_TEXT
 from fastcar_lab.commands.options import Debug, Overrides
 
 
@@ -31,13 +31,13 @@ def drafts(
     debug: Debug = False,
 ) -> None:
     """Tokens a pass with drafts of every kind and window, and what the codes of dense videos alone promise."""
-    from fastcar_cli.analysis.machine import processor
-    from fastcar_cli.analysis.profiler import parse_lengths
-    from fastcar_cli.analysis.sweep.grid import parse_names
     from fastcar_cli.cli.render import Results, columns, console, progress
-    from fastcar_cli.config import load_config
+    from fastcar_cli.config.run_config import load_config
     from fastcar_cli.errors import RequestError
-    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
+    from fastcar_cli.profile.machine import processor
+    from fastcar_cli.profile.profiler import parse_lengths
+    from fastcar_cli.sweep.grid import parse_names
     from fastcar_lab.bench.render import print_whole
     from fastcar_lab.checkout import commit
     from fastcar_lab.claims.prompts import prompts_for
@@ -105,10 +105,10 @@ def draft_cost(
     debug: Debug = False,
 ) -> None:
     """What drafts by `auto` cost where none is right, and until the first token, beside decodes without drafts."""
-    from fastcar_cli.analysis.machine import processor
     from fastcar_cli.cli.render import Results, columns, console, progress
-    from fastcar_cli.config import load_config
-    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_cli.config.run_config import load_config
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
+    from fastcar_cli.profile.machine import processor
     from fastcar_lab.bench.draft_cost import measure
     from fastcar_lab.bench.render import print_whole
     from fastcar_lab.checkout import commit

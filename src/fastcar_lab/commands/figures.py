@@ -31,7 +31,7 @@ def replay_plot(
     debug: Debug = False,
 ) -> None:
     """Draw what training for replay buys: fidelity and PSNR over the replay ratio."""
-    from fastcar_cli.plain_data import parse_json
+    from fastcar_cli.system.plain_data import parse_json
     from fastcar_lab.figures.replay_plot import draw_plot
 
     documents = []

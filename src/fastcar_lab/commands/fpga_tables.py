@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.cli.render import Results, columns
+from fastcar_fpga.preset import Preset
 from fastcar_lab.accelerator.drafted import REPLAY, emulate_drafts
 from fastcar_lab.accelerator.predicted import Point, points_of, predict
 from fastcar_lab.accelerator.published import emulate_table

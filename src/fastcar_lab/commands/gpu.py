@@ -30,13 +30,13 @@ def gpu_check(
         os.environ["TRITON_INTERPRET"] = "1"
     import json
 
+    from fastcar_cli.checkpoints.names import BUNDLED
+    from fastcar_cli.checkpoints.published import published_spec
+    from fastcar_cli.checkpoints.registry import folder_of, shapes_of
     from fastcar_cli.errors import RequestError
-    from fastcar_cli.files import write_whole
     from fastcar_cli.kernels.gpu import installed
-    from fastcar_cli.models.loading.names import BUNDLED
-    from fastcar_cli.models.loading.published import published_spec
-    from fastcar_cli.models.loading.registry import folder_of, shapes_of
-    from fastcar_cli.resolve import resolve_device
+    from fastcar_cli.pipeline.resolve import resolve_device
+    from fastcar_cli.system.files import write_whole
     from fastcar_lab.bench.gpu import TOY, Plan, check
     from fastcar_lab.bench.gpu_page import page
 
@@ -72,8 +72,8 @@ def gpu_check(
 
 def _captions(model: str) -> Sequence[str]:
     """Three that training of a bundled model left out."""
-    from fastcar_cli.config import load_config
-    from fastcar_cli.pipeline import VideoPipeline
+    from fastcar_cli.config.run_config import load_config
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
     from fastcar_lab.claims.prompts import prompts_for
 
     return prompts_for(VideoPipeline.from_config(load_config(flags={"model": model})), 3)

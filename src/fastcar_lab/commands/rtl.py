@@ -27,10 +27,10 @@ def rtl(
     debug: Debug = False,
 ) -> None:
     """Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it."""
-    from fastcar_cli.backends.fpga.decisions import read
-    from fastcar_cli.backends.fpga.preset import load_preset
-    from fastcar_cli.backends.fpga.workload import preset_for
-    from fastcar_cli.models.loading.specs import spec_from_dict
+    from fastcar_cli.checkpoints.specs import spec_from_dict
+    from fastcar_fpga.decisions import read
+    from fastcar_fpga.preset import load_preset
+    from fastcar_fpga.workload import preset_for
     from fastcar_lab.accelerator.rtl import bundle, power, tools
     from fastcar_lab.accelerator.rtl import synth as synthesis
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastcar_cli.models.causal_video import CausalVideoSpec, CausalVideoTokenizer
-from fastcar_cli.models.loading.causal_video import HALVES, PUBLISHED
-from fastcar_cli.models.random_weights import random_tensor
+from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, CausalVideoTokenizer
+from fastcar_cli.models.cosmos.tokenizer_files import HALVES, PUBLISHED
+from fastcar_cli.profile.random_weights import random_tensor
 from fastcar_lab.dummy.torchscript import module_of, write_archive
 
 

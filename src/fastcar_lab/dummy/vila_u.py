@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from fastcar_cli.models.llama_text import ADDED, SYSTEM
-from fastcar_cli.models.loading.checkpoint import empty_network
-from fastcar_cli.models.loading.published import full_configs
-from fastcar_cli.models.loading.vila_u import components, read_spec
-from fastcar_cli.models.random_weights import random_tensor
+from fastcar_cli.models.checkpoint import empty_network
+from fastcar_cli.models.vila_u.checkpoint import components, read_spec
+from fastcar_cli.models.vila_u.shapes import full_configs
+from fastcar_cli.models.vila_u.text import ADDED, SYSTEM
+from fastcar_cli.profile.random_weights import random_tensor
 
 FULL = full_configs()
 """Config files of the 7B model by part: llm, tower, projector."""

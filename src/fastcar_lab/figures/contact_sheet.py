@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.config import load_config
+from fastcar_cli.config.run_config import load_config
 from fastcar_cli.errors import RequestError
-from fastcar_cli.extras import pyplot
-from fastcar_cli.pipeline import VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.system.extras import pyplot
 from fastcar_lab.claims.prompts import prompts_for
 from fastcar_lab.evaluation import generate_videos
 from fastcar_lab.worlds import world_of

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.analysis.plots import save_figure
-from fastcar_cli.analysis.sweep.results import SETTING, dense_line
-from fastcar_cli.decoding.tau import Tau
+from fastcar_cli.config.tau import Tau
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import csv_of, write_whole
-from fastcar_cli.plain_data import parse_json
+from fastcar_cli.profile.plots import save_figure
+from fastcar_cli.sweep.results import SETTING, dense_line
+from fastcar_cli.system.files import csv_of, write_whole
+from fastcar_cli.system.plain_data import parse_json
 from fastcar_lab.claims.quality import EQUAL, KEYS, values
 from fastcar_lab.claims.stats import Estimate, estimate
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fastcar_cli.config import load_config
-from fastcar_cli.pipeline import VideoPipeline
-from fastcar_cli.video import open_writer
+from fastcar_cli.config.run_config import load_config
+from fastcar_cli.media import open_writer
+from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_lab.evaluation import generate_videos
 
 _GAP, _LINE, _LINES = 6, 13, 2

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastcar_cli.decoding.replay import replays, temporal_attention_score
+from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
+from fastcar_cli.models.bundled.placement_map import Near, PlacementMap
 from fastcar_cli.models.decoder import Branch, rotate
-from fastcar_cli.models.placement_map import Near, PlacementMap
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_lab.training.known import replay_known
 from fastcar_lab.training.loop import descend, rng_of
 from fastcar_lab.training.muon import Muon

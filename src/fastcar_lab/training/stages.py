@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from fastcar_cli.checkpoints.registry import load
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.models.loading.checkpoint import GenerationDefaults
-from fastcar_cli.models.loading.registry import load
+from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
+from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.network import Spec
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
-from fastcar_cli.worlds.phrases import PhraseTokenizer
+from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
 from fastcar_lab.storage import save
 from fastcar_lab.training.decoder import TrainSettings
 from fastcar_lab.training.tokenizer import TrainedTokenizer, WorldTokenizer

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from fastcar_cli.models.placement_map import GAIN, PlacementMap
-from fastcar_cli.models.rqvae import RQVAE
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.models.bundled.placement_map import GAIN, PlacementMap
+from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
+from fastcar_cli.models.vila_u.rqvae import RQVAE
 
 # Where, counted back from the token that feeds a step, the frame before holds what the step is
 # about to draw: the same position and its four neighbours; the position above in this frame; the

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fastcar_cli.checkpoints.registry import folder_of, load
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.loading.checkpoint import files_of
-from fastcar_cli.models.loading.registry import folder_of, load
-from fastcar_cli.models.loading.weights import Component, fill
-from fastcar_cli.models.rqvae import RQVAE, RQVAESpec
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.checkpoint import files_of
+from fastcar_cli.models.vila_u.network import VideoModel
+from fastcar_cli.models.vila_u.rqvae import RQVAE, RQVAESpec
+from fastcar_cli.weights.tensors import Component, fill
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,7 +7,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastcar_cli.prompt import PromptReader
+    from fastcar_cli.inputs.prompt import PromptReader
     from fastcar_lab.worlds.protocol import CaptionedWorld, World
 
 

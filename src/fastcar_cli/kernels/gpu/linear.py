@@ -23,9 +23,7 @@ from fastcar_cli.kernels.gpu.follow import early, follow
 
 
 class Matrix(NamedTuple):
-    """Weights [outputs, K]: floats, or the numbers and scales of int8 or int4 (`fastcar_cli.formats`); a bias [outputs]
-    in floats.
-    """
+    """Weights [outputs, K] in floats or as numbers and scales of int8 or int4; a bias [outputs] in floats."""
 
     numbers: Tensor
     scale: Tensor | None = None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcar_cli.formats import FORMATS, PACKED, Format
+from fastcar_cli.weights.formats import FORMATS, PACKED, Format
 
 BY_DTYPE = {form.dtype: form for form in reversed(FORMATS.values())}
 """The first format whose numbers have a dtype."""

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fastcar_cli.backends.fpga.constants import Constant
-from fastcar_cli.backends.fpga.decisions import Decisions
-from fastcar_cli.backends.fpga.drs import INDEX_BITS, Drs
-from fastcar_cli.backends.fpga.memory import Order
-from fastcar_cli.backends.fpga.preset import Preset, Weights
-from fastcar_cli.backends.fpga.timing import Rates, mlp_program
+from fastcar_cli.checkpoints.specs import spec_from_dict
 from fastcar_cli.errors import RequestError
-from fastcar_cli.files import csv_of, file_text, make_folder, sha256_of, write_whole
-from fastcar_cli.models.loading.specs import spec_from_dict
-from fastcar_cli.plain_data import parse_json
+from fastcar_cli.system.files import csv_of, file_text, make_folder, sha256_of, write_whole
+from fastcar_cli.system.plain_data import parse_json
+from fastcar_fpga.constants import Constant
+from fastcar_fpga.decisions import Decisions
+from fastcar_fpga.drs import INDEX_BITS, Drs
+from fastcar_fpga.memory import Order
+from fastcar_fpga.preset import Preset, Weights
+from fastcar_fpga.timing import Rates, mlp_program
 from fastcar_lab.accelerator.rtl import joined
 from fastcar_lab.accelerator.rtl.packets import words_of
 from fastcar_lab.accelerator.rtl.stimulus import (

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fastcar_cli.backends.fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows, activated, code, product
-from fastcar_cli.backends.fpga.isa import Program, compile_mlp
-from fastcar_cli.backends.fpga.layer import Row
-from fastcar_cli.backends.fpga.memory import Dram
-from fastcar_cli.backends.fpga.preset import Preset
-from fastcar_cli.backends.fpga.timing import SETTLE, Rates, drain, round_spans
 from fastcar_cli.errors import RequestError
+from fastcar_fpga.integer import FRACTION, MOST_SHIFT, Coded, Rows, activated, code, product
+from fastcar_fpga.isa import Program, compile_mlp
+from fastcar_fpga.layer import Row
+from fastcar_fpga.memory import Dram
+from fastcar_fpga.preset import Preset
+from fastcar_fpga.timing import SETTLE, Rates, drain, round_spans
 from fastcar_lab.accelerator.rtl.packets import counts, words_of
 from fastcar_lab.accelerator.rtl.stimulus import control_parameters, packet_of, random_layers
 

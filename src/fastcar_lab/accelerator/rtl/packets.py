@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fastcar_cli.backends.fpga.isa import UNIT_OF, Program
-from fastcar_cli.backends.fpga.timing import Rates
 from fastcar_cli.errors import RequestError
+from fastcar_fpga.isa import UNIT_OF, Program
+from fastcar_fpga.timing import Rates
 
 OPERATIONS = {"load": 0, "multiply": 1, "activate": 2, "accumulate": 3, "store": 4, "code": 5}
 _COUNT_BITS, _LENGTH_BITS = 16, 29

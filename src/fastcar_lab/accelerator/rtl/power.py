@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastcar_cli.errors import RunError
-from fastcar_cli.files import write_whole
+from fastcar_cli.system.files import write_whole
 from fastcar_lab.accelerator.rtl.tools import simulate
 
 LAYERS = 40

@@ -8,12 +8,12 @@ from itertools import combinations
 
 import numpy as np
 
-from fastcar_cli.backends.fpga.decisions import Decisions
-from fastcar_cli.backends.fpga.drs import INDEX_BITS
-from fastcar_cli.backends.fpga.isa import Program, compile_mlp
-from fastcar_cli.backends.fpga.layer import Accelerator, Row
-from fastcar_cli.backends.fpga.preset import Preset, Weights
-from fastcar_cli.backends.fpga.timing import Rates, cycles
+from fastcar_fpga.decisions import Decisions
+from fastcar_fpga.drs import INDEX_BITS
+from fastcar_fpga.isa import Program, compile_mlp
+from fastcar_fpga.layer import Accelerator, Row
+from fastcar_fpga.preset import Preset, Weights
+from fastcar_fpga.timing import Rates, cycles
 from fastcar_lab.accelerator.rtl.packets import counts
 
 SHORT = ((4, 4, 64, 64.0), (16, 24, 64, 4.0), (16, 24, 64, 64.0), (24, 40, 128, 2.0))

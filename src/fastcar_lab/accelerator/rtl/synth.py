@@ -8,10 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fastcar_cli.backends.fpga.device import load_device
-from fastcar_cli.backends.fpga.preset import Preset
 from fastcar_cli.errors import RunError
-from fastcar_cli.files import csv_of, write_whole
+from fastcar_cli.system.files import csv_of, write_whole
+from fastcar_fpga.device import load_device
+from fastcar_fpga.preset import Preset
 from fastcar_lab.accelerator.rtl.tools import call, yosys
 
 FAMILY = "xcup"

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastcar_cli.backends.fpga import integer
-from fastcar_cli.backends.fpga.integer import FRACTION, LIMIT, MANTISSA_BITS, MULTIPLIER_BITS, Coded, Rows
-from fastcar_cli.backends.fpga.preset import Preset
+from fastcar_fpga import integer
+from fastcar_fpga.integer import FRACTION, LIMIT, MANTISSA_BITS, MULTIPLIER_BITS, Coded, Rows
+from fastcar_fpga.preset import Preset
 
 SUMS, REQUANTISE, ACTIVATE, CODE = 1, 2, 3, 4
 """The requests of units.cpp."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
+from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
-from fastcar_cli.models.loading.checkpoint import GenerationDefaults
-from fastcar_cli.models.video_model import ModelSpec
-from fastcar_cli.worlds.phrases import PhraseTokenizer
+from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_lab.worlds.mini.captions import FILLERS, PHRASES, VOCABULARY
 from fastcar_lab.worlds.mini.scene import ATTRIBUTES, FRAMES
 from fastcar_lab.worlds.mini.train_tokenizer import TOKENIZER_SPEC

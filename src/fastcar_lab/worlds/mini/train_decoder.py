@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
 from fastcar_lab.training.decoder import TrainSettings, draw_taus, forward, run_stage, tas_target
 from fastcar_lab.training.start import new_model
 from fastcar_lab.worlds.mini.captions import caption

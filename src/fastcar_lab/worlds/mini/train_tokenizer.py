@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fastcar_cli.analysis.metrics import psnr_of
-from fastcar_cli.models.rqvae import RQVAESpec
+from fastcar_cli.media.metrics import psnr_of
+from fastcar_cli.models.vila_u.rqvae import RQVAESpec
 from fastcar_lab.training.loop import descend, rng_of
 from fastcar_lab.training.tokenizer import WorldTokenizer, quantize, to_patches
 from fastcar_lab.worlds.mini.patches import PatchEncoder, build_dictionary, image

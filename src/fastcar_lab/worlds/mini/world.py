@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcar_cli.analysis.metrics import psnr_of
-from fastcar_cli.prompt import Prompt, PromptReader
-from fastcar_cli.worlds.phrases import PhraseTokenizer
+from fastcar_cli.inputs.prompt import Prompt, PromptReader
+from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
+from fastcar_cli.media.metrics import psnr_of
 from fastcar_lab.training.stages import Training, one_file, text_model
 from fastcar_lab.worlds.mini.analyser import analyse, judge, shares, wanted_of
 from fastcar_lab.worlds.mini.captions import caption

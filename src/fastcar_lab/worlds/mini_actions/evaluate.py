@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastcar_cli.models.ivideogpt_tokenizer import Tokenizer
+from fastcar_cli.models.ivideogpt.tokenizer import Tokenizer
 from fastcar_lab.worlds.mini.analyser import follow
 from fastcar_lab.worlds.mini_actions.codes import dictionary
 from fastcar_lab.worlds.mini_actions.samples import frames_of

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
-from fastcar_cli.models.ivideogpt_blocks import TokenizerSpec
-from fastcar_cli.models.loading.ivideogpt import WEIGHTS, names_of
+from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
+from fastcar_cli.models.ivideogpt.checkpoint import WEIGHTS, names_of
+from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
 from fastcar_lab.worlds.mini_actions.train_tokenizer import ActionsTokenizer
 
 SHARPER = 4.0

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.models.decoder_spec import DecoderSpec
-from fastcar_cli.models.ivideogpt import IVideoGPT, IVideoGPTSpec
-from fastcar_cli.models.ivideogpt_blocks import TokenizerSpec
+from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
+from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
 from fastcar_lab.worlds.mini_actions.codes import CELLS, GRID, dictionary
 from fastcar_lab.worlds.mini_actions.scene import FRAMES
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.prompt import Clip
-from fastcar_cli.video import open_writer
+from fastcar_cli.inputs.prompt import Clip
+from fastcar_cli.media import open_writer
 from fastcar_lab.worlds.mini_actions.scene import Look, Story, draw_story, looks, render
 
 EXAMPLE = Story(Look("star", "red", "grass"), (3, 9), ((2, 0), (2, 0), (2, -2), (0, -2), (-2, -2), (-2, 0), (-2, 0)))

@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fastcar_cli.analysis.metrics import psnr_of
+from fastcar_cli.checkpoints.registry import load
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.ivideogpt import IVideoGPT
-from fastcar_cli.models.ivideogpt_blocks import CrossAttention, TokenizerSpec
-from fastcar_cli.models.ivideogpt_tokenizer import Codebook, Tokenizer
-from fastcar_cli.models.loading.registry import load
+from fastcar_cli.media.metrics import psnr_of
+from fastcar_cli.models.ivideogpt.blocks import CrossAttention, TokenizerSpec
+from fastcar_cli.models.ivideogpt.network import IVideoGPT
+from fastcar_cli.models.ivideogpt.tokenizer import Codebook, Tokenizer
 from fastcar_lab.training.loop import descend, rng_of
 from fastcar_lab.training.muon import Muon
 from fastcar_lab.worlds.mini.scene import BACKGROUNDS

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fastcar_cli.analysis.metrics import psnr_of
-from fastcar_cli.prompt import Prompt
+from fastcar_cli.inputs.prompt import Prompt
+from fastcar_cli.media.metrics import psnr_of
 from fastcar_lab.training.stages import Training, one_file
 from fastcar_lab.worlds.mini_actions import samples
 from fastcar_lab.worlds.mini_actions.evaluate import drawn_from_true_codes, obedience

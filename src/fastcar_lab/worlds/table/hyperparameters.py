@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fastcar_cli.inputs.worlds.scenery import MapSpec
+from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.depth import DepthSpec
-from fastcar_cli.models.loading.checkpoint import GenerationDefaults
-from fastcar_cli.models.video_model import ModelSpec
-from fastcar_cli.worlds.scenery import MapSpec
+from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_lab.worlds.table.ground import PERIOD
 from fastcar_lab.worlds.table.lexicon import PROMPT_LENGTH, VOCABULARY
 from fastcar_lab.worlds.table.placement import CELL, TOKENS

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import cast
 
-from fastcar_cli.worlds.placement_text import Placements, PlacementTokenizer
+from fastcar_cli.inputs.worlds.placement_text import Placements, PlacementTokenizer
 from fastcar_lab.worlds.table.placement import AROUND, LOOKS, TOKENS, USUAL
 from fastcar_lab.worlds.table.scene import SHAPES, TURNING
 

@@ -7,7 +7,7 @@ the first frame, not by chance at each of its tokens.
 
 from __future__ import annotations
 
-from fastcar_cli.worlds.physics import STEP
+from fastcar_cli.inputs.worlds.physics import STEP
 from fastcar_lab.worlds.table.scene import COLORS, GROUNDS, LIGHTS, MATERIALS, SIZES, Scene, Thing
 
 CELL = 16

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.worlds.physics import Pose
+from fastcar_cli.inputs.worlds.physics import Pose
 from fastcar_lab.worlds.table.ground import PERIOD, ground
 from fastcar_lab.worlds.table.scene import COLORS, FRAMES, LIGHTS, SIDE, Scene, Thing
 from fastcar_lab.worlds.table.solids import Array

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastcar_cli.worlds.physics import Body, Contact, Pose, simulate
+from fastcar_cli.inputs.worlds.physics import Body, Contact, Pose, simulate
 
 SIDE = 128
 """Height and width of a frame in pixels."""

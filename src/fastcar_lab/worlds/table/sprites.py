@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.worlds.physics import RISE, SLANT
+from fastcar_cli.inputs.worlds.physics import RISE, SLANT
 from fastcar_lab.worlds.table.scene import RADIUS
 from fastcar_lab.worlds.table.solids import FAR, Array, intersect
 

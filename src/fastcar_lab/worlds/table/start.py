@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.models.depth import DepthTransformer
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_lab.training.decoder import hidden_states
 from fastcar_lab.worlds.table.samples import Batch
 

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from fastcar_cli.worlds.physics import STEP, contact_distance
+from fastcar_cli.inputs.worlds.physics import STEP, contact_distance
 from fastcar_lab.worlds.table.ground import PERIOD
 from fastcar_lab.worlds.table.scene import (
     COLORS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fastcar_cli.models.patch_decoder import PatchDecoder
-from fastcar_cli.models.rqvae import RQVAESpec
+from fastcar_cli.models.bundled.patch_decoder import PatchDecoder
+from fastcar_cli.models.vila_u.rqvae import RQVAESpec
 from fastcar_lab.training.tokenizer import WorldTokenizer, quantize, to_patches
 
 PATCH = 16

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcar_cli.models.placement_map import Near, PlacementMap
-from fastcar_cli.models.video_model import ModelSpec, VideoModel
+from fastcar_cli.models.bundled.placement_map import Near, PlacementMap
+from fastcar_cli.models.vila_u.network import ModelSpec, VideoModel
 from fastcar_lab.training.ahead import Ahead
 from fastcar_lab.training.captured import Graphs
 from fastcar_lab.training.decoder import (

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastcar_cli.models.video_model import VideoModel
+from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_lab.training.decoder import TrainSettings, run_stage
 from fastcar_lab.training.tokenizer import to_patches
 from fastcar_lab.worlds.table.ground import PERIOD, ground

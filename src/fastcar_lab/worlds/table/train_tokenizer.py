@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fastcar_cli.analysis.metrics import psnr_of
+from fastcar_cli.media.metrics import psnr_of
 from fastcar_lab.training.loop import descend, rng_of
 from fastcar_lab.worlds.table.codebooks import Averages
 from fastcar_lab.worlds.table.frames import Pool, changed_patches, cut

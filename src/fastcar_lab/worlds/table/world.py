@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fastcar_cli.prompt import Prompt, PromptReader
-from fastcar_cli.worlds.phrases import PhraseTokenizer
+from fastcar_cli.inputs.prompt import Prompt, PromptReader
+from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
 from fastcar_lab.training.stages import Log, Training, text_model
 from fastcar_lab.worlds.protocol import Video
 from fastcar_lab.worlds.table.analyser import analyse, judge, shares

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcar_cli.worlds.physics import STEP
+from fastcar_cli.inputs.worlds.physics import STEP
 from fastcar_lab.worlds.table.ground import PERIOD, ground
 from fastcar_lab.worlds.table.scene import GROUNDS, LIGHTS
 from fastcar_lab.worlds.table.solids import Array

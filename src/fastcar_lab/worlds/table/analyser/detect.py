@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.worlds.physics import STEP
+from fastcar_cli.inputs.worlds.physics import STEP
 from fastcar_lab.worlds import masks
 from fastcar_lab.worlds.table.analyser.looks import (
     CAP,

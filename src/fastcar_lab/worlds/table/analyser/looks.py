@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.worlds.physics import TURNS
+from fastcar_cli.inputs.worlds.physics import TURNS
 from fastcar_lab.worlds.table.scene import COLORS, LIGHTS, MATERIALS, SHAPES, SIDE, SIZES, TURNING
 from fastcar_lab.worlds.table.solids import Array
 from fastcar_lab.worlds.table.sprites import HALF, sprite

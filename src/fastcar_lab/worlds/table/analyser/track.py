@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.worlds.physics import TURNS
+from fastcar_cli.inputs.worlds.physics import TURNS
 from fastcar_lab.worlds.masks import dilated
 from fastcar_lab.worlds.table.analyser.backdrop import Backdrop, strangeness
 from fastcar_lab.worlds.table.analyser.detect import Found, find, places, regions

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.worlds.physics import SLANT, height
+from fastcar_cli.inputs.worlds.physics import SLANT, height
 from fastcar_lab.worlds.table.analyser.backdrop import find_backdrop
 from fastcar_lab.worlds.table.analyser.track import Track, follow
 from fastcar_lab.worlds.table.scene import MASS, RADIUS, SIDE, TURNING, Thing

@@ -1,0 +1,147 @@
+"""Checkpoints on the Hugging Face hub: names, download, and what is there.
+
+The user's cache, token and `HF_HUB_OFFLINE` are huggingface_hub's and hold here; an interrupted
+download resumes where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from fastcar_cli.checkpoints.checkpoint_format import CHECKPOINT_FORMATS, format_of
+from fastcar_cli.checkpoints.names import COSMOS, REPOSITORIES
+from fastcar_cli.errors import FastcarError, Key, RunError, Text
+from fastcar_cli.models.cosmos import checkpoint as cosmos
+
+REVISION = "main"
+"""Branch, tag or commit where `NAME@REVISION` names none."""
+
+_LLAMA_2 = (
+    "the weights of {name} build on LLaMA 2: its community licence and acceptable use policy hold for them "
+    "(https://ai.meta.com/llama/license), beside the terms on https://huggingface.co/{repository}"
+)
+
+_NVIDIA = (
+    "the NVIDIA Open Model License holds for the weights of {name} (https://huggingface.co/{repository}); the "
+    "guardrail that their maker runs beside them is not part of this run"
+)
+
+_TERMS = "the terms of the weights of {name} are on https://huggingface.co/{repository}"
+
+_WANTED = [pattern for released in CHECKPOINT_FORMATS for pattern in released.PATTERNS]
+_CONFIGS = [
+    *(p if p.endswith(".json") else p.replace("*", "*.json") for p in _WANTED if not p.endswith(".safetensors")),
+    *("llm/tokenizer.model", "model/llm/tokenizer.model"),
+]
+
+
+def licence(name: str, repository: str) -> str:
+    """What a user of a model of the hub should know of its terms."""
+    terms = _LLAMA_2 if name.startswith("vila-u") else _NVIDIA if repository.startswith("nvidia/") else _TERMS
+    return terms.format(name=name, repository=repository)
+
+
+def repository_of(name: str) -> str | None:
+    """The repository of a short or full name that is known, with or without @REVISION; None for any other."""
+    name = name.partition("@")[0]
+    return REPOSITORIES.get(name, name if name in REPOSITORIES.values() else None)
+
+
+def revision_of(name: str) -> str:
+    """The revision of `NAME@REVISION`."""
+    return name.partition("@")[2] or REVISION
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that a folder of the user's cache holds; None for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+def _unreachable(repository: str, error: Exception) -> RunError:
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    way_out: Text = (
+        f"run once with a network, or copy the repository {repository} into a folder and give its path as ",
+        Key("model"),
+    )
+    if isinstance(error, GatedRepoError):
+        reason = "its terms must be accepted first"
+        way_out = f"accept them on https://huggingface.co/{repository}, then run: hf auth login"
+    elif isinstance(error, RepositoryNotFoundError):
+        reason, way_out = "it is not there, or this token may not see it", "check HF_TOKEN"
+    elif isinstance(error, (LocalEntryNotFoundError, ConnectionError)) or "Connect" in type(error).__name__:
+        reason = "it is not in the cache and the hub can't be reached"
+    else:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return RunError(f"the model {repository} could not be fetched: {reason}", hint=way_out)
+
+
+def _complete(folder: Path) -> bool:
+    """Whether every file that loading needs is in the folder."""
+    try:
+        released = format_of(folder)
+        if released is None:
+            return False
+        released.read_spec(folder)
+        return all(f.is_file() for f in released.weights_of(folder))
+    except FastcarError:
+        return False
+
+
+def _cached(repository: str, revision: str) -> Path | None:
+    """The folder of a revision in the user's cache, whatever it holds."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
+def here(repository: str, revision: str = REVISION) -> bool:
+    """Whether the user's cache holds every file that loading needs."""
+    return (cached := _cached(repository, revision)) is not None and _complete(cached)
+
+
+def fetch(repository: str, revision: str = REVISION, *, configs_only: bool = False) -> Path:
+    """Folder of a revision of a repository in the user's cache, downloaded where it is not there yet.
+
+    Raises RunError with one sentence where it is neither there nor can be fetched.
+    """
+    from huggingface_hub import snapshot_download
+
+    if repository in COSMOS.values() and not configs_only:
+        _fetch_files(cosmos.TOKENIZER, cosmos.HALVES)
+    cached = _cached(repository, revision)
+    if cached is not None and (configs_only or _complete(cached)):
+        return cached
+    try:
+        patterns = _CONFIGS if configs_only else _WANTED
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+    except Exception as e:  # the errors of a connection belong to whichever client the hub library uses
+        raise _unreachable(repository, e) from None
+
+
+def _fetch_files(repository: str, names: Sequence[str]) -> None:
+    """Files of a repository into the user's cache, where they are not there yet. Raises RunError as `fetch` does."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    for name in names:
+        if not isinstance(try_to_load_from_cache(repository, name), str):
+            try:
+                hf_hub_download(repository, name)
+            except Exception as e:  # as in `fetch`
+                raise _unreachable(repository, e) from None
+
+
+def remote_sizes(repository: str, revision: str = REVISION) -> dict[str, int]:
+    """Sizes in bytes of the files that would be downloaded, by name. Raises RunError without a network."""
+    from huggingface_hub import HfApi
+
+    try:
+        info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    except Exception as e:  # the errors of a connection belong to whichever client the hub library uses
+        raise _unreachable(repository, e) from None
+    return {s.rfilename: int(s.size or 0) for s in info.siblings or [] if any(fnmatch(s.rfilename, p) for p in _WANTED)}

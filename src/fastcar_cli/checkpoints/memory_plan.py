@@ -1,0 +1,271 @@
+"""What a run will need, computed from shapes before anything is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import psutil
+import torch
+
+from fastcar_cli.errors import Key, RequestError, RunError, Text
+from fastcar_cli.models.checkpoint import empty_network, no_such_dtype
+from fastcar_cli.models.decoder_spec import recent
+from fastcar_cli.models.network import Network, Spec
+from fastcar_cli.models.weight_format import WeightFormat
+from fastcar_cli.system.device import out_of_memory
+from fastcar_cli.system.limits import free_memory
+
+BASE = 400 * 2**20
+"""Bytes a process with torch holds before any weights (assumed; measured 250 to 400 MiB)."""
+
+
+_SIZES = ("weights", "kv_cache", "replay_cache", "base")
+
+
+def parameter_bytes(network: Network, itemsize: int, part: str = "") -> int:
+    """Bytes of the weights whose name contains `part`; a codebook shared by all depths counts once."""
+    return sum(p.numel() for name, p in network.named_parameters() if part in name) * itemsize
+
+
+def stored_bytes(network: Network, form: WeightFormat, part: str = "") -> int:
+    """As `parameter_bytes`, of weights in a format, scales included."""
+    stored = form.on(network)
+    return sum(stored.bytes_of(name, p.shape) for name, p in network.named_parameters() if part in name)
+
+
+@lru_cache(maxsize=1)
+def _network(spec: Spec) -> Network:
+    """The empty network of a specification, which is planned in several formats."""
+    return empty_network(spec)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by purpose, and the ceiling of what replay can buy.
+
+    `ceiling` is dense bytes read a step over bytes read when every eligible MLP replays (of the layers
+    with a threshold; of all layers with tau off), the mean over the run: the limit where decoding is
+    bound by memory.
+    """
+
+    dtype: str
+    device: str
+    weights: int
+    kv_cache: int
+    replay_cache: int
+    base: int
+    available: int
+    mlp_share: float
+    max_replay_ratio: float
+    ceiling: float
+
+    @property
+    def needed(self) -> int:
+        """All of it together."""
+        return sum(getattr(self, name) for name in _SIZES)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is no more than what is available."""
+        return self.needed <= self.available
+
+    def arithmetic(self) -> str:
+        """The sum in words."""
+        said = (f"weights in {self.dtype}", "KV cache", "replay cache", "process, prompt and pixels")
+        parts = zip(said, (getattr(self, name) for name in _SIZES), strict=True)
+        return " + ".join(f"{gib(size)} {name}" for name, size in parts if size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "dtype": self.dtype,
+            "device": self.device,
+            **{f"{name}_bytes": getattr(self, name) for name in (*_SIZES, "needed", "available")},
+            "fits": self.fits,
+            "mlp_share_of_bytes": self.mlp_share,
+            "max_replay_ratio": self.max_replay_ratio,
+            "replay_ceiling": self.ceiling,
+        }
+
+
+def gib(size: int) -> str:
+    """A number of bytes for people."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"
+
+
+def available_bytes(device: str) -> int:
+    """Free memory of a device: of the GPU, or of the machine and the process's control groups."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    return free_memory(int(psutil.virtual_memory().available))
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory held so far: of the process on a CPU, of torch's allocator on a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a batch asks for: `frames` are those that are decoded, of `rows` rows."""
+
+    rows: int
+    frames: int
+    prompt_tokens: int
+    window: int | None = None
+    sinks: int = 4
+    kv_dtype: str = "auto"
+
+    def first(self, spec: Spec) -> int:
+        """Tokens of a row that stay floats whatever `kv_dtype`: the prompt's text, or with a window the sinks."""
+        return self.sinks if self.window else self.prompt_tokens - spec.layout.aligned(self.prompt_tokens)
+
+    def bytes_of_kv(self, spec: Spec, itemsize: int, tokens: int) -> int:
+        """Bytes of keys and values of one head for this many tokens of a row, its sinks or prompt among them.
+
+        In int8 these and the last ones are floats, the others have a float32 scale each.
+        """
+        width, floats = spec.decoder.head_dim, tokens
+        if self.kv_dtype == "int8":
+            floats = min(tokens, self.first(spec) + recent(spec.tokens_per_frame) + 1)
+        return 2 * (floats * width * itemsize + (tokens - floats) * (width + 4))
+
+
+def cache_bytes(spec: Spec, itemsize: int, demand: Demand, *, replays: bool) -> tuple[int, int]:
+    """Bytes of the KV cache and of the replay cache."""
+    decoder, n, window = spec.decoder, spec.tokens_per_frame, demand.window
+    heads = decoder.layers * demand.rows * decoder.kv_heads
+    slots = demand.prompt_tokens + demand.frames * n - 1 if window is None else window + demand.sinks
+    if demand.kv_dtype == "int8":
+        # The ring is there however short video and window are. The prompt's means are float32.
+        slots, ring = max(slots, demand.first(spec) + recent(n) + 1), recent(n) < n
+        head = demand.bytes_of_kv(spec, itemsize, slots) + 8 * decoder.head_dim
+    else:
+        head, ring = demand.bytes_of_kv(spec, itemsize, slots), bool(window)
+    # Where keys and values do not hold all of the last frame, the keys that TAS reads have a ring of their own.
+    head += (n + 1 if ring else 0) * decoder.head_dim * itemsize
+    return heads * head, decoder.layers * demand.rows * n * decoder.width * itemsize if replays else 0
+
+
+def prefill_bytes(spec: Spec, itemsize: int, demand: Demand) -> int:
+    """Bytes that running the prompts takes at once: a few vectors of every token of theirs."""
+    decoder = spec.decoder
+    return demand.rows * demand.prompt_tokens * (2 * decoder.width + decoder.heads * decoder.head_dim) * 2 * itemsize
+
+
+PIXEL_COPIES = 8
+"""Activations of a frame's full size that the RQ-VAE's decoder holds at once, with room to spare (assumed)."""
+
+
+def videos_that_fit(spec: Spec, wanted: int, video: Demand, *, itemsize: int, device: str, replays: bool) -> int:
+    """How many such videos can be decoded at once, at least 1 and at most `wanted`.
+
+    Caches and the pixels of a frame of all of them take at most half of the memory that is free.
+    """
+    height, width = spec.frame_size
+    pixels = PIXEL_COPIES * height * width * spec.frame_spec.channels * itemsize
+    one = sum(cache_bytes(spec, itemsize, video, replays=replays)) + pixels
+    return max(1, min(wanted, available_bytes(device) // 2 // one))
+
+
+def make_plan(
+    spec: Spec,
+    form: WeightFormat,
+    demand: Demand,
+    *,
+    device: str,
+    replaying: int,
+    delimiters: bool = False,
+    pixel_itemsize: int = 4,
+) -> MemoryPlan:
+    """The plan of one batch with weights in a format; `replaying` layers may replay.
+
+    `delimiters` says whether tokens that part frames may replay too, `pixel_itemsize` is that of the pixels' dtype.
+    """
+    network = _network(spec)
+    size = form.floats.itemsize
+    decoder, n = spec.decoder, spec.tokens_per_frame
+    weights = stored_bytes(network, form)
+    tokens = demand.frames * n
+    kv_cache, replay = cache_bytes(spec, size, demand, replays=replaying > 0)
+    mlp = stored_bytes(network, form, ".mlp.gate_proj") * 3
+    blocks = stored_bytes(network, form, "llm.layers.")
+    draws = stored_bytes(network, form, "depth.") * spec.code_depth + stored_bytes(network, form, "lm_head.")
+    seen = min(demand.window or tokens, demand.prompt_tokens + tokens // 2)
+    step = blocks + draws + decoder.layers * demand.rows * decoder.kv_heads * demand.bytes_of_kv(spec, size, seen)
+    dense = n * (not spec.layout.behind) + (0 if delimiters else len(spec.layout.delimiters) * (demand.frames - 1))
+    ratio = max(0.0, 1 - dense / max(1, tokens - 1)) * (replaying or decoder.layers) / decoder.layers
+    saved = mlp * ratio
+    return MemoryPlan(
+        dtype=form.name,
+        device=device,
+        weights=weights,
+        kv_cache=kv_cache,
+        replay_cache=replay,
+        base=BASE + spec.pixel_bytes * demand.rows * pixel_itemsize // 4 + prefill_bytes(spec, size, demand),
+        available=available_bytes(device),
+        mlp_share=mlp / step,
+        max_replay_ratio=ratio,
+        ceiling=step / (step - saved),
+    )
+
+
+def default_dtype(device: str) -> str:
+    """The float dtype of a device where nobody asks for another: of a GPU what its hardware multiplies."""
+    if device == "cpu":
+        return "float32"
+    with torch.cuda.device(torch.device(device)):
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+
+
+def choose_dtype(dtype: str, device: str, plans: dict[str, MemoryPlan]) -> str:
+    """The dtype of a run: the requested one, else the device's own, or bfloat16 on a CPU where float32 does not fit.
+
+    A converted model has one plan and no choice. Raises RequestError with the arithmetic where it does not fit, for a
+    dtype without a plan, and for bfloat16 on a GPU that lacks it.
+    """
+    own = default_dtype(device)
+    if dtype not in ("auto", *plans):
+        raise no_such_dtype(dtype, plans)
+    if dtype == "auto" and len(plans) == 1:
+        dtype = next(iter(plans))
+    if dtype == "bfloat16" and own == "float16":
+        raise RequestError(f"{device} has none in hardware", key="dtype", value="bfloat16", allowed="float16, float32")
+    chosen = own if dtype == "auto" else dtype
+    if dtype == "auto" and device == "cpu" and not plans["float32"].fits:
+        chosen = "bfloat16"
+    plan = plans[chosen]
+    if not plan.fits:
+        hint: Text = ("fewer ", Key("frames"), ", fewer prompts at once, ", Key("window"), ", or a larger machine")
+        for name in ("int8", "bfloat16"):
+            if name in plans and plans[name].fits:
+                hint = (Key("dtype"), f" {name} needs {gib(plans[name].needed)}")
+        raise RequestError(
+            f"the model does not fit: {plan.arithmetic()} = {gib(plan.needed)}, "
+            f"{gib(plan.available)} are free on {device}",
+            hint=hint,
+        )
+    return chosen
+
+
+@contextlib.contextmanager
+def memory_errors(way_out: Text) -> Iterator[None]:
+    """Let what says that memory ran out be a RunError with a way out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as e:
+        if out_of_memory(e):
+            raise RunError(f"out of memory: {e}", hint=way_out) from None
+        raise

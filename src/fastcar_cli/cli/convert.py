@@ -1,0 +1,130 @@
+"""`fastcar convert`: a model to a folder of packed weights that is mapped, not read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastcar_cli.cli.complete import models, words
+from fastcar_cli.cli.flags import one_of
+from fastcar_cli.cli.options import Debug, Flags, Json, Quiet, options
+from fastcar_cli.config.environment import surroundings
+from fastcar_cli.config.keys import MODELS
+from fastcar_cli.config.run_config import load_config
+from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt_list import prompts_in
+from fastcar_cli.system.limits import cores
+
+if TYPE_CHECKING:
+    from fastcar_cli.convert import Conversion, Result, Source
+
+
+@options("runtime.threads")
+def convert(
+    model: Annotated[str, typer.Argument(help=f"{MODELS[0].upper()}{MODELS[1:]}.", autocompletion=words(models))],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to make; there must be none of this name.")],
+    dtype: Annotated[
+        str, typer.Option(help="int4, int8 or bfloat16.", autocompletion=words(("int4", "int8", "bfloat16")))
+    ] = "int4",
+    depth_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="int8 or int4 for the depth transformer of an int4 model. [default: int8 below 1,024 wide]",
+            autocompletion=words(("int8", "int4")),
+        ),
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PROMPTS", help="Calibrate the rounding (GPTQ) on the prompts in this file, one a line, 32 at most."
+        ),
+    ] = None,
+    *,
+    flags: Flags,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Convert a model to weights that take less room and load at once; the same command resumes after a stop."""
+    from fastcar_cli.convert import Calibration, Conversion, open_source
+    from fastcar_cli.convert.convert import check_folder
+    from fastcar_cli.convert.source import DEPTH_DTYPES, DTYPES, padded, target_format
+
+    one_of("--dtype", dtype, DTYPES)
+    one_of("--depth-dtype", depth_dtype, DEPTH_DTYPES)
+    if depth_dtype is not None and dtype != "int4":
+        raise RequestError(f"--depth-dtype has no effect with --dtype {dtype}", hint="it goes with --dtype int4")
+    if calibrate is not None and dtype == "bfloat16":
+        raise RequestError("--calibrate has no effect with --dtype bfloat16", hint="it goes with --dtype int4, int8")
+    calibration = None
+    if calibrate is not None:
+        calibration = Calibration(tuple(prompts_in(calibrate, f"--calibrate {calibrate}").prompts.values()))
+    check_folder(output)
+    import torch
+
+    from fastcar_cli.cli.render import Results, console, note
+
+    threads = load_config(None, (), flags, surroundings()).runtime.threads
+    torch.set_num_threads(threads or min(torch.get_num_threads(), cores()))
+    terminal = console(quiet)
+    source = open_source(model)
+    spec = padded(source.spec, dtype)
+    if spec != source.spec:
+        before, after = source.spec.decoder.mlp_width, spec.decoder.mlp_width
+        note(terminal, f"MLPs of width {before} get zeros up to {after}, a multiple of 32, which changes nothing else")
+    form = target_format(source, spec, dtype, depth_dtype)
+    if dtype == "int4" and form.depth == "int8" and depth_dtype is None:
+        note(terminal, "the depth transformer is narrow and becomes int8: --depth-dtype int4 is smaller and less exact")
+    conversion = Conversion(source, output, form, spec, calibration)
+    result = _run(conversion, terminal)
+    if as_json:
+        typer.echo(json.dumps(_document(source, result, dtype, form.depth)))
+    else:
+        _print(Results(quiet), result, dtype)
+
+
+def _run(conversion: Conversion, terminal: Any) -> Result:
+    from fastcar_cli.cli.render import loading, progress
+
+    with contextlib.ExitStack() as bars:
+        tasks: dict[str, tuple[Any, Any]] = {}
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                # One display at a time.
+                bars.close()
+                bar = bars.enter_context((progress if what.startswith("drawing") else loading)(terminal))
+                tasks[what] = bar, bar.add_task(what, total=total)
+            bar, task = tasks[what]
+            bar.update(task, completed=done)
+
+        return conversion.run(on_progress)
+
+
+def _document(source: Source, result: Result, dtype: str, depth: str | None) -> dict[str, Any]:
+    return {
+        "folder": str(result.folder),
+        "source": dict(source.identity),
+        "dtype": dtype,
+        "depth_dtype": depth or dtype,
+        "source_bytes": result.before,
+        "weights_bytes": result.after,
+        "shards_kept": result.kept,
+        "seconds": result.seconds,
+    }
+
+
+def _print(out: Any, result: Result, dtype: str) -> None:
+    from fastcar_cli.checkpoints.memory_plan import gib
+
+    kept = f", {result.kept} shards were there" if result.kept else ""
+    out.print(
+        f"{result.folder}: {gib(result.after)} of weights in {dtype}, they were {gib(result.before)} "
+        f"({result.seconds:.0f} s{kept})",
+        soft_wrap=True,
+    )
+    out.print(f"use it with fastcar generate --model {result.folder}", soft_wrap=True)

@@ -1,0 +1,35 @@
+"""`fastcar demo`: a page in the browser that makes videos."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from fastcar_cli.cli.options import Debug
+from fastcar_cli.system.signals import status
+
+
+def demo(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes any free one.")] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Make videos on a page of this machine's browser, with the replay map beside each, until Ctrl-C."""
+    from fastcar_cli.cli.render import console, note
+    from fastcar_cli.demo.make import Maker
+    from fastcar_cli.demo.server import Server
+
+    server = Server(Maker(), port)
+    typer.echo(server.url)
+    # Elsewhere the browser could be one of text, which takes the terminal.
+    if not no_browser and (sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
+        webbrowser.open(server.url)
+    try:
+        server.serve()
+    except KeyboardInterrupt as e:
+        note(console(), "the page is closed", "stopped")
+        raise typer.Exit(status(e)) from None

@@ -1,0 +1,194 @@
+"""`fastcar fpga`: the emulated accelerator without a model, on saved or drawn decisions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fastcar_cli.cli.complete import models, words
+from fastcar_cli.cli.flags import check_made, given, one_of, refuse, refuse_all_but
+from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
+from fastcar_cli.config.keys import MODELS
+from fastcar_cli.config.run_config import load_config
+from fastcar_cli.errors import RequestError
+from fastcar_cli.system import plugins
+
+
+@options("attention.window", "attention.sinks")
+def fpga(
+    ctx: typer.Context,
+    trace: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Decisions that generate has saved.")] = None,
+    preset: Accelerator = None,
+    model: Annotated[
+        str,
+        typer.Option(help=f"Shapes for drawn decisions, without a download: {MODELS}.", autocompletion=words(models)),
+    ] = "vila-u-7b",
+    rows: Annotated[int, typer.Option(help="Rows of the batch, at most 32.", min=1, max=32)] = 16,
+    frames: Annotated[int, typer.Option(help="Frames of the video.", min=1, max=4096)] = 8,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens before the first visual one.", min=1, max=2**20)] = 100,
+    replay: Annotated[
+        str, typer.Option(help="Replay ratios over all passes, with commas between them.")
+    ] = "0,0.2,0.5,0.8",
+    *,
+    flags: Flags,
+    spread: Annotated[
+        str,
+        typer.Option(
+            help="Where drawn replays may be: eligible passes, or all (also the first frame).",
+            autocompletion=words(("eligible", "all")),
+        ),
+    ] = "eligible",
+    pair_correlation: Annotated[
+        float, typer.Option(help="Chance that the rows of a pair share a drawn decision.", min=0, max=1)
+    ] = 0.0,
+    profile: Annotated[
+        str,
+        typer.Option(
+            help="Drawn ratio by layer: flat or valley (middle layers least).", autocompletion=words(("flat", "valley"))
+        ),
+    ] = "flat",
+    seed: Annotated[int, typer.Option(help="Seed of drawn decisions.", min=0, max=2**63 - 1)] = 0,
+    table: Annotated[
+        bool, typer.Option("--table", help="Emulate the published latencies, or the decode speed of the preset's work.")
+    ] = False,
+    drafts: Annotated[
+        bool, typer.Option("--drafts", help="Print what drafts do, by window and acceptance; rows: 2 if not given.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print the terms of one layer's cycles and joules.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(help="Folder for CSVs, timeline and charts.")] = None,
+    as_json: Json = False,
+    form: Format = "table",
+    debug: Debug = False,
+) -> None:
+    """Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL."""
+    from fastcar_cli.checkpoints.registry import spec_of
+    from fastcar_cli.checkpoints.specs import spec_from_dict
+    from fastcar_fpga.decisions import draw, read
+    from fastcar_fpga.emulator import Emulator
+    from fastcar_fpga.explain import explain as lines_of
+    from fastcar_fpga.preset import load_preset
+    from fastcar_fpga.summary import compare, emulate
+    from fastcar_fpga.workload import preset_for, workload_of
+
+    if table:
+        refuse_all_but(ctx, ("table", "preset", "as_json"), "with --table, which emulates the published runs")
+    if drafts:
+        refuse_all_but(
+            ctx, ("drafts", "preset", "rows", "as_json"), "with --drafts, at the shape of the published runs"
+        )
+    if trace is not None:
+        refuse_all_but(
+            ctx,
+            ("trace", "preset", "window", "sinks", "explain", "report", "as_json"),
+            "with a file of decisions, which holds its own",
+        )
+    attention = load_config(None, (), flags).attention
+    if attention.window is None:
+        refuse(ctx, ("sinks",), "where everything is attended to", "it needs --window with a number of tokens")
+    if pair_correlation and rows % 2:
+        raise RequestError(f"--pair-correlation with --rows {rows}: rows have no pairs", hint="an even number of rows")
+    check_made("--report", report)
+    one_of("--spread", spread, ("eligible", "all"))
+    one_of("--profile", profile, ("flat", "valley"))
+    if table or drafts:
+        accelerator = load_preset(preset or "paper-u280")
+        if table:
+            plugins.of_fpga("table", "--table")(accelerator, as_json)
+        else:
+            plugins.of_fpga("drafts", "--drafts")(accelerator, rows if "rows" in given(ctx) else 2, as_json)
+        return
+    saved = None if trace is None else read(trace)
+    spec = spec_of(model) if saved is None else spec_from_dict(saved.spec)
+    accelerator = preset_for(preset, spec)
+    if saved is not None:
+        if "attention.window" in flags:
+            saved = replace(saved, window=attention.window, sinks=attention.sinks)
+        comparisons = [emulate(accelerator, saved)]
+    else:
+        work = workload_of(
+            spec,
+            rows=rows,
+            frames=frames,
+            prompt=prompt_tokens,
+            window=attention.window,
+            sinks=attention.sinks,
+        )
+        how: dict[str, Any] = {"layers": work.layers, "rows": rows, "frames": frames, "seed": seed, "spread": spread}
+        how |= {"tokens_per_frame": work.tokens_per_frame, "pair_correlation": pair_correlation, "profile": profile}
+        emulator = Emulator(accelerator, work)
+        comparisons = [compare(emulator, draw(ratio=ratio, **how)) for ratio in _ratios(replay)]
+    if report is not None:
+        from fastcar_fpga.report import write_report
+
+        write_report(report, comparisons[-1])
+    documents = [f.to_dict() for f in comparisons]
+    if explain:
+        last = comparisons[-1]
+        rows = round(float((last.tokens >= 0).sum(0).mean()))
+        lines = lines_of(last.emulator, round(float(last.computing.sum(1).mean())), rows)
+        if as_json:
+            documents[-1]["explain"] = lines
+        else:
+            typer.echo("\n".join(lines))
+    if as_json:
+        typer.echo(json.dumps({"runs": documents}))
+    elif not explain:
+        _summary(documents, comparisons[0].emulator.work)
+
+
+def _ratios(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(f"--replay {text}: not numbers", hint="ratios from 0 to 1, such as 0,0.2,0.5,0.8") from None
+    for value in values:
+        if not 0 <= value <= 1:
+            raise RequestError(f"--replay {value:g}: no ratio", hint="allowed: 0 to 1")
+    return values
+
+
+def _short(value: float) -> str:
+    """Three or four digits with a thousand's letter."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.4g}{letter}"
+    return f"{value:.3g}"
+
+
+def _summary(documents: list[dict[str, Any]], work: Any) -> None:
+    from fastcar_cli.cli.render import Results, columns
+
+    first = documents[0]
+    shown = columns(
+        f"{first['preset']} (emulated): {work.name}, {work.rows} rows on {first['cores']} cores, "
+        f"{first['passes']} passes",
+        *("replay", "cycles", "s", "J", "J act.", "dense", "static", "ideal", "busy", "DRS"),
+        left=0,
+        caption="J: board power x time, then by activity. Speed-up: against dense, against static mapping, and ideal.",
+    )
+    for d in documents:
+        cost = (_short(d["cycles"]), f"{d['latency_s']:.4g}", _short(d["energy_j"]), _short(d["energy_activity_j"]))
+        gain = (f"{d[k]:.2f}" for k in ("speedup_vs_dense", "speedup_vs_static", "ideal_speedup_vs_dense"))
+        shown.add_row(f"{d['replay_ratio']:.1%}", *cost, *gain, f"{d['utilisation']:.0%}", f"{d['drs_share']:.2%}")
+    Results().print(shown)
+    if first["window"] == 1:
+        return
+    shown = columns(
+        f"a final token of every video, {work.steps / first['passes']:.2f} a pass",
+        *("", "cycles", "ms", "mJ", "mJ act.", "against dense"),
+        left=0,
+        caption="dense and replay with one token a pass, drafts and both in the passes of the file.",
+    )
+    costs = first["per_token"]
+    for kind, cost in costs.items():
+        milliseconds = first["latency_s"] / first["cycles"] * cost["cycles"] * 1e3
+        millijoules = (f"{cost[key] * 1e3:.4g}" for key in ("energy_j", "energy_activity_j"))
+        faster = f"{costs['dense']['cycles'] / cost['cycles']:.2f}"
+        shown.add_row(kind, _short(cost["cycles"]), f"{milliseconds:.4g}", *millijoules, faster)
+    Results().print(shown)

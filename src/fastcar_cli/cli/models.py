@@ -1,0 +1,114 @@
+"""`fastcar models`, `fastcar models show` and `fastcar pull`: what can be generated with, and where it comes from."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastcar_cli.cli.complete import models as named
+from fastcar_cli.cli.complete import words
+from fastcar_cli.cli.options import Debug, Format, Json
+
+if TYPE_CHECKING:
+    from fastcar_cli.models.network import Spec
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A name of the list, or a folder.", show_default=False, autocompletion=words(named)
+    ),
+]
+
+
+def models(as_json: Json = False, form: Format = "table", debug: Debug = False) -> None:
+    """List the models that have names: what they take and make, and where they are."""
+    from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
+
+    rows = [_line(name) for name in (*BUNDLED, *REPOSITORIES)]
+    if as_json:
+        typer.echo(json.dumps({"models": rows}))
+        return
+    from fastcar_cli.cli.render import Results, columns
+
+    shown = columns("", "model", "size", "takes", "makes", "from", left=5)
+    # Names are there to be copied.
+    shown.columns[0].no_wrap = True
+    for row in rows:
+        source = row["from"].partition("/")[0] + ("" if row["here"] else ", to be pulled")
+        shown.add_row(row["name"], _size(row["parameters"]), row["takes"], row["makes"], source)
+    Results().print(shown)
+
+
+def show(name: Name, as_json: Json = False, form: Format = "table", debug: Debug = False) -> None:
+    """What a model is made of, from its shapes alone."""
+    from fastcar_cli.checkpoints.hub import licence, repository_of
+    from fastcar_cli.checkpoints.names import BUNDLED
+    from fastcar_cli.checkpoints.registry import spec_of
+
+    spec, repository = spec_of(name), repository_of(name)
+    decoder = spec.decoder
+    facts: dict[str, Any] = _line(name) | {
+        "decoder": f"{decoder.layers} layers, width {decoder.width}, MLPs {decoder.mlp_width}, {decoder.heads} heads",
+        "tokens_per_frame": spec.tokens_per_frame,
+        "codes_per_token": spec.code_depth,
+        "terms": ("Apache-2.0" if name in BUNDLED else "unknown") if repository is None else licence(name, repository),
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    from fastcar_cli.cli.render import Results
+    from fastcar_cli.cli.render import facts as table_of
+
+    shown = table_of(name)
+    for key, value in facts.items():
+        if key != "name":
+            shown.add_row(key.replace("_", " "), f"{value:,}" if type(value) is int else _word(value))
+    Results().print(shown)
+
+
+def pull(name: Name, debug: Debug = False) -> None:
+    """Fetch a model of the hub into the cache, so that later runs need no network; started again, it resumes."""
+    from fastcar_cli.checkpoints.registry import folder_of
+
+    typer.echo(str(folder_of(name)))
+
+
+def _word(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _size(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.{parameters < 1e7:d}f} M"
+
+
+def _line(name: str) -> dict[str, Any]:
+    """A model's row."""
+    from fastcar_cli.checkpoints.hub import here, repository_of, revision_of
+    from fastcar_cli.checkpoints.memory_plan import parameter_bytes
+    from fastcar_cli.checkpoints.names import BUNDLED
+    from fastcar_cli.checkpoints.registry import spec_of
+    from fastcar_cli.models.checkpoint import empty_network
+
+    spec, repository = spec_of(name), repository_of(name)
+    height, width = spec.frame_spec.size
+    return {
+        "name": name,
+        "takes": _takes(spec),
+        "makes": f"{spec.frames} frames of {width} x {height}, {spec.fps} a second",
+        "from": repository or ("the package" if name in BUNDLED else "a folder"),
+        "here": repository is None or here(repository, revision_of(name)),
+        "parameters": parameter_bytes(empty_network(spec), 1),
+    }
+
+
+def _takes(spec: Spec) -> str:
+    """What a video of a model begins with."""
+    frames = spec.contexts or ((spec.layout.context,) if spec.layout.context else ())
+    if not frames:
+        return "a sentence"
+    text = f"{' or '.join(map(str, sorted(frames)))} frame{'s' if max(frames) > 1 else ''}"
+    if spec.decoder.source:
+        text += ", text vectors"
+    return text + (f", {spec.conditions} numbers a frame" if spec.conditions else "")

@@ -1,0 +1,183 @@
+"""`fastcar profile`: where decode time goes, and what replay can buy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastcar_cli.cli.complete import models, words
+from fastcar_cli.cli.flags import check_file, check_made, one_of, refuse
+from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
+from fastcar_cli.config import choices
+from fastcar_cli.config.environment import surroundings
+from fastcar_cli.config.run_config import load_config
+from fastcar_cli.errors import RequestError
+from fastcar_cli.system.extras import pyplot
+from fastcar_cli.system.files import read_text, write_whole
+
+if TYPE_CHECKING:
+    from fastcar_cli.profile.profile_report import ProfileSettings
+
+
+BACKENDS, DTYPES = choices.values(choices.Backend), ("auto", "float32", "bfloat16", "float16")
+
+
+@options("runtime.device", "runtime.threads", "runtime.executor")
+def profile(
+    ctx: typer.Context,
+    seq: Annotated[
+        str | None, typer.Option(help="Context lengths with commas between them, such as 2k,8192. [default: 2k,4k,8k]")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Bundled model, a published name such as vila-u-7b (its shapes with random weights, no download), or "
+            "a folder. [default: table]",
+            autocompletion=words(models),
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Rows of the batch; a guided video is two. [default: one video's]", min=1, max=256),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=words(DTYPES))
+    ] = "auto",
+    *,
+    flags: Flags,
+    repeats: Annotated[int, typer.Option(help="Timed steps a length and kind.", min=1, max=10**6)] = 5,
+    replay_ratio: Annotated[float, typer.Option(help="Replay that drafts are held against.", min=0, max=1)] = 0.8,
+    backend: Annotated[
+        str,
+        typer.Option(help="torch, or fpga-sim: cycles of the emulated accelerator.", autocompletion=words(BACKENDS)),
+    ] = "torch",
+    fpga: Accelerator = None,
+    decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
+    tau: Annotated[str, typer.Option(help="Threshold of --decode.")] = "-2",
+    seed: Annotated[int, typer.Option(help="Seed of --decode.", min=0, max=2**63 - 1)] = 0,
+    plots: Annotated[Path | None, typer.Option(help="Folder for plots (PNG and SVG).")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="File for a timeline of one step, for Perfetto.")] = None,
+    save: Annotated[Path | None, typer.Option(help="File to keep the result in (JSON).")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Earlier result to print ratios against.")] = None,
+    as_json: Json = False,
+    form: Format = "table",
+    debug: Debug = False,
+) -> None:
+    """Measure one decode step by context length, or a real run with --decode."""
+    from fastcar_cli.checkpoints.published import published_spec
+    from fastcar_cli.profile.profile_report import ProfileSettings, ratios
+    from fastcar_cli.profile.profiler import parse_lengths
+
+    run = load_config(None, (), flags, surroundings())
+    runtime, model = run.runtime, model or run.model
+    one_of("--backend", backend, BACKENDS)
+    one_of("--dtype", dtype, DTYPES)
+    if decode is None:
+        refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
+    elif seq is None:
+        measured = ("rows", "repeats", "replay_ratio", "timeline", "compare")
+        refuse(ctx, measured, "with --decode alone", "it needs --seq, which measures steps beside the run")
+    if backend == "torch":
+        refuse(ctx, ("fpga",), "with the backend torch", "it needs --backend fpga-sim")
+    else:
+        of_torch = ("dtype", "device", "threads", "executor", "repeats", "replay_ratio", "timeline", "decode")
+        refuse(ctx, of_torch, "with an emulated accelerator", "leave it out, or leave out --backend fpga-sim")
+    lengths = [] if decode is not None and seq is None else parse_lengths(seq or _lengths(model))
+    if plots is not None:
+        pyplot("--plots")
+    earlier = _read(compare) if compare is not None else None
+    check_file("--save", save)
+    check_file("--timeline", timeline)
+    check_made("--plots", plots)
+    if decode is not None and published_spec(model) is not None:
+        raise RequestError(
+            f"--decode needs weights; --model {model} stands for shapes here", hint="--model mini or a folder"
+        )
+    if backend == "fpga-sim":
+        document = _emulated(model, lengths, rows, fpga)
+    else:
+        if timeline is not None and flags.get("runtime.executor") not in (None, "auto", "torch"):
+            raise RequestError("--timeline shows steps in plain torch", hint="leave --executor out")
+        chosen = ProfileSettings(
+            *(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats, replay_ratio),
+            executor=runtime.executor if timeline is None else "torch",
+        )
+        document = _measured(chosen, timeline)
+    profiled = None
+    if decode is not None:
+        profiled = _decoded(model, decode, tau, seed, runtime.device, dtype)
+        document["decode"] = profiled.to_dict()
+    if plots is not None:
+        from fastcar_cli.profile.plots import write_plots
+
+        write_plots(plots, document["lengths"], profiled, "ms" if backend == "torch" else "emulated ms")
+    if save is not None:
+        write_whole(save, json.dumps(document, indent=1) + "\n")
+    if earlier is not None:
+        document["compared"] = ratios(document, earlier)
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        from fastcar_cli.cli.profile_render import show
+
+        show(document)
+
+
+def _lengths(model: str) -> str:
+    """The lengths where nobody says: of a model whose prompt is frames, all the positions that it has."""
+    from fastcar_cli.checkpoints.registry import spec_of
+
+    spec = spec_of(model)
+    return "2k,4k,8k" if spec.layout.lead is None else str(spec.decoder.max_positions)
+
+
+def _measured(what: ProfileSettings, timeline: Path | None) -> dict[str, Any]:
+    from fastcar_cli.cli.render import console, progress
+    from fastcar_cli.profile.profile_report import StepProfile
+
+    steps = StepProfile(what)
+    if not what.lengths:
+        return steps.to_dict()
+    with progress(console(), "lengths") as bar:
+        task = bar.add_task("measuring", total=len(what.lengths))
+        for _ in steps.run():
+            bar.advance(task)
+    if timeline is not None:
+        steps.write_timeline(timeline)
+    return steps.to_dict()
+
+
+def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str | None) -> dict[str, Any]:
+    from fastcar_cli.checkpoints.registry import spec_of
+    from fastcar_cli.profile.emulated import emulated_lengths
+
+    spec = spec_of(model)
+    return emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)
+
+
+def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> Any:
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
+    from fastcar_cli.profile.decode_profile import profile_decode
+
+    flags = {"model": model, "replay.tau": tau, "draft.kind": "off", "runtime.device": device, "runtime.dtype": dtype}
+    pipe = VideoPipeline.from_config(load_config(None, (), flags))
+    pipe.notices([prompt])
+    return profile_decode(pipe, prompt, seed)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    from fastcar_cli.system.plain_data import parse_json
+
+    text = read_text(file, f"--compare {file}")
+    try:
+        data = parse_json(text, finite=True)
+        for length in data["lengths"]:
+            seq, step, modules = int(length["seq"]), float(length["step_ms"]), length["modules"].values()
+            if seq < 1 or step <= 0 or min((float(m["ms"]) for m in modules), default=0) < 0:
+                raise ValueError(f"times of seq {seq} are no times")
+        return data
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise RequestError(f"--compare {file} is no saved profile: {type(e).__name__} {e}") from None

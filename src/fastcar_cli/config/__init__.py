@@ -1,0 +1,1 @@
+"""Configuration: keys, allowed values, the run, YAML, environment."""

@@ -1,0 +1,313 @@
+"""A run as one validated object: built-in defaults < fastcar.yaml < environment < `--config` < `--set` < flags.
+
+None stands for "what the model prefers"; the pipeline resolves it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ValidationError
+
+from fastcar_cli.config import choices
+from fastcar_cli.config.keys import (
+    MODELS,
+    Attention,
+    Backend,
+    Draft,
+    Generation,
+    Replay,
+    Runtime,
+    Sampling,
+    Section,
+    Video,
+    setting,
+)  # fmt: skip
+from fastcar_cli.config.presets import parse_yaml, preset_folder, presets, read_preset
+from fastcar_cli.config.tau import Tau
+from fastcar_cli.errors import Key, RequestError, Text
+
+RENAMED = {"runtime.kernels": "runtime.executor"}
+"""Keys of earlier versions, which files and recipes may still have."""
+
+
+class RunConfig(Section):
+    """Everything a run is decided by."""
+
+    model: str = setting("table", MODELS, min_length=1)
+    generation: Generation = Generation()
+    sampling: Sampling = Sampling()
+    replay: Replay = Replay()
+    draft: Draft = Draft()
+    attention: Attention = Attention()
+    backend: Backend = Backend()
+    runtime: Runtime = Runtime()
+    video: Video = Video()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: Text | None = "configuration") -> RunConfig:
+        """Validate plain data. Raises RequestError that says where, with which key and value, and what is allowed.
+
+        Without `where` the keys are parameters that the caller gave one by one.
+        """
+        try:
+            return cls.model_validate(current(data))
+        except ValidationError as e:
+            raise _explain(e, where) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` reads."""
+        data = self.model_dump(mode="python")
+        data["replay"]["tau"] = tau_to_plain(self.replay.tau)
+        return data
+
+    def changed(self, keys: Mapping[str, Any]) -> RunConfig:
+        """The same with other values of some dotted keys. Raises as `from_dict` does."""
+        known = {_known(key, "configuration"): value for key, value in keys.items()}
+        return RunConfig.from_dict(nested(flat(self.to_dict()) | known))
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of the frames in pixels; None: the model's own."""
+        if self.generation.size is None:
+            return None
+        width, height = self.generation.size.split("x")
+        return int(height), int(width)
+
+    def to_yaml(self) -> str:
+        """YAML that `load_config` reads."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def tau_to_plain(tau: Tau) -> Any:
+    """Thresholds as a configuration file has them, where null would stand for "not given"."""
+    plain = tau.plain()
+    values = ["off" if v is None else v for v in (plain if isinstance(plain, list) else [plain])]
+    return values if isinstance(plain, list) else values[0]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of the configuration as help texts, errors and docs show it.
+
+    `kind` is the type of its value on the command line, `values` the words it may be, `default` a text, of what the
+    model decides with `by_model`.
+    """
+
+    key: str
+    flag: str | None
+    kind: type
+    meaning: str
+    values: tuple[str, ...]
+    default: str
+    by_model: bool
+
+    @property
+    def help(self) -> str:
+        """Its meaning with the words it may be."""
+        *others, last = self.values or ("",)
+        return f"{self.meaning} ({', '.join(others)} or {last})" if others else self.meaning
+
+
+@cache
+def settings() -> dict[str, Setting]:
+    """Every dotted key of the configuration."""
+    return {s.key: s for s in _settings_of(RunConfig, "")}
+
+
+def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _settings_of(kind, f"{prefix}{name}.")
+            continue
+        extra: Any = field.json_schema_extra
+        flag = f"--{name.replace('_', '-')}" if extra["flag"] == "" else extra["flag"]
+        default = (
+            "the model's" if extra["by_model"] else extra["unset"] if field.default is None else str(field.default)
+        )
+        words = choices.values(kind)
+        # A value that is read from its text is given as a text.
+        read = any(isinstance(m, BeforeValidator) for m in field.metadata)
+        numbers: list[type] = [k for k in (int, float) if k in (kind, *get_args(kind)) and not read]
+        yield Setting(
+            prefix + name, flag, (numbers or [str])[0], str(field.description), words, default, extra["by_model"]
+        )
+
+
+class _Shown(reprlib.Repr):
+    """Representations short enough for an error, whatever was given."""
+
+    maxother = maxstring = 80
+    maxlong = 40
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Numbers of thousands of digits have no text at all.
+        return super().repr_int(x, level) if x.bit_length() < 2**12 else f"<a number of {x.bit_length()} bits>"
+
+
+def shown(value: Any) -> str:
+    """A text as it is or another value's representation, cut in the middle where it is long."""
+    text = _Shown().repr(value)
+    return value if isinstance(value, str) and len(value) < _Shown.maxstring - 2 else text
+
+
+def _unknown(where: Text | None, key: str, allowed: Sequence[str]) -> RequestError:
+    last = key.rpartition(".")[2]
+    near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.5) or [k for k in allowed if k.endswith(f".{last}")]
+    section = key.rpartition(".")[0]
+    if key in near:
+        return RequestError(f"unknown key {shown(key)!r}", where=where, hint=f"'{last}' below '{section}:' is one")
+    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(settings()))}"
+    return RequestError(f"unknown key {shown(key)!r}", where=where, hint=hint)
+
+
+def _explain(error: ValidationError, where: Text | None) -> RequestError:
+    """The first problem of a validation error."""
+    problem = error.errors()[0]
+    location = [str(p) for p in problem["loc"]]
+    keys = settings()
+    # pydantic appends the member of a union that failed; only what is a key of ours is shown.
+    unknown = problem["type"] in ("extra_forbidden", "invalid_key")
+    while len(location) > 1 and not unknown and ".".join(location) not in keys:
+        if any(k.startswith(".".join(location) + ".") for k in keys):
+            break
+        location.pop()
+    key = ".".join(location)
+    if unknown:
+        return _unknown(where, key, [*keys, *{k.split(".")[0] for k in keys}])
+    allowed: str | None = re.sub("^(Value error, |(Input|String) should (be|have) )", "", problem["msg"])
+    if problem["type"] in ("model_type", "dataclass_type", "string_pattern_mismatch"):
+        allowed = None if key in keys else "a mapping of keys"
+    value = _Shown().repr(problem.get("input"))
+    hint = keys[key].meaning if key in keys else None
+    return RequestError("not allowed", key=key, value=value, where=where, allowed=allowed, hint=hint)
+
+
+def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flat`."""
+    data: dict[str, Any] = {}
+    for key, value in keys.items():
+        section, _, last = key.rpartition(".")
+        (data.setdefault(section, {}) if section else data)[last] = value
+    return data
+
+
+def _known(key: str, where: Text) -> str:
+    """A dotted key by its name of today. Raises RequestError for one that there is not."""
+    key = RENAMED.get(key, key)
+    if key not in settings():
+        raise _unknown(where, key, [*settings()])
+    return key
+
+
+def later_wins(data: dict[str, Any], given: Collection[str]) -> None:
+    """Drop from `data`, of dotted keys, what a later layer with the keys `given` replaces.
+
+    `replay.tau` and `replay.ratio` exclude each other: a layer that gives one takes away the other of
+    the layers before.
+    """
+    for key, other in (("replay.tau", "replay.ratio"), ("replay.ratio", "replay.tau")):
+        if key in given and other not in given:
+            data.pop(other, None)
+
+
+def current(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested configuration data with the keys of today, and without sections whose keys are all left out."""
+    empty = {key.partition(".")[0] for key in settings() if "." in key and data.get(key.partition(".")[0], 0) is None}
+    data = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items() if k not in empty}
+    for old, new in RENAMED.items():
+        section, _, last = old.partition(".")
+        if isinstance(data.get(section), dict) and last in data[section]:
+            data[section].setdefault(new.partition(".")[2], data[section].pop(last))
+    return data
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value of a dotted key, what errors about it begin with, and where it is from, as `config --where` prints it."""
+
+    key: str
+    value: Any
+    where: Text | None
+    source: str
+
+
+Layer = list[Given]
+"""Values that are given in one place; a later layer wins."""
+
+
+def file_layer(name: str, source: str) -> Layer:
+    """The values of a preset or YAML file. Raises RequestError that names it."""
+    data, path = read_preset("configuration", name, presets(), preset_folder())
+    RunConfig.from_dict(data, str(path))
+    return [Given(key, value, str(path), source) for key, value in flat(current(data)).items()]
+
+
+def value_of(text: str, where: Text) -> Any:
+    """A value that is given as YAML in one line. Raises RequestError."""
+    try:
+        return parse_yaml(text)
+    except ValueError:
+        raise RequestError(f"{shown(text)} is not valid YAML", where=where) from None
+
+
+def _override(text: str) -> Given:
+    key, equals, value = text.partition("=")
+    where = (Key("overrides"), f" {shown(text)}")
+    if not equals:
+        raise RequestError("needs the form key=value, such as replay.tau=-2", where=where)
+    if not value.strip():
+        raise RequestError("the value is empty", where=where, hint="give one, or leave the key out")
+    return Given(_known(key.strip(), where), value_of(value, where), where, "--set")
+
+
+def load_sources(
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    below: Sequence[Layer] = (),
+) -> tuple[RunConfig, dict[str, str]]:
+    """As `load_config`; also the source of each dotted key that is given, as `Given.source` has it."""
+    layers = [*below, *([] if name is None else [file_layer(name, f"--config {name}")])]
+    layers.append([_override(override) for override in overrides])
+    layers.append([Given(key, value, None, "command line") for key, value in (flags or {}).items()])
+    data: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for layer in layers:
+        later_wins(data, [given.key for given in layer])
+        for given in layer:
+            data[given.key], sources[given.key] = given.value, given.source
+            RunConfig.from_dict(nested(data), given.where)
+    return RunConfig.from_dict(nested(data)), {key: source for key, source in sources.items() if key in data}
+
+
+def load_config(
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    below: Sequence[Layer] = (),
+) -> RunConfig:
+    """Merge over the defaults `below`, a preset or YAML file, `key=value` overrides and flags (dotted keys).
+
+    The later wins. Raises RequestError that names the file, variable, override or flag, its value, and what is allowed.
+    """
+    return load_sources(name, overrides, flags, below)[0]

@@ -1,0 +1,96 @@
+"""The replay threshold: one type, read and written here, with one encoding inside.
+
+A threshold is a float. `+inf` is never exceeded, so it stands for dense decoding (`off` for people,
+null in JSON); `-inf` is exceeded by every finite score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastcar_cli.config.lists import digits
+from fastcar_cli.errors import RequestError
+
+Plain = float | str | None
+ALLOWED = "a number such as -2, 'off', or a list with one of these a layer"
+"""What `Tau.read` takes, as its errors say it."""
+
+
+def _number(value: Any) -> float:
+    if value is None or value is False:  # YAML 1.1 reads a bare `off` as false
+        return math.inf
+    if isinstance(value, str) and value.strip().lower() == "off":
+        return math.inf
+    if isinstance(value, bool):
+        raise ValueError(ALLOWED)
+    try:
+        number = float(digits(value) if isinstance(value, str) else value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(ALLOWED) from None
+    too_large = math.isinf(number) and isinstance(value, str) and value.strip()[-1].isdigit()
+    if math.isnan(number) or too_large:
+        raise ValueError(ALLOWED)
+    return number
+
+
+def _plain(value: float) -> Plain:
+    return None if value == math.inf else "-inf" if value == -math.inf else value
+
+
+def _printed(value: float) -> str:
+    short = f"{value:g}"
+    return "off" if value == math.inf else short if float(short) == value else repr(value)
+
+
+@dataclass(frozen=True)
+class Tau:
+    """Thresholds of the decoder's layers: `values` holds one for all of them, or one a layer."""
+
+    values: tuple[float, ...] = (math.inf,)
+
+    @classmethod
+    def read(cls, given: Any) -> Tau:
+        """A threshold as people and files write it.
+
+        A number, `off`, None or false (off), the text of one, a comma-separated text or a list with one of
+        these a layer, or a Tau. Raises ValueError with ALLOWED for anything else.
+        """
+        if isinstance(given, Tau):
+            return given
+        if isinstance(given, str) and "," in given:
+            given = given.split(",")
+        if not isinstance(given, (list, tuple)):
+            return cls((_number(given),))
+        if not given:
+            raise ValueError(ALLOWED)
+        return cls(tuple(map(_number, given)))
+
+    @property
+    def off(self) -> bool:
+        """Whether no layer ever replays."""
+        return all(v == math.inf for v in self.values)
+
+    def by_layer(self, layers: int) -> tuple[float, ...]:
+        """One threshold a layer. Raises RequestError where a list has another length."""
+        if len(self.values) == 1:
+            return self.values * layers
+        if len(self.values) != layers:
+            said, hint = f"{len(self.values)} values, the model has {layers} layers", "one for all, or one a layer"
+            raise RequestError(said, key="tau", hint=hint)
+        return self.values
+
+    def plain(self) -> Plain | list[Plain]:
+        """For JSON and YAML, which `read` reads: a number, None for off, '-inf', or a list of these a layer."""
+        several: Sequence[float] = tuple(dict.fromkeys(self.values))
+        return _plain(self.values[0]) if len(several) == 1 else [_plain(v) for v in self.values]
+
+    def __str__(self) -> str:
+        """For people and `--tau`, which `read` reads."""
+        return ",".join(map(_printed, dict.fromkeys(self.values) if len(set(self.values)) == 1 else self.values))
+
+
+OFF = Tau()
+"""Dense decoding."""

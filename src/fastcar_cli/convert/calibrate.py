@@ -1,0 +1,279 @@
+"""Calibration: tokens of some prompts go through the network part after part; each matrix is rounded for its inputs.
+
+The tokens are those of the prompts, as they are and blank for guidance, and visual ones that the model itself draws,
+with its weights plainly rounded: so no more than these, mapped, need be there at once. A part (the projector, a block,
+the depth transformer) sees what the rounded parts before it put out. In a block the maps are rounded in their order,
+so that each sees the rounded ones before it as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fastcar_cli.checkpoints import converted
+from fastcar_cli.convert.rounding import calibrated
+from fastcar_cli.decoding.engine import begin
+from fastcar_cli.decoding.settings import DecodeSettings
+from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt import PromptReader
+from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.decoder import Block, RMSNorm, Rotary, attention, rotate
+from fastcar_cli.models.depth import Classifier, DepthBlock
+from fastcar_cli.models.network import Projector, Spec
+from fastcar_cli.models.vila_u.network import ModelSpec, PlaceTables, placement_map
+from fastcar_cli.models.weight_format import NetworkFormat, scale_name
+from fastcar_cli.system.files import file_text, write_whole
+from fastcar_cli.system.plain_data import parse_json
+
+MOST_PROMPTS = 32
+"""More would take memory for their tokens, and no model was seen to need them."""
+
+_TOKENS = 256
+"""Visual tokens of a prompt, at least, in whole frames."""
+
+_POSITIONS = 2048
+"""Positions that the depth transformer is rounded for, at most: each is as many tokens of it as there are depths."""
+
+Read = Callable[[str], Tensor]
+"""A parameter of the source by its name."""
+
+Rounded = tuple[str, Mapping[str, Tensor]]
+"""The name of a matrix, and what is stored for it."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The prompts of a calibration. Raises RequestError where they are too many."""
+
+    prompts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.prompts) <= MOST_PROMPTS:
+            raise RequestError(f"{len(self.prompts)} prompts", key="calibrate", allowed=f"1 to {MOST_PROMPTS}")
+
+    @property
+    def description(self) -> str:
+        """What config.json says of the rounding."""
+        digest = hashlib.sha256("\n".join(self.prompts).encode()).hexdigest()
+        return f"GPTQ on {len(self.prompts)} prompts (SHA-256 {digest})"
+
+    def rows(self, tokenizer: PromptReader, guided: bool) -> list[list[int]]:
+        """Token ids of the prompts, and guided as many blank ones. Raises RequestError for a prompt it can't take."""
+        readings = [tokenizer.read(prompt) for prompt in self.prompts]
+        for prompt, reading in zip(self.prompts, readings, strict=True):
+            if reading.unknown and not reading.tokens:
+                raise RequestError(f"the model knows no word of the prompt {prompt!r}", key="calibrate")
+        read = [list(tokenizer.complete(reading, seed).ids) for seed, reading in enumerate(readings)]
+        return read + [list(tokenizer.blank()) for _ in self.prompts if guided]
+
+    def bytes_of_states(self, spec: Spec, rows: Sequence[Sequence[int]]) -> int:
+        """Bytes on disk of what the tokens have come to: those behind a shard and those behind the one before it."""
+        tokens = sum(len(row) + _frames(spec) * spec.tokens_per_frame - 1 for row in rows)
+        return 2 * 4 * spec.decoder.width * tokens
+
+    def draw(self, folder: Path, spec: ModelSpec, on_progress: Callable[[int, int], None]) -> Tensor:
+        """Codes int64 [P, T*N, depth] that the model converted into `folder` draws.
+
+        `on_progress(done, total)` counts videos.
+        """
+        model = converted.load(folder, "auto", torch.device("cpu"))
+        frames, codes = _frames(spec), []
+        for seed, prompt in enumerate(self.prompts):
+            on_progress(seed, len(self.prompts))
+            codes.append(drawn_codes(model, [prompt], [seed], frames))
+        on_progress(len(self.prompts), len(self.prompts))
+        return torch.cat(codes)
+
+
+def drawn_codes(model: LoadedModel, prompts: Sequence[str], seeds: Sequence[int], frames: int) -> Tensor:
+    """Codes int64 [P, T*N, depth] that a model draws for prompts with its own guidance and sampling."""
+    decode, _ = begin(model, prompts, seeds, DecodeSettings(frames, model.defaults.sampling))
+    return decode.run().codes
+
+
+def _frames(spec: Spec) -> int:
+    """Frames that are drawn of a prompt."""
+    return -(-_TOKENS // spec.tokens_per_frame)
+
+
+class Walk:
+    """The tokens of a calibration on their way through the network.
+
+    rows: token ids, conditional rows first; codes int64 [P, tokens, depth]. States, one a row, are float32 [tokens,
+    width]: the prompt's and all visual tokens but the last, which nothing follows.
+    """
+
+    def __init__(
+        self, form: NetworkFormat, spec: ModelSpec, read: Read, rows: Sequence[Sequence[int]], codes: Tensor
+    ) -> None:
+        self._form, self._spec, self._read, self._rows, self._codes = form, spec, read, rows, codes
+        self._states: list[Tensor] = []
+        self._rotary = Rotary(spec.decoder)
+
+    def states(self) -> dict[str, Tensor]:
+        """All states, float32 [tokens, width], to be kept."""
+        return {"states": torch.cat(self._states)}
+
+    def restore(self, file: Path) -> None:
+        """Take states that were kept. Raises RequestError where they are damaged or not there."""
+        fed = self._codes.shape[1] - 1
+        try:
+            kept = load_file(str(file))["states"]
+            self._states = list(kept.split([len(row) + fed for row in self._rows]))
+        except (OSError, SafetensorError, KeyError, RuntimeError) as e:
+            raise RequestError(
+                f"{file}: what the calibration kept there can't be read: {e}", hint=f"delete {file.parent}"
+            ) from None
+
+    @torch.no_grad()
+    def round(self, names: Sequence[str]) -> Iterator[Rounded]:
+        """Take the tokens through the part that the parameters of these names are of, and round its matrices."""
+        first = names[0]
+        if first.startswith("llm.layers."):
+            yield from self._block(first[: first.index(".", len("llm.layers.")) + 1])
+        elif first.startswith("depth."):
+            yield from self._depth()
+        elif first.startswith("llm."):
+            yield from self._enter()
+
+    def _loaded(self, module: nn.Module, prefix: str) -> nn.Module:
+        """The module with its parameters in float32."""
+        names = list(module.state_dict())
+        module.load_state_dict({name: self._read(prefix + name).float() for name in names}, assign=True)
+        return module.eval().requires_grad_(False)
+
+    def _turns(
+        self,
+        prefix: str,
+        module: nn.Module,
+        turns: Sequence[Sequence[str]],
+        run: Callable[[Tensor], Tensor],
+        batches: Sequence[Tensor],
+    ) -> Iterator[Rounded]:
+        """Round the maps of a module, those of a turn share their inputs; `run` takes a batch through the module."""
+        for turn in turns:
+            maps = {f"{prefix}{path}.weight": cast(nn.Linear, module.get_submodule(path)) for path in turn}
+            maps = {name: linear for name, linear in maps.items() if self._form.of(name) is not None}
+            gram = _gram(next(iter(maps.values())), run, batches) if maps else torch.empty(0)
+            for name, linear in maps.items():
+                form = self._form.of(name)
+                assert form is not None
+                numbers, scale = calibrated(linear.weight, gram, form)
+                linear.weight = nn.Parameter(form.widen(numbers, scale, torch.float32), requires_grad=False)
+                yield name, {name: numbers, scale_name(name): scale}
+
+    def _vectors(self) -> Tensor:
+        """Sums of the code vectors up to each depth, float32 [P, tokens, depth, code width]."""
+        shared = self._spec.rqvae.shared_codebook
+        codebooks = [
+            self._read(f"rqvae.quantizer.codebooks.{0 if shared else d}.weight") for d in range(self._codes.shape[2])
+        ]
+        return torch.stack([book[self._codes[..., d]].float() for d, book in enumerate(codebooks)], 2).cumsum(2)
+
+    def _enter(self) -> Iterator[Rounded]:
+        spec, fed = self._spec, self._codes.shape[1] - 1
+        projector = Projector(spec.rqvae.code_width, spec.decoder.width, spec.projector_layers)
+        self._loaded(projector, "projector.")
+        latents = list(self._vectors()[:, :fed, -1])
+        paths = [name.removesuffix(".weight") for name in projector.state_dict() if name.endswith("weight")]
+        yield from self._turns("projector.", projector, [[path] for path in paths], projector, latents)
+        visual = [projector(latent) for latent in latents]
+        if spec.place_tables:
+            places = PlaceTables(spec.frames, spec.tokens_per_frame, spec.decoder.width)
+            added = self._loaded(places, "places.")(torch.arange(fed))
+            visual = [x + added for x in visual]
+        if (placements := placement_map(spec)) is not None:
+            prompts = torch.tensor(self._rows[: len(visual)])
+            vectors = self._loaded(placements, "map.")(prompts, torch.arange(1, fed + 1)[None])
+            visual = [x + added for x, added in zip(visual, vectors, strict=True)]
+        table = self._read("llm.embed_tokens.weight")
+        texts = [table[torch.tensor(row)].float() for row in self._rows]
+        self._states = [torch.cat([text, visual[r % len(visual)]]) for r, text in enumerate(texts)]
+
+    def _block(self, prefix: str) -> Iterator[Rounded]:
+        block = Block(self._spec.decoder)
+        self._loaded(block, prefix)
+        run = partial(_through, block, self._rotary)
+        turns = [[f"self_attn.{part}_proj" for part in "qkv"], ["self_attn.o_proj"]]
+        turns += [["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]]
+        yield from self._turns(prefix, block, turns, run, self._states)
+        self._states = [run(x) for x in self._states]
+
+    def _depth(self) -> Iterator[Rounded]:
+        spec, tokens = self._spec.depth, self._codes.shape[1]
+        norm = self._loaded(RMSNorm(self._spec.decoder.width, self._spec.decoder.rms_eps), "llm.norm.")
+        hidden = torch.cat([norm(x[-tokens:]) for x in self._states])
+        sums = self._vectors()[:, :, :-1].flatten(0, 1)
+        chosen = torch.arange(0, len(hidden), -(-len(hidden) // _POSITIONS))
+        hidden, sums = hidden[chosen], sums[chosen % len(sums)]
+
+        states = self._read("depth.pos_emb_d").float().expand(len(hidden), -1, -1).clone()
+        for name, inputs, at in (("in_mlp_2", hidden, slice(0, 1)), ("in_mlp_1", sums, slice(1, None))):
+            into = nn.ModuleDict({name: nn.Linear(inputs.shape[-1], spec.width)})
+            self._loaded(into[name], f"depth.{name}.")
+            yield from self._turns("depth.", into, [[name]], into[name], [inputs])
+            states[:, at] += into[name](inputs).view(len(hidden), -1, spec.width)
+        batches = list(states.split(256))
+        for i in range(spec.blocks):
+            block, prefix = DepthBlock(spec), f"depth.head_transformer.blocks.{i}."
+            self._loaded(block, prefix)
+            turns = [["attn.query", "attn.key", "attn.value"], ["attn.proj"], ["mlp.0"], ["mlp.2"]]
+            yield from self._turns(prefix, block, turns, lambda x, block=block: block(x)[0], batches)  # type: ignore[misc]
+            batches = [block(x)[0] for x in batches]
+        last = self._loaded(Classifier(spec), "depth.classifier_mlp.")
+        yield from self._turns("depth.classifier_mlp.", last, [["linear"]], last, batches)
+
+
+def _through(block: Block, rotary: Rotary, x: Tensor) -> Tensor:
+    """A row float32 [tokens, width] through a decoder block."""
+    cos, sin = rotary(torch.arange(len(x)), x.dtype)
+    return block(x[None], lambda q, k, v: attention(rotate(q, cos, sin), rotate(k, cos, sin), v))[0]
+
+
+class _InputsCollected(Exception):
+    """The inputs of a map have been added; what follows it is not needed."""
+
+
+def _gram(linear: nn.Linear, run: Callable[[Tensor], Tensor], batches: Sequence[Tensor]) -> Tensor:
+    """Sum of x x^T over the inputs x that a map gets when all batches are run, float32 [in, in]."""
+    width = linear.in_features
+    gram = torch.zeros(width, width)
+
+    def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].reshape(-1, width)
+        gram.addmm_(x.T, x)
+        raise _InputsCollected
+
+    hook = linear.register_forward_pre_hook(add)
+    try:
+        for batch in batches:
+            try:
+                run(batch)
+            except _InputsCollected:
+                continue
+    finally:
+        hook.remove()
+    return gram
+
+
+def drawn_once(file: Path, draw: Callable[[], Tensor]) -> Tensor:
+    """Codes that a file holds, or that are drawn and kept there."""
+    if file.is_file():
+        try:
+            return torch.tensor(parse_json(file_text(file)), dtype=torch.int64)
+        except (OSError, ValueError, TypeError, RuntimeError) as e:
+            raise RequestError(f"{file} can't be read: {e}", hint=f"delete {file.parent}") from None
+    codes = draw()
+    write_whole(file, json.dumps(codes.tolist()))
+    return codes

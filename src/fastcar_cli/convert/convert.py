@@ -1,0 +1,250 @@
+"""A conversion: shard after shard into a working folder, which gets its name when it is whole.
+
+The working folder, FOLDER.partial, keeps every finished shard, so that the same conversion begun again resumes. What
+it converts from and to is written there first; another source or format does not resume it. A calibration keeps
+there what it drew, and what its tokens have come to behind the last finished shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from fastcar_cli.checkpoints.converted import UNFINISHED, Converted, names_of, tokenizer_of, working_folder
+from fastcar_cli.checkpoints.memory_plan import gib
+from fastcar_cli.convert.calibrate import Calibration, Walk, drawn_once
+from fastcar_cli.convert.source import Source
+from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.models.checkpoint import empty_network
+from fastcar_cli.models.network import Spec
+from fastcar_cli.models.vila_u.network import ModelSpec
+from fastcar_cli.models.weight_format import WeightFormat
+from fastcar_cli.system.files import file_text, write_whole
+from fastcar_cli.system.locks import locked
+from fastcar_cli.weights.tensors import write_safetensors
+
+_LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes.json", ".states"
+_MARGIN = 2**20
+"""Bytes of a folder that are no weights, at most."""
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is: bytes, or videos where it draws."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a conversion made: bytes of the weights before and after, seconds, shards that were there already."""
+
+    folder: Path
+    before: int
+    after: int
+    seconds: float
+    kept: int
+
+
+class Conversion:
+    """The conversion of a source into `folder`, in a format and with a specification that may be wider.
+
+    With a `calibration` matrices are rounded for the inputs that they meet. Raises RequestError where the folder is
+    there already or its parent is not, and for prompts that the model can't take.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        folder: Path,
+        form: WeightFormat,
+        spec: Spec,
+        calibration: Calibration | None = None,
+    ) -> None:
+        check_folder(folder)
+        self._source, self._folder, self._form, self._spec = source, folder, form, spec
+        self._calibration = calibration
+        self._network = empty_network(spec)
+        self._shapes, self._kept_as = self._network.state_dict(), form.on(self._network)
+        self._given = empty_network(source.spec).state_dict()
+        parts: dict[str, list[str]] = {}
+        for name in names_of(self._network):
+            layer = re.match(r"llm\.layers\.\d+\.|depth\.|rqvae\.|tokenizer\.", name)
+            parts.setdefault(layer[0] if layer else "", []).append(name)
+        count = len(parts)
+        self._shards = {f"model-{i:05d}-of-{count:05d}.safetensors": names for i, names in enumerate(parts.values(), 1)}
+        described = Converted(
+            form=form,
+            spec=spec,
+            defaults=source.defaults,
+            text=source.text,
+            source=source.identity,
+            rounding="none" if form.blocks is None else calibration.description if calibration else "least squares",
+            shards=tuple(self._shards),
+        )
+        self._rows: list[list[int]] = []
+        if calibration is not None:
+            if not isinstance(spec, ModelSpec):
+                raise RequestError(
+                    f"the model {spec.name!r} takes frames, and calibration draws videos from texts",
+                    key="calibrate",
+                    hint="leave it out",
+                )
+            folder = source.tokenizer[0].parent if source.tokenizer else folder
+            self._rows = calibration.rows(tokenizer_of(folder, described), source.defaults.cfg != 1.0)
+        self._document = json.dumps(described.to_dict(), indent=1) + "\n"
+
+    def bytes_after(self, shards: list[str] | None = None) -> int:
+        """Bytes of the weights of some shards, of all by default."""
+        names = [n for shard, names in self._shards.items() if shards is None or shard in shards for n in names]
+        return sum(self._kept_as.bytes_of(name, self._shapes[name].shape) for name in names)
+
+    def _bytes_before(self, names: list[str]) -> int:
+        return sum(self._given[name].numel() for name in names) * self._source.stored.itemsize
+
+    def run(self, on_progress: Progress = lambda what, done, total: None) -> Result:
+        """Convert, and report to `on_progress`.
+
+        Raises RequestError for a working folder of another conversion or one that another process works in, RunError
+        where the disk has no room or a file can't be written; finished shards stay.
+        """
+        began = time.perf_counter()
+        working = working_folder(self._folder)
+        self._begin(working)
+        busy = RequestError(f"{working}: another process is at work there", hint="wait for it")
+        with locked(working / _LOCK, busy):
+            done = [shard for shard in self._shards if (working / shard).is_file()]
+            left = [shard for shard in self._shards if shard not in done]
+            self._check_room(left)
+            walk = self._walk(working, done, on_progress) if left else None
+            total, read = sum(self._bytes_before(self._shards[shard]) for shard in left), 0
+            for shard in left:
+                tensors: dict[str, Tensor] = {}
+                for name, stored in self._stored(shard, walk):
+                    tensors |= stored
+                    read += self._bytes_before([name])
+                    on_progress("converting", read, total)
+                if walk is not None:
+                    self._write(working / f"{_STATES}-{shard}", walk.states())
+                self._write(working / shard, tensors)
+                for file in working.glob(f"{_STATES}-*"):
+                    if file.name != f"{_STATES}-{shard}":
+                        file.unlink()
+            self._finish(working)
+        every = [name for names in self._shards.values() for name in names]
+        return Result(
+            self._folder, self._bytes_before(every), self.bytes_after(), time.perf_counter() - began, len(done)
+        )
+
+    def _read(self, name: str) -> Tensor:
+        return self._source.read(name, self._shapes[name])
+
+    def _stored(self, shard: str, walk: Walk | None) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        """Names of the parameters of a shard, and what is stored for each."""
+        rounded: set[str] = set()
+        if walk is not None:
+            for name, stored in walk.round(self._shards[shard]):
+                rounded.add(name)
+                yield name, stored
+        for name in self._shards[shard]:
+            if name not in rounded:
+                yield name, self._kept_as.stored(name, self._read(name))
+
+    def _walk(self, working: Path, done: list[str], on_progress: Progress) -> Walk | None:
+        """The calibration at the first shard that is left; its visual tokens are drawn where they are not there yet."""
+        if self._calibration is None:
+            return None
+        calibration, plain, spec = self._calibration, working / _PLAIN, self._spec
+        assert isinstance(spec, ModelSpec)
+
+        def draw() -> Tensor:
+            if not plain.exists():
+                on_shard = partial(on_progress, "rounding plainly")
+                Conversion(self._source, plain, self._form, self._spec).run(
+                    lambda _, done, total: on_shard(done, total)
+                )
+            return calibration.draw(plain, spec, partial(on_progress, "drawing videos"))
+
+        codes = drawn_once(working / _CODES, draw)
+        # The model that drew has cycles of references; while it lives, its mapped files take room on the disk.
+        gc.collect()
+        shutil.rmtree(plain, ignore_errors=True)
+        walk = Walk(self._kept_as, spec, self._read, self._rows, codes)
+        if done:
+            walk.restore(working / f"{_STATES}-{done[-1]}")
+        return walk
+
+    def _begin(self, working: Path) -> None:
+        """Make the working folder, or see that it belongs to this conversion."""
+        try:
+            working.mkdir(exist_ok=True)
+            begun = next((f for f in (working / UNFINISHED, working / "config.json") if f.is_file()), None)
+            if begun is None and any(not f.name.startswith(".") for f in working.iterdir()):
+                raise RequestError(f"{working} is there and is no conversion", hint="move it away")
+            if begun is not None and file_text(begun) != self._document:
+                raise RequestError(
+                    f"{working} is a conversion of another model or with other options that is not done",
+                    hint="give the same ones, or delete it",
+                )
+        except OSError as e:
+            raise _failed(working, e, hint=None) from None
+        if begun is None:
+            write_whole(working / UNFINISHED, self._document)
+
+    def _check_room(self, left: list[str]) -> None:
+        needed, free = self.bytes_after(left) + _MARGIN, shutil.disk_usage(self._folder.parent).free
+        if self._calibration is not None:
+            needed += self._calibration.bytes_of_states(self._spec, self._rows)
+        if needed > free:
+            raise RunError(
+                f"{self._folder} needs {gib(needed)} more, {gib(free)} are free on its disk",
+                hint="what is done is kept; the same command resumes",
+            )
+
+    def _write(self, file: Path, tensors: dict[str, Tensor]) -> None:
+        hidden = file.with_name(f".{file.name}")
+        try:
+            write_safetensors(hidden, tensors)
+            hidden.replace(file)
+        except OSError as e:
+            raise _failed(file, e) from None
+        finally:
+            with contextlib.suppress(OSError):
+                hidden.unlink(missing_ok=True)
+
+    def _finish(self, working: Path) -> None:
+        """Add the tokenizer, turn what was begun into what is there, and give the folder its name."""
+        try:
+            for file in self._source.tokenizer:
+                if file.is_file():
+                    shutil.copyfile(file, working / file.name)
+            # After a kill -9 in the middle of a shard.
+            for hidden in working.glob(".*"):
+                hidden.unlink()
+            if (working / UNFINISHED).is_file():
+                (working / UNFINISHED).replace(working / "config.json")
+            check_folder(self._folder)
+            working.rename(self._folder)
+        except OSError as e:
+            raise _failed(self._folder, e) from None
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a target that is there already, or that nothing can be made in: raises RequestError."""
+    if folder.exists() or folder.is_symlink():
+        raise RequestError("exists already", key="output", value=folder, hint="give another name, or move it away")
+    if not folder.name or not folder.parent.is_dir():
+        raise RequestError(f"there is no folder {folder.parent}", key="output", value=folder)
+
+
+def _failed(
+    path: Path, error: OSError, hint: str | None = "what is done is kept; the same command resumes"
+) -> RunError:
+    return RunError(f"{path} could not be written: {error.strerror or error}", hint=hint)

@@ -1,0 +1,195 @@
+"""Keys and values in int8 behind the last tokens: `kv_dtype` int8.
+
+What attention looks at most stays in floats: the prompt's text (with a window the sinks) and the last R = `recent(N)` +
+1 tokens, in a ring behind it. A token that leaves the ring is rounded: its key and its value, less their mean over the
+row's own prompt, are int8 with one scale a head (absmax / 127). The mean is a constant of each channel, which would
+take most of the range of numbers that have it in common.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.decoding.cache.kv_cache import KVCache, Reach, Slots
+from fastcar_cli.decoding.inputs import Restore, kept
+from fastcar_cli.models.decoder_spec import recent
+
+
+class OlderTokens(NamedTuple):
+    """Keys and values int8 [layers, rows, kv_heads, older slots, head_dim] of tokens that lie further back.
+
+    Scales are float32 [layers, rows, kv_heads, older slots]. A row is its numbers times its scale, plus the mean
+    float32 [layers, rows, kv_heads, head_dim].
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor
+    value_scales: Tensor
+    key_means: Tensor
+    value_means: Tensor
+
+    def pairs(self) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Numbers, scales and means of the keys, and of the values."""
+        return (self.keys, self.key_scales, self.key_means), (self.values, self.value_scales, self.value_means)
+
+
+def packed(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Floats [..., d] as int8 [..., d] and scales float32 [...], in which NaN and infinity show."""
+    scale = x.float().abs().amax(-1) / 127
+    return (x / scale.clamp_min(1e-30)[..., None]).round().to(torch.int8), scale
+
+
+class Int8KVCache(KVCache):
+    """A KV cache whose `k` and `v` hold the K tokens of a text or sinks, then the ring.
+
+    Index i lies in slot (i - K) % R of the ring. `older` holds what left it: without a window index i in slot i - K,
+    with one in slot i % M, M = window - R, so none where the window is no larger. `aligned` is `k` where R = N + 1.
+    """
+
+    older: OlderTokens
+
+    def _allocate(self, heads: tuple[int, ...], width: int, tokens: int, dtype: torch.dtype) -> None:
+        device = self.pad.device
+        self._ring = ring = recent(self.frame) + 1
+        self._ring_at = self.text if self.window is None else self.first_ring_slot
+        self._framed = self.padded - self._ring_at
+        self.k, self.v = torch.zeros(2, *heads, self._ring_at + ring, width, dtype=dtype, device=device)
+        self.aligned = self.k
+        if ring <= self.frame:
+            self.aligned = torch.zeros(*heads, self.frame + 1, width, dtype=dtype, device=device)
+        count = max(0, (self._framed + tokens if self.window is None else self.window) - ring)
+        numbers = torch.zeros(2, *heads, count, width, dtype=torch.int8, device=device)
+        scales = torch.zeros(2, *heads, count, device=device)
+        self.older = OlderTokens(*numbers, *scales, *torch.zeros(2, *heads, width, device=device))
+
+    def _tensors(self) -> list[Tensor]:
+        return [*super()._tensors(), *self.older]
+
+    @property
+    def overwrites(self) -> bool:
+        """See `KVCache.overwrites`: always, the last tokens lie in a ring."""
+        return True
+
+    @property
+    def most_inputs(self) -> int:
+        """See `KVCache.most_inputs`."""
+        older = self.older.keys.shape[3] if self.window is not None else 0
+        return min(self._ring - 1, older or self.frame)
+
+    def _slots(self, t: Tensor) -> Slots:
+        ring, i, none, t = self._ring, self.padded + t, torch.zeros_like(t), self._framed + t
+        slot = aligned_to = self._ring_at + t % ring
+        aligned = self._ring_at + (t + 1) % ring
+        if self.aligned is not self.k:
+            aligned, aligned_to = (i + 1) % (self.frame + 1), i % (self.frame + 1)
+        # The token that leaves the ring, and where it goes.
+        left = t - ring
+        if self.window is None:
+            length, older, to = self._ring_at + (t + 1).clamp(max=ring), (left + 1).clamp(min=0), left.clamp(min=-1)
+            return Slots(slot, length, aligned, aligned_to, older, to)
+        count, index = self.older.keys.shape[3], i - ring
+        to = torch.where(index >= 0, index % count, -1) if count else none - 1
+        return Slots(slot, none + self.k.shape[3], aligned, aligned_to, none + count, to)
+
+    def bytes_read(self, t: int) -> int:
+        """See `KVCache.bytes_read`."""
+        ring, count = self._ring, self._framed + t + 1
+        seen, older = self._ring_at + min(count, ring), max(0, count - ring)
+        in_int8 = self.older.keys[:, :, :, :older].nbytes + self.older.key_scales[:, :, :, :older].nbytes
+        return 2 * (self.k[:, :, :, :seen].nbytes + in_int8)
+
+    def prefill(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """See `KVCache.prefill`."""
+        self._keep_aligned(layer, k)
+        own = torch.arange(self.padded, device=k.device) >= self.pad[:, None]
+        ring = self._ring
+        for x, (_, _, means) in zip((k, v), self.older.pairs(), strict=True):
+            for rows, begin in self._own:
+                numbers = x[rows, :, begin:].float() * own[rows, None, begin:, None]
+                means[layer][rows] = numbers.sum(2) / own[rows].sum(1)[:, None, None]
+        last = torch.arange(max(0, self.padded - ring), self.padded, device=k.device)
+        at = self._ring_at + (last - self._ring_at) % ring
+        self.k[layer][:, :, at], self.v[layer][:, :, at] = k[:, :, last], v[:, :, last]
+        count, end = self.older.keys.shape[3], max(0, self.padded - ring)
+        if self.window is None:
+            first, kept = min(self.text, end), slice(self.text)
+            self.k[layer, :, :, kept], self.v[layer, :, :, kept] = k[:, :, kept], v[:, :, kept]
+        else:
+            first = max(0, end - count)
+            self._keep_sinks(layer, k, v)
+        left = torch.arange(first, end, device=k.device)
+        to = (left - self.text if self.window is None else left) % max(1, count)
+        for x, (numbers, scales, means) in zip((k, v), self.older.pairs(), strict=True):
+            numbers[layer][:, :, to], scales[layer][:, :, to] = packed(x[:, :, left] - means[layer][:, :, None])
+
+    def append(self, layer: int, k: Tensor, v: Tensor, step: Reach) -> tuple[Tensor, Tensor]:
+        """See `KVCache.append`; what is older comes last."""
+        moved = (step.at.moved_to >= 0).nonzero()[:, 0]
+        if len(moved):
+            own, to = step.at.slot[moved], step.at.moved_to[moved]
+            for cache, (numbers, scales, means) in zip((self.k, self.v), self.older.pairs(), strict=True):
+                rounded = packed(cache[layer][moved, :, own] - means[layer][moved])
+                numbers[layer][moved, :, to], scales[layer][moved, :, to] = rounded
+        keys, values = super().append(layer, k, v, step)
+        seen = (layer, slice(None), slice(None), slice(step.older))
+        older_keys, older_values = (
+            (numbers[seen] * scales[seen][..., None] + means[layer][:, :, None]).to(keys.dtype)
+            for numbers, scales, means in self.older.pairs()
+        )
+        return torch.cat([keys, older_keys], 2), torch.cat([values, older_values], 2)
+
+    def mask(self, t: Tensor, first: int, last: int) -> Tensor | None:
+        """See `KVCache.mask`."""
+        ring, device = self._ring, self.pad.device
+        t = self._framed + t[:, None]
+        # The last token so far that lies in each slot of the ring; what left it comes behind.
+        held = t - (t - torch.arange(ring, device=device)) % ring
+        if self.window is None:
+            if first == last and not self._padding:
+                return None
+            length = self._framed + last + 1
+            count, older = min(length, ring), max(0, length - ring)
+            prompt = torch.arange(self.text, device=device) >= self.pad[:, None]
+            older_seen = torch.arange(older, device=device) <= t - ring
+            return torch.cat([prompt, (held >= 0)[:, :count], older_seen], 1)
+        i, count = self._ring_at + t, self.older.keys.shape[3]
+        left = i - ring - (i - ring - torch.arange(count, device=device)) % max(1, count)
+        index = torch.cat([self._ring_at + held, left], 1)
+        seen = (index >= (self.pad + self.sinks)[:, None]) & (index > i - self.window)
+        sinks = torch.arange(self.first_ring_slot, device=device) < self.sinks[:, None]
+        return torch.cat([sinks, seen], 1)
+
+    def kept(self, t: Tensor) -> list[Restore]:
+        """See `KVCache.kept`.
+
+        Without a window a token that leaves the ring for a draft goes to a place of its own, which nothing sees before
+        that draft is final.
+        """
+        ring, old = super().kept(t), self.older
+        if self.window is None or not old.keys.shape[3]:
+            return ring
+        # A row from which nothing moves keeps any slot, which it does not change.
+        moved_to = Slots(*self.table[t].unbind(-1)).moved_to.clamp(min=0)
+        older = (old.keys, old.values, old.key_scales[..., None], old.value_scales[..., None])
+        return [*ring, *(kept(x, moved_to) for x in older)]
+
+    def fill(self, generator: torch.Generator) -> None:
+        """See `KVCache.fill`."""
+        for tensor in super()._tensors():
+            for layer in tensor:
+                layer.normal_(generator=generator)
+        for numbers, scales, _ in self.older.pairs():
+            for layer in numbers:
+                layer.random_(-127, 128, generator=generator)
+            # These numbers have a standard deviation of 73.
+            scales.fill_(1 / 73)
+
+    def release(self) -> None:
+        """See `KVCache.release`."""
+        nothing = self.k.new_empty(0)
+        self.k = self.v = self.aligned = nothing
+        self.older = OlderTokens(*[nothing] * 6)

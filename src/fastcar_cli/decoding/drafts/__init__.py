@@ -1,0 +1,1 @@
+"""Draft tokens and their number."""

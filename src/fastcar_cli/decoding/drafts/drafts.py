@@ -1,0 +1,195 @@
+"""Drafts: codes guessed for the next positions of a video, which one pass of the decoder verifies.
+
+A pass takes W input tokens of a video, its last final one and W - 1 drafts, and draws the W positions behind them, each
+with its own random numbers. A draft is accepted where the draw of its position equals it; the first draw that differs
+is final too, since all before it are. So the video is the same code for code as with one token a pass, whatever the
+drafts are; good ones only make it faster.
+
+`frame` drafts a token by its aligned token, the one at the same position of the last frame. `jacobi` begins there and
+keeps what a pass drew behind its first difference as the drafts of the next pass (speculative Jacobi decoding,
+arXiv 2410.01699, begun from the last frame).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.decoding.drafts.length import DraftWindow
+from fastcar_cli.decoding.draws import Draws
+from fastcar_cli.decoding.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """How tokens are drafted.
+
+    Attributes:
+        kind: `off`, `frame`, `jacobi`, or `auto`, which chooses by what passes cost and what is accepted.
+        window: W, most input tokens of a video that one pass takes.
+        accept: for measuring, the probability that a draft counts as right, whatever is drawn; what is decoded then
+            means nothing. None: drafts are compared.
+
+    """
+
+    kind: str = "off"
+    window: int = 1
+    accept: float | None = None
+
+    @property
+    def fixed(self) -> int:
+        """W where every pass takes it if it can; 1 for `auto`, which may."""
+        return 1 if self.kind in ("off", "auto") else self.window
+
+    @property
+    def slack(self) -> int:
+        """Positions behind the last one that every video has room for: a pass may reach beyond its end."""
+        return 0 if self.kind == "off" or self.window == 1 else self.window
+
+
+class Pass(NamedTuple):
+    """A pass of the decoder: its first input token of each video, how many it took, and how many became final."""
+
+    first: tuple[int, ...]
+    taken: int
+    accepted: tuple[int, ...]
+
+
+class Drafter:
+    """Drafts the next tokens of every video of a batch, and says how many are right.
+
+    Attributes:
+        window: most input tokens of a video in a pass.
+        passes: what was run, in order.
+        drafted: whether a final position was an accepted draft, bool [P, T*N].
+
+    """
+
+    def __init__(
+        self,
+        draws: Draws,
+        settings: DraftSettings,
+        frame: int,
+        columns: int,
+        lockstep: bool = False,
+        before: Tensor | None = None,
+        windows: DraftWindow | None = None,
+    ) -> None:
+        """Drafts lie in `draws` where they would be final.
+
+        frame is N; columns, the codes in a row of a frame. lockstep: all videos must be at the same token.
+        before: codes int64 [P, N, depth] of the frame before the first, where prompts hold one.
+        windows: what `auto` chooses with, and has learned of earlier videos.
+        """
+        self._before = before
+        self._draws, self._frame, self._columns, self._lockstep = draws, frame, columns, lockstep
+        self._carry = settings.kind != "frame"
+        self.window = settings.window
+        self._choice: DraftWindow | None = None
+        if settings.kind == "auto":
+            self._choice = windows or DraftWindow(settings.window)
+            self._choice.begin(draws.tokens)
+            # The same memory: NumPy reads a few numbers in a tenth of torch's time.
+            self._array = draws.buffer.numpy()
+        # Below these positions the codes of a video hold what the last pass drew.
+        self._drawn = [0] * draws.videos
+        self._drafts: Tensor | None = None
+        self._accept, self._chance = settings.accept, torch.Generator().manual_seed(0)
+        self.passes: list[Pass] = []
+        self.drafted = torch.zeros(draws.videos, draws.tokens, dtype=torch.bool)
+
+    def inputs(self, most: int) -> Inputs:
+        """The inputs of the next pass, at most this many of a video; writes their codes into the draws.
+
+        A video that has ended takes its last token again and again, and nothing of it is kept.
+        """
+        draws, self._drafts = self._draws, None
+        least, first = min(draws.done), tuple(done - 1 for done in draws.done)
+        window = self.window if self._choice is None else self._choice.choose(partial(self._promising, least))
+        if window < 2 or not least or (count := min(window, most, draws.tokens - least)) < 2:
+            return Inputs(first)
+        for video, done in enumerate(draws.done):
+            self._write(video, done, done + count - 1)
+        self._drafts = draws.drawn(Inputs(first, count - 1)).clone()
+        return Inputs(first, count)
+
+    def _write(self, video: int, begin: int, end: int) -> None:
+        """Draft the positions of a video from `begin` to before `end`."""
+        codes, draws = self._draws.buffer[video], self._draws
+        at = min(max(begin, self._drawn[video]), end) if self._carry else begin
+        while at < end:
+            back = self._back(at)
+            stop = min(end, at + back)
+            codes[at:stop] = self._codes(at - back, stop - back)[video]
+            at = stop
+        if draws.given is not None:
+            fixed = draws.given[video, begin:end]
+            codes[begin:end] = torch.where(fixed < 0, codes[begin:end], fixed)
+
+    def _codes(self, begin: int, end: int) -> Tensor:
+        """Codes [P, n, depth] of positions from `begin` to before `end`; those below 0 are the prompts'."""
+        codes = self._draws.buffer[:, max(0, begin) : max(0, end)]
+        if begin >= 0 or self._before is None:
+            return codes
+        length = self._before.shape[1]
+        return torch.cat([self._before[:, length + begin : length + min(0, end)], codes], 1)
+
+    def _back(self, position: int) -> int:
+        """How far behind a position the token lies that drafts it: a frame; in the first one a row, or one token."""
+        known = position >= self._frame or self._before is not None
+        return self._frame if known else self._columns if position >= self._columns else 1
+
+    def _promising(self, done: int) -> float:
+        """The share of the last final tokens that a draft would have got right, or counts as right."""
+        begin = max(1, done - 16)
+        if done - begin < 4:
+            return 0.0
+        back = self._back(begin)
+        if back <= begin:
+            now, drafts = self._array[:, begin:done].tolist(), self._array[:, begin - back : done - back].tolist()
+        else:
+            now, drafts = self._codes(begin, done).tolist(), self._codes(begin - back, done - back).tolist()
+        right = [a == b for of_video in zip(now, drafts, strict=True) for a, b in zip(*of_video, strict=True)]
+        return sum(right) / len(right) if self._accept is None else self._accept
+
+    def accepted(self, inputs: Inputs) -> tuple[int, ...]:
+        """How many positions behind the inputs, whose codes are drawn, are final in each video."""
+        draws, last = self._draws, self._draws.tokens - 1
+        if self._drafts is None:
+            accepted = tuple([int(t < last) for t in inputs.first])
+        else:
+            right = (draws.drawn(inputs)[:, :-1] == self._drafts).all(-1)
+            if self._accept is not None:
+                right = torch.rand(right.shape, generator=self._chance) < self._accept
+            counts = [1 + [*row, False].index(False) for row in right.tolist()]
+            if self._lockstep:
+                counts = [min(counts)] * len(counts)
+            for video, (t, n) in enumerate(zip(inputs.first, counts, strict=True)):
+                self.drafted[video, t + 1 : t + n] = True
+            self._drawn = [t + 1 + inputs.count for t in inputs.first]
+            accepted = tuple([n if t + n <= last else last - t for n, t in zip(counts, inputs.first, strict=True)])
+        self.passes.append(Pass(inputs.first, inputs.count, accepted))
+        return accepted
+
+    def report(self, video: int) -> dict[str, Any]:
+        """What drafts did for a video so far, for its JSON document."""
+        own = [p for p in self.passes if p.accepted[video]]
+        done = sum(p.accepted[video] for p in own)
+        drafted = self.drafted[video, : done - done % self._frame].view(-1, self._frame)
+        return {
+            "kind": "off" if self.window == 1 else "jacobi" if self._carry else "frame",
+            "window": max((p.taken for p in own), default=1),
+            "passes": len(own),
+            "tokens_per_pass": done / len(own) if own else None,
+            "accepted_by_frame": [float(share) for share in drafted.float().mean(1)],
+        }
+
+    def learn(self, seconds: float) -> None:
+        """Take into account what the last pass took."""
+        if self._choice is not None:
+            last = self.passes[-1]
+            self._choice.learn(last.taken, [n for n in last.accepted if n], seconds)

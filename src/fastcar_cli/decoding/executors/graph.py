@@ -1,0 +1,184 @@
+"""The executor of GPUs: a whole pass without the host, captured as a CUDA graph and launched again for each pass.
+
+The pass takes its first input token of each video from a counter on the device, runs the decoder by Triton kernels,
+draws the codes of the positions behind its inputs through the depth transformer and counts on. Caches, codes and
+decisions are the batch's own tensors, so what the graph writes is what the report reads. A pass with drafts makes the
+host wait: it counts what is accepted, and says where the next pass begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.decoding.batch import Batch, Step
+from fastcar_cli.decoding.executors.executor import Executor, Passed
+from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.errors import Key, RunError
+from fastcar_cli.kernels.gpu import installed, most_rows
+from fastcar_cli.models.network import Network
+from fastcar_cli.weights.quantised import multiplied_by
+
+if TYPE_CHECKING:
+    from fastcar_cli.decoding.executors.triton_ops import TritonOps
+
+
+def row_limit(model: Network) -> int:
+    """Rows that the kernels take at once on the CUDA device of a model, in its dtype."""
+    properties = torch.cuda.get_device_properties(model.device)
+    return most_rows(getattr(properties, "shared_memory_per_block_optin", 48 * 1024), model.dtype.itemsize)
+
+
+def inputs_limit(batch: Batch) -> int:
+    """Input tokens of a video that a pass of this batch takes at most. `auto` does not know a GPU's costs: one."""
+    most = batch.settings.draft.fixed
+    return 1 if most == 1 else max(1, min(most, row_limit(batch.model) // batch.rows, batch.cache.most_inputs))
+
+
+def obstacle(batch: Batch) -> str | None:
+    """Why a step of this batch can't be one CUDA graph; None where it can."""
+    device = batch.model.device
+    if device.type != "cuda":
+        return f"the device is {device.type}, a graph needs cuda"
+    if not installed():
+        return "triton is not installed"
+    most = row_limit(batch.model)
+    rules = (
+        (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
+        (batch.model.spec.decoder.source > 0, "its kernels have no cross attention"),
+        (batch.draws.keep_logits, "logits are kept"),
+        (batch.settings.kv_dtype != "auto", f"keys and values are {batch.settings.kv_dtype}"),
+        (batch.settings.rule.target is not None, "a replay ratio is kept, which moves the thresholds as it goes"),
+        (batch.draws.tokens < 2, "there is one token only"),
+    )
+    return next((why for hit, why in rules if hit), None)
+
+
+class GraphExecutor(Executor):
+    """Passes of a batch by Triton kernels; with `capture` as CUDA graphs, else called from the host.
+
+    A graph takes a number of input tokens of each video: one, and as many powers of two up to `most_inputs` as come up.
+    Raises RunError where the kernels don't compile or a graph can't be captured.
+    """
+
+    name = "graph"
+
+    def __init__(self, batch: Batch, most_inputs: int = 1, capture: bool = True) -> None:
+        super().__init__(batch)
+        self.most_inputs = min(most_inputs, batch.cache.most_inputs)
+        self._capture = capture
+        device = batch.model.device
+        self._first = torch.zeros(batch.prompts.videos, dtype=torch.int64, device=device)
+        self._videos, self._drafts = (torch.arange(n, device=device) for n in (len(self._first), self.most_inputs))
+        # What a pass leaves in `_first`.
+        self._next: tuple[int, ...] | None = None
+        self._launches: dict[int, tuple[TritonOps, Callable[[], Passed]]] = {}
+
+    @torch.inference_mode()
+    def step(self, inputs: Inputs) -> Step:
+        """See `Executor.step`. The host waits for nothing where it takes the token behind the last pass's first."""
+        batch = self._batch
+        if inputs.first != self._next:
+            self._first.copy_(self._first.new_tensor(inputs.first))
+        self._next = tuple(t + 1 for t in inputs.first)
+        # Near the end of a video fewer tokens are left than a captured graph takes: what it draws behind them is not
+        # looked at.
+        enough = [count for count in self._launches if count >= inputs.count]
+        count = min(enough, default=min(1 << (inputs.count - 1).bit_length(), self.most_inputs))
+        if count not in self._launches:
+            began = time.perf_counter()
+            self._launches[count] = self._launcher(count)
+            batch.clock.capture += time.perf_counter() - began
+        ops, launch = self._launches[count]
+        self._passed, batch.draws.latent = launch(), None
+        return Step(inputs, batch.draws, ops.state.hidden[:, : inputs.count], None)
+
+    def logits(self, x: Tensor, d: int) -> Tensor:
+        """See `Executor.logits`; by the kernels once a pass has run."""
+        if not self._launches:
+            return super().logits(x, d)
+        ops, _ = next(iter(self._launches.values()))
+        return ops.logits(x, d)[: len(x)]
+
+    def _launcher(self, count: int) -> tuple[TritonOps, Callable[[], Passed]]:
+        """What runs passes of this many input tokens."""
+        # Triton is optional, and slow to import.
+        from fastcar_cli.decoding.executors.triton_ops import TritonOps
+
+        ops = TritonOps(self._batch, count)
+        return ops, self._captured(ops) if self._capture else partial(self._run, ops)
+
+    def _run(self, ops: TritonOps) -> Passed:
+        """One pass from the first input tokens on, which it counts up; all results are in the state and the batch.
+
+        Returns what `commit` needs. The only input of a pass is final, so that the pass itself learns from it.
+        """
+        batch, state, model, replay = self._batch, ops.state, self._batch.model, self._batch.replay
+        draws, added, rows, count = batch.draws, batch.places.added, batch.rows, ops.inputs
+        tokens = self._first + self._drafts[:count, None]
+        of_rows = state.tokens.copy_(tokens.repeat(1, rows // len(self._first)))
+        passed = Passed(list(of_rows), state.scores.transpose(1, 2), self._overwrites(of_rows))
+        if replay is not None:
+            state.thresholds.copy_(torch.stack([replay.thresholds(t) for t in of_rows], 1))
+        with multiplied_by(ops.multiply):
+            x = model.feedback_latent(model.embed(draws.buffer[self._videos, tokens]))
+        if added is not None:
+            x = x + batch.places.at(added, tokens)
+        x = x.repeat(1, rows // len(self._first), 1).flatten(0, 1)
+        for layer, block in enumerate(model.llm.blocks):
+            x = ops.block(layer, block, x)
+        state.hidden.copy_(ops.norm(model.llm.norm, x).view(count, rows, -1).transpose(0, 1))
+        if replay is not None:
+            replay.by_token[of_rows, :, self._rows] = state.flags.bool().permute(1, 2, 0)
+            if count == 1:
+                replay.finish(of_rows[0], state.scores[:, 0])
+        behind = tokens.T + 1
+        given = None if draws.given is None else draws.given[self._videos[:, None], behind].flatten(0, 1)
+        codes, _ = draws.sampler.draw(state.hidden.flatten(0, 1), behind.flatten(), ops.logits, given)
+        draws.buffer[self._videos[:, None], behind] = codes.view(*behind.shape, -1)
+        self._first.add_(1)
+        return passed if count > 1 else Passed()
+
+    def _captured(self, ops: TritonOps) -> Callable[[], Passed]:
+        """The pass as a CUDA graph; calling it launches the graph without waiting for it.
+
+        The pass runs twice before, to compile its kernels and to let libraries allocate. What it overwrites is put
+        back each time. What `commit` needs is in memory that the graph writes again at each launch.
+        """
+        batch, device, replay = self._batch, self._first.device, self._batch.replay
+        before = [(x, x.clone()) for x in (self._first, batch.draws.buffer)]
+        counts = None if replay is None else replay.counts()
+        try:
+            with torch.cuda.device(device):
+                aside = torch.cuda.Stream()
+                aside.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(aside):
+                    for _ in range(2):
+                        drafts, rows = torch.meshgrid(self._drafts[: ops.inputs - 1], self._rows, indexing="ij")
+                        for restore in self._run(ops).restores:
+                            restore(drafts.flatten(), rows.flatten())
+                        for tensor, kept in before:
+                            tensor.copy_(kept)
+                        if replay is not None and counts is not None:
+                            replay.restore(counts)
+                torch.cuda.current_stream().wait_stream(aside)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    passed = self._run(ops)
+                torch.cuda.synchronize(device)
+        except Exception as e:  # whatever triton's compiler, the driver or the capture raise
+            reason = (str(e).strip() or type(e).__name__).splitlines()[0]
+            raise RunError(
+                f"a step can't be captured as a CUDA graph: {reason}", allowed=(Key("executor"), " torch")
+            ) from e
+
+        def launch() -> Passed:
+            graph.replay()
+            return passed
+
+        return launch

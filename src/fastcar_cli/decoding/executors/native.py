@@ -1,0 +1,341 @@
+"""The executor of CPUs: a pass, and drawing the codes of a position, in one call each of the native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import reduce
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.decoding.batch import Batch, Step
+from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
+from fastcar_cli.decoding.executors import native_prefill
+from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
+from fastcar_cli.decoding.executors.prefill import Left, Part, in_pieces, run_block, run_prompts
+from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.decoding.replay.replay import Token
+from fastcar_cli.decoding.sampling import not_finite
+from fastcar_cli.kernels import native
+from fastcar_cli.models.decoder import Block, Branch, Memory
+from fastcar_cli.models.depth import DepthBlock, DepthTransformer
+from fastcar_cli.models.network import Network
+from fastcar_cli.weights.quantised import QuantisedLinear, multiplied_by
+
+# Below this many bytes of weights one thread is done before a second one has its share.
+SMALL = 128 * 1024
+
+
+def obstacle(model: Network) -> str | None:
+    """Why the native kernels can't run this model here; None where they can."""
+    if model.device.type != "cpu":
+        return f"native kernels are for the CPU, the model is on {model.device}"
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        return f"native kernels have no dtype {str(model.dtype).removeprefix('torch.')}"
+    return native.unavailable()
+
+
+def _linear(module: nn.Linear | QuantisedLinear) -> native.Linear:
+    bias = None if module.bias is None else module.bias.float()
+    if isinstance(module, QuantisedLinear):
+        return native.Linear(module.weight, module.scale, bias, module.form)
+    return native.Linear(module.weight, None, bias)
+
+
+def block_weights(block: Block, memory: Memory | None = None) -> native.BlockWeights:
+    """A decoder block as the kernels take it, with what its cross attention reads; matrices are not copied."""
+    norms = {"norm1": block.input_layernorm, "norm2": block.post_attention_layernorm}
+    norms |= {f"{part}_norm": norm for part in "qk" if (norm := getattr(block.self_attn, f"{part}_norm")) is not None}
+    maps = {part: getattr(block.self_attn, f"{part}_proj") for part in "qkvo"}
+    maps |= {part: getattr(block.mlp, f"{part}_proj") for part in ("gate", "up", "down")}
+    parts: dict[str, Any] = {part: norm.weight.float() for part, norm in norms.items()}
+    parts |= {part: _linear(linear) for part, linear in maps.items()}
+    if block.cross_attn is not None and memory is not None:
+        norm, cross = block.cross_attn.q_norm, block.cross_attn
+        parts["cross"] = native.CrossWeights(
+            block.cross_layernorm.weight.float(),
+            _linear(cross.q_proj),
+            _linear(cross.o_proj),
+            None if norm is None else norm.weight.float(),
+            *(part.contiguous() for part in memory),
+        )
+    return native.BlockWeights(**parts)
+
+
+def _norm(module: nn.LayerNorm) -> native.Norm:
+    return native.Norm(module.weight.float(), module.bias.float())
+
+
+def _depth_block(block: DepthBlock) -> native.DepthBlockWeights:
+    attention, up, down = block.attn, block.mlp[0], block.mlp[2]
+    maps = {"q": attention.query, "k": attention.key, "v": attention.value, "o": attention.proj, "up": up, "down": down}
+    parts: dict[str, Any] = {part: _linear(cast(nn.Linear, linear)) for part, linear in maps.items()}
+    return native.DepthBlockWeights(norm1=_norm(block.ln1), norm2=_norm(block.ln2), **parts)
+
+
+def _transformer(depth: DepthTransformer) -> native.DepthWeights:
+    return native.DepthWeights(
+        [_depth_block(block) for block in depth.blocks],
+        first=_linear(depth.in_mlp_2),
+        later=_linear(depth.in_mlp_1),
+        depth_embeddings=depth.pos_emb_d[0].float().contiguous(),
+        norm=_norm(depth.classifier_mlp.layer_norm),
+        heads=depth.spec.heads,
+    )
+
+
+def float_codebooks(model: Network) -> list[Tensor]:
+    """A codebook a depth, float32 [codes, code_width]; a codebook of a model has one row more."""
+    by_book = {book: book.weight[: model.spec.codes].float().contiguous() for book in model.codebooks}
+    return [by_book[book] for book in model.codebooks]
+
+
+def code_draw(batch: Batch, codebooks: Sequence[Tensor], threads: int, most: int) -> native.CodeDraw:
+    """What draws the codes of a batch as the kernels take it; matrices are not copied."""
+    model, sampling = batch.model, batch.settings.sampling
+    classifier = model.lm_head if model.depth is None else model.depth.classifier_mlp.linear
+    return native.CodeDraw(
+        None if model.depth is None else _transformer(model.depth),
+        classifier=_linear(cast(nn.Linear, classifier)),
+        codebooks=codebooks,
+        uniforms=batch.draws.uniforms,
+        codes=batch.draws.buffer,
+        guidance=sampling.cfg,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        strict=sampling.top_p_strict,
+        most=most,
+        threads=threads,
+    )
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Inside, torch computes with this thread alone: its helpers, which look for work for a while after each of its
+    operations, would take the cores from those of the products in between.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class NativeExecutor(HostExecutor):
+    """Hands the tensors of a batch to the native kernels. The thresholds of a pass are its whole replay rule."""
+
+    name = "native"
+
+    def __init__(self, batch: Batch, most_inputs: int = 1) -> None:
+        super().__init__(batch)
+        self.most_inputs = most_inputs = min(most_inputs, batch.cache.most_inputs)
+        model, spec, replay, cache = batch.model, batch.model.spec.decoder, batch.replay, batch.cache
+        self._threads = threads = batch.settings.threads or torch.get_num_threads()
+        self._dtype = model.dtype
+        older = None
+        if isinstance(cache, Int8KVCache):
+            names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
+            older = dict(zip(names, cache.older, strict=True))
+        self._blocks = [block_weights(b, *batch.places.memories[i : i + 1]) for i, b in enumerate(model.llm.blocks)]
+        self._pass = native.DecoderPass(
+            self._blocks,
+            model.llm.norm.weight.float(),
+            spec.rms_eps,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            keys=cache.k,
+            values=cache.v,
+            aligned=cache.aligned,
+            older=older,
+            outputs=None if replay is None else replay.outputs,
+            table=cache.table,
+            cos=batch.places.cos[: len(cache.table)].float(),
+            sin=batch.places.sin[: len(cache.table)].float(),
+            start=cache.pad if cache.window is None else torch.zeros_like(cache.pad),
+            most=most_inputs,
+            released=replay is not None and replay.rule.tas_definition == "released",
+            pairs=replay is not None and replay.rule.pairs,
+            threads=threads,
+        )
+        maps = [m for m in model.projector.modules() if isinstance(m, (nn.Linear, QuantisedLinear))]
+        self._maps = [(_linear(m), 1 if m.weight.nbytes < SMALL else threads) for m in maps]
+        self._products: dict[int, list[native.Product]] = {}
+        self._absolute = model.llm.absolute
+        # What is added to the input of each token, the bias of the last map among it, in the same order for any number
+        # of videos; where all have the same, the map takes it as its bias.
+        added = batch.places.added
+        self._added = None if added is None else added.float()
+        self._biases: Tensor | None = None
+        if self._added is not None and maps:
+            last, last_threads = self._maps[-1]
+            if last.bias is not None:
+                self._added = self._added + last.bias
+            self._maps[-1] = replace(last, bias=None), last_threads
+            if self._added.shape[1] == 1:
+                self._biases, self._added = self._added[:, 0], None
+        # Without a depth transformer nothing adds code vectors up, and the only table may be as large as a vocabulary.
+        self._codebooks = [torch.empty(model.spec.codes, 0)] if model.depth is None else float_codebooks(model)
+        self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
+        sampling = batch.settings.sampling
+        self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]
+        # Of a pass with one token of a row, and the same memory as `Passed` has it.
+        self._scores = torch.full((spec.layers, batch.rows), torch.nan)
+        self._scores_of_pass = self._scores[..., None]
+
+    def prefill(self) -> Tensor:
+        """See `Executor.prefill`; packed weights are multiplied as they are, by each token of a prompt once."""
+        batch = self._batch
+        if not any(isinstance(m, QuantisedLinear) for block in batch.model.llm.blocks for m in block.modules()):
+            return super().prefill()
+        if batch.prompts.aligned and native_prefill.possible(batch):
+            hidden = native_prefill.prefill(batch, self._prompt_inputs(), self._blocks, self._threads)
+            return batch.model.llm.norm(hidden.to(self._dtype))
+        with _alone():
+            return run_prompts(batch, self._prompt_inputs(), self._run_packed)
+
+    def _run_packed(self, batch: Batch, layer: int, block: Block, part: Part) -> Left:
+        (wanted, back), rows = part.distinct, len(part.rows)
+
+        def product(module: QuantisedLinear, x: Tensor) -> Tensor:
+            # An MLP gets distinct tokens already, as one row.
+            repeats = 1 < rows == len(x)
+            flat, weight = x.flatten(0, -2), _linear(module)
+            flat = (flat[wanted] if repeats else flat).float()
+            parts = [native.linear(piece, weight, self._threads) for piece in flat.split(native.MOST_ROWS)]
+            products = torch.cat(parts) if len(parts) > 1 else parts[0]
+            return (products[back] if repeats else products).view(*x.shape[:-1], -1).to(x.dtype)
+
+        def mlp(branch: Branch, x: Tensor) -> Tensor:
+            return in_pieces(branch, x.flatten(0, 1)[None, wanted])[0, back].view_as(x)
+
+        with multiplied_by(product):
+            return run_block(batch, layer, block, part, mlp if rows > 1 else in_pieces)
+
+    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+        """See `Executor.commit`, and `_several` for the thread."""
+        if not self._passed.restores:
+            return super().commit(inputs, accepted)
+        with _alone():
+            return super().commit(inputs, accepted)
+
+    def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
+        """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
+        batch, replay, t = self._batch, self._batch.replay, inputs.common
+        x = batch.prompts.doubled(self._input(inputs, latent.float().contiguous())).contiguous()
+        first = list(inputs.first * (batch.rows // len(inputs.first)))
+        if t is None or inputs.count > 1:
+            self._several(inputs, first, x)
+        else:
+            rule: dict[str, Any] = {}
+            if replay is not None and replay.eligible(t):
+                rule = {
+                    "thresholds": replay.thresholds(t),
+                    "scored": replay.scored,
+                    "scores": self._scores,
+                    "replayed": replay.by_token[t],
+                }
+            batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
+            self._passed = Passed((t,), self._scores_of_pass)
+        return x if self._dtype is torch.float32 else x.to(self._dtype)
+
+    def _embed(self, codes: Tensor) -> Tensor:
+        """See `HostExecutor`: the kernels add the vectors in float32."""
+        if self._batch.model.depth is None:
+            return super()._embed(codes)
+        vectors = (book[codes[..., depth]] for depth, book in enumerate(self._codebooks))
+        return reduce(torch.add, vectors)
+
+    def _several(self, inputs: Inputs, first: list[int], x: Tensor) -> None:
+        """A pass with several tokens of a row, or with rows at different tokens.
+
+        What drafts overwrite is copied by one thread: torch's would wait for busy cores.
+        """
+        batch, replay, common = self._batch, self._batch.replay, inputs.common
+        if replay is None and not batch.cache.overwrites:
+            batch.clock.mlp += self._pass(x, first, places=self._places(inputs))
+            self._passed = Passed()
+            return
+        of_rows = inputs.of_rows(batch.rows, x.device)
+        tokens: Sequence[Token] = list(of_rows) if common is None else range(common, common + inputs.count)
+        # By layer, row and input token of the row.
+        scores = torch.full((len(batch.model.llm.blocks), batch.rows, inputs.count), torch.nan)
+        with _alone():
+            self._passed = Passed(tokens, scores, self._overwrites(of_rows))
+        rule: dict[str, Any] = {}
+        flags = torch.zeros(scores.shape, dtype=torch.bool)
+        if replay is not None:
+            thresholds = torch.stack([replay.thresholds(t) for t in tokens], 2)
+            rule = {"thresholds": thresholds.flatten(1), "scored": replay.scored}
+            rule |= {"scores": scores.flatten(1), "replayed": flags.flatten(1)}
+        batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
+        if replay is not None:
+            if common is None:
+                replay.by_token[of_rows, :, self._rows] = flags.permute(2, 1, 0)
+            else:
+                replay.by_token[common : common + inputs.count] = flags.permute(2, 0, 1)
+
+    def _places(self, inputs: Inputs) -> Tensor | None:
+        """What the input of every block has added, float32 [inputs, width]; None: nothing."""
+        if self._absolute is None:
+            return None
+        batch = self._batch
+        index = batch.places.index(inputs.of_rows(batch.rows, self._rows.device))
+        return self._absolute(index.T.flatten(), torch.float32)
+
+    def _mask(self, inputs: Inputs) -> Tensor | None:
+        """The slots that each input attends to, bool [inputs, slots]; None without a window."""
+        cache = self._batch.cache
+        if cache.window is None:
+            return None
+        masks = [cache.mask(t, 0, 0) for t in inputs.of_rows(len(self._rows), self._rows.device)]
+        return torch.stack([mask for mask in masks if mask is not None], 1).flatten(0, 1)
+
+    def _input(self, inputs: Inputs, latent: Tensor) -> Tensor:
+        """The decoder's inputs from float32 [P, count, code_width]: float32 [P, count, width]."""
+        x, videos, count = latent, len(inputs.first), inputs.count
+        products = self._products.get(videos * count) or self._products_of(videos * count)
+        for product in products[:-1]:
+            x = nn.functional.gelu(product(x))
+        if products:
+            if self._biases is None:
+                x = products[-1](x)
+            elif (t := inputs.common) is None:
+                x = products[-1](x) + self._biases[self._batch.draws.positions(inputs)]
+            elif count == 1:
+                x = products[-1](x, self._biases[t])
+            else:
+                x = products[-1](x) + self._biases[t : t + count]
+        if self._added is None:
+            return x
+        places = self._batch.places
+        at = inputs.of_rows(videos, x.device)
+        return x + torch.stack([places.at(self._added, t).expand_as(x[:, 0]) for t in at], 1)
+
+    def _products_of(self, rows: int) -> list[native.Product]:
+        """The maps of the projector for this many rows, kept for the next pass."""
+        self._products[rows] = [native.Product(linear, rows, threads) for linear, threads in self._maps]
+        return self._products[rows]
+
+    def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
+        """See `Executor.draw`."""
+        draws = self._batch.draws
+        first = [t + 1 for t in inputs.first]
+        top_p = [p for t in first for p in self._top_p[t : t + inputs.count]]
+        given = draws.given is not None and any(any(draws.is_given[t : t + inputs.count]) for t in first)
+        try:
+            draws.latent, logits = self._draw(
+                hidden.float().contiguous(),
+                first,
+                top_p,
+                given=draws.given if given else None,
+                keep_logits=draws.keep_logits,
+            )
+        except ArithmeticError:
+            raise not_finite() from None
+        if self._batch.model.depth is None:
+            draws.latent = None
+        return Step(inputs, draws, hidden, logits)

@@ -1,0 +1,168 @@
+"""The readable executor: a pass in plain torch, on any device, with every part open to look at.
+
+It is the only one for observers, other scores than TAS and other MLP backends, and what the others are tested against.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastcar_cli.decoding.batch import Batch
+from fastcar_cli.decoding.cache.kv_cache import Reach
+from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
+from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.decoding.replay.replay import Token, temporal_attention_score
+from fastcar_cli.decoding.replay.scores import DEFAULT, BlockState, Scorer, noise
+from fastcar_cli.models.decoder import rotate
+
+
+@dataclass
+class _Heads:
+    """Queries of one token before and after rotation, and what the heads put out, each [rows, heads, 1, head_dim]."""
+
+    query: Tensor = field(default_factory=Tensor)
+    rotated: Tensor = field(default_factory=Tensor)
+    output: Tensor = field(default_factory=Tensor)
+
+
+class PlainExecutor(HostExecutor):
+    """A pass in plain torch. What replays is decided on the host, a layer at a time.
+
+    Several input tokens are run one after another, so that each gives the same numbers as in a pass of its own. Of
+    videos at different tokens this holds up to rounding.
+    """
+
+    name = "torch"
+    sequential = True
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__(batch)
+        self._scorer: Scorer | None = None
+        replay = batch.replay
+        if replay is not None and (batch.observers.on_block is not None or replay.rule.score != DEFAULT):
+            self._scorer = Scorer(replay.rule.score, batch.frame, replay.first)
+            layers = batch.model.spec.decoder.layers
+            self._noise = noise(batch.draws.uniforms, layers, batch.rows).to(batch.model.device)
+        # What observers and scorers remember of a token can't be taken back.
+        self.most_inputs = 1 if self._scorer or batch.observers.watch else batch.cache.most_inputs
+
+    def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
+        """See `HostExecutor.run`."""
+        batch, hidden, tokens = self._batch, [], []
+        of_rows = inputs.of_rows(batch.rows, latent.device)
+        restores = self._overwrites(of_rows)
+        scores = torch.full((len(batch.model.llm.blocks), batch.rows, inputs.count), torch.nan, device=latent.device)
+        for draft, rows in enumerate(of_rows):
+            t: Token = rows if inputs.common is None else inputs.common + draft
+            step = batch.cache.step(rows, min(inputs.first) + draft, max(inputs.first) + draft)
+            hidden.append(self._token(t, rows, step, latent[:, draft], scores[:, :, draft]))
+            tokens.append(t)
+        self._passed = Passed(tokens, scores, restores)
+        return torch.stack(hidden, 1)
+
+    def _token(self, t: Token, rows: Tensor, step: Reach, latent: Tensor, scores: Tensor) -> Tensor:
+        """Run input token t of every row, `rows` int64 [rows]: hidden [rows, width]; writes scores [layers, rows]."""
+        batch, replay, llm, places = self._batch, self._batch.replay, self._batch.model.llm, self._batch.places
+        x = batch.model.feedback_latent(latent)
+        if places.added is not None:
+            x = x + places.at(places.added, rows[: len(x)])
+        x = batch.prompts.doubled(x)[:, None]
+        self._mark("embedding")
+        cos, sin = (places.at(table, rows)[:, None, None] for table in (places.cos, places.sin))
+        index = places.index(rows)[:, None]
+        thresholds = replay.thresholds(t) if replay is not None and replay.eligible(t) else None
+        mask = None if step.mask is None else step.mask[:, None, None]
+        for i, block in enumerate(llm.blocks):
+            before, heads = x, _Heads()
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, i: int = i, heads: _Heads = heads) -> Tensor:
+                self._mark("attention.projections")
+                heads.query, heads.rotated, k = q, rotate(q, cos, sin), rotate(k, cos, sin)
+                self._mark("attention.rotary")
+                keys, values = batch.cache.append(i, k, v, step)
+                # One query a head: the query heads of a group are query positions here.
+                grouped = heads.rotated.view(len(q), keys.shape[1], -1, q.shape[-1])
+                heads.output = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
+                self._mark("attention.core")
+                return heads.output
+
+            def mlp(x: Tensor, i: int = i, heads: _Heads = heads, before: Tensor = before) -> Tensor:
+                self._mark("attention.output")
+                if replay is not None and replay.scored[i]:
+                    self._decide(i, t, step, heads, before[:, 0], x[:, 0], scores, thresholds)
+                    self._mark("tas")
+                began = time.perf_counter()
+                added = self._mlp(i, t, rows, x[:, 0])
+                batch.clock.mlp += time.perf_counter() - began
+                if batch.observers.watch is not None:
+                    assert isinstance(t, int)
+                    batch.observers.watch.layer(i, t, added, x[:, 0] + added)
+                return added[:, None]
+
+            x = places.before_block(x, index)
+            x = block(x, attend, mlp, *places.memories[i : i + 1])
+            self._mark("mlp.rest")
+        x = llm.norm(x[:, 0])
+        self._mark("heads")
+        return x
+
+    def _decide(
+        self,
+        layer: int,
+        t: Token,
+        step: Reach,
+        heads: _Heads,
+        before: Tensor,
+        after: Tensor,
+        scores: Tensor,
+        thresholds: Tensor | None,
+    ) -> None:
+        """Score a layer and decide what replays; `before` and `after` attention is the residual stream."""
+        batch, replay, scorer = self._batch, self._batch.replay, self._scorer
+        assert replay is not None
+        query, rotated = heads.query[:, :, 0], heads.rotated[:, :, 0]
+        definition, key = replay.rule.tas_definition, batch.cache.aligned_key(layer, step)
+        if scorer is None:
+            if thresholds is not None:
+                scores[layer] = temporal_attention_score(rotated if definition == "attention" else query, key)
+        else:
+            assert isinstance(t, int)
+            block = batch.model.llm.blocks[layer]
+            state = BlockState(
+                layer=layer,
+                t=t,
+                tas_definition=definition,
+                input=before,
+                query=query,
+                rotated=rotated,
+                aligned_key=key,
+                attention=block.self_attn.merge(heads.output)[:, 0],
+                after=after,
+                replayable=replay.outputs[layer, :, t % replay.frame],
+                noise=self._noise[t, layer],
+                mlp=block.mlp_branch,
+            )
+            scores[layer] = scorer(state)
+            if batch.observers.on_block is not None:
+                batch.observers.on_block(state)
+        if thresholds is not None:
+            replay.decide(layer, t, scores[layer], thresholds[layer])
+
+    def _mlp(self, layer: int, t: Token, rows: Tensor, x: Tensor) -> Tensor:
+        """What the MLP branch adds to x [rows, width]; rows that replay never reach the backend."""
+        batch, replay = self._batch, self._batch.replay
+        norm = batch.model.llm.blocks[layer].post_attention_layernorm
+        if replay is None:
+            return batch.backend.mlp(layer, norm(x), None)
+        outputs, place, flags = replay.outputs[layer], rows % replay.frame, replay.flags(layer, t)
+        if not any(flags):
+            outputs[self._rows, place] = batch.backend.mlp(layer, norm(x), None).to(outputs.dtype)
+        elif not all(flags):
+            computed = [row for row, replayed in enumerate(flags) if not replayed]
+            outputs[computed, place[computed]] = batch.backend.mlp(layer, norm(x[computed]), computed).to(outputs.dtype)
+        return outputs[self._rows, place]

@@ -1,0 +1,57 @@
+"""Which executor decodes a batch."""
+
+from __future__ import annotations
+
+from fastcar_cli.config import choices
+from fastcar_cli.decoding.batch import Batch
+from fastcar_cli.decoding.executors import graph, native, self_check
+from fastcar_cli.decoding.executors.executor import Executor
+from fastcar_cli.decoding.executors.plain import PlainExecutor
+from fastcar_cli.decoding.replay.scores import DEFAULT
+from fastcar_cli.decoding.settings import DecodeSettings
+from fastcar_cli.errors import RequestError
+from fastcar_cli.kernels.native import MOST_ROWS, instruction_set
+from fastcar_cli.models.network import Network
+
+
+def row_limit(model: Network, settings: DecodeSettings) -> int:
+    """Rows that can be decoded at once without giving up the requested executor, or drafts."""
+    if model.device.type == "cuda" and settings.executor in ("auto", "graph"):
+        return graph.row_limit(model) // settings.draft.fixed
+    return MOST_ROWS
+
+
+def choose(batch: Batch) -> tuple[Executor, str]:
+    """The executor of a batch by its `executor` setting, and why.
+
+    `auto` takes the native kernels on a CPU and a CUDA graph on a GPU where the rules allow it, else plain
+    torch, which can do everything. Raises RequestError where the requested one can't be had.
+    """
+    name, device, replay, seen = batch.settings.executor, batch.model.device.type, batch.replay, batch.observers
+    if name not in (names := choices.values(choices.Executor)):
+        raise RequestError("unknown", key="executor", value=name, allowed=", ".join(names))
+    rules = (
+        (batch.backend.name != "torch", f"the backend is {batch.backend.name}"),
+        (seen.watch is not None or seen.on_block is not None, "every block is watched"),
+        (replay is not None and replay.rule.score != DEFAULT, f"the score is {batch.settings.rule.score}"),
+        (seen.mark is not None, "parts of a pass are timed"),
+    )
+    obstacle = next((why for applies, why in rules if applies), None)
+    if name == "native" or (name == "auto" and device == "cpu"):
+        why = obstacle or native.obstacle(batch.model)
+        if why is None:
+            return native.NativeExecutor(batch, batch.settings.draft.window), f"native kernels ({instruction_set()})"
+    elif name == "graph" or (name == "auto" and device == "cuda"):
+        why = obstacle or graph.obstacle(batch)
+        if why is None and name == "auto":
+            why = self_check.unproven(batch)
+        if why is None:
+            return graph.GraphExecutor(batch, graph.inputs_limit(batch)), "a CUDA graph a pass"
+    else:
+        why = "requested" if name == "torch" else f"the device is {device}"
+    if name not in ("auto", "torch"):
+        other = name == "graph" and device == "cpu" and not obstacle and native.obstacle(batch.model) is None
+        raise RequestError(
+            why or "", key="executor", value=name, allowed="auto, native, torch" if other else "auto, torch"
+        )
+    return PlainExecutor(batch), why

@@ -1,0 +1,142 @@
+"""The parts of a step as Triton kernels. Imports triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fastcar_cli.decoding.batch import Batch
+from fastcar_cli.kernels.gpu.append import Extent, Gate, append
+from fastcar_cli.kernels.gpu.attend import attend, chunks_of
+from fastcar_cli.kernels.gpu.depth import attend_depths
+from fastcar_cli.kernels.gpu.linear import Matrix, linear
+from fastcar_cli.kernels.gpu.mlp import Cached, mlp
+from fastcar_cli.kernels.gpu.norm import layer_norm, norm_heads, rms_norm
+from fastcar_cli.models.decoder import Block, RMSNorm
+from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.weights.quantised import QuantisedLinear
+
+
+class DeviceState:
+    """What a pass reads and writes besides the batch: the input tokens, int64 [inputs, rows], the hidden states [rows,
+    inputs, width], and of the replay rule thresholds, scores (float32) and flags (uint8), each [layers, inputs, rows].
+    """
+
+    def __init__(self, batch: Batch, inputs: int) -> None:
+        device, spec = batch.model.device, batch.model.spec.decoder
+        self.tokens = torch.zeros(inputs, batch.rows, dtype=torch.int64, device=device)
+        self.hidden = torch.zeros(batch.rows, inputs, spec.width, dtype=batch.model.dtype, device=device)
+        self.thresholds = torch.full((spec.layers, inputs, batch.rows), torch.inf, device=device)
+        self.scores = torch.zeros_like(self.thresholds)
+        self.flags = torch.zeros(self.thresholds.shape, dtype=torch.uint8, device=device)
+
+
+class TritonOps:
+    """Triton kernels for passes of this many input tokens of each row, in lines (`kernels.gpu.append`): input 0 of all
+    rows, input 1 of all rows, and on. The MLP of a block in which every line replays reads no weight.
+    """
+
+    def __init__(self, batch: Batch, inputs: int) -> None:
+        model, rows, cache = batch.model, batch.rows, batch.cache
+        self.inputs, self._batch, self.state = inputs, batch, DeviceState(batch, inputs)
+        lines = rows * inputs
+        spec = model.spec.decoder
+        like = self.state.hidden
+
+        def empty(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=like.device)
+
+        heads, d = spec.heads, spec.head_dim
+        self._normed = empty(lines, spec.width)
+        self._qkv = empty(lines, (heads + 2 * spec.kv_heads) * d)
+        self._query = empty(lines, heads, d)
+        self._attended = empty(lines, heads * d)
+        self._middle = empty(lines, spec.mlp_width)
+        chunks = chunks_of(cache.k.shape[3])
+        self._scratch = (
+            empty(lines, heads, chunks, d, dtype=torch.float32),
+            empty(lines, heads, chunks, dtype=torch.float32),
+            empty(lines, heads, chunks, dtype=torch.float32),
+        )
+        self._depth, self._logits = model.depth, empty(lines, model.spec.codes)
+        if model.depth is not None:
+            self._depth_scratch(model.depth.spec, lines, empty)
+        ring = cache.window or 0, cache.first_ring_slot
+        self._extent = Extent(cache.padded, cache.frame, *ring, batch.prompts.aligned)
+        # In a ring an input token takes the slot of one that those before it still attend to.
+        at_once = lines if cache.window is None else rows
+        self._attending = [slice(first, first + at_once) for first in range(0, lines, at_once)]
+        # By input token and row, also where all prompts are equally long.
+        self._cos, self._sin = (a.expand(-1, rows, -1).contiguous() for a in (batch.places.cos, batch.places.sin))
+
+    def _depth_scratch(self, d_spec: DepthSpec, lines: int, empty: Callable[..., Tensor]) -> None:
+        """What the depth transformer computes in."""
+        self._wide = empty(lines, d_spec.width)
+        self._wide_normed, self._wide_attended = empty(lines, d_spec.width), empty(lines, d_spec.width)
+        self._wide_middle = empty(lines, 4 * d_spec.width)
+        self._past = empty(d_spec.blocks, d_spec.depth, lines, 3 * d_spec.width)
+
+    def norm(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """RMS norm of [lines, width]. The result is overwritten by the next norm."""
+        return rms_norm(x, norm.weight, norm.eps, self._normed)
+
+    def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
+        """One decoder block on the residual stream x [lines, width], which is overwritten."""
+        batch, s, attn = self._batch, self.state, block.self_attn
+        cache, replay = batch.cache, batch.replay
+        tokens = s.tokens.flatten()
+        limits, scores, flags = (x[layer].flatten() for x in (s.thresholds, s.scores, s.flags))
+        scored = replay is not None and bool(replay.scored[layer])
+        gate = None
+        h = self.norm(block.input_layernorm, x)
+        projections = (attn.q_proj, attn.k_proj, attn.v_proj)
+        linear(h, [Matrix.of(p) for p in projections], self._qkv)
+        if attn.q_norm is not None and attn.k_norm is not None:
+            norm_heads(self._qkv, attn.q_norm.weight, attn.k_norm.weight, attn.q_norm.eps, attn.heads, attn.kv_heads)
+        k, v, ring = cache.k[layer], cache.v[layer], cache.aligned[layer]
+        videos, extent = batch.prompts.videos, self._extent
+        for of in self._attending:
+            if replay is not None and scored:
+                released = replay.rule.tas_definition == "released"
+                gate = Gate(limits[of], scores[of], flags[of], released, replay.rule.pairs)
+            query, t = self._query[of], tokens[of]
+            append(self._qkv[of], query, k, v, ring, self._cos, self._sin, t, extent, videos, gate)
+            attend(query, k, v, cache.pad, cache.sinks, t, extent, self._scratch, self._attended[of])
+        linear(self._attended, [Matrix.of(attn.o_proj)], x, add=True)
+        h = self.norm(block.post_attention_layernorm, x)
+        m = block.mlp
+        cached = Cached(flags, tokens, replay.outputs[layer]) if replay is not None and scored else None
+        return mlp(h, [Matrix.of(p) for p in (m.gate_proj, m.up_proj, m.down_proj)], x, self._middle, cached)
+
+    def multiply(self, module: QuantisedLinear, x: Tensor) -> Tensor:
+        """A linear map in few bits of x [..., in], for `multiplied_by`."""
+        out = x.new_empty(*x.shape[:-1], module.out_features)
+        linear(x.reshape(-1, x.shape[-1]), [Matrix.of(module)], out.view(-1, module.out_features))
+        return out
+
+    def logits(self, x: Tensor, d: int) -> Tensor:
+        """See `sampling.Logits`. The result is overwritten by the next call."""
+        net, head = self._depth, self._batch.model.lm_head
+        if net is None:
+            assert head is not None
+            return linear(x, [Matrix.of(head)], self._logits)
+        h, normed = self._wide, self._wide_normed
+
+        def norm(layer: nn.LayerNorm) -> Tensor:
+            return layer_norm(h, layer.weight, layer.bias, layer.eps, normed)
+
+        h.copy_(net.pos_emb_d[0, d].expand_as(h))
+        entry = net.in_mlp_1 if d else net.in_mlp_2
+        linear(x, [Matrix.of(entry)], h, add=True)
+        for past, block in zip(self._past, net.blocks, strict=True):
+            attn, first, second = block.attn, block.mlp[0], block.mlp[2]
+            parts = (attn.query, attn.key, attn.value)
+            linear(norm(block.ln1), [Matrix.of(p) for p in parts], past[d])
+            attended = attend_depths(past, attn.heads, d + 1, self._wide_attended)
+            linear(attended, [Matrix.of(attn.proj)], h, add=True)
+            wide = linear(norm(block.ln2), [Matrix.of(first)], self._wide_middle, gelu=True)
+            linear(wide, [Matrix.of(second)], h, add=True)
+        last = net.classifier_mlp
+        return linear(norm(last.layer_norm), [Matrix.of(last.linear)], self._logits)

@@ -1,0 +1,1 @@
+"""Replay: rule, scores, controller of a ratio."""

@@ -1,0 +1,150 @@
+"""What a gate can go by: scores that are the higher, the less a block's MLP output is expected to have changed.
+
+The temporal attention score is the method's own; the others are there to be compared with it. Each is one small
+function of a `BlockState`, registered by name. A score of the change of something since the aligned token names what it
+`keeps` of a token, and gets what was kept of the aligned one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.decoding.replay.replay import temporal_attention_score
+
+
+@dataclass(frozen=True)
+class BlockState:
+    """One block at one visual token, between attention and MLP, all rows. Good during the call only.
+
+    layer, t: of the block and of the input token.
+    tas_definition: of the temporal attention score, `attention` or `released`.
+    input: the residual stream before the block, [rows, width].
+    query, rotated: queries before and after rotation, [rows, heads, head_dim].
+    aligned_key: the aligned token's keys as they lie in the cache, [rows, kv_heads, head_dim].
+    attention: what attention added, [rows, width].
+    after: the residual stream that the MLP reads, [rows, width].
+    replayable: the MLP output that a replay would take, [rows, width].
+    noise: numbers in [0, 1) of these videos, this layer and token, [rows].
+    mlp: what the block's MLP would add to a residual stream [rows, width].
+    """
+
+    layer: int
+    t: int
+    tas_definition: str
+    input: Tensor
+    query: Tensor
+    rotated: Tensor
+    aligned_key: Tensor
+    attention: Tensor
+    after: Tensor
+    replayable: Tensor
+    noise: Tensor
+    mlp: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score: `of(state, kept)` gives [rows]; `keeps(state)` is remembered for the next frame, where it is set."""
+
+    of: Callable[[BlockState, Tensor], Tensor]
+    keeps: Callable[[BlockState], Tensor] | None
+    description: str
+
+
+Of = Callable[[BlockState, Tensor], Tensor]
+Keeps = Callable[[BlockState], Tensor]
+
+SCORES: dict[str, Score] = {}
+"""By name, the method's own first."""
+DEFAULT = "tas"
+_NOTHING = torch.empty(0)
+
+
+def score(name: str, keeps: Keeps | None = None) -> Callable[[Of], None]:
+    """Register a score; its docstring is its description."""
+
+    def register(of: Of) -> None:
+        SCORES[name] = Score(of, keeps, (of.__doc__ or "").strip().rstrip("."))
+
+    return register
+
+
+def change(now: Tensor, before: Tensor) -> Tensor:
+    """|now - before| / |before| of vectors [rows, ...], float32 [rows]."""
+    now, before = now.float().flatten(1), before.float().flatten(1)
+    return (now - before).norm(dim=1) / before.norm(dim=1).clamp_min(1e-12)
+
+
+@score(DEFAULT)
+def _tas(state: BlockState, _: Tensor) -> Tensor:
+    """Temporal attention score, as `--tas` defines it."""
+    return temporal_attention_score(
+        state.rotated if state.tas_definition == "attention" else state.query, state.aligned_key
+    )
+
+
+@score("input", keeps=lambda state: state.input)
+def _input(state: BlockState, kept: Tensor) -> Tensor:
+    """Minus the relative change of the block's input since the aligned token."""
+    return -change(state.input, kept)
+
+
+@score("attention", keeps=lambda state: state.attention)
+def _attention(state: BlockState, kept: Tensor) -> Tensor:
+    """Minus the relative change of the attention output since the aligned token."""
+    return -change(state.attention, kept)
+
+
+@score("query", keeps=lambda state: state.query)
+def _query(state: BlockState, kept: Tensor) -> Tensor:
+    """Cosine similarity of the queries of token and aligned token, before rotation, mean over heads."""
+    return torch.cosine_similarity(state.query.float(), kept.float(), dim=-1).mean(1)
+
+
+@score("random")
+def _random(state: BlockState, _: Tensor) -> Tensor:
+    """Random number, from the video's seed."""
+    return state.noise
+
+
+@score("oracle")
+def _oracle(state: BlockState, _: Tensor) -> Tensor:
+    """Minus |true MLP output - what a replay would take|, which is known only where the MLP is computed."""
+    return -(state.mlp(state.after).float() - state.replayable.float()).norm(dim=-1)
+
+
+class Scorer:
+    """A score at work on one batch, with what it remembers of the last frame."""
+
+    def __init__(self, name: str, frame: int, first: int) -> None:
+        """Tokens lie in frames of `frame`; the aligned token of `first` is the first that is known."""
+        self._score, self._frame, self._first = SCORES[name], frame, first
+        self._kept: dict[tuple[int, int], Tensor] = {}
+
+    def __call__(self, state: BlockState) -> Tensor:
+        """The score of every row, [rows]; NaN where the aligned token is not known. Tokens are shown in order."""
+        place = state.layer, state.t % self._frame
+        kept = self._kept.get(place, _NOTHING)
+        if self._score.keeps is not None:
+            self._kept[place] = self._score.keeps(state).clone()
+        if state.t < self._first or (self._score.keeps is not None and not len(kept)):
+            return state.noise * torch.nan
+        return self._score.of(state, kept)
+
+
+def noise(uniforms: Tensor, layers: int, rows: int) -> Tensor:
+    """Random numbers in [0, 1) for the score `random`, [T*N, layers, rows], on the CPU.
+
+    uniforms [P, T*N, depth] are the videos' own; the first of a video seeds its generator, so what shares its batch
+    and how many frames it has changes nothing.
+    """
+    videos = len(uniforms)
+    each = []
+    for first in uniforms[:, 0, 0].tolist():
+        generator = torch.Generator().manual_seed(int(first * 2**53))
+        each.append(torch.rand(uniforms.shape[1], layers, rows // videos, generator=generator))
+    return torch.stack(each, -1).flatten(2)

@@ -1,0 +1,172 @@
+"""Actions from .npz, .npy, CSV, TSV or JSON files: one row of numbers a frame."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import StrictFloat, StrictInt, TypeAdapter, ValidationError
+
+from fastcar_cli.config.lists import digits
+from fastcar_cli.errors import Key, RequestError, Text
+from fastcar_cli.media.arrays import SUFFIXES as ARRAYS
+from fastcar_cli.media.arrays import Array, arrays_of
+from fastcar_cli.system.files import read_text
+from fastcar_cli.system.plain_data import parse_json
+
+Rows = NDArray[np.float32]
+
+KEYS = ("action", "actions")
+"""Of the actions in an .npz file (the first one is iVideoGPT's) or in a JSON object."""
+
+_ALLOWED = ".npz, .npy, .csv, .tsv or .json"
+_MOST_ROWS = 2**20
+_LIKE_A_NUMBER = re.compile(r"[-+.]?\d|[-+]?(?:nan|inf)", re.I)
+_TABLE = TypeAdapter(list[list[StrictInt | StrictFloat]])
+
+
+def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
+    """The actions of a clip, float32 [S, width].
+
+    width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order.
+    A file with S or S - 1 rows is the clip's own, one row a frame; of a longer one the rows `wanted` are taken, as
+    its rows belong to the frames of the input. The last frame's action leads out of the clip: where it is missing
+    it is zero. Raises RequestError that says what does not fit.
+    """
+    if not path.is_file():
+        kind = "is a pipe or a device" if path.exists() else "there is no such file"
+        raise RequestError("is a folder" if path.is_dir() else kind, key="actions", value=path)
+    suffix = path.suffix.lower()
+    if suffix in ARRAYS:
+        return actions_in(path, width, wanted, own=False)
+    if suffix not in (".csv", ".tsv", ".json"):
+        raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)
+    what = (Key("actions"), f" {path}")
+    text = read_text(path, what, "utf-8-sig")
+    return _fit(
+        _json(text, what) if suffix == ".json" else _csv(text, what, len(wanted)), what, width, wanted, own=False
+    )
+
+
+def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = True) -> Rows:
+    """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
+    option = "input" if own else "actions"
+    array = _chosen(path, option)
+    what = array.named(option)
+    if array.dtype.kind not in "uif" or len(array.shape) != 2:
+        raise RequestError(
+            f"has shape {list(array.shape)} and dtype {array.dtype}, needed: numbers [frames, {width}]", where=what
+        )
+    rows = itertools.islice(array.rows(option), max(len(wanted), wanted[-1] + 1) + 1)
+    return _fit([row.astype(np.float64) for row in rows], what, width, wanted, own=own)
+
+
+def has_actions(path: Path) -> bool:
+    """Whether an input is an .npz file that brings its actions."""
+    return path.suffix.lower() == ".npz" and path.is_file() and any(a.key in KEYS for a in arrays_of(path, "input"))
+
+
+def _chosen(path: Path, option: str) -> Array:
+    arrays = arrays_of(path, option)
+    if named := [array for key in KEYS for array in arrays if array.key == key]:
+        return named[0]
+    tables = [a for a in arrays if len(a.shape) == 2] or arrays
+    if len(tables) != 1:
+        hint = f"its arrays: {', '.join(a.key for a in arrays[:12]) or 'none'}"
+        raise RequestError(f"holds no array {KEYS[0]!r}", key=option, value=path, hint=hint)
+    return tables[0]
+
+
+def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
+    """Rows of numbers between commas, semicolons or tabs, of so many frames; the first line may name the columns.
+
+    Names are words, or 0, 1, 2, ... as pandas writes them. Raises RequestError where these may be numbers too. Empty
+    lines and those that begin with # are skipped, and so are lines without numbers at the end.
+    """
+    rows: list[list[float]] = []
+    names: list[str] | None = None
+    gap = 0
+    lines = ["" if line.lstrip().startswith("#") else line for line in text.split("\n")]
+    first = next((line for line in lines if line.strip()), "")
+    separator = next((s for s in "\t;" if s in first), ",")
+    try:
+        for number, line in enumerate(csv.reader(lines, strict=True, delimiter=separator), 1):
+            cells = [cell.strip() for cell in line]
+            if not any(cells):
+                gap = gap or number * bool(rows and cells)
+                continue
+            if gap:
+                raise RequestError(f"line {gap} has no numbers", where=what)
+            if names is None:
+                names = cells
+                if not any(_LIKE_A_NUMBER.match(cell) for cell in cells):
+                    continue
+            for cell in cells:
+                if _number(cell) is None:
+                    raise RequestError(f"line {number} has {cell[:40]!r}, needed: numbers", where=what)
+            rows.append([float(cell) for cell in cells])
+            if len(rows) > _MOST_ROWS:
+                break
+    except csv.Error as e:
+        raise RequestError(f"is no CSV file ({e})", where=what) from None
+    if len(rows) < 2 or names != [*map(str, range(len(rows[0])))]:
+        return rows
+    if "." in text.partition(first)[2] or len(rows) == frames + 1:
+        return rows[1:]
+    if len(rows) == frames:
+        hint = f"name the columns with words, or write {separator.join(f'{n}.0' for n in range(len(rows[0])))}"
+        raise RequestError(f"begins with {first.strip()}: numbers or names of columns?", where=what, hint=hint)
+    return rows
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(digits(text))
+    except ValueError:
+        return None
+
+
+def _json(text: str, what: Text) -> list[Any]:
+    """A list with a list of numbers a frame, bare or under the key `action`."""
+    try:
+        data = parse_json(text)
+    except ValueError:
+        raise RequestError("is no JSON file", where=what) from None
+    if isinstance(data, dict):
+        data = next((data[k] for k in KEYS if k in data), None)
+    try:
+        return _TABLE.validate_python(data)
+    except ValidationError:
+        hint = "such as [[0.1, 0], [0.2, 0]]"
+        raise RequestError("is no list of lists of numbers", where=what, hint=hint) from None
+
+
+def _fit(table: Sequence[Any], what: Text, width: int, wanted: Sequence[int], *, own: bool) -> Rows:
+    """Rows of the clip's frames out of a table, checked."""
+    for index, row in enumerate(table):
+        if len(row) != width:
+            raise RequestError(f"row {index} has {len(row)} numbers, the model takes {width} a frame", where=what)
+    frames = len(wanted)
+    direct = not own and len(table) in (frames, frames - 1)
+    chosen = range(frames) if direct else wanted
+    # What a frame is left with: the last one's action is never looked at.
+    if len(table) <= chosen[max(frames - 2, 0)]:
+        need = f"{frames - 1}, one for each of {frames} frames but the last"
+        raise RequestError(f"has {len(table)} rows, needed: {need}", where=what)
+    out = np.zeros((frames, width), np.float32)
+    with np.errstate(over="ignore"):
+        for at, index in enumerate(chosen):
+            if index < len(table):
+                try:
+                    out[at] = np.asarray(table[index], np.float64)
+                except OverflowError:
+                    out[at] = np.inf
+                if not np.isfinite(out[at]).all():
+                    raise RequestError(f"row {index} has numbers that are not finite in float32", where=what)
+    return out

@@ -1,0 +1,162 @@
+"""Prompts of a closed vocabulary to token ids: each known phrase is one token."""
+
+from __future__ import annotations
+
+import difflib
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt import OnProgress, Prompt, Reading, text_of
+
+_BEHIND_IN = ("from", "and", "then", "while")
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+OUT_OF_PLACE = "~"
+_OBJECT_GROUPS = 3
+"""The first groups of attributes are the object's: size, color and shape; motion and background follow."""
+
+
+@dataclass(eq=False)
+class PhraseTokenizer:
+    """Closed vocabulary: each known phrase is one token, fillers are skipped, the rest is unknown.
+
+    A prompt becomes `<bos>`, padding up to the fixed length, its tokens, `<vi_start>`; every
+    prompt has the same length, so rows of a batch need no mask.
+    """
+
+    vocabulary: Sequence[str]
+    phrases: Mapping[str, Sequence[str]]
+    fillers: Sequence[str]
+    length: int
+    groups: Mapping[str, Sequence[str]]
+
+    def __post_init__(self) -> None:
+        ids = {token: i for i, token in enumerate(self.vocabulary)}
+        self._pad, self._bos, self._start = ids["<pad>"], ids["<bos>"], ids["<vi_start>"]
+        self._phrases = {tuple(_words(p)): ids[token] for token, ps in self.phrases.items() for p in ps}
+        for token in self.groups.get("shape", ()):
+            for phrase in self.phrases.get(token, ()):
+                self._phrases.setdefault(tuple(_words(f"{phrase}{'es' if phrase[-1] in 'sx' else 's'}")), ids[token])
+        self._longest = max(map(len, self._phrases))
+        self._single = sorted({w for p in self._phrases for w in p}.difference(self.fillers))
+        self._drawable = [t for t in self.vocabulary if t in self.phrases]
+        self._attributes = {token for tokens in self.groups.values() for token in tokens}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it is made of, as plain data: its own arguments."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
+        """Token ids of a prompt; unknown words are listed, not guessed. Raises RequestError if too long."""
+        words = self._arranged(_words(text_of(prompt)))
+        tokens: list[int] = []
+        unknown: list[str] = []
+        i = 0
+        while i < len(words):
+            for n in range(min(self._longest, len(words) - i), 0, -1):
+                token = self._phrases.get(tuple(words[i : i + n]))
+                if token is not None and self._ends(words, i + n):
+                    tokens.append(token)
+                    i += n
+                    break
+            else:
+                word = words[i].rstrip(OUT_OF_PLACE)
+                if words[i] not in self.fillers and word not in unknown:
+                    unknown.append(word)
+                i += 1
+        room = self.length - 2
+        if len(tokens) > room:
+            raise RequestError(
+                f"the prompt is too long: it has {len(tokens)} words that the model reads, its context holds {room}",
+                hint="shorten the prompt",
+            )
+        return Reading(self._ids(tokens), tuple(self.vocabulary[t] for t in tokens), tuple(unknown))
+
+    def _arranged(self, words: list[str]) -> list[str]:
+        """The words of a prompt in the order in which they are read; one that means nothing there ends OUT_OF_PLACE."""
+        return words
+
+    def _ends(self, words: Sequence[str], end: int) -> bool:
+        """Whether a phrase may end before `words[end]`.
+
+        One that ends with "in" may not where that belongs to what follows: "rolls in slowly" holds one, "rolls in front
+        of" and "rolls in the evening" do not.
+        """
+        if words[end - 1] != "in" or end == len(words) or words[end] in _BEHIND_IN:
+            return True
+        nexts = (self._phrases.get(tuple(words[end : end + n])) for n in range(1, self._longest + 1))
+        return any(token is not None and self.vocabulary[token] not in self._attributes for token in nexts)
+
+    def complete(self, reading: Reading, seed: int) -> Reading:
+        """The reading with a value drawn from the seed for each attribute that the prompt leaves open.
+
+        Attributes of the object go before the prompt's own tokens, motion and background behind them,
+        in the order of the groups. A reading without any token stays as it is.
+        """
+        rng = random.Random(seed)
+        before: list[str] = []
+        after: list[str] = []
+        for index, values in enumerate(self.groups.values()):
+            choice = rng.choice(values)
+            if not any(t in values for t in reading.tokens):
+                (before if index < _OBJECT_GROUPS else after).append(choice)
+        tokens = (*before, *reading.tokens, *after)
+        if not reading.tokens or len(tokens) > self.length - 2:
+            return reading
+        ids = self._ids([self.vocabulary.index(t) for t in tokens])
+        return Reading(ids, tokens, reading.unknown, (*before, *after))
+
+    def blank(self) -> tuple[int, ...]:
+        """Ids of the prompt that says nothing (the unconditional row)."""
+        return self._ids([])
+
+    def ids_of(self, tokens: Sequence[str]) -> tuple[int, ...]:
+        """Ids of a prompt of these tokens. Raises ValueError for one that is not of the vocabulary."""
+        return self._ids([self.vocabulary.index(t) for t in tokens])
+
+    def _ids(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        return (self._bos, *[self._pad] * (self.length - 2 - len(tokens)), *tokens, self._start)
+
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
+        """Words the model does not know, with near ones, and attributes named twice.
+
+        Raises RequestError for a prompt without a single known word.
+        """
+        prompt = text_of(prompt, f"the model {model!r}")
+        reading = self.read(prompt)
+        if not reading.tokens:
+            raise RequestError(
+                f"the model {model!r} knows none of the words of {prompt!r}",
+                hint="it can draw: " + ", ".join(self._drawable),
+            )
+        notices = []
+        for word in reading.unknown:
+            if word in self._single:
+                notices.append(f"the model {model!r} does not understand {word!r} here and leaves it out")
+                continue
+            alone = sorted({phrase[0] for phrase in self._phrases if len(phrase) == 1})
+            near = difflib.get_close_matches(word, alone, n=3, cutoff=0.75)
+            notices.append(
+                f"the model {model!r} does not know {word!r} and leaves it out"
+                + (f"; near: {', '.join(near)}" if near else "")
+            )
+        shapes = self.groups.get("shape", ())
+        if shapes and reading.unknown and not {*shapes} & {*reading.tokens}:
+            notices.append(f"the prompt names none of {', '.join(shapes)}; the seed chooses what {model!r} draws")
+        for name, tokens in self.groups.items():
+            values = [t for t in tokens if t in reading.tokens]
+            if len(values) > 1:
+                notices.append(
+                    f"the model {model!r} draws one object with one {name}; the prompt names {', '.join(values)}"
+                )
+        return notices
+
+    def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:
+        """See `PromptReader`: nothing but the text."""
+
+
+def _words(text: str) -> list[str]:
+    return [w.replace("’", "'") for w in _WORD.findall(text.lower())]

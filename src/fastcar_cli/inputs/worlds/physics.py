@@ -1,0 +1,114 @@
+"""Where things are in every frame: straight paths, bounces under gravity, and elastic collisions, on a grid of pixels.
+
+The world of `table` is drawn by it, and its model looks ahead by it (`models/bundled/placement_map.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STEP = 2
+"""Grid of positions in pixels."""
+SLANT, RISE = 0.6, 0.8
+"""Sine and cosine of the camera's elevation: how long depth and height appear (orthographic)."""
+TURNS = 6
+"""Steps of 15 degrees after which what turns looks the same again."""
+GRAVITY = 4
+"""Pixels a frame squared, as seen."""
+
+
+@dataclass
+class Body:
+    """What decides a thing's path.
+
+    `x`, `y` in px at frame 0, of the ground under its middle, right and towards the viewer; `vx`, `vy` px a frame;
+    `turn` in steps of 15 degrees, `spin` in steps a frame; `hop` the speed in px a frame with which it leaves the
+    ground; `reach` px from its middle to what touches it; `mass` its weight.
+    """
+
+    reach: int
+    mass: int
+    x: int = 0
+    y: int = 0
+    vx: int = 0
+    vy: int = 0
+    turn: int = 0
+    spin: int = 0
+    hop: int = 0
+
+
+@dataclass(frozen=True)
+class Pose:
+    """Where an object is in one frame: `x`, `y` on the ground (px), `z` above it, `turn` of 15 degrees each."""
+
+    x: int
+    y: int
+    z: int
+    turn: int
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Objects `first` and `second` touch in `frame`; from the next frame on their speeds have changed."""
+
+    frame: int
+    first: int
+    second: int
+
+
+def contact_distance(reach: int, along_y: bool) -> int:
+    """Distance in px between two objects that touch side by side, or one behind the other; `reach` of both together."""
+    return STEP * round(reach * SLANT / STEP) if along_y else reach
+
+
+def height(hop: int, t: int) -> int:
+    """Height in px, t frames into an endless row of bounces that leave the ground at speed `hop`.
+
+    The speed changes by `GRAVITY` between frames, so a bounce lasts (2 hop + GRAVITY) / GRAVITY frames.
+    """
+    if not hop:
+        return 0
+    t %= (2 * hop + GRAVITY) // GRAVITY
+    return hop * t - GRAVITY * t * (t - 1) // 2
+
+
+def _even(value: float) -> int:
+    return STEP * round(value / STEP)
+
+
+def _collide(a: Body, b: Body, va: int, vb: int) -> tuple[int, int]:
+    """Speeds after an elastic collision along one line, on the grid."""
+    total = a.mass + b.mass
+    after_a = ((a.mass - b.mass) * va + 2 * b.mass * vb) / total
+    after_b = ((b.mass - a.mass) * vb + 2 * a.mass * va) / total
+    return _even(after_a), _even(after_b)
+
+
+def simulate(things: Sequence[Body], pan: int, frames: int) -> tuple[list[list[Pose]], list[Contact]]:
+    """Poses [things][frames] in px of the frame, and the contacts in order of time.
+
+    `pan` is how many px a frame the camera moves to the right.
+    """
+    x = [thing.x for thing in things]
+    y = [thing.y for thing in things]
+    v = [[thing.vx, thing.vy] for thing in things]
+    paths: list[list[Pose]] = [[] for _ in things]
+    contacts: list[Contact] = []
+    for t in range(frames):
+        for i, thing in enumerate(things):
+            turn = (thing.turn + thing.spin * t) % TURNS
+            paths[i].append(Pose(x[i] - pan * t, y[i], height(thing.hop, t), turn))
+        for i, a in enumerate(things):
+            for j in range(i + 1, len(things)):
+                b = things[j]
+                dx, dy = x[j] - x[i], y[j] - y[i]
+                for axis, (gap, off) in enumerate(((dx, dy), (dy, dx))):
+                    closing = (v[i][axis] - v[j][axis]) * (1 if gap > 0 else -1)
+                    if off == 0 and closing > 0 and abs(gap) <= contact_distance(a.reach + b.reach, axis == 1):
+                        v[i][axis], v[j][axis] = _collide(a, b, v[i][axis], v[j][axis])
+                        contacts.append(Contact(t, i, j))
+        for i in range(len(things)):
+            x[i] += v[i][0]
+            y[i] += v[i][1]
+    return paths, contacts

@@ -1,0 +1,231 @@
+"""Prompts of several things to token ids: what a prompt leaves open of each is drawn from the seed, its place too."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, StrictStr, model_validator
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt import Prompt, Reading, text_of
+from fastcar_cli.inputs.worlds.phrases import OUT_OF_PLACE, PhraseTokenizer
+from fastcar_cli.system.plain_data import Count, checked
+
+Placements = Mapping[str, Sequence[Sequence[Sequence[int]]]]
+"""Placements by signature: of each the ids of the tokens behind every thing, and last of those behind all."""
+
+
+_SAID_OTHERWISE = {
+    r"(?:camera )?pan(?:s|ning)? (?:(?:slowly|to|the) )*(left|right)": r"camera pans \1",
+    # Not "towards each other", which is more than that two things move.
+    r"(hit|hitting|strike|striking|with|into|pass|passing) (?:each other|one another)": r"\1",
+    r"on marble": f"on marble{OUT_OF_PLACE}",  # a ground, not the thing that rolls
+    r"(?:collid(?:es?|ing)|crash(?:es)?|bumps?)(?! with| into)": "hits",
+}
+"""What people write, and the words of it that the vocabulary has."""
+
+_COUNTS = {"two": 2, "2": 2, "pair of": 2, "couple of": 2, "three": 3, "3": 3}
+
+
+@dataclass(eq=False)
+class PlacementTokenizer(PhraseTokenizer):
+    """Closed vocabulary of things, each of which has looks, and places that no word stands for.
+
+    `things` are the tokens that name a thing, `looks` what is said before each of them, `groups` what is said of the
+    whole, of which `usual` values go without saying. `placements` are kept for each signature, see `signature`; `only`
+    has their tokens that belong to some things alone, as a ball that is turned looks like none that was trained on.
+    """
+
+    things: Sequence[str]
+    looks: Mapping[str, Sequence[str]]
+    usual: dict[str, str]
+    placements: Placements
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.usual = dict(self.usual)
+        looks = [token for tokens in self.looks.values() for token in tokens]
+        thing, look, ground, motion = (
+            "|".join(sorted((p for t in tokens for p in self.phrases.get(t, ())), key=len, reverse=True))
+            for tokens in (self.things, looks, self.groups["ground"], ("moves", "bounces", "turns"))
+        )
+        behind = rf"\b({thing}) (?:(?:that|which) )?(?:is|are) ((?:{look})(?: (?:and )?(?:{look}))*)\b"
+        self._said_behind = re.compile(behind)
+        self._several = re.compile(rf"\b({thing})e?s\b")
+        self._counted = re.compile(rf"\b({'|'.join(_COUNTS)}) ((?:(?:{look}) (?:and )?)*(?:{thing}))\b")
+        # A ground is no colour: "a gray cube".
+        self._colour = re.compile(rf"(?<!on )(?<!onto )(?<!over )\b({ground})(?= (?:(?:{look}) )*(?:{thing})\b)")
+        self._denied = re.compile(rf"\b(?:(?:does|do|is|are) not|(?:does|do|is|are)n't|never) (?:{motion})\b")
+        self._most = max((k.split().count("thing") for k in self.placements), default=0)
+        self._deeds = set(self._drawable).difference(self.things, looks, self._attributes)
+
+    def _arranged(self, words: list[str]) -> list[str]:
+        """Looks said behind a thing before it: "a ball that is red and small" as "a red and small ball".
+
+        Several things of a kind become one behind another, and what is said not to move does not move.
+        """
+        text = " ".join(words)
+        for said, meant in _SAID_OTHERWISE.items():
+            text = re.sub(rf"\b{said}\b", meant, text)
+        text = self._several.sub(r"\1", text)
+        text = self._said_behind.sub(r"\2 \1", self._denied.sub("does not move", text))
+        text = self._counted.sub(lambda m: " ".join([m[2]] * _COUNTS[m[1]]), text)
+        return self._colour.sub(lambda m: " ".join(w + OUT_OF_PLACE for w in m[1].split()), text).split()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it is made of, as plain data: its own arguments, of which files call placements layouts."""
+        data = super().to_dict()
+        return data | {"layouts": data.pop("placements")}
+
+    def signature(self, tokens: Sequence[str]) -> str:
+        """What a prompt says but for looks: deeds and relations, `thing` for each thing, the first in front."""
+        said = ["thing" if t in self.things else t for t in tokens if t in self.things or t in self._deeds]
+        first = said.index("thing") if "thing" in said else 0
+        return " ".join(said[first:] + said[:first])
+
+    def _planned(self, tokens: Sequence[str]) -> tuple[str, ...]:
+        """The tokens as the nearest scene of which a placement is kept says them: with its deeds in its order."""
+        wanted = self.signature(tokens).split()
+        near = [p for p in map(str.split, self.placements) if p.count("thing") == wanted.count("thing")]
+        if " ".join(wanted) in self.placements or not near or "thing" not in wanted:
+            return tuple(tokens)
+
+        def likeness(words: list[str]) -> tuple[float, float]:
+            said, here = Counter(wanted), Counter(words)
+            # That a thing stands still changes least.
+            differs = sum(0.5 if word == "still" else 1 for word in ((said - here) + (here - said)).elements())
+            return -differs, SequenceMatcher(None, wanted, words).ratio()
+
+        things: list[list[str]] = [[]]
+        for token in tokens:
+            if token in self.things or any(token in values for values in self.looks.values()):
+                things[-1].append(token)
+                things += [[]] if token in self.things else []
+        parts = iter(things)
+        around = [t for t in tokens if any(t in values for values in self.groups.values())]
+        deeds = [next(parts) if word == "thing" else [word] for word in max(near, key=likeness)]
+        return (*(token for part in deeds for token in part), *around)
+
+    def completed(
+        self,
+        tokens: Sequence[str],
+        looks: Sequence[Mapping[str, str]],
+        around: Mapping[str, str],
+        placement: Sequence[Sequence[str]],
+    ) -> list[str]:
+        """The tokens with `looks` of each thing and what is `around` where they don't say it, and with a placement.
+
+        Looks come before their thing in one order, places behind it, the camera's tokens last.
+        An empty placement is none.
+        """
+        out: list[str] = []
+        said: list[str] = []
+        known, places = iter(looks), iter(placement)
+        for token in tokens:
+            if any(token in values for values in self.looks.values()):
+                said.append(token)
+            elif token in self.things:
+                look = next(known)
+                out += [next((t for t in said if t in values), look[name]) for name, values in self.looks.items()]
+                out += [token, *(t for t in next(places, ()) if token in self.only.get(t, (token,)))]
+                said = []
+            else:
+                out.append(token)
+        out += [around[name] for name, values in self.groups.items() if not any(t in values for t in tokens)]
+        return [*out, *next(places, ())]
+
+    def complete(self, reading: Reading, seed: int) -> Reading:
+        """The reading with looks, surroundings and a placement drawn from the seed where the prompt leaves them open.
+
+        A prompt of which no placement is kept is read as the nearest one. One without any token, or with too many,
+        stays as it is.
+        """
+        rng = random.Random(seed)
+        said = self._planned(reading.tokens)
+        count = sum(t in self.things for t in said)
+        looks = [{name: rng.choice(values) for name, values in self.looks.items()} for _ in range(count)]
+        around = {name: rng.choice(values) for name, values in self.groups.items()} | self.usual
+        rows = self.placements.get(self.signature(said))
+        placement = [[self.vocabulary[i] for i in ids] for ids in rng.choice(rows)] if rows else ()
+        tokens = self.completed(said, looks, around, placement)
+        if not reading.tokens or len(tokens) > self.length - 2:
+            return reading
+        drawn = Counter(tokens) - Counter(reading.tokens)
+        return Reading(self.ids_of(tokens), tuple(tokens), reading.unknown, tuple(drawn.elements()))
+
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
+        """Words the model does not know, and what it draws in place of a scene without a placement.
+
+        Raises RequestError as its base does, and for no thing or too many.
+        """
+        notices = super().notices(prompt, model)
+        text = text_of(prompt, f"the model {model!r}")
+        reading = self.read(text)
+        tokens = reading.tokens
+        count = sum(t in self.things for t in tokens)
+        if self.placements and not 0 < count <= self._most:
+            said = f"{count} things" if count else "nothing to draw"
+            raise RequestError(
+                f"the prompt {text!r} names {said}, the model {model!r} draws 1 to {self._most}",
+                hint=(f"it does not know {', '.join(reading.unknown)}; " if reading.unknown else "")
+                + f"things: {', '.join(self.things)}",
+            )
+        if (said := " ".join(self._planned(tokens))) != " ".join(tokens):
+            notices.append(
+                f"the model {model!r} has no placement of {' '.join(tokens)!r} and draws the nearest: {said!r}"
+            )
+        behind = [*tokens[max(i for i, t in enumerate(tokens) if t in self.things) + 1 :]] if count else []
+        lost = [t for t in behind if any(t in values for values in self.looks.values())]
+        if lost:
+            notices.append(f"the model {model!r} leaves out {', '.join(lost)}: no thing is named behind")
+        return notices
+
+
+_Words = list[StrictStr]
+_Values = dict[str, Annotated[_Words, Field(min_length=1)]]
+
+
+class _Text(BaseModel):
+    """What `to_dict` gives."""
+
+    vocabulary: _Words
+    phrases: dict[str, _Words]
+    fillers: _Words
+    length: Annotated[int, Field(strict=True, ge=2, le=4096)]
+    groups: _Values
+    things: _Words = []
+    looks: _Values = {}
+    usual: dict[str, StrictStr] = {}
+    layouts: dict[str, list[list[list[Count]]]] = {}
+    only: dict[str, _Words] = {}
+
+    @model_validator(mode="after")
+    def _known(self) -> _Text:
+        known, values = {*self.vocabulary}, [*self.groups.values(), *self.looks.values()]
+        values += self.only.values()
+        used = [*self.phrases, *self.things, *self.usual.values(), *self.only, *(v for words in values for v in words)]
+        if (other := next((word for word in used if word not in known), None)) is not None:
+            raise ValueError(f"{other!r} is no word of its vocabulary")
+        most = max((i for rows in self.layouts.values() for row in rows for ids in row for i in ids), default=0)
+        if most >= len(self.vocabulary):
+            raise ValueError(f"{most} is beyond its vocabulary")
+        return self
+
+
+def phrase_tokenizer(text: Mapping[str, Any], file: Path | str = "text") -> PhraseTokenizer:
+    """The tokenizer of what `to_dict` gives, which is in a file.
+
+    Raises RequestError, KeyError, TypeError or ValueError for anything else.
+    """
+    checked(_Text, text, file, "text")
+    if "layouts" not in text:
+        return PhraseTokenizer(**text)
+    return PlacementTokenizer(**{"placements" if key == "layouts" else key: value for key, value in text.items()})

@@ -1,0 +1,216 @@
+"""Frames out of whatever a user has (a video, a GIF, a picture, a folder of pictures, an array), and recipes of videos.
+
+Each frame is decoded when it is requested, so a long video costs no more than the part that is used. Files are
+opened and handed over as streams: a playlist can't make a decoder read other files or addresses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from fastcar_cli.errors import Key, RequestError, Text
+from fastcar_cli.media.arrays import SUFFIXES, Array, arrays_of, reason
+from fastcar_cli.media.container import on_ground, open_container, video_frames
+from fastcar_cli.system.files import file_text
+from fastcar_cli.system.plain_data import parse_json
+
+Image8 = NDArray[np.uint8]
+Image8OrFloat = Image8 | NDArray[np.float32]
+"""Of arrays of floats the numbers as they are, 0 .. 255."""
+
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".heic", ".heif")
+"""Suffixes of what is taken out of a folder; the rest of it is left alone."""
+
+_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO", "AVIF", "HEIF")
+"""What Pillow is to read, by its names: for PostScript it would run another program. FFmpeg reads some of the rest."""
+
+_MOVING = ("WEBP", "PNG", "TIFF", "GIF", "AVIF")
+"""Pillow's names of formats whose further images are frames (those of a JPEG are previews, of HEIF its parts)."""
+
+_SUBFILE = 254
+"""TIFF's tag of what a page is: 1 is a preview, 4 a mask."""
+
+_KEY = "image"
+"""Of the frames in the files of iVideoGPT, where a file holds several arrays of that kind."""
+
+_SIDE = 2**14
+
+
+def read_frames(path: Path) -> NDArray[Any]:
+    """Every frame, [T, H, W, 3]. Raises RequestError as `frames_of` does."""
+    return np.stack(list(frames_of(path)))
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The recipe that a video carries. Raises RequestError where there is none."""
+    try:
+        if path.is_dir():
+            text = file_text(path / "recipe.json")
+        elif path.suffix.lower() == ".gif":
+            with Image.open(path, formats=("GIF",)) as image:
+                text = image.info.get("comment", b"").decode()
+        elif path.suffix.lower() == ".json":
+            text = file_text(path)
+        else:
+            with open_container(path) as video:
+                # Matroska writes its names in capitals.
+                text = {key.lower(): value for key, value in video.metadata.items()}.get("comment", "")
+        recipe = parse_json(text)
+    except FileNotFoundError:
+        said = "carries no recipe of fastcar" if path.exists() else "there is no such video"
+        raise RequestError(said, where=str(path)) from None
+    except (OSError, ValueError, Image.DecompressionBombError):
+        raise RequestError(f"{path} carries no recipe of fastcar") from None
+    if isinstance(recipe, dict):
+        # What generate writes beside many videos is a report that holds it.
+        recipe = recipe.get("recipe", recipe)
+    kinds = {"prompt": str, "seed": int, "settings": dict}
+    if not isinstance(recipe, dict) or not all(isinstance(recipe.get(k), kind) for k, kind in kinds.items()):
+        raise RequestError(f"{path} carries no recipe of fastcar")
+    return recipe
+
+
+def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
+    """The frames of an input in order, [H, W, 3] of 0 .. 255, all of one size: uint8, of an array of floats float32.
+
+    key: of the array in an .npz file; by default the only one with the shape of frames, or `image` of several.
+    Raises RequestError, at the frame where it shows, for what can't be read, and for frames of different sizes.
+    """
+    if path.is_dir():
+        images: Iterator[Image8OrFloat] = _folder(path)
+    elif not path.is_file():
+        raise _refused(path, "is a pipe or a device" if path.exists() else "there is no such file or folder")
+    elif path.suffix.lower() in SUFFIXES:
+        images = _array(path, key)
+    else:
+        images = _file(path)
+    if key is not None and path.suffix.lower() != ".npz":
+        raise RequestError(f"{path} is no .npz file", key="key", value=key, hint="leave it out")
+    size: tuple[int, ...] = ()
+    for index, image in enumerate(images):
+        if max(image.shape[:2]) > _SIDE:
+            raise _refused(path, f"frame {index} has {_size(image.shape)} pixels", "resize it first")
+        if size and image.shape != size:
+            message = f"frame {index} has {_size(image.shape)} pixels, the first one {_size(size)}"
+            raise _refused(path, message, "all frames need one size")
+        size = image.shape
+        yield image
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return f"{shape[1]} x {shape[0]}"
+
+
+def _folder(folder: Path) -> Iterator[Image8]:
+    """The pictures of a folder, in the order of their names, numbers in them by value."""
+    files = [f for f in folder.iterdir() if f.suffix.lower() in PICTURES and not f.name.startswith(".") and f.is_file()]
+    if not files:
+        raise RequestError("holds no picture", key="input", value=folder, allowed=", ".join(PICTURES))
+    for file in sorted(files, key=lambda f: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(f.name)]):
+        yield next(_file(file))
+
+
+def _parts(name: str) -> list[str]:
+    """`frame12.png` as "frame", "12" (without leading zeros), ".png": texts and numbers in turn."""
+    return [p.lstrip("0") if i % 2 else p.lower() for i, p in enumerate(re.split(r"([0-9]+)", name))]
+
+
+def _file(path: Path) -> Iterator[Image8]:
+    """The images of a picture or GIF, or the frames of a video."""
+    try:
+        _learn()
+        image = Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN])
+    except UnidentifiedImageError:
+        yield from video_frames(path)
+        return
+    except Exception as e:
+        raise _refused(path, f"is a damaged picture ({reason(e)})") from None
+    with image:
+        try:
+            if image.format not in _MOVING:
+                yield _rgb(image, path)
+                return
+            # The poster of an animated PNG is no frame of it, nor are the previews of a TIFF.
+            first = int(bool(getattr(image, "default_image", False)))
+            for index in range(first, getattr(image, "n_frames", 1)):
+                image.seek(index)
+                if index == first or not getattr(image, "tag_v2", {}).get(_SUBFILE, 0) & 5:
+                    yield _rgb(image, path)
+        except RequestError:
+            raise
+        except Exception as e:
+            raise _refused(path, f"is a damaged picture ({reason(e)})") from None
+
+
+def _learn() -> None:
+    """Let Pillow know all its formats, not the commonest only, and HEIF where the package for it is installed."""
+    Image.init()
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener()
+
+
+def _rgb(image: Image.Image, file: Path) -> Image8:
+    """Pixels as they are meant to be seen: turned as a camera says, on a ground, colours in RGB."""
+    if image.mode.startswith(("I", "F")):
+        raise _refused(file, "has more than 8 bits a colour", "save it with 8 bits a colour")
+    if max(image.size) > _SIDE:
+        raise _refused(file, f"has {image.width} x {image.height} pixels", "resize it first")
+    return on_ground(ImageOps.exif_transpose(image))
+
+
+def _refused(path: Path, message: str, hint: Text | None = None) -> RequestError:
+    return RequestError(message, key="input", value=path, hint=hint)
+
+
+def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
+    """The frames of an array [T, H, W, 3] of numbers 0 .. 255, of any dtype of numbers."""
+    array = _chosen(path, arrays_of(path, "input"), key)
+    what = array.named("input")
+    if not _like_frames(array):
+        raise RequestError(f"has shape {list(array.shape)}, needed: [frames, height, width, 3]", where=what)
+    if array.dtype.kind not in "uif":
+        raise RequestError(f"has dtype {array.dtype}, needed: numbers 0 .. 255", where=what)
+    for index, row in enumerate(array.rows("input")):
+        low, high = row.min(), row.max()
+        if not (low >= 0 and high <= 255):
+            raise RequestError(f"frame {index} has values from {low:g} to {high:g}, needed: 0 .. 255", where=what)
+        if array.dtype.kind == "f" and 0 < high <= 1 and (row != np.rint(row)).any():
+            raise RequestError(
+                f"frame {index} has fractions from {low:g} to {high:g}, needed: 0 .. 255",
+                where=what,
+                hint="values 0 .. 1 are to be multiplied by 255",
+            )
+        yield row.astype(np.float32) if array.dtype.kind == "f" else row.astype(np.uint8)
+
+
+def _like_frames(array: Array) -> bool:
+    return len(array.shape) == 4 and array.shape[3] == 3 and 0 not in array.shape[1:]
+
+
+def _chosen(path: Path, arrays: list[Array], key: str | None) -> Array:
+    if key is not None:
+        for array in arrays:
+            if array.key == key:
+                return array
+        raise RequestError(f"{path} has no such array", key="key", value=key, hint=f"its arrays: {_listed(arrays)}")
+    if path.suffix.lower() == ".npy":
+        return arrays[0]
+    like = [a for a in arrays if _like_frames(a)] or arrays
+    named = [a for a in like if a.key == _KEY]
+    if len(like) == 1 or named:
+        return (named or like)[0]
+    message = f"holds no array {_KEY!r}, and not just one with the shape of frames"
+    raise _refused(path, message, (Key("key"), f" names one; its arrays: {_listed(arrays)}"))
+
+
+def _listed(arrays: list[Array]) -> str:
+    return ", ".join(f"{a.key} {list(a.shape)}" for a in arrays[:12]) or "none"

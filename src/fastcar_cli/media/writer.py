@@ -1,0 +1,336 @@
+"""Frames to files: MP4 (H.264), GIF, or a folder of PNGs, by the suffix of the name.
+
+A file appears under its final name only when it is whole: frames go to a hidden neighbour that gets
+the name at the end. The recipe of a video travels in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageChops
+from PIL.GifImagePlugin import getdata, getheader
+
+from fastcar_cli.errors import RequestError, RunError
+from fastcar_cli.media.reader import read_recipe
+from fastcar_cli.system.files import empty_file, hidden_beside, publish, publish_folder, set_aside
+from fastcar_cli.system.lenient import LenientFile
+from fastcar_cli.system.signals import uninterrupted
+
+Image8 = NDArray[np.uint8]
+SUFFIXES = (".mp4", ".gif")
+"""Suffixes of files; a name without suffix is a folder of PNGs."""
+_OTHERS = (".mov", ".mkv", ".webm", ".avi", ".png", ".jpg", ".jpeg", ".webp", ".apng")
+MOST_GIF_FPS = 50
+"""A GIF counts in hundredths of a second, and viewers show frames of one hundredth far slower."""
+
+
+def names_file(output: str) -> bool:
+    """Whether a name is that of one video or picture, of whatever format, and no folder has it."""
+    return (
+        Path(output).suffix.lower() in (*SUFFIXES, *_OTHERS) and not output.endswith("/") and not os.path.isdir(output)
+    )
+
+
+def folder_named(output: str, videos: int, *, listed: bool) -> Path | None:
+    """The folder that a name stands for where videos get a file each; None where one gets the name itself.
+
+    That is a folder for several videos, for those of a list, where it ends with a slash, and where it is there.
+    Raises RequestError for a single file for several videos.
+    """
+    path = Path(output)
+    if output == "-":
+        raise RequestError("-o -: videos are not written to standard output", hint="name a file")
+    there = os.path.isdir(path)
+    if videos > 1 and names_file(output):
+        raise RequestError(f"-o {output}: a single file for {videos} videos", hint=f"a folder, such as {path.stem}")
+    named = videos > 1 or output.endswith("/") or there
+    return path if named or (listed and not path.suffix) else None
+
+
+def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> None:
+    """Refuse a name that can't be written (at so many frames a second), before any work. Raises RequestError.
+
+    Folders above it may be missing. Without `force` an existing file is refused too, but for a video of fastcar.
+    """
+    if str(path) == os.devnull:
+        return
+    if not path.name or path.name.lower() in SUFFIXES:
+        raise RequestError(f"{path}: has no name of a file", hint="such as video.mp4, or frames for a folder of PNGs")
+    if path.suffix and path.suffix.lower() not in SUFFIXES:
+        raise RequestError(
+            f"{path}: unknown suffix {path.suffix!r}",
+            allowed=".mp4, .gif, or a name without suffix for a folder of PNGs",
+        )
+    if fps is not None and fps > MOST_GIF_FPS and path.suffix.lower() == ".gif":
+        raise RequestError(f"{path}: a GIF can't have {fps} frames a second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
+    parent = next((p for p in path.absolute().parents if os.path.exists(p)), Path("/"))
+    if not parent.is_dir():
+        raise RequestError(f"{path}: {parent} is no folder")
+    if not os.access(parent, os.W_OK):
+        raise RequestError(f"{path}: the folder {parent} is not writable")
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise RequestError(f"{path.name[:80]}: {e.strerror}") from None
+    if path.suffix and path.is_dir():
+        raise RequestError(f"{path} is a folder")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise RequestError(f"{path} is a pipe or a device, needed: a file or a folder", hint="/dev/null takes a video")
+    if path.suffix and path.exists() and not force and _recipe(path) is None:
+        raise RequestError(f"{path} is there already and is no video of fastcar", hint="--force writes over it")
+    if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RequestError(f"{path} exists and is not an empty folder", hint="name a new folder")
+
+
+def _recipe(path: Path) -> dict[str, Any] | None:
+    """The recipe of an existing video; None of any other file."""
+    try:
+        return read_recipe(path)
+    except RequestError:
+        return None
+
+
+def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str = ".mp4") -> Path:
+    """A name from prompt and seed, `a-red-ball-s7.mp4`; a writer with `new` adds `-2`, `-3`, ... where it is taken."""
+    slug = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:60].rstrip("-") or "video"
+    return folder / f"{slug}-s{seed}{suffix}"
+
+
+@dataclass
+class Writer(ABC):
+    """Takes frames one by one and closes to a whole file, or to nothing.
+
+    Used as a context manager it closes at the end and aborts on an exception. `path` is the requested name, and
+    after `close` the one that the file got; `width` and `height` are those of the frames in the file, in pixels.
+    With `aside` another video of this name is kept under `kept`.
+    """
+
+    path: Path
+    fps: int
+    scale: int
+    recipe: dict[str, Any]
+    new: bool
+    aside: bool = False
+    kept: Path | None = field(default=None, init=False)
+    frames: int = field(default=0, init=False)
+    width: int = field(default=0, init=False)
+    height: int = field(default=0, init=False)
+    _done: bool = field(default=False, init=False)
+    _divisor: ClassVar[int] = 1
+    """What the sides of a frame must be multiples of; what is over is cut off."""
+
+    def __post_init__(self) -> None:
+        with self._guard():
+            self._open()
+
+    def add(self, image: Image8) -> None:
+        """Append one frame, uint8 [H, W, 3]."""
+        if self.scale > 1:
+            h, w = image.shape[:2]
+            image = np.asarray(
+                Image.fromarray(image).resize((w * self.scale, h * self.scale), Image.Resampling.BICUBIC)
+            )
+        self.height, self.width = (side - side % self._divisor for side in image.shape[:2])
+        image = np.ascontiguousarray(image[: self.height, : self.width])
+        with uninterrupted():
+            with self._guard():
+                self._write(image)
+            self.frames += 1
+
+    def close(self) -> None:
+        """Finish the file and give it its name; without a single frame nothing is left."""
+        if self._done:
+            return
+        if not self.frames:
+            self.abort()
+            return
+        with uninterrupted():
+            with self._guard():
+                self._finish()
+            self._done = True
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        if not self._done:
+            self._done = True
+            with contextlib.suppress(Exception):
+                self._discard()
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as e:
+            self.abort()
+            why = (isinstance(e, OSError) and e.strerror) or e
+            raise RunError(f"{self.path} could not be written: {why}") from None
+
+    def _open(self) -> None:
+        """Begin a hidden file."""
+        self._hidden = hidden_beside(self.path, empty_file)
+
+    @abstractmethod
+    def _write(self, image: Image8) -> None: ...
+
+    def _finish(self) -> None:
+        """Give the hidden file its name."""
+        if self.aside and self.path.exists() and _recipe(self.path) != json.loads(json.dumps(self.recipe)):
+            self.kept = set_aside(self.path)
+        self.path = publish(self._hidden, self.path, new=self.new)
+
+    def _discard(self) -> None:
+        self._hidden.unlink(missing_ok=True)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class _Mp4Writer(Writer):
+    _divisor = 2  # of H.264 in yuv420p
+
+    def _open(self) -> None:
+        import imageio.v3 as iio
+        from av.video.reformatter import ColorRange, Colorspace
+
+        super()._open()
+        flags: Any = {"options": {"movflags": "+faststart+use_metadata_tags"}}
+        # PyAV prints what a full disk raises after its first error.
+        self._file = LenientFile(self._hidden, "w")
+        self._video: Any = iio.imopen(self._file, "w", plugin="pyav", container="mp4", extension=".mp4", **flags)
+        self._video.container_metadata["comment"] = json.dumps(self.recipe)
+        self._video.init_video_stream("libx264", fps=self.fps, pixel_format="yuv420p")
+        # imageio has no way to set the options of an encoder. Without these the same frames may be coded differently:
+        # x264's fast paths read scratch memory, and threads share the work as they happen to run.
+        encoder = self._video._video_stream.codec_context
+        encoder.options = {"crf": "16", "preset": "medium", "x264-params": "cpu-independent=1"}
+        encoder.thread_count = 1
+        # The frames become BT.601 in limited range. Players take untagged large ones for BT.709.
+        encoder.colorspace, encoder.color_range = Colorspace.ITU601, ColorRange.MPEG
+        encoder.color_primaries, encoder.color_trc = 1, 13  # of sRGB: BT.709's primaries, IEC 61966-2-1
+
+    def _write(self, image: Image8) -> None:
+        self._video.write_frame(image)
+        if self._file.error is not None:
+            raise self._file.error
+
+    def _finish(self) -> None:
+        self._close()
+        super()._finish()
+
+    def _discard(self) -> None:
+        with contextlib.suppress(Exception):
+            self._close()
+        super()._discard()
+
+    def _close(self) -> None:
+        # The destructor of the plugin closes again, and a signal that comes meanwhile is lost: it runs here, where
+        # none comes, and finds nothing to close.
+        video, self._video = self._video, None
+        try:
+            video.close()
+        finally:
+            video._video_stream = video._container = None
+            self._file.close()
+        if self._file.error is not None:
+            raise self._file.error
+
+
+class _GifWriter(Writer):
+    """Keeps the frames: one palette for the whole clip needs them all.
+
+    Written with Pillow's parts, because Pillow's `save`, which imageio calls, joins equal frames into one.
+    """
+
+    def _open(self) -> None:
+        super()._open()
+        self._images: list[Image.Image] = []
+
+    def _write(self, image: Image8) -> None:
+        self._images.append(Image.fromarray(image))
+
+    def _finish(self) -> None:
+        size = self._images[0].size
+        strip = Image.new("RGB", (size[0], size[1] * len(self._images)))
+        for i, image in enumerate(self._images):
+            strip.paste(image, (0, i * size[1]))
+        # Few colors stay as they are. Of many, median cut gives nearly all to a ground that fills most of the frame.
+        method = Image.Quantize.FASTOCTREE if strip.getcolors(256) is None else Image.Quantize.MEDIANCUT
+        palette = strip.quantize(256, method, dither=Image.Dither.NONE)
+        frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._images]
+        header, _ = getheader(frames[0], info={"loop": 0, "comment": json.dumps(self.recipe).encode()})
+        with self._hidden.open("wb") as file:
+            file.writelines(header)
+            before = None
+            for i, image in enumerate(frames):
+                # Of a frame that is equal to the one before, the first pixel.
+                changed = None if before is None else ImageChops.difference(before, image).getbbox() or (0, 0, 1, 1)
+                box = changed or (0, 0, *size)
+                # In hundredths of a second, so that the video ends when it should.
+                delay = round(100 * (i + 1) / self.fps) - round(100 * i / self.fps)
+                file.writelines(getdata(image.crop(box), box[:2], duration=10 * delay))
+                before = image
+            file.write(b";")
+        super()._finish()
+
+
+class _PngWriter(Writer):
+    def _open(self) -> None:
+        self._hidden = hidden_beside(self.path, Path.mkdir)
+
+    def _write(self, image: Image8) -> None:
+        Image.fromarray(image).save(self._hidden / f"{self.frames:04d}.png")
+
+    def _finish(self) -> None:
+        (self._hidden / "recipe.json").write_text(json.dumps(self.recipe, indent=1) + "\n", encoding="utf-8")
+        self.path = publish_folder(self._hidden, self.path)
+
+    def _discard(self) -> None:
+        shutil.rmtree(self._hidden, ignore_errors=True)
+
+
+class _NoWriter(Writer):
+    """Of the null device."""
+
+    def _open(self) -> None: ...
+
+    def _write(self, image: Image8) -> None: ...
+
+    def _finish(self) -> None: ...
+
+    def _discard(self) -> None: ...
+
+
+def open_writer(
+    path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False, aside: bool = False
+) -> Writer:
+    """A writer for this name; an existing file is replaced, with `new` kept and the name numbered, or with `aside`
+    given another name where it is another video.
+
+    A folder of PNGs is always new. Raises RequestError for a name that can't be written.
+    """
+    check_target(path, fps)
+    if not path.parent.is_dir():
+        raise RequestError(f"{path}: the folder {path.parent} does not exist")
+    kinds: dict[str, type[Writer]] = {".mp4": _Mp4Writer, ".gif": _GifWriter, "": _PngWriter}
+    kind = _NoWriter if str(path) == os.devnull else kinds[path.suffix.lower()]
+    return kind(path, fps, scale, recipe, new, aside)

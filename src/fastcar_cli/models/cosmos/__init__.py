@@ -1,0 +1,1 @@
+"""Cosmos-Predict1: network, tokenizer, checkpoint."""

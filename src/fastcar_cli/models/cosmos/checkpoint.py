@@ -1,0 +1,179 @@
+"""Cosmos-Predict1 checkpoints in the official format: `model.pt` and, in a folder beside it, the tokenizer's two files.
+
+No file states sizes: they follow from the shapes of tensors, and YaRN from the size or the folder's name. `config.json`
+is not read, nor is any program in the files run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.models import checkpoint
+from fastcar_cli.models.checkpoint import GenerationDefaults
+from fastcar_cli.models.cosmos.latent_reader import LatentReader
+from fastcar_cli.models.cosmos.network import Cosmos, CosmosSpec
+from fastcar_cli.models.cosmos.shapes import cosmos_decoder
+from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec, tokenizer_components
+from fastcar_cli.models.decoder_spec import DecoderSpec
+from fastcar_cli.models.network import Network
+from fastcar_cli.models.weight_format import WeightFormat
+from fastcar_cli.weights.tensors import Component, stored_shapes
+
+FRAMES, FPS = 33, 25
+
+DEFAULTS = GenerationDefaults(
+    cfg=1.0, temperature=1.0, top_k=0, top_p=0.8, top_p_strict=True, tas="attention", gate="row"
+)
+"""Sampling of the released inference code."""
+
+MODEL, HALVES = "model.pt", ("encoder.jit", "decoder.jit")
+PATTERNS = (MODEL, *HALVES)
+"""Files of a repository on the hub that a model needs; `TOKENIZER` has the last two."""
+
+TOKENIZER = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
+"""The repository that every model needs beside its own."""
+
+_BESIDE = (TOKENIZER.rpartition("/")[2], "Cosmos-1.0-Tokenizer-DV8x16x16")
+_GROWN = ("12B", "13B")
+_NAMES = {
+    **{f"attention.w{part}.weight": f"self_attn.{part}_proj.weight" for part in "qkvo"},
+    **{f"attention.{part}_norm.weight": f"self_attn.{part}_norm.weight" for part in "qk"},
+    **{f"cross_attention.w{part}.weight": f"cross_attn.{part}_proj.weight" for part in "qkvo"},
+    **{f"cross_attention.{part}_norm.weight": f"cross_attn.{part}_norm.weight" for part in "qk"},
+    "feed_forward.w1.weight": "mlp.gate_proj.weight",
+    "feed_forward.w2.weight": "mlp.down_proj.weight",
+    "feed_forward.w3.weight": "mlp.up_proj.weight",
+    "attention_norm.weight": "input_layernorm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "cross_attention_norm.weight": "cross_layernorm.weight",
+}
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder looks like an official checkpoint, or like the tokenizer's that belongs beside it."""
+    return any((folder / name).is_file() for name in PATTERNS) and not (folder / "model.safetensors").is_file()
+
+
+def loading_format(name: str) -> WeightFormat:
+    """What a model is held as when it is loaded; what int8 leaves as floats is bfloat16."""
+    return checkpoint.loading_format(name, torch.bfloat16, depth="int8")
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """The files of weights of a checkpoint; they need not exist. Raises RequestError without the tokenizer."""
+    return [folder / MODEL, *(_tokenizer_folder(folder) / name for name in HALVES)]
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """There is no text to read."""
+    return ()
+
+
+def _tokenizer_folder(folder: Path) -> Path:
+    """The folder of the tokenizer: this one, one beside it, or that of the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    beside = [folder, *(folder.absolute().parent / name for name in _BESIDE)]
+    cached = try_to_load_from_cache(TOKENIZER, HALVES[0])
+    beside += [Path(cached).parent] if isinstance(cached, str) else []
+    if not (folder / MODEL).is_file() and (folder / HALVES[0]).is_file():
+        raise RequestError(
+            f"{folder} holds the tokenizer of Cosmos, the model is in a folder beside it",
+            hint=("give the folder that holds model.pt: ", Key("model")),
+        )
+    for candidate in beside:
+        if any((candidate / name).is_file() for name in HALVES):
+            return candidate
+    raise RequestError(
+        f"{folder} has no tokenizer beside it",
+        hint=f"copy {TOKENIZER} (encoder.jit, decoder.jit) into {beside[1]}",
+    )
+
+
+def _shape(shapes: Mapping[str, tuple[int, ...]], file: Path, key: str, dimensions: int = 2) -> tuple[int, ...]:
+    """The shape of a tensor. Raises RequestError where it is not there or is none of these dimensions."""
+    if key not in shapes:
+        engine = next((k for k in shapes if "layernorm_qkv" in k), None)
+        if engine is not None:
+            raise RequestError(
+                f"weights file {file} is in TransformerEngine's form (key {engine!r})",
+                hint="take the released file, or export it with attention.wq, wk, wv",
+            )
+        raise RequestError(f"weights file {file} lacks key {key!r}")
+    shape = shapes[key]
+    if len(shape) != dimensions or 0 in shape:
+        raise RequestError(f"weights file {file}, key {key!r}: shape {list(shape)}, needed {dimensions} dimensions")
+    return shape
+
+
+def _decoder(folder: Path) -> tuple[DecoderSpec, int]:
+    """The decoder's sizes and the number of codes. Raises RequestError naming file and key."""
+    file = folder / MODEL
+    shapes = stored_shapes(file)
+    rows, width = _shape(shapes, file, "tok_embeddings.weight")
+    codes, _ = _shape(shapes, file, "output.weight")
+    (head,) = _shape(shapes, file, "layers.0.attention.q_norm.weight", 1)
+    heads, kv_heads = (_shape(shapes, file, f"layers.0.attention.w{part}.weight")[0] for part in "qk")
+    for part, size in (("q", heads), ("k", kv_heads)):
+        if size % head:
+            key = f"layers.0.attention.w{part}.weight"
+            raise RequestError(f"weights file {file}, key {key!r}: {size} rows, needed: a multiple of {head}")
+    layers = 1 + max(
+        int(key.split(".")[1]) for key in shapes if key.startswith("layers.") and key.split(".")[1].isdigit()
+    )
+    text = "layers.0.cross_attention.wk.weight" in shapes
+    grown = (layers, width) == (40, 5120) or any(size in folder.resolve().name for size in _GROWN)
+    mlp = _shape(shapes, file, "layers.0.feed_forward.w1.weight")[0]
+    source = _shape(shapes, file, "layers.0.cross_attention.wk.weight")[1] if text else 0
+    try:
+        spec = cosmos_decoder(width, layers, heads // head, kv_heads // head, head, mlp, codes, source, grown)
+    except ValueError as e:
+        raise RequestError(f"weights file {file}: {e}") from None
+    return replace(spec, vocab=rows), codes
+
+
+def read_spec(folder: Path) -> CosmosSpec:
+    """The specification of an official checkpoint. Raises RequestError naming file and key."""
+    beside = _tokenizer_folder(folder)
+    decoder, codes = _decoder(folder)
+    tokenizer = read_tokenizer_spec(beside)
+    if codes != tokenizer.codes:
+        raise RequestError(
+            f"weights file {folder / MODEL}, key 'output.weight': {codes} rows, the tokenizer {beside} has "
+            f"{tokenizer.codes} codes"
+        )
+    return CosmosSpec(folder.resolve().name or "cosmos", FRAMES, FPS, decoder, tokenizer)
+
+
+def names_of(network: Cosmos) -> dict[str, str]:
+    """The network's parameters, the tokenizer's left out, by the names that they have in `model.pt`."""
+    names = {
+        "tok_embeddings.weight": "llm.embed_tokens.weight",
+        "norm.weight": "llm.norm.weight",
+        "output.weight": "lm_head.weight",
+    }
+    parameters = network.state_dict()
+    for layer in range(network.spec.decoder.layers):
+        layer_names = {f"layers.{layer}.{key}": f"llm.layers.{layer}.{name}" for key, name in _NAMES.items()}
+        names |= {key: name for key, name in layer_names.items() if name in parameters}
+    return names
+
+
+def components(folder: Path, network: Network) -> list[Component]:
+    """Which keys of which folder are which parameters of the network."""
+    assert isinstance(network, Cosmos)
+    return [
+        Component(folder, names_of(network), lambda key: False, (folder / MODEL,)),
+        *tokenizer_components(_tokenizer_folder(folder), "tokenizer.", network.tokenizer),
+    ]
+
+
+def reader(folder: Path, network: Network) -> LatentReader:
+    """What reads its prompts."""
+    assert isinstance(network, Cosmos)
+    return LatentReader(network)

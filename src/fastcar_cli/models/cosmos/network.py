@@ -1,0 +1,146 @@
+"""Cosmos-Predict1 (arXiv 2501.03575): a LLaMA over the ids of `causal_video.py`, from one or nine pictures to 33.
+
+Five frames of codes, the first of one picture and the others of eight, follow one another in raster order. Tokens turn
+by frame, row and column; a model with text begins with a token of its own, reads vectors of a text by cross attention,
+and adds places to the input of every block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.cosmos.tokenizer import CausalVideoSpec, CausalVideoTokenizer, LatentDecoder, work_of
+from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
+from fastcar_cli.system.plain_data import WHOLE, Size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CONTEXTS = (1, 2)
+"""Frames of codes that a prompt may hold: one picture, or nine."""
+
+
+@dataclass(frozen=True, config=WHOLE)
+class CosmosSpec(Spec):
+    """Everything that fixes the shapes of a model; `context` are the frames of codes that it continues from.
+
+    `decoder.axes` has the grid of a frame, and a lead of one token where there is text.
+    """
+
+    tokenizer: CausalVideoSpec
+    context: Size = 2
+
+    @property
+    def layout(self) -> Layout:
+        """See `Spec`."""
+        rows, columns = self.grid
+        lead = 0 if self.decoder.axes is None else self.decoder.axes.lead
+        return Layout(rows * columns, lead=lead, context=self.context, behind=self.context, guided=False)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """See `FrameSpec`."""
+        assert self.decoder.axes is not None
+        return self.decoder.axes.grid
+
+    @property
+    def frame_spec(self) -> FrameSpec:
+        """See `Spec`."""
+        t, (rows, columns) = self.tokenizer, self.grid
+        size = rows * t.space, columns * t.space
+        # Of pictures that are decoded at once, where a place stands for a patch in time and space.
+        channels = -(-t.channels * t.time // t.patch**3)
+        return FrameSpec(1, t.codes, self.decoder.width, self.grid, size, channels=channels, pictures=t.time)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """See `Spec`; maps at work were measured as 0.6 of what is kept."""
+        return int(1.6 * 4 * work_of(self.tokenizer, *self.grid, encode=False).kept)
+
+    @property
+    def longest(self) -> int:
+        """See `Spec`: what was trained; there are no positions behind it."""
+        return self.frames
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """See `Spec`."""
+        return tuple(self.pictures(frames) for frames in CONTEXTS)
+
+    def continuing(self, pictures: int | None) -> Self:
+        """See `Spec`."""
+        if pictures is None:
+            return self
+        if pictures not in self.contexts:
+            raise RequestError(
+                f"the model {self.name!r} continues from one picture or nine",
+                key="context",
+                value=pictures,
+                allowed=" or ".join(map(str, self.contexts)),
+            )
+        return replace(self, context=CONTEXTS[self.contexts.index(pictures)])
+
+    def sized(self, size: tuple[int, int] | None) -> Self:
+        """See `Spec`: any multiple of what a code covers, up to the size that was trained."""
+        if size in (None, self.frame_size):
+            return self
+        assert self.decoder.axes is not None
+        step, (height, width) = self.tokenizer.space, size
+        most_height, most_width = self.frame_size
+        if height % step or width % step or not 0 < height <= most_height or not 0 < width <= most_width:
+            allowed = f"multiples of {step} up to {most_width}x{most_height}"
+            raise RequestError("not made by this model", key="size", value=f"{width}x{height}", allowed=allowed)
+        axes = replace(self.decoder.axes, grid=(height // step, width // step))
+        positions = axes.lead + (1 + self.frames // self.tokenizer.time) * axes.grid[0] * axes.grid[1]
+        return replace(self, decoder=replace(self.decoder, axes=axes, max_positions=positions))
+
+    def network(self) -> Cosmos:
+        """See `Spec`."""
+        return Cosmos(self)
+
+
+class LatentFrameDecoder:
+    """Decodes frames of codes one after another, those of the prompts first."""
+
+    def __init__(self, network: Cosmos, prompts: Tensor) -> None:
+        self._grid, self._tokenizer = network.spec.grid, network.tokenizer
+        self._prompts = prompts[:, network.spec.layout.lead :]
+        self._decoder: LatentDecoder | None = None
+
+    def context(self) -> Tensor:
+        """See `FrameDecoder`; the video begins anew."""
+        self._decoder = self._tokenizer.stream()
+        frames = self._prompts.unflatten(1, (-1, *self._grid)).unbind(1)
+        return torch.cat([self._decoder.next(ids) for ids in frames], 1)
+
+    def frame(self, codes: Tensor) -> Tensor:
+        """See `FrameDecoder`."""
+        if self._decoder is None:
+            self.context()
+        assert self._decoder is not None
+        return self._decoder.next(codes[..., 0].unflatten(1, self._grid))
+
+
+class Cosmos(FramesNetwork):
+    """Video continuation network."""
+
+    spec: CosmosSpec
+    tokenizer: CausalVideoTokenizer
+
+    def __init__(self, spec: CosmosSpec) -> None:
+        super().__init__(spec)
+        self.tokenizer = CausalVideoTokenizer(spec.tokenizer)
+
+    def draw_in(self, dtype: torch.dtype) -> None:
+        """See `Network`."""
+        self.tokenizer.draw_in(dtype)
+
+    def frame_decoder(self, prompts: Tensor) -> LatentFrameDecoder:
+        """See `Network`."""
+        return LatentFrameDecoder(self, prompts)

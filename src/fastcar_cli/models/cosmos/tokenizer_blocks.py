@@ -1,0 +1,352 @@
+"""Parts of the causal video tokenizer: convolutions, norms and attention that never look at a later frame.
+
+Maps are [P, T, H, W, C]: videos, frames, rows, columns, channels. A video may come in pieces, one after another: what a
+part needs of earlier pieces is in `Past`, so a video in pieces gives what it gives as a whole. Modules carry the names
+that their parameters have in the released files.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from fastcar_cli.system.limits import give_back_memory
+from fastcar_cli.system.plain_data import WHOLE, Flag, Size
+
+
+class Past:
+    """What the parts keep of the pieces so far.
+
+    `work` counts multiply-adds of convolutions, `on_work` gets them as they are done.
+    """
+
+    def __init__(self, on_work: Callable[[int], None] | None = None) -> None:
+        self._kept: dict[nn.Module, list[Tensor]] = {}
+        self.on_work = on_work
+        self.work = 0
+
+    def first(self, part: nn.Module) -> bool:
+        """Whether a part has seen no piece yet."""
+        return part not in self._kept
+
+    def frames(self, part: nn.Module, x: Tensor, keep: int, repeat: int) -> list[Tensor]:
+        """The frames of a piece, [P, 1, H, W, C] each, behind the last `keep` before it; those of the first piece
+        behind `repeat` copies of its first one.
+        """
+        before = [x[:, :1]] * repeat if self.first(part) else self._kept[part]
+        frames = [*before, *x.split(1, 1)]
+        # Of a longer piece a frame is a part, which would keep all of it.
+        self._kept[part] = [f if x.shape[1] == 1 else f.clone() for f in frames[-keep:]]
+        return frames
+
+    def appended(self, part: nn.Module, x: Tensor, dim: int) -> Tensor:
+        """All pieces so far, put together along a dimension."""
+        self._kept[part] = [x if self.first(part) else torch.cat([*self._kept[part], x], dim)]
+        return self._kept[part][0]
+
+    @property
+    def kept(self) -> int:
+        """Numbers that are kept."""
+        return sum(x.numel() for kept in self._kept.values() for x in kept)
+
+    def count(self, work: int) -> None:
+        """Add multiply-adds."""
+        self.work += work
+        if self.on_work is not None:
+            self.on_work(self.work)
+
+
+class _Convolution(nn.Module):
+    def __init__(self, inputs: int, outputs: int, time: int, space: int) -> None:
+        super().__init__()
+        self.conv3d = nn.Conv3d(inputs, outputs, (time, space, space))
+
+    def _counted(self, out: Tensor, past: Past) -> Tensor:
+        past.count(out.numel() // out.shape[-1] * self.conv3d.weight.numel())
+        return out
+
+
+class Pointwise(_Convolution):
+    """A linear map at every place."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 1, 1)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """[..., inputs] -> [..., outputs]."""
+        return self._counted(F.linear(x, self.conv3d.weight.flatten(1), self.conv3d.bias), past)
+
+
+class Spatial(_Convolution):
+    """3 x 3 in every frame."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 1, 3)
+
+    def forward(self, x: Tensor, past: Past, stride: int = 1) -> Tensor:
+        """Zeros lie around a frame; with a stride of 2 right and below only, and sides are halved."""
+        frames = _images(x if stride == 1 else F.pad(x, (0, 0, 0, 1, 0, 1)))
+        weight = self.conv3d.weight[:, :, 0]
+        out = F.conv2d(frames, weight, self.conv3d.bias, stride, padding=int(stride == 1))
+        return self._counted(_maps(out, x), past)
+
+
+class Temporal(_Convolution):
+    """Over a frame and the two before it at every place; before the first frame lie copies of it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, 1)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """[P, T, H, W, inputs] -> [P, T, H, W, outputs]."""
+        return self.over(past.frames(self, x, 2, 2), past)
+
+    def over(self, frames: list[Tensor], past: Past, stride: int = 1) -> Tensor:
+        """The product with every `stride`-th of some frames and the two behind it."""
+        taps = self.conv3d.weight[..., 0, 0].unbind(2)
+        made = []
+        for first in range(0, len(frames) - len(taps) + 1, stride):
+            out = F.linear(frames[first], taps[0], self.conv3d.bias)
+            flat = out.view(-1, out.shape[-1])
+            for frame, tap in zip(frames[first + 1 :], taps[1:], strict=False):
+                flat.addmm_(frame.reshape(-1, frame.shape[-1]), tap.T)
+            made.append(out)
+        return self._counted(made[0] if len(made) == 1 else torch.cat(made, 1), past)
+
+
+class Pair(nn.ModuleList):
+    """A convolution over space, then one over time."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__([Spatial(inputs, outputs), Temporal(outputs, outputs)])
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """[P, T, H, W, inputs] -> [P, T, H, W, outputs]."""
+        return by_frame(lambda frame, past: self[1](self[0](frame, past), past), x, past)
+
+
+class Norm(nn.Module):
+    """Mean and spread of each frame by itself, over its places and channels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, width, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[P, T, H, W, C] -> the same."""
+        return _maps(self.norm(_images(x)), x)
+
+
+class ResidualBlock(nn.Module):
+    """Two pairs beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = Norm(inputs), Pair(inputs, outputs)
+        self.norm2, self.conv2 = Norm(outputs), Pair(outputs, outputs)
+        self.nin_shortcut = Pointwise(inputs, outputs) if inputs != outputs else None
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """[P, T, H, W, inputs] -> [P, T, H, W, outputs]."""
+        out = self.conv1(F.silu(self.norm1(x), inplace=True), past)
+        out = self.conv2(F.silu(self.norm2(out), inplace=True), past)
+        return out.add_(x if self.nin_shortcut is None else self.nin_shortcut(x, past))
+
+
+class _Attention(nn.Module, ABC):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = Norm(width)
+        self.q, self.k, self.v, self.proj_out = (Pointwise(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """[P, T, H, W, C] -> the same."""
+        normed = self.norm(x)
+        q, k, v = (project(normed, past) for project in (self.q, self.k, self.v))
+        return x + self.proj_out(self.attend(q, k, v, past), past)
+
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, past: Past) -> Tensor:
+        """What each query attends to, [P, T, H, W, C]; q, k and v have this shape."""
+
+
+class FrameAttention(_Attention):
+    """Attention over the places of a frame, one head of the full width."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, past: Past) -> Tensor:
+        """[P, T, H, W, C] each."""
+        q_rows, k_rows, v_rows = (t.flatten(2, 3) for t in (q, k, v))
+        return F.scaled_dot_product_attention(q_rows, k_rows, v_rows).view_as(q)
+
+
+class TimeAttention(_Attention):
+    """Attention over the frames up to each, at every place by itself."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, past: Past) -> Tensor:
+        """[P, T, H, W, C] each."""
+        q_rows, *kv = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, v))
+        keys, values = past.appended(self, torch.stack(kv), 3)
+        new, frames = q.shape[1], keys.shape[2]
+        seen = torch.ones(new, frames, dtype=torch.bool, device=q.device).tril(frames - new)
+        return F.scaled_dot_product_attention(q_rows, keys, values, seen).transpose(1, 2).reshape(q.shape)
+
+
+class Middle(nn.Module):
+    """The blocks at the fewest places."""
+
+    def __init__(self, width: int, *, attention: bool) -> None:
+        super().__init__()
+        self.block_1 = ResidualBlock(width, width)
+        self.attn_1 = nn.ModuleList([FrameAttention(width), TimeAttention(width)] if attention else [])
+        self.block_2 = ResidualBlock(width, width)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """[P, T, H, W, C] -> the same."""
+        x = self.block_1(x, past)
+        for attention in self.attn_1:
+            x = attention(x, past)
+        return self.block_2(x, past)
+
+
+class Downsampler(nn.Module):
+    """Halves sides, time, or both: what the convolution gives and the average of what it stands for."""
+
+    def __init__(self, width: int, *, space: bool, time: bool) -> None:
+        super().__init__()
+        self.conv1 = Spatial(width, width) if space else None
+        self.conv2 = Temporal(width, width) if time else None
+        self.conv3 = Pointwise(width, width)
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """[P, T, H, W, C] -> [P, T / 2, H / 2, W / 2, C]; of the first piece (T + 1) / 2 frames."""
+        if self.conv1 is not None:
+            average = _maps(F.avg_pool2d(_images(x), 2), x)
+            x = self.conv1(x, past, 2).add_(average)
+        if self.conv2 is not None:
+            frames = past.frames(self.conv2, x, 1, 2)
+            average = torch.cat([(a + b).div_(2) for a, b in zip(frames[1::2], frames[2::2], strict=True)], 1)
+            x = self.conv2.over(frames, past, 2).add_(average)
+        return self.conv3(x, past)
+
+
+class Upsampler(nn.Module):
+    """Doubles time, sides, or both: copies, and what a convolution makes of them."""
+
+    def __init__(self, width: int, *, space: bool, time: bool) -> None:
+        super().__init__()
+        self.conv1 = Temporal(width, width) if time else None
+        self.conv2 = Spatial(width, width) if space else None
+        self.conv3 = Pointwise(width, width)
+
+    def frames(self, x: Tensor, past: Past) -> Iterator[Tensor]:
+        """The frames [P, 1, 2 H, 2 W, C] of [P, T, H, W, C], each made when it is taken: 2 T, of the first piece one
+        fewer.
+        """
+        if self.conv1 is not None:
+            x = x.repeat_interleave(2, 1)[:, int(past.first(self.conv1)) :]
+            x = self.conv1(x, past).add_(x)
+        for frame in x.split(1, 1):
+            yield self._wider(frame, past)
+
+    def _wider(self, x: Tensor, past: Past) -> Tensor:
+        if self.conv2 is not None:
+            x = _maps(F.interpolate(_images(x), scale_factor=2, mode="nearest"), x)
+            x = self.conv2(x, past).add_(x)
+        return self.conv3(x, past)
+
+
+@dataclass(frozen=True, config=WHOLE)
+class LevelSpec:
+    """A level of the encoder or decoder.
+
+    `widths` are the channels behind its residual blocks; `space` and `time` whether sides and time are halved (of the
+    encoder) or doubled (of the decoder) behind them.
+    """
+
+    widths: tuple[Size, ...]
+    space: Flag = False
+    time: Flag = False
+
+
+class Level(nn.Module):
+    """Residual blocks, and where the level has one, a sampler behind them."""
+
+    def __init__(self, width: int, spec: LevelSpec, *, up: bool) -> None:
+        super().__init__()
+        widths = (width, *spec.widths)
+        self.block = nn.ModuleList(ResidualBlock(a, b) for a, b in itertools.pairwise(widths))
+        self.sampler = "upsample" if up else "downsample"
+        if spec.space or spec.time:
+            kind = Upsampler if up else Downsampler
+            self.add_module(self.sampler, kind(widths[-1], space=spec.space, time=spec.time))
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        """[P, T, H, W, width] -> maps of the next level, where sides are halved."""
+        x = by_frame(self._blocks, x, past)
+        give_back_memory()
+        sampler = self._modules.get(self.sampler)
+        return x if sampler is None else sampler(x, past)
+
+    def frames(self, frames: Iterable[Tensor], past: Past) -> Iterator[Tensor]:
+        """The next level's frames, where sides are doubled, of this one's [P, 1, H, W, width], each made when it is
+        taken: a level holds one frame, not the piece.
+        """
+        sampler = self._modules.get(self.sampler)
+        for frame in frames:
+            x = self._blocks(frame, past)
+            give_back_memory()
+            yield from sampler.frames(x, past) if isinstance(sampler, Upsampler) else [x]
+
+    def _blocks(self, x: Tensor, past: Past) -> Tensor:
+        for block in self.block:
+            x = block(x, past)
+        return x
+
+
+def by_frame(part: Callable[[Tensor, Past], Tensor], x: Tensor, past: Past) -> Tensor:
+    """What a part gives frame after frame: maps of a single one are all that it takes memory for."""
+    frames = [part(frame, past) for frame in x.split(1, 1)]
+    return frames[0] if len(frames) == 1 else torch.cat(frames, 1)
+
+
+def _images(x: Tensor) -> Tensor:
+    """Maps as [P * T, C, H, W], channels last in memory."""
+    return x.flatten(0, 1).permute(0, 3, 1, 2)
+
+
+def _maps(images: Tensor, like: Tensor) -> Tensor:
+    """[P * T, C, H, W] as maps of as many videos as `like` has."""
+    return images.permute(0, 2, 3, 1).contiguous().unflatten(0, like.shape[:2])
+
+
+def patched(x: Tensor, steps: int) -> Tensor:
+    """Haar wavelets: [P, T, H, W, C] -> [P, T / 2, H / 2, W / 2, 8 C] in each of so many steps.
+
+    Bands lie in the order LLL, LLH, .. HHH of time, height, width, channels within a band.
+    """
+    for _ in range(steps):
+        p, t, h, w, c = x.shape
+        x = x.view(p, t // 2, 2, h // 2, 2, w // 2, 2, c)
+        for axis in (2, 4, 6):
+            a, b = x.unbind(axis)
+            x = torch.stack([a + b, a - b], axis).div_(2)
+        x = x.permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4)
+    return x
+
+
+def unpatched(x: Tensor, steps: int) -> Tensor:
+    """What `patched` was made from."""
+    for _ in range(steps):
+        p, t, h, w, _ = x.shape
+        x = x.view(p, t, h, w, 2, 2, 2, -1)
+        for axis in (4, 5, 6):
+            low, high = x.unbind(axis)
+            x = torch.stack([low + high, low - high], axis)
+        x = x.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(p, 2 * t, 2 * h, 2 * w, -1)
+    return x

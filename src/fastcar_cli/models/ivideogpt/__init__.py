@@ -1,0 +1,1 @@
+"""iVideoGPT: network, tokenizer, checkpoint."""

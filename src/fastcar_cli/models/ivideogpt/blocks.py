@@ -1,0 +1,292 @@
+"""Convolutional parts of iVideoGPT's tokenizer: diffusers' autoencoder blocks, and cross attention to context frames.
+
+Modules and parameter names follow the released checkpoints (thuml/iVideoGPT, ivideogpt/vq_model).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from fastcar_cli.models.vila_u.rqvae import ResnetBlock, Upsample, norm
+from fastcar_cli.system.plain_data import WHOLE, Flag, Layers, Size
+
+SIDE = 16
+"""Side of a frame's latents."""
+
+CONTEXT_CODES = SIDE * SIDE
+
+
+HEADS = 4
+"""Heads of the cross attention."""
+
+Memory = tuple[Tensor, Tensor]
+"""Keys and values of the context frames for one cross attention, each [B, HEADS, t R R, channels / HEADS]."""
+
+
+@dataclass(frozen=True, config=WHOLE)
+class TokenizerSpec:
+    """Sizes of the tokenizer.
+
+    `context` is the number of context frames, `codes` and `dynamics` the entries of the two codebooks, `patch` the side
+    of the piece of latents that a dynamics code stands for. Cross attention follows maps of at most `attended` a side.
+    """
+
+    channels: tuple[Size, ...]
+    blocks: Layers
+    latent: Size
+    code_width: Size
+    groups: Size
+    context: Size
+    codes: Size
+    dynamics: Size
+    patch: Size = 4
+    attended: Size = 32
+    mid_attention: Flag = True
+
+    @property
+    def resolution(self) -> int:
+        """Side of a frame in pixels."""
+        return SIDE * 2 ** (len(self.channels) - 1)
+
+    @property
+    def seen(self) -> dict[int, int]:
+        """Levels of the encoder that cross attention follows, and the size of the maps there."""
+        last = len(self.channels) - 1
+        sizes = {level: self.resolution >> min(level + 1, last) for level in range(last + 1)}
+        return {level: size for level, size in sizes.items() if size <= self.attended}
+
+    @property
+    def drawn(self) -> dict[int, int]:
+        """The same of the decoder; -1 is its middle, which always has one."""
+        last = len(self.channels) - 1
+        sizes = {level: SIDE << min(level + 1, last) for level in range(last + 1)}
+        return {-1: SIDE} | {level: size for level, size in sizes.items() if size <= self.attended}
+
+    @property
+    def attended_widths(self) -> list[int]:
+        """Channels of the maps that cross attention follows."""
+        return [self.channels[level] for level in self.seen] + [self.channels[-1 - max(i, 0)] for i in self.drawn]
+
+    @property
+    def grid(self) -> int:
+        """Side of the grid of a later frame's codes."""
+        return SIDE // self.patch
+
+    @property
+    def stride(self) -> int:
+        """Tokens of a later frame: its delimiter and its codes."""
+        return 1 + self.grid**2
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids: both codebooks and two delimiters."""
+        return self.codes + self.dynamics + 2
+
+    @property
+    def context_delimiter(self) -> int:
+        """The id before a context frame, scf."""
+        return self.codes + self.dynamics
+
+    @property
+    def delimiter(self) -> int:
+        """The id before a later frame, sdf."""
+        return self.codes + self.dynamics + 1
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Ids before the first delimiter of a later frame; that of the first context frame is left out."""
+        return (1 + CONTEXT_CODES) * self.context - 1
+
+
+def _conv(width_in: int, width_out: int) -> nn.Conv2d:
+    return nn.Conv2d(width_in, width_out, 3, padding=1)
+
+
+def _resnets(widths: Sequence[int], groups: int) -> nn.ModuleList:
+    return nn.ModuleList(ResnetBlock(a, b, groups, "conv_shortcut") for a, b in itertools.pairwise(widths))
+
+
+class Downsample(nn.Module):
+    """Conv 3x3 with stride 2 on a map with one column of zeros more on the right and one row more below."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, 2R, 2R] -> [B, C, R, R]."""
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
+
+
+class Level(nn.Module):
+    """Residual blocks of one resolution; behind them R' is R / 2 of `down`, 2 R of `up`, else R."""
+
+    def __init__(
+        self, width_in: int, width_out: int, blocks: int, groups: int, *, down: bool = False, up: bool = False
+    ) -> None:
+        super().__init__()
+        widths = [width_in] + [width_out] * blocks
+        self.resnets = _resnets(widths, groups)
+        self.downsamplers = nn.ModuleList([Downsample(width_out)] if down else [])
+        self.upsamplers = nn.ModuleList([Upsample(width_out)] if up else [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, width_in, R, R] -> [B, width_out, R', R']."""
+        for part in (*self.resnets, *self.downsamplers, *self.upsamplers):
+            x = part(x)
+        return x
+
+
+class MapAttention(nn.Module):
+    """Self-attention over all positions of a map in one head, scale C^-0.5, added to its input."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.group_norm = norm(channels, groups)
+        self.to_q, self.to_k, self.to_v = (nn.Linear(channels, channels) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, R, R] -> the same shape."""
+        h = self.group_norm(x).flatten(2).transpose(1, 2)
+        out = F.scaled_dot_product_attention(self.to_q(h), self.to_k(h), self.to_v(h))
+        return x + self.to_out[0](out).transpose(1, 2).reshape(x.shape)
+
+
+class Middle(nn.Module):
+    """Residual block, attention if asked, residual block at the lowest resolution."""
+
+    def __init__(self, channels: int, groups: int, attention: bool) -> None:
+        super().__init__()
+        self.resnets = _resnets([channels] * 3, groups)
+        self.attentions = nn.ModuleList([MapAttention(channels, groups)] if attention else [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, R, R] -> the same shape."""
+        x = self.resnets[0](x)
+        for attention in self.attentions:
+            x = attention(x)
+        return self.resnets[1](x)
+
+
+class Projections(nn.Module):
+    """The maps of a cross attention under the names of `nn.MultiheadAttention`."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * channels))
+        self.out_proj = nn.Linear(channels, channels)
+
+
+class CrossAttention(nn.Module):
+    """SiLU(z + attention of z to the maps of the context frames), 4 heads (conditional_vae.py CrossAttentionBlock).
+
+    The norms have 32 groups whatever the rest of the network has, and that of the context takes its statistics over
+    all context frames together.
+    """
+
+    def __init__(self, channels: int, size: int, context: int) -> None:
+        super().__init__()
+        self.att = Projections(channels)
+        self.kv_norm, self.q_norm = nn.GroupNorm(32, channels), nn.GroupNorm(32, channels)
+        self.kv_pos_emb = nn.Parameter(torch.empty(context * size * size, channels))
+        self.q_pos_emb = nn.Parameter(torch.empty(size * size, channels))
+
+    def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
+        """Maps `first` to `last` - 1 of q, k, v on [B, S, C], each [B, heads, S, C / heads]."""
+        c = x.shape[-1]
+        out = F.linear(x, self.att.in_proj_weight[first * c : last * c], self.att.in_proj_bias[first * c : last * c])
+        return [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in out.split(c, -1)]
+
+    def memory(self, maps: Tensor) -> Memory:
+        """Keys and values of context maps [B, t, C, R, R]."""
+        stacked = maps.transpose(1, 2).flatten(2, 3)
+        tokens = self.kv_norm(stacked).flatten(2).transpose(1, 2)
+        k, v = self._project(tokens + self.kv_pos_emb, 1, 3)
+        return k, v
+
+    def forward(self, z: Tensor, memory: Memory) -> Tensor:
+        """[n B, C, R, R], n frames of a video in a row, and the memory of B videos -> the same shape as z."""
+        (q,) = self._project(self.q_norm(z).flatten(2).transpose(1, 2) + self.q_pos_emb, 0, 1)
+        k, v = (a.repeat_interleave(len(z) // len(a), 0) for a in memory)
+        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return F.silu(z + self.att.out_proj(out).transpose(1, 2).reshape(z.shape))
+
+
+class Encoder(nn.Module):
+    """Pixels in 0..1 [B, 3, H, W] to latents [B, D, 16, 16]; if it attends, cross attention follows `spec.seen`."""
+
+    def __init__(self, spec: TokenizerSpec, *, attends: bool = False) -> None:
+        super().__init__()
+        channels, groups, last = spec.channels, spec.groups, len(spec.channels) - 1
+        attended = spec.seen if attends else {}
+        self.conv_in = _conv(3, channels[0])
+        self.down_blocks = nn.ModuleList(
+            Level(channels[max(i - 1, 0)], width, spec.blocks, groups, down=i < last)
+            for i, width in enumerate(channels)
+        )
+        self.mid_block = Middle(channels[-1], groups, spec.mid_attention or attends)
+        self.conv_norm_out, self.conv_out = norm(channels[-1], groups), _conv(channels[-1], spec.latent)
+        self.at = {level: j for j, level in enumerate(attended)}
+        self.cross_att_blocks = nn.ModuleList(
+            CrossAttention(channels[level], size, spec.context) for level, size in attended.items()
+        )
+
+    def memories(self, maps: Sequence[Tensor]) -> list[Memory]:
+        """Of the maps [B, t, C, R, R] that the encoder of context frames left behind its levels."""
+        return [cast(CrossAttention, self.cross_att_blocks[j]).memory(maps[level]) for level, j in self.at.items()]
+
+    def forward(self, x: Tensor, memories: Sequence[Memory] = ()) -> tuple[Tensor, list[Tensor]]:
+        """Latents, and the maps behind every level."""
+        x, maps = self.conv_in(x), []
+        for level, block in enumerate(self.down_blocks):
+            x = block(x)
+            if level in self.at:
+                x = self.cross_att_blocks[self.at[level]](x, memories[self.at[level]])
+            maps.append(x)
+        return self.conv_out(F.silu(self.conv_norm_out(self.mid_block(x)))), maps
+
+
+class Decoder(nn.Module):
+    """Latents [B, D, 16, 16] to pixels in about 0..1, [B, 3, H, W].
+
+    If it attends, cross attention follows `spec.drawn`; level -1 is the middle.
+    """
+
+    def __init__(self, spec: TokenizerSpec, *, attends: bool = False) -> None:
+        super().__init__()
+        widths, groups, last = spec.channels[::-1], spec.groups, len(spec.channels) - 1
+        attended = spec.drawn if attends else {}
+        self.conv_in = _conv(spec.latent, widths[0])
+        self.mid_block = Middle(widths[0], groups, spec.mid_attention or attends)
+        self.up_blocks = nn.ModuleList(
+            Level(widths[max(i - 1, 0)], width, spec.blocks + 1, groups, up=i < last) for i, width in enumerate(widths)
+        )
+        self.conv_norm_out, self.conv_out = norm(widths[-1], groups), _conv(widths[-1], 3)
+        self.at = {level: j for j, level in enumerate(attended)}
+        self.cross_att_blocks = nn.ModuleList(
+            CrossAttention(widths[max(level, 0)], size, spec.context) for level, size in attended.items()
+        )
+
+    def memories(self, maps: Mapping[int, Tensor]) -> list[Memory]:
+        """Of the maps [B, t, C, R, R] that the decoder of context frames left, by level."""
+        return [cast(CrossAttention, self.cross_att_blocks[j]).memory(maps[level]) for level, j in self.at.items()]
+
+    def forward(self, z: Tensor, memories: Sequence[Memory] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        """Pixels, and the maps behind the middle (-1) and every level."""
+        x, maps = self.mid_block(self.conv_in(z)), {}
+        for level in range(-1, len(self.up_blocks)):
+            if level >= 0:
+                x = self.up_blocks[level](x)
+            if level in self.at:
+                x = self.cross_att_blocks[self.at[level]](x, memories[self.at[level]])
+            maps[level] = x
+        return self.conv_out(F.silu(self.conv_norm_out(x))), maps

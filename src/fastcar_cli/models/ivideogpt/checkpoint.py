@@ -1,0 +1,203 @@
+"""iVideoGPT checkpoints in the official format: config files to a specification, tensor names to parameters.
+
+The folder is read as it is: `tokenizer/` and `transformer/`, safetensors only. Its tensors say whether a model takes
+actions: with actions the LLaMA's names begin with `llm.` and `action_linear` lies beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from fastcar_cli.errors import FastcarError, RequestError
+from fastcar_cli.models import checkpoint
+from fastcar_cli.models.checkpoint import GenerationDefaults
+from fastcar_cli.models.ivideogpt.blocks import SIDE, TokenizerSpec
+from fastcar_cli.models.ivideogpt.frame_reader import FrameReader
+from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
+from fastcar_cli.models.ivideogpt.shapes import published_frames
+from fastcar_cli.models.llama_config import read_decoder
+from fastcar_cli.models.network import Network
+from fastcar_cli.models.weight_format import WeightFormat
+from fastcar_cli.system.plain_data import Flag, Foreign, Layers, Size, read_checked, wrong
+from fastcar_cli.weights.tensors import Component, stored_shapes, weight_files
+
+FRAMES, FPS = 16, 4
+
+DEFAULTS = GenerationDefaults(cfg=1.0, temperature=1.0, top_k=100, top_p=1.0, tas="attention", gate="row")
+"""Sampling of the released inference code."""
+
+PATTERNS = ("tokenizer/*.json", "tokenizer/*.safetensors", "transformer/*.json", "transformer/*.safetensors")
+"""Files of a repository on the hub that a model needs."""
+
+WEIGHTS = {"tokenizer": "diffusion_pytorch_model", "transformer": "model"}
+"""Folders of a checkpoint, and what their files of weights are called before the suffix."""
+
+_OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder looks like an official checkpoint, or half of one."""
+    return any((folder / part / "config.json").is_file() for part in WEIGHTS)
+
+
+def loading_format(name: str) -> WeightFormat:
+    """What a model is held as when it is loaded; int8 leaves the tokenizer and the embeddings in float32."""
+    return checkpoint.loading_format(name, depth="int8")
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """The files of weights of a checkpoint; they need not exist. Raises RequestError where there are none."""
+    return [file for part in WEIGHTS for file in _files(folder, part)]
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """There is no text."""
+    return ()
+
+
+def _files(folder: Path, part: str) -> list[Path]:
+    hint = "only safetensors are read: other files of weights may run code when they are opened"
+    return weight_files(folder / part, (WEIGHTS[part],), (".safetensors",), hint=hint)
+
+
+class _Tokenizer(Foreign):
+    norm_type: Literal["group"] = "group"
+    act_fn: Literal["silu"] = "silu"
+    block_out_channels: tuple[Size, ...] = Field(min_length=1)
+    down_block_types: tuple[Literal["DownEncoderBlock2D"], ...] | None = None
+    up_block_types: tuple[Literal["UpDecoderBlock2D"], ...] | None = None
+    resolution: Size = 256
+    layers_per_block: Layers = 2
+    latent_channels: Size
+    vq_embed_dim: Size | None = None
+    norm_num_groups: Size = 32
+    context_length: Size = 1
+    num_vq_embeddings: Size = 256
+    num_dyn_embeddings: Size = 256
+    patch_size: Size = 4
+    max_att_resolution: Size = 32
+    mid_block_add_attention: Flag = True
+    segment_length: Size | None = None
+
+
+def _tokenizer(file: Path, config: _Tokenizer) -> TokenizerSpec:
+    channels, groups, patch = config.block_out_channels, config.norm_num_groups, config.patch_size
+    for key in ("down_block_types", "up_block_types"):
+        kinds = getattr(config, key)
+        if kinds is not None and len(kinds) != len(channels):
+            raise wrong(file, key, list(kinds), f"{len(channels)} of them, as block_out_channels has levels")
+    resolution = SIDE * 2 ** (len(channels) - 1)
+    if config.resolution != resolution:
+        needed = f"{resolution}, as block_out_channels has {len(channels)} levels"
+        raise wrong(file, "resolution", config.resolution, needed)
+    if any(width % groups for width in channels):
+        raise wrong(file, "norm_num_groups", groups, f"a divisor of block_out_channels {list(channels)}")
+    if SIDE % patch:
+        raise wrong(file, "patch_size", patch, f"a divisor of {SIDE}")
+    spec = TokenizerSpec(
+        channels=channels,
+        blocks=config.layers_per_block,
+        latent=config.latent_channels,
+        code_width=config.vq_embed_dim or config.latent_channels,
+        groups=groups,
+        context=config.context_length,
+        codes=config.num_vq_embeddings,
+        dynamics=config.num_dyn_embeddings,
+        patch=patch,
+        attended=config.max_att_resolution,
+        mid_attention=config.mid_block_add_attention,
+    )
+    if any(width % 32 for width in spec.attended_widths):
+        raise wrong(file, "block_out_channels", list(channels), "multiples of 32 where cross attention follows")
+    return spec
+
+
+def read_spec(folder: Path) -> IVideoGPTSpec:
+    """The specification of an official checkpoint. Raises RequestError naming file and key.
+
+    The width of actions is in no config: it is that of a tensor, and 0 where the weights are not there. How long the
+    clips were that a model learned is in the configs of our own models only, as `segment_length`.
+    """
+    files = {part: folder / part / "config.json" for part in WEIGHTS}
+    config = read_checked(_Tokenizer, files["tokenizer"], of="iVideoGPT")
+    tokenizer = _tokenizer(files["tokenizer"], config)
+    decoder = read_decoder(files["transformer"])
+    if decoder.vocab != tokenizer.vocabulary:
+        needed = f"{tokenizer.vocabulary}: num_vq_embeddings + num_dyn_embeddings + 2 of the tokenizer"
+        raise wrong(files["transformer"], "vocab_size", decoder.vocab, needed)
+    return IVideoGPTSpec(
+        name=folder.resolve().name or "ivideogpt",
+        frames=config.segment_length or published_frames(folder) or FRAMES,
+        fps=FPS,
+        decoder=decoder,
+        tokenizer=tokenizer,
+        actions=_actions(folder),
+    )
+
+
+def _actions(folder: Path) -> int:
+    """Width of the actions of a checkpoint. Raises RequestError where its names say that it has some, but not how."""
+    try:
+        files = [file for file in _files(folder, "transformer") if file.is_file()]
+    except FastcarError:
+        return 0
+    shapes = {key: shape for file in files for key, shape in stored_shapes(file).items()}
+    shape = shapes.get("action_linear.weight")
+    if shape is None and any(key.startswith("llm.") for key in shapes):
+        raise RequestError(f"weights file {files[0]} lacks key 'action_linear.weight'")
+    if shape is not None and len(shape) != 2:
+        raise RequestError(f"weights file {files[0]}, key 'action_linear.weight': shape {list(shape)}, needed a matrix")
+    return 0 if shape is None else shape[1]
+
+
+def names_of(network: IVideoGPT) -> dict[str, dict[str, str]]:
+    """By folder of a checkpoint, the network's parameters by the names that they have there."""
+    prefix = "llm." if network.spec.actions else ""
+    by_folder: dict[str, dict[str, str]] = {part: {} for part in WEIGHTS}
+    for name in network.state_dict():
+        part, _, rest = name.partition(".")
+        if part == "tokenizer":
+            by_folder["tokenizer"][rest] = name
+        elif part == "llm":
+            by_folder["transformer"][f"{prefix}model.{rest}"] = name
+        else:
+            by_folder["transformer"][name if part == "action_linear" else prefix + name] = name
+    return by_folder
+
+
+def components(folder: Path, network: Network) -> list[Component]:
+    """Which keys of which folder are which parameters of the network."""
+    assert isinstance(network, IVideoGPT)
+    tokenizer, transformer = names_of(network).values()
+    files = {part: tuple(_files(folder, part)) for part in WEIGHTS}
+    for file in files["tokenizer"]:
+        if file.is_file():
+            tokenizer = _with_old_names(tokenizer, list(stored_shapes(file)))
+    return [
+        Component(folder / "tokenizer", tokenizer, lambda key: False, files["tokenizer"]),
+        Component(
+            folder / "transformer", transformer, lambda key: key.endswith("rotary_emb.inv_freq"), files["transformer"]
+        ),
+    ]
+
+
+def _with_old_names(names: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
+    """The names with those of attention in an older version of diffusers where the file has these."""
+    renamed = dict(names)
+    for key in keys:
+        path, _, last = key.rpartition(".")
+        path, _, part = path.rpartition(".")
+        now = f"{path}.{_OLD_NAMES.get(part)}.{last}"
+        if now in renamed and now not in keys:
+            renamed[key] = renamed.pop(now)
+    return renamed
+
+
+def reader(folder: Path, network: Network) -> FrameReader:
+    """What reads its prompts."""
+    assert isinstance(network, IVideoGPT)
+    return FrameReader(network)

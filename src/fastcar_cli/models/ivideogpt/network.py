@@ -1,0 +1,115 @@
+"""iVideoGPT (arXiv 2405.15223): a LLaMA over the ids of `ivideogpt_tokenizer.py`, from frames to those that follow.
+
+The prompt holds the context frames; a later frame is a delimiter and its codes, every one drawn from the whole
+vocabulary. With actions, the embedding of a frame's delimiter has the action that leads to the frame added, and
+delimiters are given, not drawn (ivideogpt/transformer.py HeadModelWithAction).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from fastcar_cli.models.ivideogpt.blocks import Memory, TokenizerSpec
+from fastcar_cli.models.ivideogpt.tokenizer import Tokenizer
+from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
+from fastcar_cli.system.plain_data import WHOLE, Count
+
+
+@dataclass(frozen=True, config=WHOLE)
+class IVideoGPTSpec(Spec):
+    """Everything that fixes the shapes of a model; `actions` is the width of an action, 0 of a model without."""
+
+    tokenizer: TokenizerSpec
+    actions: Count = 0
+
+    @property
+    def layout(self) -> Layout:
+        """See `Spec`."""
+        tokenizer = self.tokenizer
+        return Layout(
+            stride=tokenizer.stride,
+            delimiters=(0,),
+            delimiter=tokenizer.delimiter,
+            delimiters_sampled=not self.actions,
+            lead=tokenizer.prompt_tokens,
+            context=tokenizer.context,
+            guided=False,
+        )
+
+    @property
+    def conditions(self) -> int:
+        """See `Spec`."""
+        return self.actions
+
+    @property
+    def frame_spec(self) -> FrameSpec:
+        """See `Spec`."""
+        t = self.tokenizer
+        square = (t.grid, t.grid), (t.resolution, t.resolution)
+        return FrameSpec(1, t.vocabulary, self.decoder.width, *square, channels=t.channels[0])
+
+    def network(self) -> IVideoGPT:
+        """See `Spec`."""
+        return IVideoGPT(self)
+
+
+class ContextFrameDecoder:
+    """Decodes later frames beside context frames, whose features are computed once."""
+
+    def __init__(self, tokenizer: Tokenizer, prompts: Tensor) -> None:
+        self._tokenizer, self._prompts = tokenizer, prompts
+
+    @cached_property
+    def _lead(self) -> tuple[Tensor, list[Memory]]:
+        return self._tokenizer.decode_context(self._prompts[:, : self._tokenizer.spec.prompt_tokens])
+
+    def context(self) -> Tensor:
+        """See `FrameDecoder`; frames that a longer prompt holds behind its context frames come after them."""
+        pixels, memories = self._lead
+        later = self._prompts[:, self._tokenizer.spec.prompt_tokens :]
+        if later.shape[1]:
+            pixels = torch.cat([pixels, self._tokenizer.decode_later(later, memories)], 1)
+        return _pixels(pixels)
+
+    def frame(self, codes: Tensor) -> Tensor:
+        """See `FrameDecoder`."""
+        return _pixels(self._tokenizer.decode_later(codes[..., 0], self._lead[1]))[:, 0]
+
+
+def _pixels(x: Tensor) -> Tensor:
+    """[P, n, 3, H, W] in 0..1 to [P, n, H, W, 3] in 0..255."""
+    return x.clamp(0.0, 1.0).mul(255.0).permute(0, 1, 3, 4, 2)
+
+
+class IVideoGPT(FramesNetwork):
+    """Frame prediction network."""
+
+    spec: IVideoGPTSpec
+    tokenizer: Tokenizer
+
+    def __init__(self, spec: IVideoGPTSpec) -> None:
+        super().__init__(spec)
+        self.action_linear = nn.Linear(spec.actions, spec.decoder.width) if spec.actions else None
+        self.tokenizer = Tokenizer(spec.tokenizer)
+
+    def added(self, tokens: int, prompts: Tensor, conditions: Tensor | None) -> Tensor | None:
+        """See `Network`: to the delimiter of later frame i, what the model makes of action C - 1 + i.
+
+        `conditions` are actions float32 [P, S, A], one a frame of the video.
+        """
+        if self.action_linear is None or conditions is None:
+            return None
+        layout, like = self.spec.layout, self.action_linear.weight
+        frames = -(-tokens // layout.stride)
+        actions = conditions[:, layout.context - 1 : layout.context - 1 + frames].to(like)
+        result = like.new_zeros(tokens, len(conditions), self.spec.decoder.width)
+        result[:: layout.stride] = self.action_linear(actions).transpose(0, 1)
+        return result
+
+    def frame_decoder(self, prompts: Tensor) -> ContextFrameDecoder:
+        """See `Network`."""
+        return ContextFrameDecoder(self.tokenizer, prompts)

@@ -1,0 +1,1 @@
+"""VILA-U: network, tokenizer, checkpoint; the bundled text-to-video models share its network."""

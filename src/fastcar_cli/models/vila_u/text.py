@@ -1,0 +1,135 @@
+"""VILA-U's text side: LLaMA's sentencepiece tokenizer and the conversation template around a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.prompt import OnProgress, Prompt, Reading, text_of
+from fastcar_cli.system.plain_data import read_json
+
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+"""System text of the template `v1` (vicuna)."""
+
+ADDED = ("<im_start>", "<im_end>", "<vi_start>", "<vi_end>")
+"""Tokens behind the base vocabulary, in this order."""
+
+_RESERVED = (*ADDED, "<image>", "<s>", "</s>", "<unk>")
+
+
+def templated(prompt: str) -> str:
+    """The text before `<vi_start>`, its last space included; a blank prompt gives the unconditional row's."""
+    text = prompt.strip()
+    return f"{SYSTEM} USER: {text} ASSISTANT: " if text else f"{SYSTEM} USER:ASSISTANT: "
+
+
+class LlamaTokenizer:
+    """BOS, the pieces of the templated prompt, `<vi_start>`.
+
+    Args:
+        folder: the `llm` folder of a checkpoint, with tokenizer.model or tokenizer.json, at will added_tokens.json.
+        vocab: rows of the embedding table; the added tokens are its last four.
+        limit: most token ids a prompt may have.
+
+    Raises:
+        RequestError: a file is missing or damaged, or the added tokens do not fit the table.
+
+    """
+
+    def __init__(self, folder: Path, vocab: int, limit: int) -> None:
+        self._pieces, self._limit = _pieces(folder), limit
+        file, count = self._pieces.file, self._pieces.size
+        if self._pieces.bos < 0:
+            raise RequestError(f"tokenizer file {file} has no begin-of-sentence token")
+        self._start = _added(folder, vocab)
+        if count > vocab:
+            raise RequestError(f"tokenizer file {file} has {count} pieces, the embedding table {vocab} rows")
+
+    def encode(self, prompt: str) -> tuple[int, ...]:
+        """Ids of a prompt; an empty one gives the unconditional row."""
+        return (self._pieces.bos, *self._pieces.ids(templated(prompt)), self._start)
+
+    def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
+        """See `PromptReader.read`."""
+        prompt = text_of(prompt)
+        for token in _RESERVED:
+            if token in prompt:
+                raise RequestError(f"the prompt holds {token!r}, a special token of the model", hint="leave it out")
+        ids = self.encode(prompt)
+        if len(ids) > self._limit:
+            raise RequestError(
+                f"the prompt is too long: {len(ids)} tokens with its template, there is room for {self._limit}",
+                hint="shorten the prompt, or generate fewer frames",
+            )
+        return Reading(ids, tuple(self._pieces.words(prompt.strip())), ())
+
+    def complete(self, reading: Reading, seed: int) -> Reading:
+        """The reading as it is: this model leaves nothing to a draw."""
+        return reading
+
+    def blank(self) -> tuple[int, ...]:
+        """See `PromptReader.blank`."""
+        return self.encode("")
+
+    def notices(self, prompt: Prompt, model: str) -> list[str]:
+        """None; raises RequestError as `read` does."""
+        self.read(text_of(prompt, f"the model {model!r}"))
+        return []
+
+    def conditions(self, prompts: Sequence[Prompt], frames: int) -> None:
+        """See `PromptReader`: nothing but the text."""
+
+
+class _Pieces(NamedTuple):
+    """Cuts texts into pieces: `ids` and `words` of a text, id of the begin-of-sentence token (-1: none), how many."""
+
+    file: Path
+    ids: Callable[[str], list[int]]
+    words: Callable[[str], list[str]]
+    bos: int
+    size: int
+
+
+def _pieces(folder: Path) -> _Pieces:
+    """The tokenizer of a folder: tokenizer.model by sentencepiece, which loads in 10 ms; transformers takes 0.6 s to
+    import and reads a folder that has tokenizer.json alone. Raises RequestError.
+    """
+    own, other = folder / "tokenizer.model", folder / "tokenizer.json"
+    file = own if own.is_file() or not other.is_file() else other
+    if not file.is_file():
+        raise RequestError(f"tokenizer file {file} is missing")
+    try:
+        if file == own:
+            from sentencepiece import SentencePieceProcessor
+
+            pieces = SentencePieceProcessor()
+            pieces.Load(str(file))
+            return _Pieces(file, pieces.EncodeAsIds, pieces.EncodeAsPieces, pieces.bos_id(), pieces.GetPieceSize())
+        from transformers import PreTrainedTokenizerFast
+
+        fast = PreTrainedTokenizerFast(tokenizer_file=str(file))
+    except Exception as e:  # transformers' reader raises Exception itself
+        raise RequestError(f"tokenizer file {file} is damaged: {e}") from None
+    bos = fast.get_vocab().get("<s>", -1)
+    return _Pieces(file, partial(fast.encode, add_special_tokens=False), fast.tokenize, bos, fast.vocab_size)
+
+
+def _added(folder: Path, vocab: int) -> int:
+    """Id of `<vi_start>`: what added_tokens.json says, which must agree with the table's last four rows."""
+    expected = vocab - len(ADDED) + ADDED.index("<vi_start>")
+    file = folder / "added_tokens.json"
+    if not file.is_file():
+        return expected
+    try:
+        start = read_json(file)["<vi_start>"]
+    except (KeyError, TypeError):
+        raise RequestError(f"{file}: has no token '<vi_start>'") from None
+    if start != expected:
+        raise RequestError(f"{file}: key '<vi_start>' is {start!r}, the embedding table has its row at {expected}")
+    return expected

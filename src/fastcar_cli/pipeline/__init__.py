@@ -1,0 +1,1 @@
+"""From a configuration and inputs to videos: resolving, decoding, recipes, reports, engines."""

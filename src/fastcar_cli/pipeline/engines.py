@@ -1,0 +1,182 @@
+"""Where tasks are done: in this process, or on a Ray cluster by workers of the same code, one a device.
+
+What a worker finds comes back here, and only this process writes files, so workers need no shared disk. Ray does a lost
+worker's task again elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fastcar_cli.errors import FastcarError, Key, RequestError, RunError, Text
+from fastcar_cli.system.extras import need
+from fastcar_cli.system.signals import handlers_kept
+
+if TYPE_CHECKING:
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
+
+RETRIES = 10
+"""How often a task is done again after its worker or node was lost."""
+
+
+class Worker(Protocol):
+    """A loaded model that does tasks."""
+
+    base: VideoPipeline
+
+    def work(self, task: Any) -> Iterator[Any]:
+        """What is found in a task, as soon as it is."""
+
+    def again(self) -> Callable[[], Worker]:
+        """What makes the same worker in another process; it can be pickled."""
+
+
+class Engine(Protocol):
+    """Works on tasks: findings of every task, in any order of tasks, as they come. `workers` do one each at a time."""
+
+    workers: int
+
+    def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
+        """The findings. Raises what a task raises."""
+
+
+class _Local:
+    workers = 1
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
+        for task in tasks:
+            yield from self._worker.work(task)
+
+
+def check_engine(engine: str, address: str | None, workers: int | None) -> None:
+    """Refuse an engine that is unknown or not installed, and Ray's options without it. Raises RequestError."""
+    if engine not in ("local", "ray"):
+        raise RequestError("unknown", key="engine", value=engine, allowed="local, ray")
+    if engine == "ray":
+        need("ray", (Key("engine"), " ray"))
+    elif address is not None or workers is not None:
+        raise RequestError((Key("workers" if address is None else "address"), " needs ", Key("engine"), " ray"))
+
+
+@contextlib.contextmanager
+def open_engine(
+    worker: Worker, engine: str, address: str | None = None, workers: int | None = None
+) -> Iterator[Engine]:
+    """The engine of that name, which ends with the block. Raises RequestError where Ray is missing or unreachable."""
+    if engine == "local":
+        yield _Local(worker)
+        return
+    ray = _RayEngine(worker, address, workers)
+    try:
+        yield ray
+    finally:
+        ray.close()
+
+
+_workers: dict[str, Worker] = {}
+
+
+def _work(key: str, make: Callable[[], Worker], task: Any) -> list[Any]:
+    """Do a task in this process, which keeps the worker of a run for the next one."""
+    if key not in _workers:
+        _workers.clear()
+        _workers[key] = make()
+    return list(_workers[key].work(task))
+
+
+def _knock(address: str) -> None:
+    """Refuse an address where nothing listens; Ray itself would try for minutes and then end the process."""
+    match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
+    if match is None:
+        # "auto" and the like, which Ray looks up by itself.
+        return
+    try:
+        socket.create_connection((match[1], int(match[2])), timeout=10).close()
+    except (OSError, OverflowError) as e:
+        raise RequestError(
+            f"no cluster answers there: {e}", key="address", value=address, hint="ray start --head prints its address"
+        ) from None
+
+
+class _RayEngine:
+    """Tasks in flight on a cluster: a running one at `address`, else one of this machine's cores.
+
+    `workers` bounds how many run at once; without it, as many as the cluster has room for.
+    """
+
+    def __init__(self, worker: Worker, address: str | None, workers: int | None) -> None:
+        """Connect. Raises RequestError where Ray is not installed or no cluster answers."""
+        ray = need("ray", (Key("engine"), " ray"))
+        self._ray: Any = ray
+        self._mine = not ray.is_initialized()
+        threads = worker.base.config.runtime.threads or 1
+        on_gpu = worker.base.model.network.device.type == "cuda"
+        if self._mine:
+            options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False, "logging_level": "ERROR"}
+            if address is not None:
+                _knock(address)
+                options = {"log_to_driver": False, "logging_level": "ERROR", "address": address}
+            elif workers is not None and not on_gpu:
+                options["num_cpus"] = workers * threads
+            try:
+                with handlers_kept():
+                    ray.init(**options)
+            except (ConnectionError, ValueError, RuntimeError, OSError) as e:
+                reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+                where: Text = "starting Ray here" if address is None else (Key("address"), f" {address}")
+                raise RequestError(f"no cluster: {reason}", where=where) from None
+        self._setting = secrets.token_hex(8), worker.again()
+        resources = {"num_cpus": threads, "num_gpus": 1} if on_gpu else {"num_cpus": threads}
+        self._work = ray.remote(_work).options(max_retries=RETRIES, **resources)
+        has = ray.cluster_resources()
+        room = int(min(has.get(k.removeprefix("num_").upper()[:3], 0) // n for k, n in resources.items()))
+        if room < 1:
+            needed = ", ".join(f"{n} {k.removeprefix('num_')}" for k, n in resources.items())
+            self.close()
+            raise RequestError(f"no node of the cluster has what a worker needs ({needed})", key="engine", value="ray")
+        self.workers = min(room, workers or room)
+        # More than fit are submitted when nothing bounds them, so that nodes that join later have work as well.
+        self._in_flight = workers or 2 * room
+
+    def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
+        """Findings of every task as tasks end."""
+        ray, queue = self._ray, iter(tasks)
+        flying: list[Any] = []
+        try:
+            while True:
+                while len(flying) < self._in_flight and (task := next(queue, None)) is not None:
+                    flying.append(self._work.remote(*self._setting, task))
+                if not flying:
+                    return
+                done, flying = ray.wait(flying, num_returns=1)
+                yield from self._get(done[0])
+        finally:
+            for reference in flying:
+                with contextlib.suppress(Exception):
+                    ray.cancel(reference, force=True)
+
+    def _get(self, reference: Any) -> list[Any]:
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            findings: list[Any] = self._ray.get(reference)
+            return findings
+        except RayTaskError as e:
+            if isinstance(e.cause, FastcarError):
+                raise e.cause from None
+            raise RunError(f"a worker of Ray failed: {type(e.cause).__name__}: {e.cause}") from None
+        except RayError as e:
+            raise RunError(f"Ray lost a task {RETRIES} times over: {str(e).strip().splitlines()[0]}") from None
+
+    def close(self) -> None:
+        """Leave the cluster, or end the one that was started here."""
+        if self._mine:
+            self._ray.shutdown()

@@ -1,0 +1,367 @@
+"""VideoPipeline: prompts in, frames out one by one. The only place that knows all the parts.
+
+Who owns what: `from_config` decides device, dtype and threads once and holds the memory plan; what the
+configuration leaves to the model's defaults is filled in by resolve.py; `stream` divides the videos
+into batches that fit; what a batch did is a `Run` (run_report.py), which owns all statistics.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastcar_cli.checkpoints.memory_plan import (
+    Demand,
+    MemoryPlan,
+    choose_dtype,
+    default_dtype,
+    make_plan,
+    videos_that_fit,
+)
+from fastcar_cli.checkpoints.names import BUNDLED
+from fastcar_cli.checkpoints.registry import Shapes, folder_of, load, shapes_of
+from fastcar_cli.config.run_config import RunConfig
+from fastcar_cli.decoding.batch import Watcher
+from fastcar_cli.decoding.drafts.length import DraftWindow
+from fastcar_cli.decoding.engine import Decode, begin
+from fastcar_cli.decoding.executors.select import row_limit
+from fastcar_cli.decoding.settings import DecodeSettings
+from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.inputs.prompt import Prompt
+from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.decoder import Decoder
+from fastcar_cli.pipeline.report import Run
+from fastcar_cli.pipeline.resolve import effective, resolve_device, settings_of, spec_in
+from fastcar_cli.pipeline.saved_prefill import KeptFile
+from fastcar_cli.system.limits import cores
+
+if TYPE_CHECKING:
+    from fastcar_cli.decoding.backend import MLPBackend
+    from fastcar_fpga.decisions import Decisions
+    from fastcar_fpga.preset import Preset
+    from fastcar_fpga.summary import Comparison
+
+OnBegin = Callable[[str, int, int], None]
+"""Receives what comes before the first token, "input" (pictures to tokens) or "prompt", its work done and all of it."""
+
+PROMPT_TOKENS = 64
+"""Tokens of a prompt with its template that a plan assumes."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One finished frame: index of its video, index in it, pixels uint8 [H, W, 3]."""
+
+    video: int
+    index: int
+    image: NDArray[np.uint8]
+
+
+class VideoPipeline:
+    """A loaded model with the settings of a run; `model` is shared by every pipeline that is made from this one.
+
+    `tokens_per_frame` is N, `grid` the rows and columns of codes a frame.
+
+    Example:
+        >>> pipe = VideoPipeline.from_config(RunConfig())
+        >>> for frame in pipe.stream(["a red ball rolling to the right"], [0]):
+        ...     print(frame.index, frame.image.shape)
+
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: RunConfig,
+        *,
+        settings: DecodeSettings | None = None,
+        load_seconds: float = 0.0,
+    ) -> None:
+        """Resolve what `config` leaves open; `settings` replace those that follow from it.
+
+        Raises RequestError for what this model can't do.
+        """
+        self.model, self.config, self._load_seconds = model, config, load_seconds
+        self.spec = spec = spec_in(model, config)
+        self.name, self.layers = model.name, spec.decoder.layers
+        self.tokens_per_frame, self.grid = spec.tokens_per_frame, spec.grid
+        self.context = spec.pictures(spec.layout.context)
+        self.settings = settings or settings_of(model, config)
+        self.frames = spec.pictures(spec.layout.context + self.settings.frames)
+        self.fps = spec.fps if config.video.fps is None else config.video.fps
+        self.height, self.width = spec.frame_size
+        self._preset: Preset | None = None
+        if config.backend.name == "fpga-sim":
+            from fastcar_fpga.formats import check_weights
+            from fastcar_fpga.workload import check_memory, preset_for, workload_of
+
+            self._preset = preset_for(config.backend.preset, spec)
+            check_weights(model.network.weight_format, self._preset)
+            check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
+            self._check_window()
+        self.effective = effective(config, self.settings, self.frames, self.fps)
+        if self._preset is not None and config.backend.preset is None:
+            self.effective["backend"]["preset"] = self._preset.name
+        self._runs: list[Run] = []
+        # By the number of videos, which decides what a pass takes.
+        self._windows: dict[int, DraftWindow] = {}
+
+    @classmethod
+    def from_config(
+        cls, config: RunConfig, *, videos: int = 1, on_load: Callable[[int, int], None] | None = None
+    ) -> VideoPipeline:
+        """Load the model that the configuration names, where and in the dtype it says.
+
+        `videos` are decoded at once; `on_load(bytes, total)` reports the loading of a large model.
+        Raises RequestError for what can't be done here, memory included.
+        """
+        began = time.perf_counter()
+        device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
+        dtype: str = config.runtime.dtype
+        torch.set_num_threads(config.runtime.threads or min(torch.get_num_threads(), cores()))
+        progress = None
+        if bundled:
+            dtype = default_dtype(device) if dtype == "auto" else dtype
+        else:
+            plans = cls.plans(config, videos=videos, device=device)
+            dtype = choose_dtype(dtype, device, plans)
+            total = plans[dtype].weights
+            if on_load is not None:
+                loaded = on_load
+
+                def progress(done: int) -> None:
+                    loaded(done, total)
+
+        model = load(config.model, dtype, device, progress, config.size)
+        model.network.draw_in(getattr(torch, config.runtime.pixel_dtype))
+        return cls(model, config, load_seconds=time.perf_counter() - began)
+
+    @staticmethod
+    def plans(
+        config: RunConfig, *, videos: int = 1, device: str | None = None, shapes: Shapes | None = None
+    ) -> dict[str, MemoryPlan]:
+        """What a run would need by dtype, from the model's configuration alone; nothing is loaded."""
+        device = device or resolve_device(config.runtime.device)
+        shapes = shapes or shapes_of(folder_of(config.model), config.size)
+        spec = shapes.spec.continuing(config.generation.context)
+        pictures = (config.generation.frames or spec.frames) - 1
+        frames = max(1, 1 + pictures // spec.frame_spec.pictures - spec.layout.context)
+        guided = shapes.defaults.cfg if config.sampling.cfg is None else config.sampling.cfg
+        layers, replay = spec.decoder.layers, config.replay
+        replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
+        rows, prompt = videos * (1 if guided == 1.0 else 2), spec.layout.prompt or PROMPT_TOKENS
+        attention = config.attention
+        demand = Demand(rows, frames, prompt, attention.window, attention.sinks, attention.kv_dtype)
+        every, pixels = replay.eligible == "all", getattr(torch, config.runtime.pixel_dtype).itemsize
+        return {
+            name: make_plan(
+                spec, form, demand, device=device, replaying=replaying, delimiters=every, pixel_itemsize=pixels
+            )
+            for name, form in shapes.formats.items()
+        }
+
+    def batch_size(self, videos: int) -> int:
+        """How many of so many videos are decoded at once: what memory and the accelerator have room for."""
+        network, settings = self.model.network, self.settings
+        rows = self._rows
+        if self._preset is not None:
+            from fastcar_fpga.drs import INDEX_BITS
+
+            return max(1, min(videos, INDEX_BITS // (rows * settings.draft.fixed)))
+        prompt = self.spec.layout.prompt or PROMPT_TOKENS
+        return videos_that_fit(
+            network.spec,
+            max(1, min(videos, row_limit(network, settings) // rows)),
+            Demand(rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_dtype),
+            itemsize=network.dtype.itemsize,
+            device=str(network.device),
+            replays=not settings.rule.off,
+        )
+
+    def _check_window(self) -> None:
+        """Refuse drafts for which the accelerator has no room. Raises RequestError."""
+        from fastcar_fpga.drs import INDEX_BITS
+
+        most = INDEX_BITS // self._rows
+        if self.settings.draft.fixed > most:
+            raise RequestError(
+                f"the Index Register has {INDEX_BITS} bits, one for each input token of {self._rows} rows",
+                key="draft.window",
+                value=self.settings.draft.window,
+                allowed=f"1 to {most}",
+            )
+
+    @property
+    def _rows(self) -> int:
+        """Rows of the batch that a video takes."""
+        return 1 if self.settings.sampling.cfg == 1.0 else 2
+
+    def notices(self, prompts: Sequence[Prompt]) -> list[str]:
+        """What a user should know before the run, such as words that the model does not know.
+
+        Raises RequestError for a prompt that is empty, too long, without a single known word, or of another kind than
+        the model takes.
+        """
+        notices = []
+        for prompt in prompts:
+            if isinstance(prompt, str) and not prompt.strip() and not self.context:
+                raise RequestError("the prompt is empty", hint="describe the video in a few words")
+            notices += self.model.tokenizer.notices(prompt, self.name)
+        return list(dict.fromkeys(notices))
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        on_step: Callable[[int, int], None] | None = None,
+        watch: Watcher | None = None,
+        on_begin: OnBegin | None = None,
+    ) -> Iterator[Frame]:
+        """Decode one video a prompt; frame t of every video of a batch comes as soon as it is decoded.
+
+        Of a model that continues frames, prompts are `Clip`s (see `clips_of`), and the first frames are those of
+        the prompt as the model's tokenizer gives them back.
+
+        `on_step(done, total)` reports every position, `on_begin` what comes before, `watch` sees every block. Videos
+        are decoded in batches that fit (`batch_size`); each draws from its own seed, and what shares its batch changes
+        nothing.
+        """
+        if len(prompts) != len(seeds):
+            raise ValueError(f"{len(prompts)} prompts, {len(seeds)} seeds")
+        self.notices(prompts)
+        size = self.batch_size(len(prompts))
+        batches = range(0, len(prompts), size)
+        total = len(batches) * self.settings.frames * self.tokens_per_frame
+        self._runs = []
+        for done, first in enumerate(batches):
+            if self._runs:
+                self._runs[-1].decode.release()
+            before = done * total // len(batches)
+
+            def on_token(step: int, before: int = before) -> None:
+                if on_step is not None:
+                    on_step(before + step, total)
+
+            for frame in self._batch(
+                prompts[first : first + size], seeds[first : first + size], on_token, watch, on_begin
+            ):
+                yield replace(frame, video=first + frame.video)
+
+    def run(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> Decode:
+        """Decode as `stream` does, without looking at the frames; the engine's state of the last batch."""
+        for _ in self.stream(prompts, seeds):
+            pass
+        return self._runs[-1].decode
+
+    def _batch(
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        on_token: Callable[[int], None],
+        watch: Watcher | None,
+        on_begin: OnBegin | None,
+    ) -> Iterator[Frame]:
+        """The frames of one batch. Raises RequestError for prompts that hold another number of frames than expected."""
+        backend, preset, network = None, self._preset, self.model.network
+        if preset is not None:
+            from fastcar_fpga.backend import FpgaBackend
+
+            def backend(decoder: Decoder, rows: int) -> MLPBackend:
+                return FpgaBackend(decoder, preset, rows)
+
+        started = time.perf_counter()
+        on_reading, on_prefill = (None if on_begin is None else partial(on_begin, part) for part in ("input", "prompt"))
+        decode, readings = begin(self.model, prompts, seeds, self.settings, backend, on_reading)
+        decode.observers.watch, decode.observers.on_prefill = watch, on_prefill
+        decode.windows = self._windows.setdefault(len(prompts), DraftWindow(self.settings.draft.window))
+        held = decode.prompts.aligned // decode.frame
+        if (behind := self.spec.layout.behind) and held != behind:
+            raise RequestError(
+                f"the input has {self.spec.pictures(held)} frames, the run continues from {self.context}",
+                hint=(Key("context"), f" {self.spec.pictures(held)}"),
+            )
+        texts = [str(p) for p in prompts]
+        run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
+        self._runs.append(run)
+        if (file := self.config.runtime.keep_prefill) is not None:
+            decode.kept = KeptFile(Path(file), decode, self.config.model)
+
+        def shown(pixels: Callable[[], Tensor | None], first: int) -> Iterator[Frame]:
+            """Frames from index `first` on, of pixels [P, frames, H, W, 3] or of one frame [P, H, W, 3]."""
+            began = time.perf_counter()
+            if (decoded := pixels()) is None:
+                return
+            images = network.to_bytes(decoded).cpu().numpy()
+            images = images if images.ndim == 5 else images[:, None]
+            now = time.perf_counter()
+            run.vision += now - began
+            if run.first_frame is None:
+                run.first_frame = now - started + self._load_seconds
+            run.total = now - started + self._load_seconds
+            for video, frames in enumerate(images):
+                for index, image in enumerate(frames, first):
+                    yield Frame(video, index, image)
+
+        yield from shown(decode.context_frames, 0)
+        shown_frames = 0
+        for _ in decode.steps():
+            on_token(decode.done)
+            if decode.done // decode.frame > shown_frames:
+                first = self.spec.pictures(self.spec.layout.context + shown_frames)
+                yield from shown(partial(decode.decode_frame, shown_frames), first)
+                shown_frames += 1
+
+    @property
+    def decode(self) -> Decode | None:
+        """The engine's state of the last batch."""
+        return self._runs[-1].decode if self._runs else None
+
+    def _run_of(self, video: int) -> tuple[Run, int]:
+        """The batch of a video and its index there. Raises ValueError before it is begun."""
+        for run in self._runs:
+            if video < len(run.prompts):
+                return run, video
+            video -= len(run.prompts)
+        raise ValueError("the video was not decoded yet")
+
+    @property
+    def codes(self) -> NDArray[np.int64]:
+        """Codes of the last call of `stream`, [videos, T*N, depth]."""
+        return np.concatenate([run.decode.codes.cpu().numpy() for run in self._runs])
+
+    def prompt_ids(self, video: int) -> tuple[int, ...]:
+        """Token ids of a video's prompt. Raises ValueError before its batch is begun."""
+        run, index = self._run_of(video)
+        return run.readings[index].ids
+
+    def decisions(self) -> Decisions:
+        """Replay decisions of the last batch, all its rows, whole frames only."""
+        return self._runs[-1].decisions()
+
+    def emulated(self) -> Comparison | None:
+        """The last batch on the accelerator of fpga-sim; None with another backend or before the first frame."""
+        return self._runs[-1].emulated() if self._runs else None
+
+    def report(self, video: int) -> dict[str, Any]:
+        """The JSON document of one video (docs/json.md), without `video.path`."""
+        run, index = self._run_of(video)
+        return run.document(index)
+
+    def with_config(self, config: RunConfig) -> VideoPipeline:
+        """The same loaded model in another run; model, device and dtype of `config` are not looked at."""
+        return VideoPipeline(self.model, config)
+
+    def with_settings(self, **changes: Any) -> VideoPipeline:
+        """The same loaded model with other decode settings (fields of `DecodeSettings`)."""
+        settings = replace(self.settings, **changes)
+        return VideoPipeline(self.model, self.config, settings=settings, load_seconds=self._load_seconds)

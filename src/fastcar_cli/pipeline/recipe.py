@@ -1,0 +1,137 @@
+"""The recipe that a video carries: what decides its tokens, and nothing of the machine it was made on.
+
+Videos are shared. So a recipe names no path, device or number of threads, and of a stranger's recipe nothing else is
+taken than what makes the same tokens (and the look of the file); what it leaves open is the user's to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastcar_cli._version import __version__
+from fastcar_cli.checkpoints.registry import identity, public_name
+from fastcar_cli.config.presets import fpga_presets
+from fastcar_cli.config.run_config import RunConfig, current, flat, later_wins, nested
+from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.inputs.prompt import Prompt, TokenisedClip
+from fastcar_fpga.preset import load_preset
+
+if TYPE_CHECKING:
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
+
+_TAKEN = (
+    "model",
+    "generation.frames",
+    "generation.context",
+    "generation.size",
+    "sampling",
+    "replay",
+    "attention",
+    "backend",
+    "runtime.dtype",
+    "video",
+)
+_DECIDED = ("generation.seed", "generation.samples")
+
+
+def recipe_of(pipe: VideoPipeline, prompt: Prompt, seed: int, ids: Sequence[int] = ()) -> dict[str, Any]:
+    """The recipe of one video of a pipeline: prompt, seed, settings, which model and which weights, version.
+
+    `ids` are those of a prompt of frames, which stand for the frames: they take a few bytes, and another machine
+    might read the same frames as others. Beside them are the actions; of the input there is its name.
+    """
+    model, preset = pipe.effective["model"], pipe.effective["backend"]["preset"]
+    settings = {k: v for k, v in flat(pipe.effective).items() if k.startswith(_TAKEN)}
+    settings["runtime.dtype"] = pipe.model.network.weight_format
+    if not public_name(model):
+        del settings["model"]
+    recipe: dict[str, Any] = {"prompt": str(prompt), "seed": seed, "settings": nested(settings)}
+    if not isinstance(prompt, str):
+        actions = None if prompt.actions is None else prompt.actions.tolist()
+        recipe["input"] = {"ids": list(ids), "actions": actions}
+    if preset not in fpga_presets():
+        del recipe["settings"]["backend"]["preset"]
+        if settings["backend.name"] == "fpga-sim":
+            recipe["accelerator"] = load_preset(preset).name
+    source = identity(model)
+    recipe["model"] = {"name": pipe.name, "weights": source.weights, "commit": source.commit}
+    return {**recipe, "version": __version__}
+
+
+def prompt_of(recipe: dict[str, Any], source: str) -> Prompt:
+    """What the video of a recipe begins with. Raises RequestError for an input that is none."""
+    stored = recipe.get("input")
+    if stored is None:
+        return recipe["prompt"]
+    try:
+        ids, actions = stored["ids"], stored["actions"]
+        if not all(type(i) is int for i in ids):
+            raise TypeError
+        return TokenisedClip(tuple(ids), None if actions is None else np.array(actions, np.float32), recipe["prompt"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise RequestError(
+            f"{source}: its recipe has a damaged input", hint=("give the input again: ", Key("input"))
+        ) from None
+
+
+def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """Dotted keys to take from a recipe that was read from `source`, and notes for the user.
+
+    `given` are the keys that the user gives. Raises RequestError where the recipe leaves open what has to be known,
+    or holds what no run allows.
+    """
+    settings = flat(current(recipe["settings"]))
+    taken = {k: v for k, v in settings.items() if k.startswith(_TAKEN) and k not in given}
+    model, preset = settings.get("model"), settings.get("backend.preset")
+    # Anybody can put files under another revision of a public repository, as a pull request.
+    known = isinstance(model, str) and public_name(model) and re.fullmatch(r"[^@]+(@[0-9a-f]{40})?", model)
+    if "model" not in given and not known:
+        raise RequestError(
+            f"{source} was made with a model of its owner, {_name(recipe, model)!r}",
+            hint=("give its folder: ", Key("model")),
+        )
+    if preset not in fpga_presets():
+        taken.pop("backend.preset", None)
+        if settings.get("backend.name") == "fpga-sim" and not {"backend.preset", "backend.name"} & {*given}:
+            raise RequestError(
+                f"{source} was made with an accelerator of its owner, {_last(recipe.get('accelerator', preset))!r}",
+                hint=("give its file: ", Key("backend.preset")),
+            )
+    base = flat(RunConfig.from_dict(nested(taken), source).to_dict())
+    taken = {k: base[k] for k in taken}
+    later_wins(taken, given)
+    if "generation.seed" not in given:
+        taken["generation.seed"] = recipe["seed"]
+    defaults = flat(RunConfig().to_dict())
+    left = [
+        k for k in settings if not k.startswith((*_TAKEN, *_DECIDED)) and k in defaults and settings[k] != defaults[k]
+    ]
+    notes = [f"{source}: not taken from it, because it does not decide the tokens: {', '.join(left)}"] if left else []
+    if recipe.get("version") != __version__:
+        notes.append(f"{source} was made by fastcar {recipe.get('version')}, this is {__version__}: tokens may differ")
+    return taken, notes
+
+
+def same_weights(recipe: dict[str, Any], source: str, model: str) -> list[str]:
+    """The note for the user where a model is not the one that the recipe was made with."""
+    written = recipe.get("model")
+    if not isinstance(written, dict) or "weights" not in written:
+        return []
+    loaded, commit = identity(model), written.get("commit")
+    if written["weights"] == loaded.weights:
+        return []
+    other = f" (commit {commit}; {model.partition('@')[0]}@{commit} names it)" if commit and loaded.commit else ""
+    return [f"{source} was made with other weights than {model!r} has{other}: tokens will differ"]
+
+
+def _name(recipe: dict[str, Any], model: Any) -> Any:
+    written = recipe.get("model")
+    return written.get("name") if isinstance(written, dict) else _last(model)
+
+
+def _last(path: Any) -> Any:
+    return path.replace("\\", "/").rstrip("/").split("/")[-1] if isinstance(path, str) else path

@@ -1,0 +1,181 @@
+"""One batch of the pipeline as others want it: replay counts, decisions, emulated cycles, the JSON document.
+
+All statistics of a run are read here, from what the engine counted on tensors, once it is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastcar_cli._version import __version__
+from fastcar_cli.checkpoints.memory_plan import peak_bytes
+from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.replay.replay import ReplayStats
+from fastcar_cli.inputs.prompt import Reading
+
+if TYPE_CHECKING:
+    from fastcar_fpga.decisions import Decisions
+    from fastcar_fpga.preset import Preset
+    from fastcar_fpga.summary import Comparison
+    from fastcar_fpga.windows import Windows
+
+
+@dataclass
+class Run:
+    """What was decoded, for whom, and how long its parts took.
+
+    `load_seconds`, `vision` (codes to pixels), `first_frame` and `total` (both with the loading) are wall seconds;
+    `preset` is the accelerator of fpga-sim.
+    """
+
+    decode: Decode
+    model: str
+    fps: int
+    prompts: list[str]
+    seeds: list[int]
+    readings: list[Reading]
+    load_seconds: float
+    preset: Preset | None = None
+    vision: float = 0.0
+    first_frame: float | None = None
+    total: float = 0.0
+    _emulated: tuple[int, Comparison] | None = field(default=None, init=False)
+
+    def replay_stats(self, video: int) -> ReplayStats:
+        """What was replayed in one video."""
+        decode = self.decode
+        if decode.replay is None:
+            layers = decode.model.spec.decoder.layers
+            return ReplayStats(0.0, 0.0, [0.0] * layers, [0.0] * -(-decode.passed // decode.frame))
+        return decode.replay.stats(decode.passed, decode.prompts.rows_of(video))
+
+    def decisions(self) -> Decisions:
+        """Replay decisions of all rows of the batch, whole frames only."""
+        from fastcar_fpga.decisions import Decisions
+
+        decode, settings = self.decode, self.decode.settings
+        if decode.done < decode.frame:
+            raise ValueError("no frame was decoded yet")
+        frames = decode.done // decode.frame
+        passes = frames * decode.frame - 1
+        bits = np.zeros((decode.model.spec.decoder.layers, decode.rows, passes), dtype=bool)
+        if decode.replay is not None:
+            bits = decode.replay.replayed[:, :, :passes].cpu().numpy()
+        return Decisions(
+            replayed=bits,
+            spec=decode.model.spec.to_dict(),
+            prompt=decode.prompts.padded,
+            frames=frames,
+            window=settings.window,
+            sinks=settings.sinks,
+            note={
+                "prompts": self.prompts,
+                "seeds": self.seeds,
+                "tau": settings.rule.tau.plain(),
+                "target": None if settings.rule.target is None else settings.rule.target.ratio,
+                "score": settings.rule.score,
+                "tas": settings.rule.tas_definition,
+            },
+            windows=self._windows(passes),
+        )
+
+    def _windows(self, tokens: int) -> Windows | None:
+        """The passes up to that many final tokens of every video; None where each took one."""
+        from fastcar_fpga.windows import Windows
+
+        decode, replay = self.decode, self.decode.replay
+        assert decode.drafter is not None
+        log = [p for p in decode.drafter.passes if 0 <= min(p.first) < tokens]
+        if all(p.taken == 1 for p in log):
+            return None
+        taken = np.array([p.taken for p in log])
+        bits = np.zeros((decode.model.spec.decoder.layers, decode.rows, taken.sum()), dtype=bool)
+        if replay is not None:
+            several, rows = iter(replay.passes), np.arange(decode.rows)
+            by_token, end = replay.by_token.cpu().numpy(), 0
+            for p in log:
+                first = np.tile(p.first, decode.rows // len(p.first))
+                decided = next(several).cpu().numpy() if p.taken > 1 else by_token[first, :, rows].T[None]
+                bits[:, :, end : end + p.taken] = decided.transpose(1, 2, 0)
+                end += p.taken
+        return Windows(taken, np.array([p.accepted for p in log]), bits)
+
+    def emulated(self) -> Comparison | None:
+        """The run on the accelerator of fpga-sim; None with another backend or before the first frame."""
+        decode = self.decode
+        if self.preset is None or decode.done < decode.frame:
+            return None
+        if self._emulated is None or self._emulated[0] != decode.passed:
+            from fastcar_fpga.summary import emulate
+
+            self._emulated = decode.passed, emulate(self.preset, self.decisions())
+        return self._emulated[1]
+
+    def _controlled(self, video: int) -> dict[str, Any]:
+        """Report keys of the controller; all None where tau is given."""
+        target, replay = self.decode.settings.rule.target, self.decode.replay
+        if target is None or replay is None or replay.controller is None:
+            return {"controller": None, "target": None, "taus": None}
+        return {"controller": target.scope, "target": target.ratio, "taus": replay.controller.taus(video)}
+
+    def document(self, video: int) -> dict[str, Any]:
+        """The JSON document of one video (docs/json.md), without `video.path`."""
+        decode, settings = self.decode, self.decode.settings
+        network = decode.model
+        spec, clock, reading = network.spec, decode.clock, self.readings[video]
+        height, width = spec.frame_size
+        stats, emulated = self.replay_stats(video), self.emulated()
+        done = decode.done
+        # On a GPU the host does not see when an MLP ends.
+        encode = clock.reading if spec.layout.context else 0.0
+        timed = clock.decode and network.device.type == "cpu"
+        return {
+            "version": __version__,
+            "prompt": self.prompts[video],
+            "seed": self.seeds[video],
+            "reading": {key: list(getattr(reading, key)) for key in ("tokens", "drawn", "unknown")},
+            "model": {
+                "name": self.model,
+                "parameters": network.parameter_count(),
+                "layers": spec.decoder.layers,
+                "tokens_per_frame": spec.tokens_per_frame,
+                "depth": spec.code_depth,
+                "dtype": network.weight_format,
+                "device": str(network.device),
+            },
+            "tau": settings.rule.tau.plain(),
+            "window": settings.window,
+            "video": {"frames": spec.pictures(done // decode.frame), "height": height, "width": width, "fps": self.fps},
+            "tokens": {"text": decode.prompts.padded, "visual": done, "rows": decode.rows},
+            "replay": {
+                **asdict(stats),
+                "score": settings.rule.score,
+                "tas": settings.rule.tas_definition,
+                "gate": "pair" if settings.rule.pairs else "row",
+                **self._controlled(video),
+            },
+            "draft": decode.drafts_of(video),
+            "timing": {
+                "load_s": self.load_seconds,
+                "prefill_s": clock.prefill,
+                "capture_s": clock.capture,
+                "decode_s": clock.decode,
+                "first_frame_s": self.first_frame,
+                "vision_s": self.vision + encode,
+                "encode_s": encode,
+                "total_s": self.total,
+                "tokens_per_s": done * decode.prompts.videos / clock.decode if clock.decode else 0.0,
+                "mlp_share": clock.mlp / clock.decode if timed else None,
+            },
+            "kernels": {"name": decode.executor_name, "why": decode.why},
+            "memory": {
+                "weights_bytes": network.weights_bytes(),
+                "kv_cache_bytes": decode.cache.nbytes,
+                "replay_cache_bytes": decode.replay.nbytes if decode.replay else 0,
+                "peak_bytes": peak_bytes(network.device),
+            },
+            "backend": {"name": decode.backend.name} if emulated is None else emulated.to_dict(),
+        }

@@ -1,0 +1,172 @@
+"""The document of `fastcar profile`: steps of a model measured at several lengths, held against earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastcar_cli.checkpoints.memory_plan import default_dtype
+from fastcar_cli.checkpoints.published import published_spec
+from fastcar_cli.checkpoints.registry import folder_of, load, shapes_of
+from fastcar_cli.decoding.executors import native
+from fastcar_cli.errors import RequestError
+from fastcar_cli.kernels.native import instruction_set
+from fastcar_cli.models.checkpoint import DTYPES
+from fastcar_cli.pipeline.resolve import resolve_device
+from fastcar_cli.profile.draft_profile import draft_table
+from fastcar_cli.profile.machine import measure_machine
+from fastcar_cli.profile.profiler import Shape, profile_length, random_shape, replay_table, vision_seconds
+from fastcar_cli.system.limits import cores
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """What is measured: steps of `model` at these context lengths.
+
+    rows: of the batch; None: those of one video. dtype: auto is the model's own, or the device's usual one.
+    threads: of a CPU; None: all. repeats: timed steps a length and kind. ratio: of the replay that drafts are held
+    against. executor: who runs the steps; auto is what `generate` takes on a CPU, else plain torch.
+    """
+
+    model: str
+    lengths: Sequence[int]
+    rows: int | None
+    dtype: str
+    device: str
+    threads: int | None
+    repeats: int
+    ratio: float
+    executor: str = "torch"
+
+
+class StepProfile:
+    """Measures: `run` length by length, `to_dict` is the document; without lengths the machine only.
+
+    Raises RequestError for a model that can't be timed and a length that is shorter than its prompt.
+    """
+
+    def __init__(self, settings: ProfileSettings) -> None:
+        self._settings, device = settings, resolve_device(settings.device)
+        torch.set_num_threads(settings.threads or min(torch.get_num_threads(), cores()))
+        dtype = _own_dtype(settings.model, default_dtype(device)) if settings.dtype == "auto" else settings.dtype
+        self._machine = measure_machine(torch.device(device), DTYPES[dtype])
+        self._measured: list[dict[str, Any]] = []
+        self._drafts: list[dict[str, Any]] = []
+        self._shape: Shape | None = None
+        if not settings.lengths:
+            return
+        self._shape, self._rows = _shape(settings.model, dtype, device, settings.rows, max(settings.lengths))
+        self._executor, self._why = _executor(settings.executor, self._shape)
+        layout = self._shape.spec.layout
+        least = 0 if layout.lead is None else layout.lead + layout.stride + 2
+        if min(settings.lengths) < least:
+            raise RequestError(
+                f"--seq {min(settings.lengths)}: the prompt of {settings.model} takes {layout.lead} tokens, "
+                f"the first frame {layout.stride}",
+                allowed=f"{least} or more",
+            )
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Measure; every length as soon as it is done."""
+        if self._shape is None:
+            return
+        videos = max(1, self._rows // 2) if self._shape.spec.layout.guided else self._rows
+        vision = vision_seconds(self._shape.network, videos)
+        for length in self._settings.lengths:
+            self._measured.append(
+                profile_length(
+                    self._shape,
+                    self._machine,
+                    self._rows,
+                    length,
+                    repeats=self._settings.repeats,
+                    vision=vision,
+                    executor=self._executor,
+                )
+            )
+            drafts = draft_table(self._shape, self._rows, length, self._settings.repeats, self._settings.ratio)
+            self._drafts += [drafts] if drafts is not None else []
+            yield self._measured[-1]
+
+    def write_timeline(self, file: Path) -> None:
+        """One step at the last length, for Perfetto."""
+        from fastcar_cli.profile.timeline import write_timeline
+
+        if self._shape is not None:
+            write_timeline(file, self._shape, self._rows, self._settings.lengths[-1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, of the lengths that are done."""
+        document: dict[str, Any] = {
+            "machine": self._machine.to_dict(),
+            "model": self._settings.model,
+            "backend": "torch",
+            "lengths": self._measured,
+            "replay": {},
+        }
+        if self._shape is None:
+            return document
+        document["replay"] = {"rows": self._rows, "lengths": [replay_table(x, self._rows) for x in self._measured]}
+        document["drafts"] = self._drafts
+        document["executor"] = {"name": self._executor, "why": self._why}
+        document["layers"] = {
+            "measured": self._shape.layers,
+            "scaled_to": self._shape.spec.decoder.layers,
+            "random_weights": self._shape.random,
+        }
+        return document
+
+
+def _executor(wanted: str, shape: Shape) -> tuple[str, str]:
+    """Who runs the steps, and why. Raises RequestError for what can't be had, or has no parts to time."""
+    why = native.obstacle(shape.network) if shape.network.device.type == "cpu" else "the device is no CPU"
+    if wanted == "auto":
+        return ("native", f"native kernels ({instruction_set()})") if why is None else ("torch", f"plain torch: {why}")
+    if wanted == "graph" or (wanted == "native" and why is not None):
+        said = why if wanted == "native" else "the parts of a graph are not timed"
+        raise RequestError(said or "", key="executor", value=wanted, allowed="auto, torch")
+    return wanted, f"{'native kernels' if wanted == 'native' else 'plain torch'}, requested"
+
+
+def _own_dtype(model: str, default: str) -> str:
+    """What a model is timed in where nobody says. Raises RequestError for a converted one that is not in floats."""
+    formats = [] if published_spec(model) is not None else list(shapes_of(folder_of(model)).formats)
+    if len(formats) != 1:
+        return default
+    if formats[0] not in DTYPES:
+        raise RequestError(
+            f"--model {model}: its weights are {formats[0]}, the modules that are timed are in floats",
+            hint="profile the model it was converted from, or a run: --decode",
+        )
+    return formats[0]
+
+
+def _shape(model: str, dtype: str, device: str, rows: int | None, longest: int) -> tuple[Shape, int]:
+    """What runs, and rows of it."""
+    if (published := published_spec(model)) is not None:
+        count = rows or (2 if published.layout.guided else 1)
+        return random_shape(published, dtype, device, count, longest), count
+    loaded = load(model, dtype, device)
+    count = rows or (1 if loaded.defaults.cfg == 1.0 else 2)
+    spec = loaded.network.spec
+    return Shape(loaded.network, spec, spec.decoder.layers, False), count
+
+
+def ratios(now: dict[str, Any], before: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time of a new document over that of an earlier one, line by line, for the lengths that both have."""
+    known = {x["seq"]: x for x in before["lengths"]}
+    rows = []
+    for length in now["lengths"]:
+        old = known.get(length["seq"])
+        if old is None:
+            continue
+        rows.append({"seq": length["seq"], "name": "step", "ratio": length["step_ms"] / old["step_ms"]})
+        for name, module in length["modules"].items():
+            other = old["modules"].get(name)
+            if other is not None and other["ms"]:
+                rows.append({"seq": length["seq"], "name": name, "ratio": module["ms"] / other["ms"]})
+    return rows

@@ -1,0 +1,101 @@
+"""How far a replayed video is from the dense one of the same prompt and seed, on decoded uint8 frames.
+
+LPIPS is the `lpips` package's, the others those of media/metrics.py. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastcar_cli.errors import Key, RequestError, RunError
+from fastcar_cli.media.metrics import GAUSS, SSIM_WINDOW, Images, ms_ssim, psnr, ssim, temporal
+from fastcar_cli.sweep.grid import parse_names
+
+KEYS = {"psnr": "psnr_db", "ssim": "ssim", "ms-ssim": "ms_ssim", "temporal": "temporal", "lpips": "lpips"}
+"""Names on the command line and keys in results; `fidelity` is a key of its own there."""
+NAMES = (*KEYS, "fidelity")
+DEFAULT = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity")
+_KINDS: dict[str, Callable[[Images, Images], Sequence[float | None]]]
+_KINDS = {"ssim": ssim, "ms-ssim": ms_ssim, "temporal": temporal}
+
+
+def parse_metrics(text: str | None, lpips: Path | None) -> tuple[str, ...]:
+    """Metrics of "psnr,ssim", in a fixed order; without a text all that need no extra, and LPIPS with its weights.
+
+    Raises RequestError for an unknown one, and for LPIPS without weights or weights without LPIPS.
+    """
+    chosen = (*DEFAULT, *(["lpips"] if lpips else [])) if text is None else parse_names("metrics", text, NAMES)
+    if "lpips" in chosen and lpips is None:
+        raise RequestError(
+            "needs the weights of its network in a file, nothing is downloaded",
+            key="metrics",
+            value="lpips",
+            hint=(Key("lpips_weights"), " PATH: torchvision's AlexNet or VGG16 state dict (alexnet-owt-7be5be79.pth)"),
+        )
+    if lpips is not None and "lpips" not in chosen:
+        raise RequestError(("lpips is not among ", Key("metrics")), key="lpips_weights", hint="add it there")
+    return tuple(n for n in NAMES if n in chosen)
+
+
+@dataclass
+class Scorer:
+    """The metrics of a sweep, ready to compare videos.
+
+    names: of `NAMES`, without `fidelity`; lpips: file of the network's weights.
+    """
+
+    names: tuple[str, ...]
+    lpips: Path | None = None
+
+    def _lpips(self) -> Callable[[Images, Images], list[float]]:
+        from fastcar_cli.media.lpips_metric import load_lpips
+
+        assert self.lpips is not None
+        return load_lpips(self.lpips)
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys in results."""
+        return [KEYS[n] for n in self.names]
+
+    def check(self, height: int, width: int) -> None:
+        """Refuse metrics that can't be had here or for frames of this size. Raises RequestError."""
+        side = min(height, width)
+        for name, least in (("ssim", SSIM_WINDOW), ("ms-ssim", GAUSS)):
+            if name in self.names and side < least:
+                rest = ",".join(n for n in self.names if n not in ("ssim", "ms-ssim")) or "psnr"
+                raise RequestError(
+                    f"needs frames of {least} x {least} pixels, the model's have {height} x {width}",
+                    key="metrics",
+                    value=name,
+                    hint=(Key("metrics"), f" {rest}"),
+                )
+        if "lpips" in self.names:
+            self._lpips()
+
+    def score(self, video: Images, reference: Images) -> tuple[dict[str, float | None], dict[str, Sequence[Any]]]:
+        """Means of the video and values of its frames, by key. Both videos [T, H, W, 3] uint8."""
+        if video.shape != reference.shape:
+            raise ValueError(f"video {list(video.shape)}, reference {list(reference.shape)}")
+        means: dict[str, float | None] = {}
+        frames: dict[str, Sequence[Any]] = {}
+        for name in self.names:
+            values: Sequence[float | None]
+            if name == "psnr":
+                values, means["psnr_db"] = psnr(video, reference)
+            else:
+                values = (self._lpips() if name == "lpips" else _KINDS[name])(video, reference)
+                known = [x for x in values if x is not None]
+                means[KEYS[name]] = float(np.mean(known)) if known else None
+            if not all(x is None or math.isfinite(x) for x in values):
+                raise RunError(
+                    "gives values that are not finite", key="metrics", value=name, hint="are its weights damaged?"
+                )
+            frames[KEYS[name]] = list(values)
+        return means, frames

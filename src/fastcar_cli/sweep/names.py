@@ -1,0 +1,84 @@
+"""Videos by the names that VBench reads: `{prompt}-{index}.mp4` at 8 frames a second, one folder a setting.
+
+VBench takes the suffix of the first file of its folder for that of all, so such a folder holds nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.replay.scores import DEFAULT
+from fastcar_cli.errors import Key, RequestError, RunError
+from fastcar_cli.sweep.grid import OFF, Grid
+from fastcar_cli.sweep.store import Store
+
+VBENCH_FPS = 8
+SAMPLES = 5
+"""Videos a prompt that VBench takes for most of its dimensions."""
+_LONGEST = 255
+"""Bytes of a file name on common file systems."""
+
+
+def check_names(prompts: Sequence[str], seeds: int, fps: int) -> list[str]:
+    """Refuse prompts that can't be file names, and another frame rate; notices. Raises RequestError."""
+    if fps != VBENCH_FPS:
+        raise RequestError(
+            f"needs {VBENCH_FPS} fps, not {fps}", key="names", value="vbench", hint=("leave out ", Key("video.fps"))
+        )
+    if len(set(prompts)) < len(prompts):
+        raise RequestError("a prompt is given twice", key="names", value="vbench")
+    for prompt in prompts:
+        name = f"{prompt}-{seeds - 1}.mp4"
+        if "/" in prompt or "\0" in prompt or (os.name == "nt" and set(prompt) & set('\\:*?"<>|')):
+            raise RequestError(f"the prompt {prompt!r} can't be a file name", key="names", value="vbench")
+        if len(os.fsencode(name)) > _LONGEST:
+            raise RequestError(
+                f"a file name has at most {_LONGEST} bytes, the prompt {prompt[:60]!r}... is longer",
+                key="names",
+                value="vbench",
+            )
+    if seeds < SAMPLES:
+        return [f"VBench takes {SAMPLES} videos a prompt for most dimensions; seeds 0-4 make them"]
+    return []
+
+
+def link_names(store: Store, grid: Grid) -> Path:
+    """Give every finished video of the grid its VBench name; the folder that holds one folder a setting.
+
+    The index is the position of the seed among the grid's. Links where the file system has them, copies elsewhere.
+    """
+    top = store.folder / "vbench"
+    for cell in grid.cells():
+        if cell.id not in store.cells:
+            continue
+        level = f"tau{Tau.read(cell.tau)}" if cell.ratio is None else f"ratio{cell.ratio:g}"
+        dense = cell.tau is None and cell.ratio is None
+        parts = ["dense" if dense else level]
+        parts += [] if cell.window is None else [f"window{cell.window}"]
+        parts += [] if dense else [cell.gate, *([] if cell.score == DEFAULT else [cell.score])]
+        parts += [] if cell.draft == OFF else [cell.draft]
+        folder = top / "_".join([*parts, cell.backend])
+        source = store.cells_folder / f"{cell.id}.mp4"
+        link_name(source, folder, cell.prompt, grid.seeds.index(cell.seed))
+    return top
+
+
+def link_name(source: Path, folder: Path, prompt: str, index: int) -> None:
+    """Give a video its VBench name in a folder: a link, or a copy where there are none. Raises RunError."""
+    target, temporary = folder / f"{prompt}-{index}.mp4", folder / f".{source.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        os.replace(temporary, target)
+        # Renaming a link onto another link of the same file leaves both.
+        temporary.unlink(missing_ok=True)
+    except OSError as e:
+        raise RunError(f"{target} could not be written: {e.strerror}") from None

@@ -1,0 +1,159 @@
+"""Puts a sweep's results and videos into one page that needs nothing else.
+
+The page is `page.html` with the style, the scripts and two blocks of JSON filled in: the results, and
+the videos as base64. All text of the results reaches the page through `textContent`, and JSON is written
+without `<`, so no prompt can become markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.system.files import file_text, write_whole
+from fastcar_cli.system.plain_data import parse_json
+
+SCRIPTS = ("core.js", "charts.js", "heat.js", "player.js", "tables.js", "main.js")
+VIDEO_LIMIT = 32 * 2**20
+"""Bytes of MP4 files that are embedded at most; base64 makes four of three."""
+
+
+def write_report(folder: Path, video_limit: int = VIDEO_LIMIT) -> Path:
+    """Write `report.html` beside the `results.json` of a sweep's folder; returns its path.
+
+    The file replaces an earlier one when it is whole. Videos are embedded up to `video_limit` bytes, in the
+    order of `_by_interest`; the page names how many there are and links the others. Raises RequestError for a folder
+    without results or with damaged ones, RunError where the page can't be written.
+    """
+    results = read_results(folder / "results.json")
+    videos, missing = _videos(folder, results, video_limit)
+    results["report"] = {
+        "embedded": len(videos),
+        "embedded_bytes": sum(len(v) for v in videos.values()),
+        "limit_bytes": video_limit,
+        "missing": missing,
+    }
+    encoded = {cell: base64.b64encode(data).decode("ascii") for cell, data in videos.items()}
+    path = folder / "report.html"
+    write_whole(path, _fill(results, encoded))
+    return path
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """results.json of a sweep. Raises RequestError where it is missing, damaged, or something else."""
+    try:
+        data = parse_json(file_text(file))
+    except FileNotFoundError:
+        raise RequestError(
+            f"{file}: there is no such file", hint="run `fastcar sweep` into this folder first"
+        ) from None
+    except (OSError, ValueError) as e:
+        raise RequestError(f"{file} is damaged: {e}", hint="run the sweep again; finished cells are kept") from None
+    needed = ("cells", "summary", "plan", "model", "config", "machine")
+    if not isinstance(data, dict) or not all(key in data for key in needed):
+        raise RequestError(f"{file} is no result of a sweep", hint=f"needed keys: {', '.join(needed)}")
+    for i, cell in enumerate(data["cells"]):
+        if not isinstance(cell, dict) or not {"id", "prompt", "seed", "tau", "replay"} <= cell.keys():
+            raise RequestError(f"{file} is damaged: cell {i} lacks one of id, prompt, seed, tau, replay")
+    return data
+
+
+def _by_interest(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Cells in the order in which their videos are embedded.
+
+    One seed of every prompt after the other; in it the dense video, then those at a knee, then the rest.
+    """
+    plan = results["plan"]
+    seeds = {seed: i for i, seed in enumerate(plan.get("seeds", []))}
+    prompts = {prompt: i for i, prompt in enumerate(plan.get("prompts", []))}
+    knees = {_setting(k) for k in results.get("knee") or []}
+
+    def key(cell: dict[str, Any]) -> tuple[int, int, int]:
+        dense = cell.get("tau") is None and cell.get("ratio") is None and cell.get("draft", "off") == "off"
+        rank = 0 if dense else 1 if _setting(cell) in knees else 2
+        return seeds.get(cell["seed"], len(seeds)), prompts.get(cell["prompt"], len(prompts)), rank
+
+    return sorted(results["cells"], key=key)
+
+
+def _setting(of: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(of.get(key) for key in ("tau", "ratio", "score", "window", "gate", "backend", "draft"))
+
+
+def _videos(folder: Path, results: dict[str, Any], limit: int) -> tuple[dict[str, bytes], list[str]]:
+    """MP4 files by cell id while they fit, and the names of files that can't be read."""
+    videos: dict[str, bytes] = {}
+    missing: list[str] = []
+    left = limit
+    for cell in _by_interest(results):
+        name = cell.get("video")
+        if not name:
+            continue
+        file = folder / name
+        try:
+            if not file.resolve().is_relative_to(folder.resolve()):
+                raise OSError(f"{name} is outside {folder}")
+            size = file.stat().st_size
+            if size > left:
+                continue
+            videos[cell["id"]] = file.read_bytes()
+        except OSError:
+            missing.append(name)
+            continue
+        left -= size
+    return videos, missing
+
+
+def json_text(data: Any) -> str:
+    """JSON for a script element: no `<`, no number that browsers refuse."""
+    text = json.dumps(_finite(data), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def _finite(data: Any) -> Any:
+    """The same data with NaN and infinities as None, and floats at six digits."""
+    if isinstance(data, float):
+        return float(f"{data:.6g}") if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {str(k): _finite(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(v) for v in data]
+    return data
+
+
+def asset(name: str) -> str:
+    """A file of this package: style, script or page."""
+    return (resources.files("fastcar_cli.sweep.report") / name).read_text(encoding="utf-8")
+
+
+def _fill(results: dict[str, Any], videos: dict[str, str]) -> str:
+    name = str(results["model"].get("name", "model"))
+    video_json = json_text(videos)
+    parts = {
+        "head": head(f"fastcar sweep: {name}", "; media-src data:; script-src 'unsafe-inline'"),
+        "script": "\n".join(asset(s) for s in SCRIPTS),
+        "videos": video_json,
+    }
+    # The page shows its own size; the digits of that number are not counted.
+    size = sum(map(len, parts.values())) + len(json_text(results)) + len(asset("page.html"))
+    results["report"]["file_bytes"] = size
+    parts["data"] = json_text(results)
+    return filled(asset("page.html"), parts)
+
+
+def head(title: str, allowed: str = "") -> str:
+    """What every page begins with; `allowed` is what its content policy allows beside pictures and styles."""
+    return filled(asset("head.html"), {"title": html.escape(title), "allowed": allowed, "style": asset("style.css")})
+
+
+def filled(page: str, parts: Mapping[str, str]) -> str:
+    """A page with `{{ name }}` replaced by the part of this name; what a part holds is not looked at again."""
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], page)

@@ -1,0 +1,255 @@
+"""The document of a sweep folder: cells in the order of its axes, a summary a setting, and the knee.
+
+Everything but `speed`, `decode_s`, `speedup` and `machine` is the same however often a sweep was interrupted and
+wherever its cells were decoded.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastcar_cli._version import __version__
+from fastcar_cli.config.tau import Tau
+from fastcar_cli.decoding.replay.scores import SCORES
+from fastcar_cli.errors import RunError
+from fastcar_cli.media.metrics import error_of, psnr_of
+from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.profile.machine import names_of
+from fastcar_cli.sweep.grid import OFF, Cell
+from fastcar_cli.sweep.store import Store
+
+QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
+"""The knee is that of the first of these that was measured."""
+SETTING = ("tau", "ratio", "score", "window", "gate", "backend", "draft")
+"""What makes a line of the summary."""
+CURVE = ("window", "gate", "backend", "score")
+_WORSE_IS_MORE = ("lpips", "temporal")
+
+
+def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+    """results.json of everything finished in a folder. `metrics` are keys of results."""
+    axes = store.axes
+    ranks = {key: {_hashable(v): i for i, v in enumerate(axes[key])} for key in axes if isinstance(axes[key], list)}
+
+    def order(document: dict[str, Any]) -> tuple[int, ...]:
+        keys = (("prompts", "prompt"), ("seeds", "seed"), ("window", "window"), ("backend", "backend"))
+        rest = (("draft", "draft"), ("score", "score"), ("gate", "gate"), ("tau", "tau"), ("ratio", "ratio"))
+        dense = Cell.from_dict(document).dense
+        first = [ranks[axis].get(_hashable(document[key]), -1) for axis, key in keys]
+        return (
+            *first,
+            0 if dense else 1,
+            *(ranks.get(axis, {}).get(_hashable(document.get(key)), -1) for axis, key in rest),
+        )
+
+    cells = cells_of(sorted(store.cells.values(), key=order))
+    summary = summarise(cells, metrics)
+    return {
+        "version": __version__,
+        "machine": names_of(pipe.model.network.device),
+        # Earlier versions called the executor kernels.
+        "config": config | {"runtime": {**config["runtime"], "kernels": config["runtime"]["executor"]}},
+        "plan": axes,
+        "model": {
+            "name": pipe.name,
+            "layers": pipe.layers,
+            "tokens_per_frame": pipe.tokens_per_frame,
+            "grid": list(pipe.grid),
+            "frames": pipe.frames,
+            "fps": pipe.fps,
+        },
+        "metrics": list(metrics),
+        "cells": cells,
+        "summary": summary,
+        "knee": knees(summary, metrics),
+        "inert": inert(summary),
+    }
+
+
+def _hashable(value: Any) -> str:
+    # -2 and -2.0 are one threshold, whichever of them JSON gave back.
+    return repr(float(value)) if isinstance(value, (int, float)) else repr(value)
+
+
+def _median(document: dict[str, Any]) -> float:
+    return statistics.median(r["decode_s"] for r in document["runs"])
+
+
+def cells_of(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells of results from the documents of a store, with speed against the dense ones among them."""
+    # Times of two executors say nothing of replay.
+    dense_s = {(d["id"], d.get("kernels")): _median(d) for d in documents if Cell.from_dict(d).dense}
+    digests = {d["id"]: d["digest"] for d in documents}
+    return [_cell(d, dense_s, digests) for d in documents]
+
+
+def _cell(
+    document: dict[str, Any], dense_s: dict[tuple[str, str | None], float], digests: dict[str, str]
+) -> dict[str, Any]:
+    cell = Cell.from_dict(document)
+    undrafted = digests.get(replace(cell, draft=OFF).id)
+    seconds = [r["decode_s"] for r in document["runs"]]
+    median = _median(document)
+    reference = cell.reference.id
+    timed = reference, document.get("kernels")
+    return {
+        "id": document["id"],
+        **cell.to_dict(),
+        "reference": None if cell.dense else reference,
+        "video": f"cells/{document['id']}.mp4",
+        "metrics": document["metrics"],
+        "frames": document["frames"],
+        "fidelity": document["fidelity"],
+        "speed": {
+            "decode_s": {"median": median, "min": min(seconds), "max": max(seconds), "runs": seconds},
+            "tokens_per_s": statistics.median(r["tokens_per_s"] for r in document["runs"]),
+            "speedup": dense_s[timed] / median if timed in dense_s and median else None,
+            "kernels": document.get("kernels"),
+        },
+        "replay": document["replay"],
+        "drafts": document.get("drafts"),
+        # Whether drafts left the video as it is without them; None where that one is not in the folder.
+        "same_video": None if cell.draft == OFF or undrafted is None else undrafted == document["digest"],
+        "fpga": document["fpga"],
+        "digest": document["digest"],
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def summarise(cells: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
+    """One line a setting (tau or ratio, score, window, gate, backend), over all its videos.
+
+    Means over videos, except: `psnr_db` from the mean squared error over all videos (None: none differs),
+    `decode_s` the mean of the videos' medians, `speedup` the dense videos' time over this time, of the same videos
+    (None where another executor decoded those).
+    """
+    by_id = {c["id"]: c for c in cells}
+    settings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for cell in cells:
+        settings.setdefault(tuple(cell[k] for k in SETTING), []).append(cell)
+    lines = []
+    for setting, videos in settings.items():
+        dense = [by_id[c["reference"] or c["id"]] for c in videos if (c["reference"] or c["id"]) in by_id]
+        seconds = [c["speed"]["decode_s"]["median"] for c in videos]
+        dense_seconds = [c["speed"]["decode_s"]["median"] for c in dense]
+        right = [c["fidelity"]["all_right"] for c in videos if c["fidelity"] is not None]
+        dense_right = [c["fidelity"]["all_right"] for c in dense if c["fidelity"] is not None]
+        beside = len(dense) == len(videos) and all(c["speed"]["speedup"] is not None for c in videos)
+        line: dict[str, Any] = {
+            **dict(zip(SETTING, setting, strict=True)),
+            "videos": len(videos),
+            "replay_ratio": _mean([c["replay"]["ratio"] for c in videos]),
+            "eligible_ratio": _mean([c["replay"]["eligible_ratio"] for c in videos]),
+            "tokens_per_pass": _mean([None if c["drafts"] is None else c["drafts"]["tokens_per_pass"] for c in videos]),
+            "decode_s": _mean(seconds),
+            "speedup": sum(dense_seconds) / sum(seconds) if beside and sum(seconds) else None,
+        }
+        for key in metrics:
+            lacking = [c["id"] for c in videos if c["metrics"] is not None and key not in c["metrics"]]
+            if lacking:
+                raise RunError(f"cells/{lacking[0]}.json is damaged: it lacks {key}", hint="delete it and sweep again")
+            values = [c["metrics"][key] for c in videos if c["metrics"] is not None]
+            if key == "psnr_db":
+                line[key] = psnr_of(_mean([error_of(v) for v in values]) or 0.0)
+            else:
+                line[key] = _mean(values)
+        share, dense_share = _mean(right), _mean(dense_right)
+        line["all_right"] = share
+        line["fidelity_drop"] = None if share is None or dense_share is None else dense_share - share
+        for key in ("cycles", "energy_j"):
+            line[key] = _mean([None if c["fpga"] is None else c["fpga"][key] for c in videos])
+        lines.append(line)
+    key_of = {k: i for i, k in enumerate(dict.fromkeys((str(x["window"]), x["backend"]) for x in lines))}
+    return sorted(
+        lines,
+        key=lambda x: (
+            key_of[str(x["window"]), x["backend"]],
+            not dense_line(x),
+            list(SCORES).index(x["score"]),
+            _draft_order(x["draft"]),
+            x["gate"],
+            0.0 if x["tau"] is None else -float(x["tau"]),
+            x["ratio"] or 0.0,
+        ),
+    )
+
+
+def _draft_order(draft: str) -> tuple[bool, str, int]:
+    kind, _, window = draft.partition("-")
+    return draft != OFF, kind, int(window or 1)
+
+
+def dense_line(line: dict[str, Any]) -> bool:
+    """Whether a line or cell of results is of dense videos."""
+    return line["tau"] is None and line["ratio"] is None and line.get("draft", OFF) == OFF
+
+
+def _goodness(line: dict[str, Any], key: str, worst_error: float) -> float:
+    """Quality that grows with similarity, for a line of the summary; a dense line is the best there is."""
+    if dense_line(line):
+        return {"psnr_db": 0.0}.get(key, 0.0 if key in _WORSE_IS_MORE else 1.0)
+    if key == "psnr_db":
+        # Decibels are infinite at the dense end, so the root of the mean squared error replaces them.
+        return -((error_of(line[key]) / worst_error) ** 0.5) if worst_error else 0.0
+    return -line[key] if key in _WORSE_IS_MORE else line[key]
+
+
+def knees(summary: Sequence[dict[str, Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
+    """Where each curve bends: replay ratio against quality, one curve a window, gate, backend and score.
+
+    Both axes are scaled to 0..1 between the dense end and the end of most replay; the knee is the threshold that
+    lies farthest above the straight line between the ends (Kneedle, Satopaa et al. 2011). Replay ratio is used
+    instead of speed because it does not depend on the machine. A curve of fewer than three points, or one that never
+    rises above that line, has none.
+    """
+    quality = next((k for k in QUALITY if k in metrics), None)
+    if quality is None:
+        return []
+    bends = []
+    # Drafts change no quality: one kind of them is enough.
+    drafts = [x["draft"] for x in summary if not dense_line(x)]
+    summary = [x for x in summary if dense_line(x) or x["draft"] == drafts[0]]
+    curves = dict.fromkeys(tuple(x[k] for k in CURVE) for x in summary if not dense_line(x))
+    for curve_of in curves:
+        replaying = [x for x in summary if not dense_line(x) and tuple(x[k] for k in CURVE) == curve_of]
+        if quality != "psnr_db" and any(x[quality] is None for x in replaying):
+            continue
+        worst = max(error_of(x[quality]) for x in replaying) if quality == "psnr_db" else 0.0
+        dense = [x for x in summary if dense_line(x) and (x["window"], x["backend"]) == (curve_of[0], curve_of[2])]
+        points = ((x["replay_ratio"], _goodness(x, quality, worst), x) for x in [*dense, *replaying])
+        curve = sorted(points, key=lambda p: p[0])
+        (x0, y0, _), (x1, y1, _) = curve[0], curve[-1]
+        if len(curve) < 3 or x1 <= x0 or y0 <= y1:
+            continue
+        above = [
+            ((x - x0) / (x1 - x0) + (y - y1) / (y0 - y1) - 1.0, line) for x, y, line in curve if not dense_line(line)
+        ]
+        height, best = max(above, key=lambda p: p[0])
+        if height <= 1e-9:
+            continue
+        value = "identical" if best[quality] is None else f"{best[quality]:.3g}"
+        why = (
+            f"farthest above the line from dense to most replay, by {height:.2f} of 1: "
+            f"{best['replay_ratio']:.1%} replayed at {quality} {value}"
+        )
+        bends.append({**{k: best[k] for k in SETTING}, "why": why})
+    return bends
+
+
+def inert(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Thresholds that do nothing (nothing replays), or that could as well be -inf (everything that can replays)."""
+    lines = []
+    for x in summary:
+        if x["tau"] is None or x["tau"] == "-inf" or x["eligible_ratio"] not in (0.0, 1.0):
+            continue
+        did = "nothing replays" if x["eligible_ratio"] == 0.0 else "everything that can replays"
+        setting = {k: x[k] for k in SETTING}
+        lines.append({**setting, "why": f"tau {Tau.read(x['tau'])}: {did}"})
+    return lines

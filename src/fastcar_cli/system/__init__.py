@@ -1,0 +1,1 @@
+"""Files, checked JSON, signals, locks, limits, errors."""

@@ -1,0 +1,318 @@
+"""Files that appear whole or not at all, and names that two runs never share.
+
+New files are made with the mode 0o666 (folders 0o777), from which the system takes away the user's umask.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import csv
+import errno
+import glob
+import hashlib
+import io
+import itertools
+import math
+import os
+import platform
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fastcar_cli.errors import RequestError, RunError, Text
+from fastcar_cli.system.signals import uninterrupted
+
+MOST_PIPED = 2**30
+"""Bytes of a pipe, and of unpacked arrays, that are read at most."""
+MOST_TEXT = 2**26
+"""Bytes of the largest text that is read; tokenizers of large models take some 20 MiB."""
+
+
+@cache
+def _machine() -> str:
+    """A name for where process numbers mean the same processes, among machines that share a folder.
+
+    Of the same length for all, so that no name begins with that of another. Containers count their own processes.
+    """
+    try:
+        processes = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:  # not Linux
+        processes = 0
+    return hashlib.sha256(f"{platform.node()} {processes}".encode()).hexdigest()[:12]
+
+
+def _remove_left(folder: Path, begin: str) -> None:
+    """Remove what killed processes of this machine left under names that begin so, followed by their number."""
+    for left in folder.glob(f"{glob.escape(begin)}*"):
+        number = re.match("[0-9]+", left.name.removeprefix(begin))
+        if number and not psutil.pid_exists(int(number[0])):
+            shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                left.unlink(missing_ok=True)
+
+
+def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
+    """Let `make` make something under a hidden name beside `path`; it raises FileExistsError where one exists.
+
+    What killed processes of this machine left in place of `path` is removed.
+    """
+    begin = f".{path.stem[:30]}-fastcar-{_machine()}-"
+    _remove_left(path.parent, begin)
+    while True:
+        hidden = path.with_name(f"{begin}{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
+        with contextlib.suppress(FileExistsError):
+            make(hidden)
+            return hidden
+
+
+def empty_file(path: Path) -> None:
+    """Make an empty file. Raises FileExistsError where there is something of this name, else OSError."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+
+
+def _names(path: Path) -> Iterator[Path]:
+    """`a.mp4`, `a-2.mp4`, `a-3.mp4`, ..."""
+    yield path
+    for n in itertools.count(2):
+        yield path.with_name(f"{path.stem}-{n}{path.suffix}")
+
+
+def _put(temporary: Path, path: Path) -> None:
+    """Give a file a name that nothing has. Raises FileExistsError where something has it, else OSError."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without links: the name is taken first, and given back where the file can't be put there.
+        empty_file(path)
+        try:
+            temporary.replace(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    else:
+        temporary.unlink()
+
+
+def publish(temporary: Path, path: Path, *, new: bool) -> Path:
+    """Put a finished file under its name, in one step and with its bytes on disk; the name it got.
+
+    With `new` an existing file stays, and the name gets a number: no two runs end with the same one.
+    """
+    with temporary.open("rb") as f:
+        os.fsync(f.fileno())
+    if not new:
+        if path.exists():
+            require_regular(path)
+        temporary.replace(path)
+        return path
+    for name in _names(path):
+        with contextlib.suppress(FileExistsError):
+            _put(temporary, name)
+            return name
+    raise AssertionError("names do not end")
+
+
+def set_aside(path: Path) -> Path:
+    """Give a file a second name, with the next free number. Raises OSError."""
+    for name in itertools.islice(_names(path), 1, None):
+        with contextlib.suppress(FileExistsError):
+            try:
+                os.link(path, name)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                empty_file(name)
+                shutil.copyfile(path, name)
+            return name
+    raise AssertionError("names do not end")
+
+
+def publish_folder(temporary: Path, path: Path) -> Path:
+    """Put a finished folder under its name, or under the next with a number where others are; the name it got."""
+    for name in _names(path):
+        try:
+            temporary.rename(name)
+        except OSError as e:
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        else:
+            return name
+    raise AssertionError("names do not end")
+
+
+def write_whole(path: Path, data: bytes | str, *, new: bool = False) -> None:
+    """Write a file under a hidden name beside it and rename it. Raises RunError, leaving what was there.
+
+    With `new` an existing file stays, and the name gets a number.
+    """
+    temporary: Path | None = None
+    with uninterrupted():
+        try:
+            temporary = hidden_beside(path, empty_file)
+            temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+            publish(temporary, path, new=new)
+        except OSError as e:
+            raise RunError(f"{path} could not be written: {e.strerror or e}", hint="what is finished is kept") from None
+        finally:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """A hidden folder of this process for files that are not finished; those that killed processes of this machine left
+    are removed.
+    """
+    begin = f".fastcar-{_machine()}-"
+    _remove_left(folder, begin)
+    mine = folder / f"{begin}{os.getpid()}"
+    make_folder(mine)
+    try:
+        yield mine
+    finally:
+        shutil.rmtree(mine, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are missing. Raises RequestError, also for one to read only."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RequestError(f"the folder {folder} can't be made: {e.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise RequestError(f"the folder {folder} is not writable")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name as a compressed .npz, as `write_whole` does."""
+    import numpy as np
+
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)
+    write_whole(path, packed.getvalue())
+
+
+def read_arrays(file: Path) -> dict[str, Any]:
+    """The arrays of a .npz by name. Raises OSError, or ValueError for another file, or one of more than a gigabyte."""
+    import numpy as np
+
+    require_regular(file, MOST_PIPED)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if sum(member.file_size for member in archive.infolist()) > MOST_PIPED:
+                raise ValueError(f"holds more than {MOST_PIPED:,} bytes")
+        with np.load(file, allow_pickle=False) as held:
+            return dict(held)
+    except OSError:
+        raise
+    except Exception as e:  # whatever a damaged file makes zipfile, zlib and numpy raise
+        raise ValueError(str(e) or type(e).__name__) from None
+
+
+_KINDS = ((b"PK\x03\x04", ".npz"), (b"\x93NUMPY", ".npy"), (b"GIF8", ".gif"), (b"{", ".json"), (b"[", ".json"))
+"""First bytes of the kinds of files that are known by their suffix."""
+
+
+@cache
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="fastcar-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+COPIES: dict[str, str] = {}
+"""Copies of pipes by their path, with the name that the user gave."""
+
+
+def spooled(path: Path) -> Path:
+    """A file that may be read twice and has a suffix: itself, or a copy of a pipe or of standard input (also `-`).
+
+    The copy is there until the program ends. Raises RequestError for more than a gigabyte.
+    """
+    given, path = str(path), Path("/dev/stdin") if str(path) == "-" else path
+    try:
+        standard = path.parent in (Path("/dev"), Path("/dev/fd")) and path.name in ("stdin", *map(str, range(1024)))
+        if not standard and not stat.S_ISFIFO(path.stat().st_mode):
+            return path
+        with path.open("rb") as pipe:
+            data = pipe.read(MOST_PIPED + 1)
+    except OSError:
+        return path  # whoever reads it says what is wrong
+    if len(data) > MOST_PIPED:
+        raise RequestError(f"{path} holds more than {MOST_PIPED:,} bytes", hint="give a file")
+    text = "" if b"\0" in data else ".csv"
+    suffix = next((s for begin, s in _KINDS if data.lstrip(b" \r\n\t").startswith(begin)), text)
+    copy = _folder() / f"{path.name}{'.safetensors' if data[8:9] == b'{' else suffix}"
+    copy.write_bytes(data)
+    COPIES[str(copy)] = given
+    return copy
+
+
+def require_regular(file: Path, most: float = math.inf) -> None:
+    """Raise OSError for all but a regular file of at most `most` bytes: a pipe may wait, a device never end."""
+    state = file.stat()
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "is no regular file", str(file))
+    if state.st_size > most:
+        raise OSError(errno.EFBIG, f"has {state.st_size:,} bytes, at most {most:,} are read", str(file))
+
+
+def file_text(path: Path, encoding: str = "utf-8") -> str:
+    """The text of a file, each end of a line one character. Raises OSError or UnicodeDecodeError.
+
+    Only regular files of at most 64 MiB are read.
+    """
+    require_regular(path, MOST_TEXT)
+    return path.read_text(encoding=encoding)
+
+
+def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
+    """The text of a file that the user named. Raises RequestError, in a sentence that begins with `what`."""
+    try:
+        text = file_text(path, encoding)
+        if "\0" in text:
+            raise RequestError(f"is no text: byte {text.index(chr(0))} is zero", where=what, hint="save it in UTF-8")
+        return text
+    except FileNotFoundError:
+        raise RequestError("there is no such file", where=what) from None
+    except UnicodeDecodeError as e:
+        message = f"is not UTF-8: {e.reason} at byte {e.start}"
+        raise RequestError(message, where=what, hint="save it in UTF-8") from None
+    except OSError as e:
+        raise RequestError(f"can't be read: {e.strerror}", where=what) from None
+    except ValueError as e:  # a name that no file can have
+        raise RequestError(f"can't be read: {e}", where=what) from None
+
+
+def csv_of(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as CSV. Text that a spreadsheet would take for a formula gets a quote before it; numbers stay."""
+
+    def plain(cell: Any) -> Any:
+        return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+    out = io.StringIO()
+    csv.writer(out).writerows([plain(cell) for cell in row] for row in (header, *rows))
+    return out.getvalue()
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of a file's bytes. Raises OSError."""
+    require_regular(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as f:
+        while block := f.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,95 @@
+"""What other packages add to fastcar, by entry points: commands, and worlds of which videos can be judged.
+
+An entry of the group `fastcar.commands` is a Typer program that becomes `fastcar NAME`; one of `fastcar.fpga` is a
+function that `fastcar fpga` calls; one of `fastcar.worlds` is a function as `Recogniser` describes. The laboratory,
+fastcar_lab, brings all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from fastcar_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+COMMANDS = "fastcar.commands"
+FPGA_COMMANDS = "fastcar.fpga"
+WORLDS = "fastcar.worlds"
+
+
+class World(Protocol):
+    """A world that a model draws."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def judge(self, video: NDArray[np.uint8], tokens: Sequence[str]) -> dict[str, bool | None]:
+        """Right or wrong for each thing that can be said, given a video [T, H, W, 3] and a completed reading's tokens.
+
+        None for what the reading leaves open. `persists` says whether objects stay what they are, `all_right` joins
+        all.
+        """
+
+    def unseen_captions(self, count: int, seed: int) -> list[str]:
+        """Captions that training left out."""
+
+
+Recogniser: TypeAlias = "Callable[[Any, int, int], World | None]"
+"""The world of which a model speaks that reads prompts so and draws frames of this height and width; None of none."""
+
+
+def _entries(group: str) -> EntryPoints:
+    # Most commands need none, and the import takes a tenth of the time of the shortest.
+    from importlib.metadata import EntryPoint, EntryPoints, entry_points
+
+    if installed := entry_points(group=group):
+        return installed
+    # A checkout that is on the path and not installed has no entry points, but says what they would be.
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    if sys.version_info >= (3, 11) and project.is_file():
+        import tomllib
+
+        declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"].get(group, {})
+        return EntryPoints(EntryPoint(name, value, group) for name, value in declared.items())
+    return installed
+
+
+def command_names() -> list[str]:
+    """Names of the commands that are added."""
+    return sorted(_entries(COMMANDS).names)
+
+
+def command(name: str, group: str = COMMANDS) -> Callable[[], Any] | None:
+    """What imports the program of an added command; None where there is none of this name."""
+    return next((entry.load for entry in _entries(group) if entry.name == name), None)
+
+
+def of_fpga(name: str, what: str) -> Callable[..., None]:
+    """The function of this name for `fastcar fpga`. Raises RequestError, which calls it `what`, where there is none."""
+    if (load := command(name, FPGA_COMMANDS)) is None:
+        raise RequestError(
+            f"fastcar fpga {what} is of the package fastcar_lab, which is not installed",
+            hint="pip install -e . in a checkout of fastcar",
+        )
+    return load()
+
+
+def can_judge() -> bool:
+    """Whether any package is installed that judges videos."""
+    return bool(_entries(WORLDS))
+
+
+def world_of(reader: Any, height: int, width: int) -> World | None:
+    """The world of which a model speaks, see `Recogniser`."""
+    recognisers: list[Recogniser] = [entry.load() for entry in _entries(WORLDS)]
+    return next((world for recognise in recognisers if (world := recognise(reader, height, width))), None)

@@ -1,0 +1,1 @@
+"""Formats of weights, the layers that hold them, and files of tensors."""

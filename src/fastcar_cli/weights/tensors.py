@@ -1,0 +1,338 @@
+"""Weights on disk to tensors in memory: safetensors and .bin, one file or shards with an index.
+
+Tensors are copied out of the mapped file a piece at a time, and the mapping is dropped as it grows,
+so that the memory held never exceeds the weights in the requested dtype by more than a piece.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.system.plain_data import read_json
+from fastcar_cli.weights.formats import GROUP, widen_stored
+from fastcar_cli.weights.torchscript import TorchScriptFile
+
+PIECE = 64 * 2**20
+"""Bytes of a file that are mapped before the mapping is dropped and made anew."""
+
+STEMS = ("model", "pytorch_model")
+SUFFIXES = (".safetensors", ".bin")
+
+ALIGNMENT = 64
+"""Bytes that the tensors of a file we write begin at a multiple of, where their sizes allow: a line of the caches."""
+
+SCALE, LOW = ".scale", ".low"
+"""What `formats.widen_stored` takes beside a tensor, behind its name."""
+
+Progress = Callable[[int], None]
+Store = Callable[[str, Tensor], Mapping[str, Tensor]]
+
+
+def _damaged(file: Path, error: Exception) -> RequestError:
+    if file.exists() and not os.access(file, os.R_OK):  # safetensors says that there is none
+        return RequestError(f"weights file {file} can't be read: {os.strerror(errno.EACCES)}")
+    return RequestError(f"weights file {file} is damaged: {error}", hint="fetch it again")
+
+
+class _Safetensors:
+    """One open weights file: names, shapes, and rows of tensors along their first dimension (all of a scalar)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reopen()
+        slices = {k: self._handle.get_slice(k) for k in self._handle.keys()}  # noqa: SIM118
+        kinds = {k: (s.get_dtype(), *s.get_shape()) for k, s in slices.items()}
+        self._parts = {k: [k + part for part in (SCALE, LOW) if k + part in kinds] for k in kinds}
+        beside = {part for parts in self._parts.values() for part in parts}
+        self.shapes = {k: kind[1:] for k, kind in kinds.items() if k not in beside}
+        for k, parts in self._parts.items():
+            rows, n = kinds[k][1:2], math.prod(kinds[k][2:])
+            needed = [("I8", *kinds[k][1:]), ("F16", *rows, n / GROUP), ("U8", *rows, n / 2)]
+            if parts and [kinds[part] for part in (k, *parts)] != needed[: 1 + len(parts)]:
+                raise _damaged(self.path, ValueError(f"{', '.join(parts)} can't be of key {k!r}"))
+
+    def reopen(self) -> None:
+        """Drop what is mapped."""
+        self._handle: Any = None
+        try:
+            self._handle = safe_open(str(self.path), framework="pt", device="cpu")
+        except (SafetensorError, OSError, ValueError) as e:
+            raise _damaged(self.path, e) from None
+
+    def rows(self, name: str, begin: int, end: int) -> Tensor:
+        if not self.shapes[name]:
+            return self._handle.get_tensor(name)
+        rows, *beside = (self._handle.get_slice(part)[begin:end] for part in (name, *self._parts[name]))
+        return widen_stored(rows, *beside) if beside else rows
+
+
+class _Bin:
+    """As `_Safetensors`, of a file of torch's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reopen()
+        self.shapes = {k: tuple(t.shape) for k, t in self._tensors.items()}
+
+    def reopen(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        try:
+            loaded = self._mapping(torch.load(self.path, map_location="cpu", mmap=True, weights_only=True))
+        except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as e:
+            if isinstance(e, pickle.UnpicklingError):
+                foreign = re.search(r"GLOBAL (\S+)", str(e))
+                named = f": {foreign[1]}" if foreign else ""
+                raise RequestError(
+                    f"weights file {self.path} holds more than tensors{named}; nothing of it was run",
+                    hint="take the file from where the model was released",
+                ) from None
+            with self.path.open("rb") as f:
+                zipped = f.read(2) == b"PK"
+            if not zipped:
+                raise RequestError(
+                    f"weights file {self.path} is no zip archive: torch's formats before 1.6 are not read",
+                    hint="save it again with a newer torch, or fetch it again",
+                ) from None
+            raise _damaged(self.path, RuntimeError(re.split(r"\. |\n", str(e))[0])) from None
+        if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
+            raise RequestError(f"weights file {self.path} holds no mapping of names to tensors")
+        self._tensors = loaded
+
+    def _mapping(self, loaded: Any) -> Any:
+        """The mapping of names to tensors in what was loaded."""
+        return loaded
+
+    def rows(self, name: str, begin: int, end: int) -> Tensor:
+        tensor = self._tensors[name]
+        return tensor[begin:end] if tensor.dim() else tensor
+
+
+class _Pt(_Bin):
+    """As `_Bin`, of what a training run saved: the tensors may lie under "model" and their names begin so, and what
+    TransformerEngine leaves beside them is no tensor.
+    """
+
+    def _mapping(self, loaded: Any) -> Any:
+        loaded = loaded["model"] if isinstance(loaded, dict) and isinstance(loaded.get("model"), dict) else loaded
+        if not isinstance(loaded, dict):
+            return loaded
+        return {str(k).removeprefix("model."): t for k, t in loaded.items() if "_extra_state" not in str(k)}
+
+
+_File = _Safetensors | _Bin | TorchScriptFile
+_READERS: dict[str, type[_Bin] | type[TorchScriptFile]] = {".bin": _Bin, ".pt": _Pt, ".jit": TorchScriptFile}
+
+
+def _open(path: Path) -> _File:
+    if not path.is_file():
+        raise RequestError(f"weights file {path} is missing", hint="fetch it again")
+    return _READERS.get(path.suffix, _Safetensors)(path)
+
+
+def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a weights file. Raises RequestError for a missing or damaged one."""
+    return _open(path).shapes
+
+
+def _read_ahead(path: Path) -> None:
+    """Let the system read a file while tensors are being copied; not every system knows the call."""
+    with contextlib.suppress(OSError, AttributeError), path.open("rb") as f:
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def weight_files(
+    folder: Path, stems: Sequence[str] = STEMS, suffixes: Sequence[str] = SUFFIXES, *, hint: str | None = None
+) -> list[Path]:
+    """The weight files of a component folder, by its index or its one file; they need not exist.
+
+    Raises RequestError where there is neither, or where the index can't be read.
+    """
+    for stem in stems:
+        for suffix in suffixes:
+            index = folder / f"{stem}{suffix}.index.json"
+            if index.is_file():
+                try:
+                    names = read_json(index)["weight_map"].values()
+                    files = sorted({str(n) for n in names})
+                except (KeyError, TypeError, AttributeError) as e:
+                    raise RequestError(f"{index} can't be read: {type(e).__name__} {e}") from None
+                for name in files:
+                    if Path(name).name != name:
+                        raise RequestError(f"{index}: key 'weight_map' names {name!r}, needed: a file of this folder")
+                return [folder / n for n in files]
+            if (folder / f"{stem}{suffix}").is_file():
+                return [folder / f"{stem}{suffix}"]
+    raise RequestError(
+        f"weights file {folder / (stems[0] + suffixes[0])} is missing",
+        hint=hint or "allowed: model.safetensors, pytorch_model.bin, or shards with their index.json",
+    )
+
+
+_SAFETENSORS_TYPES = {
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Component:
+    """A folder of weights and what of it a network takes.
+
+    `names` maps keys on disk to parameter names; `ignored` says which further keys are known and not
+    needed; `files` are the folder's files of weights where they are not those of `weight_files`.
+    """
+
+    folder: Path
+    names: Mapping[str, str]
+    ignored: Callable[[str], bool]
+    files: tuple[Path, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    path: Path
+    key: str
+    shape: tuple[int, ...]
+
+
+class Weights:
+    """The tensors of some components by parameter name, read in any order without more in memory than is requested.
+
+    Raises RequestError that names file and key for a missing, damaged or truncated file, for a missing or unexpected
+    tensor, and for one whose shape is not that of `shapes`.
+    """
+
+    def __init__(
+        self, components: Sequence[Component], shapes: Mapping[str, torch.Size], progress: Progress | None = None
+    ) -> None:
+        self._at: dict[str, _Place] = {}
+        self._progress = progress
+        self._file: _File | None = None
+        self._mapped = self._done = 0
+        for component in components:
+            files = component.files or tuple(weight_files(component.folder))
+            for path in files:
+                self._list(component, path, shapes)
+            for key, name in component.names.items():
+                if name not in self._at:
+                    raise RequestError(
+                        f"weights file {files[-1] if len(files) == 1 else component.folder} lacks key {key!r}"
+                    )
+
+    def _list(self, component: Component, path: Path, shapes: Mapping[str, torch.Size]) -> None:
+        file = _open(path)
+        surplus = sorted(k for k in file.shapes if k not in component.names and not component.ignored(k))
+        if surplus:
+            more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
+            raise RequestError(f"weights file {path} has unexpected key {surplus[0]!r}{more}")
+        for key, shape in file.shapes.items():
+            name = component.names.get(key)
+            if name is None or name in self._at:
+                continue
+            if shape != tuple(shapes[name]):
+                raise RequestError(
+                    f"weights file {path}, key {key!r}: shape {list(shape)}, needed {list(shapes[name])}"
+                )
+            self._at[name] = _Place(path, key, shape)
+
+    @property
+    def names(self) -> list[str]:
+        """Parameter names in the order of the files."""
+        return list(self._at)
+
+    def place(self, name: str) -> str:
+        """File and key of a parameter, for an error."""
+        return f"weights file {self._at[name].path}, key {self._at[name].key!r}"
+
+    def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+        """A parameter in `dtype` (None: as it is stored) on a device."""
+        at = self._at[name]
+        if self._file is None or self._file.path != at.path:
+            _read_ahead(at.path)
+            self._file, self._mapped = _open(at.path), 0
+        target: Tensor | None = None
+        for begin, end in _pieces(at.shape, dtype or torch.float32):
+            piece = self._file.rows(at.key, begin, end)
+            if not piece.is_floating_point():
+                raise RequestError(f"{self.place(name)}: holds {piece.dtype}, needed floats")
+            if target is None:
+                target = torch.empty(at.shape, dtype=dtype or piece.dtype, device=device)
+            (target[begin:end] if at.shape else target).copy_(piece)
+            self._mapped += piece.nbytes
+            self._done += piece.nbytes
+            del piece
+            if self._mapped >= PIECE:
+                self._file.reopen()
+                self._mapped = 0
+                if self._progress is not None:
+                    self._progress(self._done)
+        assert target is not None
+        return target
+
+
+def fill(
+    components: Sequence[Component],
+    wanted: Mapping[str, Tensor],
+    dtype: Callable[[str], torch.dtype],
+    device: torch.device,
+    progress: Progress | None = None,
+    store: Store | None = None,
+) -> dict[str, Tensor]:
+    """Tensors on `device` for the parameter names of the components, checked against `wanted`'s shapes.
+
+    `dtype` says what each is read as; `progress` receives the bytes read so far; `store` says what a tensor is kept as,
+    one after another. Raises as `Weights` does.
+    """
+    weights = Weights(components, {name: like.shape for name, like in wanted.items()}, progress)
+    result: dict[str, Tensor] = {}
+    for name in weights.names:
+        tensor = weights.read(name, dtype(name), device)
+        result |= {name: tensor} if store is None else store(name, tensor)
+    return result
+
+
+def _pieces(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[int, int]]:
+    """Ranges of the first dimension of about a quarter of PIECE each."""
+    if not shape:
+        yield 0, 1
+        return
+    step = max(1, PIECE // 4 // max(dtype.itemsize * math.prod(shape[1:]), 1))
+    for begin in range(0, shape[0], step):
+        yield begin, min(begin + step, shape[0])
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, aligned to `ALIGNMENT`, and wait until it is on the disk. Raises OSError.
+
+    The library's own writer copies every tensor first and lets them begin at any multiple of 8 bytes.
+    """
+    # What is no multiple of the alignment goes last, so that it moves nothing else.
+    ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % ALIGNMENT != 0)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        kind = _SAFETENSORS_TYPES[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    with path.open("wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            f.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        f.flush()
+        os.fsync(f.fileno())

@@ -1,0 +1,150 @@
+"""Replay decisions: saved from a run, or drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fastcar_cli.checkpoints.specs import spec_from_dict
+from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.system.files import read_arrays, write_arrays
+from fastcar_cli.system.plain_data import Count, Foreign, Size, checked, parse_json
+from fastcar_fpga.drs import INDEX_BITS
+from fastcar_fpga.windows import Bits, Windows
+from fastcar_fpga.workload import check_rows
+
+VERSION = 2
+"""Version of the file format; 1 has no windows."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions with what is needed to emulate them.
+
+    replayed [layers, rows, T*N - 1]: of the input tokens that became final. spec: the model's. windows: the passes, if
+    some took several tokens of a video.
+    """
+
+    replayed: Bits
+    spec: dict[str, Any]
+    prompt: int
+    frames: int
+    window: int | None
+    sinks: int
+    note: dict[str, Any]
+    windows: Windows | None = None
+
+    def fitting(self) -> Decisions:
+        """These in passes that the Index Register has bits for. Raises RequestError for more rows than it has bits."""
+        rows = self.replayed.shape[1]
+        check_rows(rows)
+        return self if self.windows is None else replace(self, windows=self.windows.within(INDEX_BITS // rows))
+
+
+class _Meta(Foreign):
+    """What a file says of its decisions."""
+
+    format: Literal["fastcar-decisions"]
+    version: Literal[1, 2]
+    shape: tuple[Count, Count, Count]
+    spec: dict[str, Any]
+    prompt: Size
+    frames: Size
+    window: Size | None = None
+    sinks: Count
+    note: dict[str, Any]
+
+
+def save(file: Path, decisions: Decisions) -> None:
+    """Write a file: one bit a decision, compressed. Raises RunError where it can't be written."""
+    windows, names = decisions.windows, [f.name for f in fields(decisions)]
+    about = {name: getattr(decisions, name) for name in names if name not in ("replayed", "windows")}
+    bits = decisions.replayed if windows is None else windows.replayed
+    passes = {} if windows is None else {"taken": windows.taken, "accepted": windows.accepted}
+    meta = {"format": "fastcar-decisions", "version": VERSION, "shape": list(bits.shape), **about}
+    write_arrays(file, {"bits": np.packbits(bits), "meta": np.array(json.dumps(meta)), **passes})
+
+
+def read(file: Path) -> Decisions:
+    """Read what `save` wrote. Raises RequestError naming the file for anything else."""
+    try:
+        if file.is_file() and not zipfile.is_zipfile(file):
+            raise RequestError(f"{file} is no file of replay decisions", hint="`generate --trace` writes them")
+        data = read_arrays(file)
+        meta = checked(_Meta, parse_json(str(data["meta"])), file)
+        count = math.prod(meta.shape)
+        bits = np.unpackbits(data["bits"])[:count]
+        if len(bits) != count:
+            raise ValueError("the decisions are cut short")
+        spec, windows = spec_from_dict(meta.spec), None
+        replayed = bits.astype(bool).reshape(meta.shape)
+        if "taken" in data:
+            windows = Windows(data["taken"].astype(np.int64), data["accepted"].astype(np.int64), replayed)
+            last = meta.frames * spec.tokens_per_frame - 1
+            replayed = windows.final(min(last, int(windows.accepted.sum(0).min())))
+        return Decisions(replayed, meta.spec, meta.prompt, meta.frames, meta.window, meta.sinks, meta.note, windows)
+    except FileNotFoundError:
+        raise RequestError(f"{file}: there is no such file") from None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
+        raise RequestError(f"{file} is no file of replay decisions, or damaged: {e}") from None
+
+
+def draw(
+    *,
+    layers: int,
+    rows: int,
+    frames: int,
+    tokens_per_frame: int,
+    ratio: float,
+    seed: int,
+    spread: str = "eligible",
+    pair_correlation: float = 0.0,
+    profile: str = "flat",
+) -> Bits:
+    """Synthetic decisions [layers, rows, passes] with a mean replay ratio over all passes.
+
+    spread: `eligible` leaves the first frame computing, `all` spreads the ratio over every pass (our
+    reading of the published table). pair_correlation: chance that the two rows of a pair (row i and
+    i + rows / 2) share their draw. profile: `flat`, or `valley`, in which the middle layers replay
+    least (the published Figure 5 in outline), scaled to the mean.
+
+    Raises RequestError where the ratio can't be reached.
+    """
+    passes = frames * tokens_per_frame - 1
+    first = tokens_per_frame if spread == "eligible" else 0
+    if first >= passes:
+        raise RequestError(
+            f"{frames} frames have no pass that may replay", hint=("at least 2 frames, or ", Key("spread"), " all")
+        )
+    rate = ratio * passes / (passes - first)
+    if rate > 1 + 1e-12:
+        raise RequestError(
+            f"at most {(passes - first) / passes:.4f} of the passes of {frames} frames may replay",
+            key="ratio",
+            value=f"{ratio:g}",
+            hint=(Key("spread"), " all spreads the ratio over the first frame too"),
+        )
+    rates = np.full(layers, min(rate, 1.0))
+    if profile == "valley" and layers > 1:
+        depth = np.linspace(-1, 1, layers) ** 2
+        shape = 0.5 + depth
+        low, high = 0.0, 1e6
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if np.minimum(shape * middle, 1).mean() < rate else (low, middle)
+        rates = np.minimum(shape * high, 1)
+    rng = np.random.default_rng(seed)
+    numbers = rng.random((layers, rows, passes))
+    if pair_correlation and rows % 2 == 0:
+        shared = rng.random((layers, rows // 2, passes)) < pair_correlation
+        half = rows // 2
+        numbers[:, half:] = np.where(shared, numbers[:, :half], numbers[:, half:])
+    bits = numbers < rates[:, None, None]
+    bits[:, :, :first] = False
+    return bits

@@ -1,0 +1,282 @@
+"""Cycles of a whole run: every layer of every pass on the accelerator of layer.py, summed.
+
+Rows of a layer run the same stream, timed once; a layer depends on which rows compute and nothing else,
+so each Index Register word of a run is emulated once. A pass with drafts has a row for each input token of each row of
+the batch: a slot of the register. tests/fpga/test_fpga_properties.py compares this with one that
+is stepped cycle by cycle.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcar_cli.errors import RequestError
+from fastcar_fpga.drs import INDEX_BITS
+from fastcar_fpga.isa import Program, compile_linear
+from fastcar_fpga.layer import START, Accelerator
+from fastcar_fpga.preset import Preset
+from fastcar_fpga.timing import Rates, cycles, mlp_program
+from fastcar_fpga.workload import Workload, check_memory, check_rows
+
+SCHEDULERS = ("drs", "static", "ideal")
+
+Bits = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What one component did in a run."""
+
+    cycles: float = 0.0
+    macs: float = 0.0
+    weight_bytes: float = 0.0
+    kv_bytes: float = 0.0
+    vector_elements: float = 0.0
+    buffer_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run on an accelerator under one scheduler.
+
+    by_core: cycles each core's MAC array multiplied; layer_cycles, layer_bytes [layers].
+    """
+
+    scheduler: str
+    components: dict[str, Totals]
+    by_core: NDArray[np.float64]
+    layer_cycles: NDArray[np.float64]
+    layer_bytes: NDArray[np.float64]
+    replay_ratio: float
+
+    @property
+    def cycles(self) -> int:
+        """All of it, in whole cycles."""
+        return math.ceil(sum(c.cycles for c in self.components.values()) - 1e-6)
+
+
+class Emulator:
+    """An accelerator with a model's streams compiled for it.
+
+    Raises RequestError where weights and keys do not fit the card.
+    """
+
+    def __init__(self, preset: Preset, work: Workload) -> None:
+        check_memory(work, preset)
+        self.preset, self.work = preset, work
+        self.rates = Rates.of(preset)
+        self.keys_rate = preset.keys_per_cycle(work.layers, work.kv_width)
+        self.shared = preset.hbm.weights != "private"
+        how = (preset.format.stored_bits, preset.tile_bytes, preset.window)
+        self.mlp = mlp_program(preset, work.width, work.mlp_width)
+        columns = work.projection_weights // work.width
+        self.projections = compile_linear("projections", work.projection_weights, work.width, *how, columns)
+        self.depth = compile_linear("depth", work.depth_weights, work.depth_outputs, *how, work.depth_outputs)
+        self.accelerator = Accelerator.of(preset, self.mlp)
+
+    @property
+    def chain(self) -> int:
+        """Cycles of a layer in which nothing is streamed."""
+        chain, rates = self.preset.chain, self.rates
+        if chain is None:
+            return 0
+        fill = rates.latency + rates.length(self.projections.instructions[0])
+        each = (
+            (chain.waits, fill),
+            (chain.passes, self.work.width / rates.lanes),
+            (chain.trips, rates.latency),
+            (chain.heads, self.work.heads),
+        )
+        return math.ceil(sum(count.value * cycles for count, cycles in each if count is not None))
+
+    def all_rows(self, program: Program, rows: int | None = None) -> int:
+        """Cycles of a kernel that every row runs, dealt to the cores; rows: other than the batch has."""
+        return -(-(rows or self.work.rows) // self.preset.cores) * (START + cycles(program, self.rates))
+
+    def weight_bytes(self, program: Program) -> float:
+        """Bytes of weights that cross the memory port for one stream: whole bursts."""
+        return sum(self.rates.moved(i.amount) for i in program.instructions if i.op == "load")
+
+    def attention_cycles(self, context: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Cycles of the attention core of one layer, all rows, for each context length."""
+        return self.attention(np.broadcast_to(context, (self.work.rows, len(context))))
+
+    def attention(self, context: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Cycles of the attention core of one layer by pass, of context lengths [slots, passes], 0 in an empty slot.
+
+        Keys and values are each slot's own, so the cores of a round share the bandwidth (with private weights each has
+        its channels'), and the longest context of a round counts. m equal tiles in a double buffer take latency + load
+        + (m - 1) max(load, work) + work, load in whole bursts.
+        """
+        total = np.zeros(context.shape[1])
+        for begin in range(0, len(context), self.preset.cores):
+            part = context[begin : begin + self.preset.cores]
+            cores = (part > 0).sum(0)
+            total += np.where(cores > 0, self._attention_round(part.max(0), cores), 0.0)
+        return total
+
+    def _attention_round(self, context: NDArray[np.int64], cores: NDArray[np.int64]) -> NDArray[np.float64]:
+        work, rates = self.work, self.rates
+        size = context * 2 * work.kv_width * self.preset.format.kv_bits / 8
+        tiles = np.ceil(size / self.preset.tile_bytes).clip(min=1)
+        streams = cores if self.shared else 1 / self.preset.dealt
+        load = np.ceil(np.ceil(size / tiles / rates.burst) * rates.burst * streams / self.keys_rate)
+        multiply = context * 2 * work.width / self.preset.attention_macs / tiles
+        soft = context * work.heads / rates.lanes / tiles
+        busy = np.ceil(np.maximum(multiply, soft))
+        return START + rates.latency + load + (tiles - 1) * np.maximum(load, busy) + busy
+
+    def prefill(self) -> float:
+        """Cycles until every row has its first token: all tokens of the prompts at once, dealt to the cores.
+
+        A tile of weights stays while the tokens of a core are multiplied by it; heads run for the last token, and what
+        nothing overlaps counts once a layer.
+        """
+        work, c = self.work, self.preset.cores
+        dealt = -(-work.rows * work.prompt // c)
+        rates = replace(self.rates, macs=self.rates.macs / dealt, lanes=self.rates.lanes / dealt)
+        maps = sum(START + cycles(program, rates) for program in (self.projections, self.mlp))
+        seen = np.repeat(np.arange(work.prompt) + 1, work.rows)
+        context = np.pad(seen, (0, dealt * c - len(seen))).reshape(dealt, c).T
+        rest = self.preset.rest.seconds_per_step
+        heads = self.all_rows(self.depth) if rest is None else rest.value / self.preset.seconds_per_cycle
+        return work.layers * (maps + self.chain + float(self.attention(context).sum())) + heads
+
+    def layer_cycles(self, computing: Bits, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Cycles of one layer's MLPs under DRS, itself included, by which slots compute [..., slots].
+
+        slots [...]: how many there are.
+        """
+        words = (computing * (1 << np.arange(computing.shape[-1], dtype=np.uint64))).sum(-1)
+        keys = words | (slots.astype(np.uint64) << np.uint64(INDEX_BITS))
+        unique, where = np.unique(keys, return_inverse=True)
+        mask = (1 << INDEX_BITS) - 1
+        lengths = [self.accelerator.layer(int(key) & mask, int(key) >> INDEX_BITS)[1] for key in unique]
+        return np.array(lengths, dtype=np.int64)[where].reshape(words.shape)
+
+    def ideal_row(self) -> float:
+        """Cycles of one row's MLP with its work spread evenly over all cores: the bound of any schedule."""
+        compute = self.mlp.macs / (self.preset.cores * self.rates.macs)
+        return compute if self.shared else max(compute, self.mlp.weight_bytes / self.preset.bytes_per_cycle)
+
+    def run(
+        self,
+        replayed: Bits,
+        scheduler: str = "drs",
+        *,
+        dense: bool = False,
+        tokens: NDArray[np.int64] | None = None,
+    ) -> Result:
+        """Emulate the decisions `replayed` [layers, slots, passes]; `dense` computes every row instead.
+
+        tokens [slots, passes]: the input token in each slot of the Index Register, as `Windows` has them; None: a pass
+        takes one token of each row. Raises RequestError for an unknown scheduler, a pattern of another shape, or more
+        slots than the register has bits.
+        """
+        work, c = self.work, self.preset.cores
+        if scheduler not in SCHEDULERS:
+            raise RequestError(f"scheduler {scheduler!r} is unknown", allowed=", ".join(SCHEDULERS))
+        if tokens is None:
+            tokens = np.broadcast_to(np.arange(work.steps), (work.rows, work.steps))
+        check_rows(len(tokens))
+        if replayed.shape != (work.layers, *tokens.shape):
+            raise RequestError(
+                f"the replay pattern has shape {list(replayed.shape)}, the model needs "
+                f"{[work.layers, *tokens.shape]} (layers, rows, passes)"
+            )
+        there = tokens >= 0
+        computing = np.broadcast_to(there, replayed.shape) if dense else there & ~replayed
+        counts = computing.sum(1)
+        drs = np.zeros_like(counts, dtype=np.float64)
+        streams = np.zeros_like(drs)
+        core_rows = np.zeros(c)
+        if scheduler == "ideal":
+            once = self.mlp.weight_bytes / self.rates.bytes if self.shared else 0.0
+            mlp = np.where(counts > 0, np.maximum(counts * self.ideal_row(), once), 0.0)
+            streams = (counts > 0).astype(np.float64) if self.shared else counts.astype(np.float64)
+            core_rows += counts.sum() / c
+        else:
+            if scheduler == "drs":
+                per_core = (counts[..., None] - np.arange(c) + c - 1) // c
+            else:
+                per_core = np.stack([computing[:, i::c].sum(1) for i in range(c)], -1)
+            rounds = per_core.max(-1)
+            mlp = rounds * float(self.accelerator.rounds(1))
+            if scheduler == "drs":
+                slots = np.broadcast_to(there.sum(0), counts.shape)
+                drs = self.layer_cycles(computing.transpose(0, 2, 1), slots) - mlp
+            streams = (rounds if self.shared else counts).astype(np.float64)
+            core_rows += per_core.sum((0, 1))
+        ratio = float((there & ~computing).sum() / (work.layers * there.sum()))
+        return self._result(scheduler, tokens, ratio, counts, mlp, drs, streams, core_rows)
+
+    def _result(
+        self,
+        scheduler: str,
+        tokens: NDArray[np.int64],
+        ratio: float,
+        counts: NDArray[np.int64],
+        mlp: NDArray[np.float64],
+        drs: NDArray[np.float64],
+        streams: NDArray[np.float64],
+        core_rows: NDArray[np.float64],
+    ) -> Result:
+        work, preset, c = self.work, self.preset, self.preset.cores
+        context = np.where(tokens < 0, 0, work.contexts(tokens))
+        attention, slots = self.attention(context), (tokens >= 0).sum(0)
+        if preset.rest.seconds_per_step is not None:
+            # The constant is that of one token a row; more take as much longer as the rounds they need.
+            steps = (-(-slots // c)).sum() / -(-work.rows // c)
+            rest = Totals(cycles=float(preset.rest.seconds_per_step.value / preset.seconds_per_cycle * steps))
+        else:
+            rest = self._linear(self.depth, 1, slots)
+        projections = self._linear(self.projections, work.layers, slots)
+        kv = context.sum() * work.layers * 2 * work.kv_width * preset.format.kv_bits / 8
+        row_bytes = self.weight_bytes(self.mlp)
+        chain = float((-(-slots // c)).sum() * self.chain)
+        components = {
+            "projections": projections,
+            "attention": Totals(
+                cycles=float(attention.sum() * work.layers),
+                macs=float(context.sum()) * work.layers * 2 * work.width,
+                kv_bytes=float(kv),
+                vector_elements=float(context.sum()) * work.layers * work.heads,
+                buffer_bytes=2 * float(kv),
+            ),
+            "mlp": Totals(
+                cycles=float(mlp.sum()),
+                macs=float(counts.sum()) * self.mlp.macs,
+                weight_bytes=float(streams.sum()) * row_bytes,
+                vector_elements=float(counts.sum()) * self.mlp.vector_elements,
+                buffer_bytes=2.0 * float(counts.sum()) * row_bytes,
+            ),
+            "drs": Totals(cycles=float(drs.sum())),
+            "rest": rest,
+        }
+        if chain:
+            components["chain"] = Totals(cycles=chain * work.layers)
+        share = np.array([((slots - i + c - 1) // c).sum() for i in range(c)]) / slots.sum()
+        others = sum(components[k].macs for k in ("projections", "attention", "rest")) * share / self.rates.macs
+        return Result(
+            scheduler,
+            components,
+            core_rows * self.mlp.macs / self.rates.macs + others,
+            mlp.sum(1) + drs.sum(1) + attention.sum() + chain + projections.cycles / work.layers,
+            streams.sum(1) * row_bytes + (kv + projections.weight_bytes) / work.layers,
+            ratio,
+        )
+
+    def _linear(self, program: Program, times: int, slots: NDArray[np.int64]) -> Totals:
+        """Totals of a kernel that every slot runs, `times` a pass; slots [passes]: how many there are."""
+        rounds, rows = -(-slots // self.preset.cores).sum(), float(times * slots.sum())
+        return Totals(
+            cycles=float(times * rounds) * (START + cycles(program, self.rates)),
+            macs=rows * program.macs,
+            weight_bytes=float(times * (rounds if self.shared else slots.sum())) * self.weight_bytes(program),
+            vector_elements=rows * program.vector_elements,
+            buffer_bytes=2.0 * rows * program.weight_bytes,
+        )

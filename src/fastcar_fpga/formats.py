@@ -1,0 +1,114 @@
+"""The number formats that the cores compute an MLP in: `int8` and `int4`; integer.py has `int8-exact`.
+
+Weights are those of weights/quantised.py: a model that holds them so already is used as it is, another one is rounded
+as `--dtype` would. Activations are int8 with a scale a token. Sums of products are exact; what is between two
+products (scales, SiLU) is computed in floats.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.models.decoder import MLP
+from fastcar_cli.weights.formats import FORMATS, GROUP, PACKED
+from fastcar_cli.weights.quantised import QuantisedLinear
+from fastcar_fpga.preset import Preset
+
+EXACT_TERMS = 1024
+"""Products of two int8 numbers that float32 adds without rounding, in any order: 1,024 x 128 x 127 < 2^24."""
+
+WEIGHTS = {"int8": "int8", "int8-exact": "int8", "int4": "int4"}
+"""What weights are stored as in the formats that are not float."""
+
+_EXAMPLES = {"int8": "edge-int8 or u280-int8", "int4": "edge-int4 or u280-int4"}
+
+
+def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 of x float32 [n, k], a scale a token: int8 [n, k], and scales float32 [n, 1]."""
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127.0
+    return (x / scale).round().to(torch.int8), scale
+
+
+def sums(x: Tensor, weight: Tensor) -> Tensor:
+    """Sums of products of int8 x [n, k] and int8 weights [out, k], exact: integers in float64 [n, out].
+
+    float32 multiplies as many terms at once as it adds without rounding.
+    """
+    total = torch.zeros(len(x), len(weight), dtype=torch.float64, device=x.device)
+    for piece, part in zip(x.split(EXACT_TERMS, 1), weight.split(EXACT_TERMS, 1), strict=True):
+        total += F.linear(piece.float(), part.float())
+    return total
+
+
+def group_sums(x: Tensor, linear: QuantisedLinear) -> Tensor:
+    """The same with int4 weights, the sum of a group times its scale: float64 [n, out], exact below 2^29.
+
+    Scales are whole multiples of 2^-24, so these are too; float64 rounds none of them, whatever the order.
+    """
+    return F.linear(x.double(), linear.widened(torch.float64))
+
+
+def product(linear: QuantisedLinear, x: Tensor) -> Tensor:
+    """The map of float32 [n, in] coded in int8, float32 [n, out]."""
+    whole, scale = quantise(x)
+    if linear.form.group:
+        return (group_sums(whole, linear) * scale).float()
+    return (sums(whole, linear.weight) * scale * linear.scale).float()
+
+
+class QuantisedMLP:
+    """An MLP with int8 or int4 weights, [n, width] to the same in its dtype."""
+
+    def __init__(self, mlp: MLP, kind: str) -> None:
+        self._gate, self._up, self._down = stored(mlp, kind)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, width] to [n, width]."""
+        wide = x.float()
+        return product(self._down, F.silu(product(self._gate, wide)) * product(self._up, wide)).to(x.dtype)
+
+
+def stored(mlp: MLP, kind: str) -> tuple[QuantisedLinear, QuantisedLinear, QuantisedLinear]:
+    """Gate, up and down as `kind`: themselves where they are held so, else rounded.
+
+    int4 divides the inputs of down into groups by adding zeros, as `convert` does: silu(0) * 0 = 0. Raises RequestError
+    for a width that it can't divide.
+    """
+    matrices = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    if isinstance(matrices[0], QuantisedLinear):
+        return cast(tuple[QuantisedLinear, QuantisedLinear, QuantisedLinear], matrices)
+    gate, up, down = (m.weight for m in matrices)
+    if kind == "int4":
+        if gate.shape[1] % GROUP:
+            raise RequestError(
+                f"int4 weights need inputs of a multiple of {GROUP}, the model's MLPs have {gate.shape[1]}",
+                hint="an accelerator with another format, such as u280-int8",
+            )
+        missing = -down.shape[1] % GROUP
+        gate, up, down = F.pad(gate, (0, 0, 0, missing)), F.pad(up, (0, 0, 0, missing)), F.pad(down, (0, missing))
+    return _rounded(gate, kind), _rounded(up, kind), _rounded(down, kind)
+
+
+def _rounded(weight: Tensor, kind: str) -> QuantisedLinear:
+    numbers, scale = FORMATS[kind].quantise(weight.detach())
+    with torch.device("meta"):
+        linear = QuantisedLinear(FORMATS[kind], weight.shape[1], weight.shape[0])
+    linear.load_state_dict({"weight": numbers, "scale": scale}, assign=True)
+    return linear
+
+
+def check_weights(held: str, preset: Preset) -> None:
+    """Refuse a model whose weights are held in few bits on an accelerator of another format. Raises RequestError."""
+    wanted = WEIGHTS.get(preset.format.kind)
+    if held in PACKED and held != wanted:
+        raise RequestError(
+            ("does not go with ", Key("backend.preset"), f" {preset.name}, whose format is {preset.format.kind}"),
+            key="dtype",
+            value=held,
+            allowed=f"an accelerator of format {held}, such as {_EXAMPLES[held]}, or a model in floats",
+        )

@@ -1,0 +1,150 @@
+"""One layer's MLPs on the accelerator, cycle by cycle: DRS, the queues before the cores, the cores.
+
+The contract, which the RTL keeps too (docs/rtl.md). Cycle 0 loads the Index Register, the mapping takes
+`remap` cycles. Then the packets of the rows arrive in order, a word a cycle. A row that computes waits
+until its core's queue has room for its packet, and its words pass; a dropped row costs `drop` cycles.
+A core that has its packet starts in one cycle more. A packet leaves the queue when its row is done.
+
+Who waits for whom before a core starts is `Weights`: with `lockstep` the cores of a round start together
+once the last has its packet; with `multicast` each starts with its own packet, and a tile is sent when
+every core of the round has room for it; with `private` no core waits for another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fastcar_fpga.drs import Drs
+from fastcar_fpga.isa import Program
+from fastcar_fpga.preset import Preset, Weights
+from fastcar_fpga.timing import Rates, cycles
+
+START = 1
+"""Cycles from a layer's start to the first mapping, and from a core's leave to start to its first instruction."""
+
+
+class Row(NamedTuple):
+    """What became of a row, in cycles from the layer's start; an end is the first cycle after.
+
+    core, begin and end are None for a dropped row. [first, last) is when its packet passed or was dropped.
+    """
+
+    row: int
+    core: int | None
+    first: int
+    last: int
+    begin: int | None
+    end: int | None
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """What the time of a layer depends on, in cycles.
+
+    row: of a row from its begin. late: of a row whose first tiles are there before it begins (`multicast`). timed: in
+    place of both, when rows that begin in these cycles end, with the memory of a core. packet, drop: words of a row's
+    packet passing, and of a dropped one. queue: packets a core can hold.
+    """
+
+    cores: int
+    weights: Weights
+    row: int
+    late: int
+    remap: int
+    packet: int
+    drop: int
+    queue: int
+    timed: Callable[[int, Sequence[int]], int] | None = None
+
+    @classmethod
+    def of(cls, preset: Preset, program: Program) -> Accelerator:
+        """The accelerator of a preset that runs this stream in every row that computes."""
+        rates, drs = Rates.of(preset), preset.drs
+        packet = program.words if drs.dispatch is None else int(drs.dispatch.value)
+        return cls(
+            preset.cores,
+            preset.hbm.weights,
+            cycles(program, rates),
+            cycles(program, rates, loaded=True),
+            int(drs.remap.value),
+            packet,
+            packet if drs.fetch == "stream" else int(drs.drop.value),
+            int(drs.queue.value),
+        )
+
+    def rounds(self, rounds: int) -> int:
+        """Cycles of so many rounds whose packets are all there: a layer without what DRS costs."""
+        return rounds * (START + self.row)
+
+    def end(self, core: int, begins: Sequence[int]) -> int:
+        """When rows that share the tiles of a core's memory and begin in these cycles of the layer end."""
+        if self.timed is not None:
+            return self.timed(core, begins)
+        return max(min(begins) + self.row, max(begins) + self.late)
+
+    def layer(self, index: int, rows: int, gaps: Sequence[int] = (), drs: Drs | None = None) -> tuple[list[Row], int]:
+        """Run a layer whose Index Register is `index`; returns its rows and its cycles.
+
+        gaps [rows]: cycles the packet of a row comes later than it could. drs: registers with what the layer before
+        left in them; None: fresh ones, which makes no difference.
+        """
+        drs = drs or Drs(self.cores)
+        drs.remap([row for row in range(rows) if index >> row & 1])
+        cores = _Cores(self)
+        now = START + self.remap
+        seen: list[tuple[int, int | None, int, int, int]] = []
+        for row in range(rows):
+            now += gaps[row] if gaps else 0
+            core, turn = drs.arrive(row), 0
+            if core is None:
+                first, now = now, now + self.drop
+            else:
+                turn = len(cores.arrived[core])
+                first = max(now, cores.end(core, turn - self.queue))
+                now = first + self.packet
+                cores.arrive(core, now)
+            seen.append((row, core, first, now, turn))
+        ran = [
+            Row(row, core, first, last, *((None, None) if core is None else cores.span(core, turn)))
+            for row, core, first, last, turn in seen
+        ]
+        return ran, max([now, *(row.end for row in ran if row.end is not None)])
+
+
+class _Cores:
+    """When the cores begin and end the rows that were sent to them; `turn` counts a core's rows."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.arrived: dict[int, list[int]] = defaultdict(list)
+        self.spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def arrive(self, core: int, now: int) -> None:
+        """A packet is whole in the queue of a core."""
+        self.arrived[core].append(now)
+
+    def end(self, core: int, turn: int) -> int:
+        """When a core was done with a row; 0 for a turn before the first."""
+        return 0 if turn < 0 else self.span(core, turn)[1]
+
+    def span(self, core: int, turn: int) -> tuple[int, int]:
+        """Begin and end of a row."""
+        m = self.accelerator
+        # All cores of a round end it together: but for private weights `spans` has one list, that of the rounds.
+        spans = self.spans[core if m.weights == "private" else 0]
+        while len(spans) <= turn:
+            free = spans[-1][1] if spans else 0
+            if m.weights == "private":
+                begin = max(self.arrived[core][len(spans)], free) + START
+                spans.append((begin, m.end(core, [begin])))
+                continue
+            there = [max(a[len(spans)], free) + START for a in self.arrived.values() if len(a) > len(spans)]
+            begins = there if m.weights == "multicast" else [max(there)]
+            spans.append((min(begins), m.end(0, begins)))
+        begin, end = spans[turn]
+        if m.weights == "multicast":
+            begin = max(self.arrived[core][turn], spans[turn - 1][1] if turn else 0) + START
+        return begin, end

@@ -1,0 +1,320 @@
+"""Accelerator presets: YAML in which every constant has a unit and a source."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from fastcar_cli.config.presets import fpga_presets, preset_folder, read_preset
+from fastcar_cli.errors import RequestError
+from fastcar_cli.system.plain_data import checked
+from fastcar_cli.weights.formats import GROUP
+from fastcar_fpga.constants import Constant, In, Section, check_constants, constants
+from fastcar_fpga.device import Bank, Device, load_device
+from fastcar_fpga.memory import Order, Part, Stream, load_part, share
+
+MAX_FITTED = 2
+"""Constants of a preset that may be fitted to a measurement."""
+
+_ROWS = 2**10
+"""Rows of a bank that each core's weights take, where cores meet in a channel: more than a stream passes in `share`."""
+
+Weights = Literal["lockstep", "multicast", "private"]
+"""How cores get a layer's weights: layer.py says what each means."""
+
+
+class Scales(Section):
+    """Scales of weights that lie apart: `size` of an output, read by one port of `port`, a piece after the other.
+
+    use: cycles of an output in which no more are read.
+    """
+
+    size: Annotated[Constant, In("bytes/output")]
+    piece: Annotated[Constant, In("bytes")]
+    port: Annotated[Constant, In("bytes/cycle")]
+    use: Annotated[Constant, In("cycles/output", zero=True)]
+
+    def cycles(self, latency: float) -> float:
+        """Cycles an output; latency: from the request of a piece to its first data."""
+        return self.size.value * (latency / self.piece.value + 1 / self.port.value) + self.use.value
+
+
+class Hbm(Section):
+    """Memory and how it lies: channels that the cores share, or that are dealt to them where weights are private.
+
+    part: of the device's memories. ports: of `beat` bytes at port_clock; requests have `burst` beats. order: where the
+    next burst of a stream lies. capacity: of the memory, where it is not the device's. keys: whether those of a layer
+    lie one behind the other (layer), or those of a token (token). ahead: bursts of a channel that are requested and not
+    there yet. requests: of a port under way; None: as many as it takes. window: tiles a core's buffer holds under
+    multicast; otherwise it has two halves.
+    """
+
+    part: str
+    channels: Annotated[Constant, In("1", whole=True)]
+    ports: Annotated[Constant, In("1", whole=True)]
+    port_clock: Annotated[Constant, In("MHz")]
+    beat: Annotated[Constant, In("bytes", whole=True)]
+    burst: Annotated[Constant, In("beats", whole=True)]
+    order: Order
+    capacity: Annotated[Constant | None, In("GiB")] = None
+    keys: Literal["layer", "token"] = "layer"
+    ahead: Annotated[Constant, In("bursts", whole=True, most=4096)]
+    requests: Annotated[Constant | None, In("requests", whole=True)] = None
+    latency: Annotated[Constant, In("cycles", zero=True, whole=True)]
+    scales: Scales | None = None
+    weights: Weights
+    window: Annotated[Constant | None, In("tiles", whole=True)] = None
+
+    @model_validator(mode="after")
+    def _window(self) -> Hbm:
+        if (self.weights == "multicast") != (self.window is not None):
+            raise ValueError("weights 'multicast' need window, others have none")
+        return self
+
+
+class Core(Section):
+    """One core: MAC array, and what keys and values have in its place; vector unit, local weight buffer."""
+
+    mac_array: Annotated[Constant, In("MAC/cycle")]
+    attention_array: Annotated[Constant | None, In("MAC/cycle")] = None
+    utilisation: Annotated[Constant, In("1", most=1)]
+    vector_lanes: Annotated[Constant, In("elements/cycle")]
+    buffer: Annotated[Constant, In("KiB")]
+
+
+class Format(Section):
+    """Numbers: `float` passes values through, in any bits; others hold weights and int8 activations (formats.py)."""
+
+    kind: Literal["float", "int8", "int8-exact", "int4"]
+    weight_bits: int | float = Field(ge=1, le=32)
+    kv_bits: int = Field(ge=4, le=32)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Format:
+        if self.kind == "int4" and self.weight_bits != 4:
+            raise ValueError(f"kind 'int4' needs weight_bits 4, given {self.weight_bits}")
+        return self
+
+    @property
+    def stored_bits(self) -> float:
+        """Bits of a weight in memory: those of int4 have a scale in float16 for each 32."""
+        return self.weight_bits + (16 / GROUP if self.kind == "int4" else 0)
+
+
+class Drs(Section):
+    """Cost of Dynamic Resource Scheduling.
+
+    dispatch: cycles a dispatched packet takes; left out, one for each of its words. fetch: a dropped packet
+    is jumped over in `drop` cycles (skip), or passes like a dispatched one (stream). queue: packets a core holds.
+    """
+
+    remap: Annotated[Constant, In("cycles/layer", zero=True, whole=True)]
+    dispatch: Annotated[Constant | None, In("cycles/row", zero=True, whole=True)] = None
+    fetch: Literal["skip", "stream"]
+    drop: Annotated[Constant, In("cycles/row", zero=True, whole=True)]
+    queue: Annotated[Constant, In("packets", whole=True)]
+
+
+class Rest(Section):
+    """Depth transformer and heads: timed by the core model, or one constant a step."""
+
+    mode: Literal["modelled", "constant"]
+    seconds_per_step: Annotated[Constant | None, In("s/step", zero=True)] = None
+
+    @model_validator(mode="after")
+    def _needs(self) -> Rest:
+        if (self.mode == "constant") != (self.seconds_per_step is not None):
+            raise ValueError("mode 'constant' needs seconds_per_step, mode 'modelled' has none")
+        return self
+
+
+class Chain(Section):
+    """What of a layer nothing overlaps, as each of its steps waits for the one before.
+
+    waits: products whose first tile is loaded only then, beside those that open projections, attention and MLP. passes:
+    vectors of the model's width through the lanes. trips: reads and writes that wait for the memory. heads: cycles of
+    each head, one after another.
+    """
+
+    waits: Annotated[Constant | None, In("1", zero=True, whole=True)] = None
+    passes: Annotated[Constant | None, In("1", zero=True)] = None
+    trips: Annotated[Constant | None, In("1", zero=True, whole=True)] = None
+    heads: Annotated[Constant | None, In("cycles/head", zero=True)] = None
+
+
+class Ring(Section):
+    """Cards in a ring, each with its share of heads and outputs: after `gathers` steps a layer each gets all parts."""
+
+    gathers: Annotated[Constant, In("1", whole=True)]
+    rate: Annotated[Constant, In("GB/s")]
+    hop: Annotated[Constant, In("ns", zero=True)]
+
+    def seconds(self, cards: int, size: float) -> float:
+        """Of a layer's gathers of `size` bytes in all."""
+        hops = self.gathers.value * (cards - 1)
+        return hops * (self.hop.value + size / cards / self.rate.value) * 1e-9
+
+
+class Energy(Section):
+    """Prices of activity in the logic; the device has those of its memories and what flows besides."""
+
+    mac: Annotated[Constant, In("pJ/MAC", zero=True)]
+    vector: Annotated[Constant, In("pJ/element", zero=True)]
+    buffer: Annotated[Constant, In("pJ/byte", zero=True)]
+
+
+class Preset(Section):
+    """An accelerator."""
+
+    name: str
+    title: str
+    device: str
+    cores: int = Field(ge=1, le=32)
+    clock: Annotated[Constant, In("MHz")]
+    core: Core
+    hbm: Hbm
+    format: Format
+    drs: Drs
+    rest: Rest
+    energy: Energy
+    chain: Chain | None = None
+    ring: Ring | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Preset:
+        check_constants(self)
+        hbm, bank = self.hbm, self.bank
+        limits = (
+            ("channels", hbm.channels.value, bank.channels.value, "channels"),
+            ("ports", hbm.ports.value, bank.ports.value, "ports"),
+            ("port_clock", hbm.port_clock.value, bank.port_clock.value, "MHz at a port"),
+            ("beat", hbm.beat.value * 8, bank.port.value, "bits of a port"),
+        )
+        for key, wanted, most, what in limits:
+            if wanted > most:
+                raise ValueError(f"hbm.{key} needs {wanted:g} {what}, device {self.device} has {most:g} ({hbm.part})")
+        fitted = [path for path, c in constants(self).items() if c.kind == "fitted"]
+        if len(fitted) > MAX_FITTED:
+            raise ValueError(f"{len(fitted)} fitted constants ({', '.join(fitted)}), at most {MAX_FITTED}")
+        return self
+
+    @property
+    def card(self) -> Device:
+        """The board."""
+        return load_device(self.device)
+
+    @property
+    def bank(self) -> Bank:
+        """The board's memory that is used."""
+        return self.card.bank(self.part.name)
+
+    @property
+    def part(self) -> Part:
+        """A channel of it."""
+        return load_part(self.hbm.part)
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of the channels that are used."""
+        whole = self.hbm.capacity or self.bank.capacity
+        return whole.value * 2**30 * self.hbm.channels.value / self.bank.channels.value
+
+    @property
+    def peak(self) -> float:
+        """GB/s of the channels that are used."""
+        return self.hbm.channels.value * self.part.peak
+
+    @property
+    def meeting(self) -> int:
+        """Cores that read a channel at once, each a stream of its own: with private weights, and fewer channels."""
+        return -(-self.cores // int(self.hbm.channels.value)) if self.hbm.weights == "private" else 1
+
+    @property
+    def dealt(self) -> float:
+        """What a core has of the channels: whole ones, or with others one; all of them where the cores share."""
+        if self.hbm.weights != "private":
+            return 1.0
+        channels = int(self.hbm.channels.value)
+        return max(1, channels // self.cores) / (channels * self.meeting)
+
+    def stream(self, chunk: float = 0, stride: float = 0) -> Stream:
+        """How a channel is read; chunk, stride: bytes of all channels that lie together, and from one to the next.
+
+        Cores that meet in a channel are served a request each, and begin in banks behind each other.
+        """
+        hbm, part = self.hbm, self.part
+        across = part.burst_bytes * hbm.channels.value
+        port = across * 1e6 / (hbm.ports.value * hbm.beat.value * hbm.port_clock.value)
+        bursts = (max(1, round(size / across)) if chunk else 0 for size in (chunk, stride))
+        turn = max(1, int(hbm.beat.value * hbm.burst.value) // part.burst_bytes)
+        apart = part.bank_bursts * (part.banks * _ROWS + 1)
+        meet = (self.meeting, turn, apart) if self.meeting > 1 else ()
+        return Stream(part, hbm.order, round(port), int(hbm.ahead.value), *bursts, *meet)
+
+    def rate(self, chunk: float = 0, stride: float = 0) -> float:
+        """Bytes a cycle, all cores together, of a stream that never ends: by the memory, and by requests under way."""
+        hbm, rate = self.hbm, self.peak * 1e3 * share(self.stream(chunk, stride)) / self.clock.value
+        if hbm.requests is None:
+            return rate
+        beats = hbm.burst.value * self.clock.value / hbm.port_clock.value
+        under_way = hbm.ports.value * hbm.requests.value * hbm.burst.value * hbm.beat.value
+        return min(rate, under_way / (hbm.latency.value + beats))
+
+    @property
+    def bytes_per_cycle(self) -> float:
+        """Bytes of weights a cycle, all cores together: they lie in the order in which they are read."""
+        return self.rate()
+
+    def keys_per_cycle(self, layers: int, kv_width: int) -> float:
+        """Bytes of keys and values a cycle, all cores together."""
+        chunk = kv_width * self.format.kv_bits / 8
+        return self.bytes_per_cycle if self.hbm.keys == "layer" else self.rate(chunk, 2 * layers * chunk)
+
+    @property
+    def macs_per_cycle(self) -> float:
+        """MACs a cycle of one core."""
+        return self.core.mac_array.value * self.core.utilisation.value
+
+    @property
+    def attention_macs(self) -> float:
+        """MACs a cycle of one core with keys and values."""
+        array = self.core.attention_array or self.core.mac_array
+        return array.value * self.core.utilisation.value
+
+    @property
+    def window(self) -> int:
+        """Tiles a core's weight buffer holds."""
+        return 2 if self.hbm.window is None else int(self.hbm.window.value)
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile: the weight buffer in equal parts."""
+        return max(1, int(self.core.buffer.value * 1024) // self.window)
+
+    @property
+    def seconds_per_cycle(self) -> float:
+        """Length of a cycle."""
+        return 1e-6 / self.clock.value
+
+
+def load_preset(name: str) -> Preset:
+    """A shipped preset by name or a YAML file by path. Raises RequestError naming file and key.
+
+    `base` names the preset whose keys hold where the file has no others.
+    """
+    folder = preset_folder() / "fpga"
+    data, path = read_preset("accelerator preset", name, fpga_presets(), folder)
+    bases: list[str] = []
+    while (base := data.pop("base", None)) is not None:
+        if base in bases:
+            raise RequestError(f"accelerator preset {path}: key 'base': {base} is a base of itself")
+        bases.append(base)
+        data = _over(read_preset("accelerator preset", str(base), fpga_presets(), folder)[0], data)
+    return checked(Preset, data, f"accelerator preset {path}")
+
+
+def _over(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """The keys of `data` over those of `base`, section by section."""
+    both = {k: (base[k], v) for k, v in data.items() if isinstance(base.get(k), dict) and isinstance(v, dict)}
+    return {**base, **data, **{k: _over(old, new) for k, (old, new) in both.items() if "value" not in new}}

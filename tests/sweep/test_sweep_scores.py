@@ -1,0 +1,126 @@
+"""A sweep over scores at equal ratios, and what it keeps of every token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.sweeping import BALL, TINY_METRICS, cell_files, results, sweep, tiny_folder
+
+from fastcar_cli.decoding import trace
+from fastcar_cli.decoding.replay.scores import SCORES
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models import load
+from fastcar_cli.sweep.grid import AXES, Cell
+
+LAYERS, N, FRAMES = 3, 4, 4
+RATIOS = "0.5"
+SAID = "a small red ball rolling to the right on the grass"
+"""Leaves nothing open, so that its reading is the same without a seed."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    options = ["--model", model, "--repeats", "1", "--metrics", TINY_METRICS, "--tokens", "-o", out]
+    done = sweep(SAID, "--axis", "score", "--replay-ratio", RATIOS, *options)
+    assert done.exit_code == 0, done.exception
+    return out
+
+
+def test_every_score_at_equal_ratios(folder: Path) -> None:
+    data = results(folder)
+    assert data["plan"]["score"] == list(AXES["score"]) == list(SCORES) and data["plan"]["ratio"] == [0.5]
+    assert len(data["cells"]) == 1 + len(SCORES)
+    for line in data["summary"][1:]:
+        assert line["replay_ratio"] == pytest.approx(line["ratio"], abs=0.07)
+        assert (line["speedup"] is None) == (line["score"] != "tas")
+    videos = {(c["score"], c["ratio"]): c for c in data["cells"]}
+    assert all(c["speed"]["kernels"] == "torch" for c in data["cells"] if c["score"] != "tas")
+    assert len({json.dumps(videos[s, 0.5]["replay"]["map"]) for s in SCORES}) == len(SCORES)
+    columns = (folder / "results.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+    assert {"score", "kept_ratio", "kernels"} <= {*columns}
+
+
+def _tokens(folder: Path, cell: dict[str, object]) -> dict[str, np.ndarray]:
+    with np.load(folder / "cells" / f"{cell['id']}.tokens.npz") as data:
+        return dict(data)
+
+
+def test_tokens_are_what_a_trace_shows(folder: Path, model: Path) -> None:
+    import torch
+
+    data = results(folder)
+    dense = _tokens(folder, data["cells"][0])
+    loaded = load(str(model))
+    passes = FRAMES * N - 1
+    codes = torch.from_numpy(dense["codes"].astype(np.int64))[None]
+    seen = trace(loaded, [SAID], codes, tau=float("inf"), cfg=2.5, tas="attention", mlp_tokens=range(passes))
+    assert not dense["replayed"].any()
+    names = list(dense["names"])
+    assert names == list(SCORES)
+    np.testing.assert_allclose(dense["scores"][0], seen.tas.numpy(), atol=1e-5)
+    mlp = seen.mlp.permute(0, 2, 1, 3)
+    change = (mlp[:, :, N:] - mlp[:, :, :-N]).norm(dim=-1).numpy()
+    np.testing.assert_allclose(dense["change"][:, :, N:], change, atol=1e-5)
+    np.testing.assert_allclose(dense["scores"][names.index("oracle")][:, :, N:], -change, atol=1e-5)
+    cosine = torch.cosine_similarity(mlp[:, :, N:], mlp[:, :, :-N], dim=-1).numpy()
+    np.testing.assert_allclose(dense["cosine"][:, :, N:], cosine, atol=1e-5)
+    out = seen.block_out.permute(1, 2, 0, 3)[:, :, 1:]
+    moved = (out[:, :, N:] - out[:, :, :-N]).norm(dim=-1).numpy()
+    np.testing.assert_allclose(dense["input"][1:, :, N:], moved[:-1], atol=1e-4)
+
+
+def test_tokens_of_a_replayed_video_hold_its_decisions(folder: Path) -> None:
+    data = results(folder)
+    for cell in data["cells"][1:]:
+        tokens = _tokens(folder, cell)
+        assert tokens["replayed"].mean() == pytest.approx(cell["replay"]["ratio"])
+        assert np.isnan(tokens["change"][:, :, :N]).all() and np.isfinite(tokens["change"][:, :, N:]).all()
+        assert (tokens["scores"][0][:, :, N:] <= tokens["tas_reach"][:, :, N:] + 1e-5).all()
+
+
+def test_a_finished_sweep_does_nothing_and_others_join(folder: Path, model: Path) -> None:
+    before = cell_files(folder)
+    options = ["--model", model, "--repeats", "1", "--metrics", TINY_METRICS, "-o", folder]
+    assert sweep(SAID, "--axis", "score", "--replay-ratio", RATIOS, "--tokens", *options).exit_code == 0
+    assert cell_files(folder) == before
+    refused = sweep(SAID, "--axis", "score", "--replay-ratio", RATIOS, *options)
+    assert isinstance(refused.exception, RequestError) and "tokens" in str(refused.exception)
+
+
+def test_a_ratio_of_the_configuration_is_the_axis(model: Path) -> None:
+    done = sweep(BALL, "--set", "replay.ratio=0.5", "--model", model, "--metrics", TINY_METRICS, "--dry-run", "--json")
+    assert json.loads(done.stdout)["plan"]["ratio"] == [0.5]
+
+
+def test_cells_of_earlier_versions_keep_their_names() -> None:
+    old = {"prompt": "a", "seed": 1, "tau": -2.0, "window": None, "gate": "row", "backend": "torch"}
+    cell = Cell.from_dict(old)
+    assert (cell.score, cell.ratio) == ("tas", None)
+    assert cell.id == "a-s1-tau-2-row-torch-da26554173"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--score", "magic", "--tau", "1"], "'magic' is unknown"),
+        (["--score", "tas,input", "--tau", "1"], "something else under each"),
+        (["--axis", "score", "--score", "tas"], "exclude each other"),
+        (["--axis", "colour"], "'colour' is unknown"),
+        (["--replay-ratio", "0.5,1.5"], "'1.5' is no ratio"),
+        (["--replay-ratio", "0.95"], "allow at most"),
+        (["--axis", "score", "--find", "replay=0.5"], "one score"),
+    ],
+)
+def test_wrong_requests(model: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = sweep(BALL, *arguments, "--model", model, "--metrics", TINY_METRICS, "-o", tmp_path / "d")
+    assert isinstance(done.exception, RequestError) and said in str(done.exception)
+    assert not (tmp_path / "d").exists()
