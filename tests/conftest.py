@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
 import importlib
 import io
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,55 +26,14 @@ from support.processes import SCREEN, Run
 
 from fastcar_cli.cli.app import main
 from fastcar_cli.kernels.gpu import installed
-from fastcar_cli.profile.machine import measure_machine
 
 # Nothing that a test says depends on how long it takes.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_wait_for_the_disk() -> Iterator[None]:
-    """Only a power cut shows whether a file has reached it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda file: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_measured_machine() -> Iterator[None]:
-    """What memory and matrices reach takes a second or two to measure, and is the same for all tests of a process."""
-    measured = functools.cache(measure_machine)
-    with pytest.MonkeyPatch.context() as patch:
-        for user in ("fastcar_cli.profile.profile_report", "fastcar_lab.bench.gpu", "fastcar_lab.bench.measure"):
-            patch.setattr(f"{user}.measure_machine", measured)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_collections() -> None:
-    """What is loaded stays: imageio collects garbage at each file it closes, 0.2 s among all objects of a worker."""
-    gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """What is frozen is never freed, which Triton's bindings report as leaks, a page of them."""
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _signals_as_usual() -> Iterator[None]:
-    """Here and in children: background jobs, nohup and some runners hand down an ignored SIGINT."""
-    usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+# One thread a process: two processes share two cores.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

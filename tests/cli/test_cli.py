@@ -307,7 +307,7 @@ def test_missing_kernels_are_a_note_before_the_decode(tmp_path: Path, monkeypatc
     from fastcar_cli.cli.app import app
     from fastcar_cli.kernels.native import library
 
-    monkeypatch.setattr(library, "_open", lambda: "the native kernels are not built: no compiler")
+    monkeypatch.setattr(library, "open_library", lambda: "the native kernels are not built: no compiler")
     monkeypatch.chdir(tmp_path)
     command = ["generate", PROMPT, "--seed", "1", "--frames", "1", "-o", "a.gif", "--json"]
     done = CliRunner().invoke(app, command)

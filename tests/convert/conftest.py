@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.fixtures import default_signals, no_fsync  # noqa: F401
 from support.vila_u import small
 
 from fastcar_lab.dummy.vila_u import write_configs, write_tokenizer, write_weights

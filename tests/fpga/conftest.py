@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from support.fixtures import no_fsync, short_collections  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -52,13 +52,13 @@ def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch: pytest.Monke
     def broken(*_: object) -> dict[str, object]:
         raise RuntimeError("no kernel image\nmore")
 
-    monkeypatch.setattr("fastcar_lab.bench.gpu._equal", lambda *_: {"ok": False, "why": "3.0% differ"})
-    monkeypatch.setattr("fastcar_lab.bench.gpu._passes", broken)
+    monkeypatch.setattr("fastcar_lab.bench.gpu.equals_torch", lambda *_: {"ok": False, "why": "3.0% differ"})
+    monkeypatch.setattr("fastcar_lab.bench.gpu.time_passes", broken)
     monkeypatch.setattr(
-        "fastcar_lab.bench.gpu._run",
+        "fastcar_lab.bench.gpu.time_run",
         lambda *_: {"tokens": 8, "passes": 4, "layers": 2, "decode_s": 1.0, "pixels_s": 2.0},
     )
-    monkeypatch.setattr("fastcar_lab.bench.gpu._transformers", lambda *_: {"ms": 1.0, "layers": 2})
+    monkeypatch.setattr("fastcar_lab.bench.gpu.time_transformers", lambda *_: {"ms": 1.0, "layers": 2})
     plan = Plan(
         device="cpu", models=["nothing"], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1, 2],
         video=8, repeats=1, tests=False,
@@ -75,7 +75,7 @@ def test_a_part_that_fails_is_named_and_the_others_run(monkeypatch: pytest.Monke
 
 
 def test_a_shape_that_does_not_fit_leaves_the_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcar_lab.bench.gpu._equal", lambda *_: {})
+    monkeypatch.setattr("fastcar_lab.bench.gpu.equals_torch", lambda *_: {})
     monkeypatch.setattr("fastcar_cli.profile.profiler.BUDGET", 1)
     plan = Plan(
         device="cpu", models=["mini"], dtypes=["float32"], shapes={"toy": TOY}, layers=2, context=20, windows=[1, 2],

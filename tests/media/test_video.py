@@ -114,13 +114,24 @@ def test_a_signal_within_a_write_waits_for_the_frame(
     assert len(read_frames(tmp_path / name)) == 2
 
 
-def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
+def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with uninterrupted():
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
             signal.raise_signal(signal.SIGINT)
+        # A signal that the block held back would be raised here, under this handler.
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_held_signal_is_raised_after_the_block() -> None:
+    inside = False
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        inside = True
+    assert inside
 
 
 def test_mp4_plays_in_a_browser(tmp_path: Path) -> None:

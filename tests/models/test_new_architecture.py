@@ -6,8 +6,6 @@ it as they run every other model.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from pydantic.dataclasses import dataclass
@@ -86,7 +84,3 @@ def test_every_executor_and_drafts_decode_it_alike(tau: float) -> None:
         assert torch.equal(native.codes, plain.codes)
     frames = [plain.context_frames(), *(plain.decode_frame(i)[:, None] for i in range(3))]
     assert torch.cat([f for f in frames if f is not None], 1).shape == (1, 4, SIDE, SIDE, 3)
-
-
-def test_it_takes_at_most_100_lines() -> None:
-    assert Path(__file__).read_text(encoding="utf-8").count("\n") <= 100

@@ -136,7 +136,7 @@ def _cut(spec: Spec, layers: int) -> Spec:
     return replace(spec, decoder=replace(spec.decoder, layers=min(layers, spec.decoder.layers)))
 
 
-def _equal(plan: Plan, name: str, dtype: str, most: int) -> dict[str, Any]:
+def equals_torch(plan: Plan, name: str, dtype: str, most: int) -> dict[str, Any]:
     """Whether tokens and decisions of the graph are those of plain torch, up to `most` tokens a pass.
 
     `name` is a bundled model's or a shape's. Few bits are of the float format of shapes.
@@ -223,7 +223,7 @@ def _seconds(executor: GraphExecutor, inputs: Inputs, device: torch.device, repe
 
 
 @torch.inference_mode()
-def _passes(plan: Plan, formats: _Formats, dtype: str, rows: int, bandwidth: float) -> dict[str, Any]:
+def time_passes(plan: Plan, formats: _Formats, dtype: str, rows: int, bandwidth: float) -> dict[str, Any]:
     """A line for each window, dense and with every MLP replayed: ms, bytes/s, and the share of the bandwidth."""
     shape = formats.of(dtype)
     n, device = shape.spec.tokens_per_frame, shape.network.device
@@ -246,7 +246,7 @@ def _passes(plan: Plan, formats: _Formats, dtype: str, rows: int, bandwidth: flo
     return {"layers": shape.layers, "lines": lines}
 
 
-def _run(plan: Plan, formats: _Formats, dtype: str, tau: Tau, draft: DraftSettings) -> dict[str, Any]:
+def time_run(plan: Plan, formats: _Formats, dtype: str, tau: Tau, draft: DraftSettings) -> dict[str, Any]:
     """A whole decode of the shape with its frames drawn, from its prompt on, at the depth that runs."""
     shape = formats.of(dtype)
     frames = max(1, plan.video // shape.spec.tokens_per_frame)
@@ -270,7 +270,7 @@ def _drafts(plan: Plan, name: str, dtype: str) -> dict[str, Any]:
     return whole_videos(name, dtype, plan.device, plan.drafted[name], windows, plan.frames, plan.captures)
 
 
-def _transformers(plan: Plan, spec: Spec) -> dict[str, Any]:
+def time_transformers(plan: Plan, spec: Spec) -> dict[str, Any]:
     """Transformers' LlamaModel of some layers under torch.compile, one row; ms of a pass without draws."""
     from fastcar_lab.bench.contestants import llama
 
@@ -338,7 +338,7 @@ def check(plan: Plan, on_part: Callable[[str, dict[str, Any]], None] = lambda na
         jobs["tests of kernels, executors and golden records"] = _tests, plan
     for name, dtype in compared:
         for most in (1, plan.windows[-1]):
-            jobs[f"{name} in {dtype} equals plain torch, {most} tokens a pass"] = _equal, plan, name, dtype, most
+            jobs[f"{name} in {dtype} equals plain torch, {most} tokens a pass"] = equals_torch, plan, name, dtype, most
     shapes = {name: _Formats(plan, spec) for name, spec in plan.shapes.items()}
     with _pool(plan) as started:
         running = {started(*job): name for name, job in jobs.items() if plan.wants(name)}
@@ -360,7 +360,7 @@ def _timed(plan: Plan, name: str, formats: _Formats, bandwidth: float, part: Cal
     """The parts of a shape in which times are taken, of rows and formats in turn."""
     for rows in (2, 1):
         for dtype in formats.names:
-            part(f"{name} in {dtype}, passes of {rows} rows", _passes, plan, formats, dtype, rows, bandwidth)
+            part(f"{name} in {dtype}, passes of {rows} rows", time_passes, plan, formats, dtype, rows, bandwidth)
     if formats.spec.tokens_per_frame <= plan.video:
         kinds = {
             "dense": (OFF, DraftSettings()),
@@ -369,6 +369,6 @@ def _timed(plan: Plan, name: str, formats: _Formats, bandwidth: float, part: Cal
         }
         for how, (tau, draft) in kinds.items():
             for dtype in formats.names:
-                part(f"{name} in {dtype}, a whole run, {how}", _run, plan, formats, dtype, tau, draft)
+                part(f"{name} in {dtype}, a whole run, {how}", time_run, plan, formats, dtype, tau, draft)
     formats.release()
-    part(f"{name}, transformers", _transformers, plan, formats.spec)
+    part(f"{name}, transformers", time_transformers, plan, formats.spec)

@@ -22,7 +22,7 @@ from fastcar_cli.kernels.native.structs import STRUCTS
 
 
 @cache
-def _open() -> ctypes.CDLL | str:
+def open_library() -> ctypes.CDLL | str:
     """The loaded library, or why it can't be used."""
     path, why = FOLDER / NAME, FOLDER / WHY_NOT
     if not path.is_file():
@@ -42,7 +42,7 @@ def _open() -> ctypes.CDLL | str:
 
 def unavailable() -> str | None:
     """Why the native kernels can't be used here, in a sentence without its full stop; None where they can."""
-    library = _open()
+    library = open_library()
     return library if isinstance(library, str) else None
 
 
@@ -52,7 +52,7 @@ def instruction_sets() -> Sequence[str]:
 
     Kept, since a virtual machine takes 100 us to say what its processor has.
     """
-    library = _open()
+    library = open_library()
     names: list[str] = []
     while not isinstance(library, str) and (name := library.fastcar_instruction_set(len(names))):
         names.append(name.decode())
@@ -79,7 +79,7 @@ def instruction_set() -> str:
 
 def kernels() -> Any:
     """The kernels of `instruction_set`. Raises RuntimeError where they are unavailable."""
-    library = _open()
+    library = open_library()
     if isinstance(library, str):
         raise RuntimeError(library)
     return _kernels_of(library, instruction_set())

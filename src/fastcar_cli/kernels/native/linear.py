@@ -18,17 +18,17 @@ class Product:
         if rows < 1 or threads < 1:
             raise ValueError(f"{rows} rows and {threads} threads, expected at least one of each")
         self._kernels, self._linear = kernels(), linear
-        self._product = STRUCTS.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
+        self.product = STRUCTS.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
         # Fields of a struct in a struct are slow to read.
-        self._bias, self._shape = self._product.matrix.bias, (rows, linear.outputs, linear.inputs)
-        self._scratch = scratch(self._kernels.product_bytes(self._product))
-        self._product.scratch = self._scratch.data_ptr()
+        self._bias, self._shape = self.product.matrix.bias, (rows, linear.outputs, linear.inputs)
+        self._scratch = scratch(self._kernels.product_bytes(self.product))
+        self.product.scratch = self._scratch.data_ptr()
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Float32 [..., in] to float32 [..., out], of `rows` inputs in all. A bias float32 [out] given here replaces
         the map's own, for a projection that adds another vector for every token.
         """
-        p, (rows, outputs, inputs), shape = self._product, self._shape, x.shape[:-1]
+        p, (rows, outputs, inputs), shape = self.product, self._shape, x.shape[:-1]
         if bias is not None:
             p.matrix.bias = expect("bias", bias, (outputs,), torch.float32)
         if shape.numel() != rows:
