@@ -263,7 +263,6 @@ def test_a_long_prompt_without_spaces_is_a_prompt(run: Run) -> None:
     [
         (["generate", BALL, "--frames", "1", "-o", "a.gif", "--keep-prefill"], "--keep-prefill"),
         (["profile", "--seq", "16", "--repeats", "1", "--save"], "--save"),
-        (["profile", "--seq", "16", "--repeats", "1", "--timeline"], "--timeline"),
     ],
 )
 def test_pipes_and_devices_take_no_file(run: Run, tmp_path: Path, arguments: list[str], option: str) -> None:

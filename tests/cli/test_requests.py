@@ -219,7 +219,7 @@ def test_a_number_of_many_digits_on_the_command_line_is_refused(run: Run, tmp_pa
     "arguments",
     [["generate", "x", "-o", "."], ["generate", "x", "-o", ".mp4"], ["generate", "x", "--trace", "taken.npz"],
      ["generate", "x", "--backend", "fpga-sim", "--report", "taken.txt"], ["profile", "--save", "taken.npz"],
-     ["profile", "--plots", "taken.txt"], ["fpga", "--report", "taken.txt"]],
+     ["fpga", "--report", "taken.txt"]],
 )  # fmt: skip
 def test_a_target_of_the_wrong_kind_is_refused_before_the_work(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "taken.npz").mkdir()

@@ -148,11 +148,9 @@ def test_fast_forward_is_where_decoding_would_be(window: int | None) -> None:
 
 
 @pytest.mark.slow
-def test_profile_of_a_run(run: Run, tmp_path: Path) -> None:
+def test_profile_of_a_run(run: Run) -> None:
     prompt = "a red ball rolling to the right on the grass"
-    done = run(
-        "profile", "--seq", "128", "--repeats", "1", "--decode", prompt, "--plots", "p", "--json", "--save", "s.json"
-    )
+    done = run("profile", "--seq", "128", "--repeats", "1", "--decode", prompt, "--json", "--save", "s.json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert {"machine", "lengths", "replay"} <= document.keys()
@@ -160,13 +158,9 @@ def test_profile_of_a_run(run: Run, tmp_path: Path) -> None:
     assert len(decode["tas_percentiles"]) == len(decode["mlp_similarity"]) == 6
     assert decode["replay"]["by_frame"][0] == 0.0 and 0 < decode["replay"]["eligible_ratio"] < 1
     assert decode["above_tau"][2] == pytest.approx(decode["replay"]["eligible_ratio"], abs=0.3)
-    names = {p.name for p in (tmp_path / "p").iterdir()}
-    stems = {"time-by-length", "replay-by-layer", "tas-by-layer", "similarity-by-layer", "replay-map"}
-    assert names == {f"{s}.{x}" for s in stems for x in ("png", "svg")}
-    again = run("profile", "--seq", "128", "--repeats", "1", "--compare", "s.json", "--timeline", "t.json", "--json")
+    again = run("profile", "--seq", "128", "--repeats", "1", "--compare", "s.json", "--json")
     assert again.returncode == 0, again.stderr
     assert {r["name"] for r in json.loads(again.stdout)["compared"]} >= {"step", "mlp", "attention"}
-    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
 def test_an_inert_threshold_is_said(run: Run, tmp_path: Path) -> None:
@@ -200,7 +194,7 @@ def test_what_is_no_profile_is_not_compared_with(run: Run, saved: str, tmp_path:
     [
         (("--seq", "2q"), "--seq 2q"),
         (("--model", "vila-u-7b", "--decode", "a fox"), "--decode needs weights"),
-        (("--backend", "fpga-sim", "--timeline", "t.json"), "--timeline has no effect with an emulated accelerator"),
+        (("--backend", "fpga-sim", "--repeats", "2"), "--repeats has no effect with an emulated accelerator"),
         (("--backend", "gpu"), "--backend gpu"),
         (("--compare", "none.json"), "no such file"),
         (("--dtype", "int3"), "--dtype int3"),

@@ -51,7 +51,6 @@ def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        (("profile", "--seq", "1k", "--plots", "plots"), "plots"),
         (("generate", BALL, "--backend", "fpga-sim", "--report", "report"), "plots"),
         (("fpga", "--preset", "paper-u280", "--replay", "0.5", "--report", "report"), "plots"),
     ],

@@ -19,7 +19,7 @@ from fastcar_cli.system.files import spooled
 
 READ = ("prompts_file", "inputs", "actions", "text_embedding", "from_", "config", "fpga", "preset", "trace", "compare",
         "calibrate", "lpips_weights", "folder")  # fmt: skip
-WRITTEN = ("output", "report", "report_to", "trace_to", "save", "timeline", "plots", "keep_prefill")
+WRITTEN = ("output", "report", "report_to", "trace_to", "save", "keep_prefill")
 """Parameters that name files to read, and others where `~` is the user's home."""
 
 OTHERS = {"overrides": "--set", "ratio": "--replay"}

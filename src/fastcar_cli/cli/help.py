@@ -15,7 +15,7 @@ GROUPS = {
     "What is measured": "--seq --decode --repeats --metrics --lpips-weights --find --tokens --table --drafts --explain",
     "Weights and machine": "--dtype --depth-dtype --calibrate --pixel-dtype --device --executor --threads --backend "
     "--fpga --preset --keep-prefill --shard --engine --address --workers",
-    "Settings and results": "--config --set --dry-run --preview --report --trace --plots --timeline --save --compare "
+    "Settings and results": "--config --set --dry-run --preview --report --trace --save --compare "
     "--json --format --verbose --quiet --debug --help",
 }
 """Options by the group that help shows them in, in this order."""
@@ -45,7 +45,7 @@ EXAMPLES = {
     "profile": (
         "fastcar profile --seq 512,1k",
         "fastcar profile --model vila-u-7b --seq 2k --backend fpga-sim",
-        'fastcar profile --decode "a red ball rolling to the right" --tau -2 --plots run-plots',
+        'fastcar profile --decode "a red ball rolling to the right" --tau -2 --save run.json',
     ),
     "sweep": (
         'fastcar sweep "a red ball rolling to the right on the grass" --tau off,0,-2,-4 -o sweep',

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastcar_cli.cli.complete import models, words
-from fastcar_cli.cli.flags import check_file, check_made, one_of, refuse
+from fastcar_cli.cli.flags import check_file, one_of, refuse
 from fastcar_cli.cli.options import Accelerator, Debug, Flags, Format, Json, options
 from fastcar_cli.config import choices
 from fastcar_cli.config.environment import surroundings
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.errors import RequestError
-from fastcar_cli.system.extras import pyplot
 from fastcar_cli.system.files import read_text, write_whole
 
 if TYPE_CHECKING:
@@ -58,8 +57,6 @@ def profile(
     decode: Annotated[str | None, typer.Option(metavar="PROMPT", help="Profile a real run of this prompt.")] = None,
     tau: Annotated[str, typer.Option(help="Threshold of --decode.")] = "-2",
     seed: Annotated[int, typer.Option(help="Seed of --decode.", min=0, max=2**63 - 1)] = 0,
-    plots: Annotated[Path | None, typer.Option(help="Folder for plots (PNG and SVG).")] = None,
-    timeline: Annotated[Path | None, typer.Option(help="File for a timeline of one step, for Perfetto.")] = None,
     save: Annotated[Path | None, typer.Option(help="File to keep the result in (JSON).")] = None,
     compare: Annotated[Path | None, typer.Option(help="Earlier result to print ratios against.")] = None,
     as_json: Json = False,
@@ -67,53 +64,25 @@ def profile(
     debug: Debug = False,
 ) -> None:
     """Measure one decode step by context length, or a real run with --decode."""
-    from fastcar_cli.checkpoints.published import published_spec
     from fastcar_cli.profile.profile_report import ProfileSettings, ratios
     from fastcar_cli.profile.profiler import parse_lengths
 
     run = load_config(None, (), flags, surroundings())
     runtime, model = run.runtime, model or run.model
-    one_of("--backend", backend, BACKENDS)
-    one_of("--dtype", dtype, DTYPES)
-    if decode is None:
-        refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
-    elif seq is None:
-        measured = ("rows", "repeats", "replay_ratio", "timeline", "compare")
-        refuse(ctx, measured, "with --decode alone", "it needs --seq, which measures steps beside the run")
-    if backend == "torch":
-        refuse(ctx, ("fpga",), "with the backend torch", "it needs --backend fpga-sim")
-    else:
-        of_torch = ("dtype", "device", "threads", "executor", "repeats", "replay_ratio", "timeline", "decode")
-        refuse(ctx, of_torch, "with an emulated accelerator", "leave it out, or leave out --backend fpga-sim")
+    _refuse(ctx, backend, dtype, decode, seq, model)
     lengths = [] if decode is not None and seq is None else parse_lengths(seq or _lengths(model))
-    if plots is not None:
-        pyplot("--plots")
     earlier = _read(compare) if compare is not None else None
     check_file("--save", save)
-    check_file("--timeline", timeline)
-    check_made("--plots", plots)
-    if decode is not None and published_spec(model) is not None:
-        raise RequestError(
-            f"--decode needs weights; --model {model} stands for shapes here", hint="--model mini or a folder"
-        )
     if backend == "fpga-sim":
         document = _emulated(model, lengths, rows, fpga)
     else:
-        if timeline is not None and flags.get("runtime.executor") not in (None, "auto", "torch"):
-            raise RequestError("--timeline shows steps in plain torch", hint="leave --executor out")
         chosen = ProfileSettings(
             *(model, lengths, rows, dtype, runtime.device, runtime.threads, repeats, replay_ratio),
-            executor=runtime.executor if timeline is None else "torch",
+            executor=runtime.executor,
         )
-        document = _measured(chosen, timeline)
-    profiled = None
+        document = _measured(chosen)
     if decode is not None:
-        profiled = _decoded(model, decode, tau, seed, runtime.device, dtype)
-        document["decode"] = profiled.to_dict()
-    if plots is not None:
-        from fastcar_cli.profile.plots import write_plots
-
-        write_plots(plots, document["lengths"], profiled, "ms" if backend == "torch" else "emulated ms")
+        document["decode"] = _decoded(model, decode, tau, seed, runtime.device, dtype)
     if save is not None:
         write_whole(save, json.dumps(document, indent=1) + "\n")
     if earlier is not None:
@@ -126,6 +95,28 @@ def profile(
         show(document)
 
 
+def _refuse(ctx: typer.Context, backend: str, dtype: str, decode: str | None, seq: str | None, model: str) -> None:
+    """Refuse unknown words and options without effect. Raises RequestError."""
+    from fastcar_cli.checkpoints.published import published_spec
+
+    one_of("--backend", backend, BACKENDS)
+    one_of("--dtype", dtype, DTYPES)
+    if decode is None:
+        refuse(ctx, ("tau", "seed"), "without a run", "it needs --decode PROMPT")
+    elif seq is None:
+        measured = ("rows", "repeats", "replay_ratio", "compare")
+        refuse(ctx, measured, "with --decode alone", "it needs --seq, which measures steps beside the run")
+    if backend == "torch":
+        refuse(ctx, ("fpga",), "with the backend torch", "it needs --backend fpga-sim")
+    else:
+        of_torch = ("dtype", "device", "threads", "executor", "repeats", "replay_ratio", "decode")
+        refuse(ctx, of_torch, "with an emulated accelerator", "leave it out, or leave out --backend fpga-sim")
+    if decode is not None and published_spec(model) is not None:
+        raise RequestError(
+            f"--decode needs weights; --model {model} stands for shapes here", hint="--model mini or a folder"
+        )
+
+
 def _lengths(model: str) -> str:
     """The lengths where nobody says: of a model whose prompt is frames, all the positions that it has."""
     from fastcar_cli.checkpoints.registry import spec_of
@@ -134,7 +125,7 @@ def _lengths(model: str) -> str:
     return "2k,4k,8k" if spec.layout.lead is None else str(spec.decoder.max_positions)
 
 
-def _measured(what: ProfileSettings, timeline: Path | None) -> dict[str, Any]:
+def _measured(what: ProfileSettings) -> dict[str, Any]:
     from fastcar_cli.cli.render import console, progress
     from fastcar_cli.profile.profile_report import StepProfile
 
@@ -145,8 +136,6 @@ def _measured(what: ProfileSettings, timeline: Path | None) -> dict[str, Any]:
         task = bar.add_task("measuring", total=len(what.lengths))
         for _ in steps.run():
             bar.advance(task)
-    if timeline is not None:
-        steps.write_timeline(timeline)
     return steps.to_dict()
 
 
@@ -158,14 +147,14 @@ def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str | None
     return emulated_lengths(spec, model, lengths, rows or (2 if spec.layout.guided else 1), fpga)
 
 
-def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> Any:
+def _decoded(model: str, prompt: str, tau: str, seed: int, device: str, dtype: str) -> dict[str, Any]:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
     from fastcar_cli.profile.decode_profile import profile_decode
 
     flags = {"model": model, "replay.tau": tau, "draft.kind": "off", "runtime.device": device, "runtime.dtype": dtype}
     pipe = VideoPipeline.from_config(load_config(None, (), flags))
     pipe.notices([prompt])
-    return profile_decode(pipe, prompt, seed)
+    return profile_decode(pipe, prompt, seed).to_dict()
 
 
 def _read(file: Path) -> dict[str, Any]:

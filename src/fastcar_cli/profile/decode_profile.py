@@ -1,4 +1,4 @@
-"""What a real decode did: replay by layer and frame, TAS by layer, similarity of MLP outputs, a map over the frames."""
+"""Statistics of a real decode: replay by layer and frame, TAS by layer, similarity of MLP outputs."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ class _Similarity:
 class DecodeProfile:
     """A dense run (TAS, similarity) and a run at tau (replay), both of the same prompt and seed.
 
-    tas [layers, values]; by_position [frames, N] is the share of layers and rows that replayed;
-    images uint8 [frames, H, W, 3] of the run at tau. times: seconds of both runs as `generate` decodes, a token a pass.
+    tas [layers, values]; times: seconds of both runs as `generate` decodes, a token a pass.
     """
 
     prompt: str
@@ -58,9 +57,6 @@ class DecodeProfile:
     tas: NDArray[np.float32]
     similarity: list[float | None]
     replay: ReplayStats
-    by_position: NDArray[np.float32]
-    grid: tuple[int, int]
-    images: NDArray[np.uint8]
     times: dict[str, Any]
 
     @property
@@ -93,10 +89,11 @@ class DecodeProfile:
         }
 
 
-def _run(pipe: VideoPipeline, prompt: str, seed: int, watch: Any = None) -> tuple[Decode, NDArray[np.uint8]]:
-    images = [frame.image for frame in pipe.stream([prompt], [seed], watch=watch)]
+def _run(pipe: VideoPipeline, prompt: str, seed: int, watch: Any = None) -> Decode:
+    for _ in pipe.stream([prompt], [seed], watch=watch):
+        pass
     assert pipe.decode is not None
-    return pipe.decode, np.stack(images)
+    return pipe.decode
 
 
 def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> DecodeProfile:
@@ -104,20 +101,18 @@ def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> DecodeProfile
     rule = pipe.settings.rule
     dense = pipe.with_settings(rule=ReplayRule(tas_definition=rule.tas_definition), keep_tas=True)
     similarity = _Similarity(pipe.layers, pipe.tokens_per_frame)
-    first, images = _run(dense, prompt, seed, similarity)
-    timed, _ = _run(pipe.with_settings(rule=ReplayRule(tas_definition=rule.tas_definition)), prompt, seed)
+    first = _run(dense, prompt, seed, similarity)
+    timed = _run(pipe.with_settings(rule=ReplayRule(tas_definition=rule.tas_definition)), prompt, seed)
     times: dict[str, Any] = {"executor": timed.executor_name, "why": timed.why, "dense_s": timed.clock.decode}
     assert first.replay is not None and first.replay.tas is not None
     scores = first.replay.tas
     tas = scores[:, :, first.replay.gateable(scores.shape[2])].cpu().numpy().reshape(pipe.layers, -1)
-    by_position = np.zeros((pipe.frames, pipe.grid[0] * pipe.grid[1]), np.float32)
     stats = ReplayStats(0.0, 0.0, [0.0] * pipe.layers, [0.0] * pipe.frames)
     if not rule.off:
-        second, images = _run(pipe, prompt, seed)
+        second = _run(pipe, prompt, seed)
         assert second.replay is not None
         stats = second.replay.stats(second.passed)
         times |= {"tau_s": second.clock.decode, "speedup": timed.clock.decode / second.clock.decode}
-        by_position[pipe.context :] = second.replay_shares().numpy()
     return DecodeProfile(
         prompt=prompt,
         seed=seed,
@@ -126,8 +121,5 @@ def profile_decode(pipe: VideoPipeline, prompt: str, seed: int) -> DecodeProfile
         tas=tas,
         similarity=similarity.means(),
         replay=stats,
-        by_position=by_position,
-        grid=pipe.grid,
-        images=images,
         times=times,
     )

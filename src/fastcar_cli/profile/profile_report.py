@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,13 +90,6 @@ class StepProfile:
             drafts = draft_table(self._shape, self._rows, length, self._settings.repeats, self._settings.ratio)
             self._drafts += [drafts] if drafts is not None else []
             yield self._measured[-1]
-
-    def write_timeline(self, file: Path) -> None:
-        """One step at the last length, for Perfetto."""
-        from fastcar_cli.profile.timeline import write_timeline
-
-        if self._shape is not None:
-            write_timeline(file, self._shape, self._rows, self._settings.lengths[-1])
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, of the lengths that are done."""

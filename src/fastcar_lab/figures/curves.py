@@ -5,14 +5,14 @@ Writes `curves.csv` and `curves.md`, a line a setting with 95 % intervals, and a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.errors import RequestError
-from fastcar_cli.profile.plots import save_figure
 from fastcar_cli.sweep.results import SETTING, dense_line
+from fastcar_cli.system.extras import pyplot
 from fastcar_cli.system.files import csv_of, write_whole
 from fastcar_cli.system.plain_data import parse_json
 from fastcar_lab.claims.quality import EQUAL, KEYS, values
@@ -34,6 +34,20 @@ def compare(sweeps: Sequence[Path], output: Path) -> tuple[str, Path]:
     write_whole(output / "curves.md", markdown(lines))
     files = save_figure(output, "curves", lambda figure: _draw(figure, lines), (11.0, 4.4))
     return markdown(lines), files[0]
+
+
+def save_figure(
+    folder: Path, name: str, draw: Callable[[Any], None], size: tuple[float, float] = (7.5, 4.2)
+) -> list[Path]:
+    """Draw a figure, `size` in inches, as PNG and SVG; the files. Raises RequestError without matplotlib."""
+    plt = pyplot("a plot")
+    figure = plt.figure(figsize=size, layout="constrained")
+    draw(figure)
+    files = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for file in files:
+        figure.savefig(file, dpi=130)
+    plt.close(figure)
+    return files
 
 
 def _results(folder: Path) -> dict[str, Any]:
