@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -36,6 +38,9 @@ class _Stub:
         self.forms: list[dict[str, str]] = []
 
     def __call__(self, form: dict[str, str], on_step: Callable[[int, int], None]) -> tuple[dict[str, Any], bytes]:
+        return self.make(form, on_step)
+
+    def make(self, form: dict[str, str], on_step: Callable[[int, int], None]) -> tuple[dict[str, Any], bytes]:
         self.forms.append(form)
         on_step(1, 4)
         self.began.set()
@@ -83,7 +88,13 @@ def test_the_page_is_at_the_address(server: Server) -> None:
     assert _send(server, Host=f"localhost:{server.server_port}")[0] == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example:80", "192.168.0.9:80", ""])
+def test_port_80_is_not_in_the_host(server: Server) -> None:
+    assert _send(server, Host="127.0.0.1")[0] == _send(server, Host="localhost")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example:80", "192.168.0.9:80", "", "127.0.0.1:80:80"]
+)
 def test_another_host_is_refused(server: Server, stub: _Stub, host: str) -> None:
     assert _send(server, Host=host)[0] == 403
     assert _send(server, "POST", body=FORM, Host=host)[0] == 403
@@ -113,6 +124,12 @@ def test_what_is_no_form_is_refused(server: Server, body: object) -> None:
     assert _send(server, "POST", body=body)[0] == 400
 
 
+def test_nested_json_is_refused(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=300)
+    connection.request("POST", f"/{server.secret}/make", "[" * 60000)
+    assert connection.getresponse().status == 400
+
+
 def test_a_large_request_is_refused(server: Server) -> None:
     assert _send(server, "POST", body={"prompt": "x" * 70000})[0] == 413
 
@@ -128,6 +145,36 @@ def test_one_video_is_made_at_a_time(server: Server, stub: _Stub) -> None:
     assert _lines(answers[0][1]) == [{"share": 0.25}, {"done": True}]
     assert _lines(_send(server, "POST", body=FORM)[1])[-1] == {"done": True}
     assert stub.forms == [FORM, FORM]
+
+
+def test_a_closed_page_cancels_its_video(
+    server: Server, stub: _Stub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cancelled = threading.Event()
+
+    def make(form: dict[str, str], on_step: Callable[[int, int], None]) -> tuple[dict[str, Any], bytes]:
+        try:
+            while True:
+                on_step(1, 4)
+                time.sleep(0.001)
+        finally:
+            cancelled.set()
+
+    monkeypatch.setattr(stub, "make", make)
+    body = json.dumps(FORM).encode()
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=300) as page:
+        head = f"POST /{server.secret}/make HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        page.sendall(head.encode() + body)
+        assert page.recv(64)
+        # As a browser closes it.
+        page.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert cancelled.wait(300)
+    stub.may_end.set()
+    monkeypatch.undo()
+    while "another video" in (answer := _send(server, "POST", body=FORM)[1]):
+        time.sleep(0.01)
+    assert _lines(answer)[-1] == {"done": True}
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

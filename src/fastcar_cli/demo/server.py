@@ -12,6 +12,7 @@ import hmac
 import json
 import queue
 import secrets
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,6 +33,24 @@ MOST_BYTES = 65536
 SCRIPTS = ("core.js", "charts.js", "heat.js", "player.js", "demo.js")
 
 
+class Left(Exception):
+    """The page that asked for a video was closed."""
+
+
+class _Job:
+    """A video that a page asked for: its form, the lines of the answer, and whether the page was closed."""
+
+    def __init__(self, form: dict[str, str]) -> None:
+        self.form, self.left = form, threading.Event()
+        self.lines: queue.Queue[Line] = queue.Queue()
+
+    def progress(self, done: int, total: int) -> None:
+        """Send the share that is done. Raises Left."""
+        if self.left.is_set():
+            raise Left
+        self.lines.put({"share": done / total})
+
+
 class Server(ThreadingHTTPServer):
     """A page under a secret address. `port` 0 takes any free one; raises RequestError where the port is taken."""
 
@@ -45,7 +64,7 @@ class Server(ThreadingHTTPServer):
         self._make = make
         self.secret = secrets.token_urlsafe(18)
         self.busy = threading.Lock()
-        self.jobs: queue.Queue[tuple[dict[str, str], queue.Queue[Line]]] = queue.Queue()
+        self.jobs: queue.Queue[_Job] = queue.Queue()
         self._results, self._video = empty_results(), b""
 
     @property
@@ -58,17 +77,18 @@ class Server(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
         try:
             while True:
-                form, lines = self.jobs.get()
-                self._work(form, lines)
+                self._work(self.jobs.get())
         finally:
             self.shutdown()
             self.server_close()
 
-    def _work(self, form: dict[str, str], lines: queue.Queue[Line]) -> None:
+    def _work(self, job: _Job) -> None:
         last: Line = {"error": "stopped"}
         try:
-            self._results, self._video = self._make(form, lambda done, total: lines.put({"share": done / total}))
+            self._results, self._video = self._make(job.form, job.progress)
             last = {"done": True}
+        except Left:
+            pass
         except FastcarError as e:
             e.name_of = lambda key: key.rpartition(".")[2]
             last = {"error": str(e), "hint": e.hint}
@@ -77,7 +97,12 @@ class Server(ThreadingHTTPServer):
             last = {"error": what}
         finally:
             self.busy.release()
-            lines.put(last)
+            job.lines.put(last)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing where a browser closes its connection; any other error as the base class does."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
     def page(self) -> bytes:
         """The page with the last video."""
@@ -115,25 +140,28 @@ class _Handler(BaseHTTPRequestHandler):
             form = json.loads(self.rfile.read(int(size)))
             if not isinstance(form, dict) or not all(isinstance(v, str) for v in form.values()):
                 raise ValueError
-        except ValueError:
-            self._refuse(400, "the request is no form")
+        except (ValueError, RecursionError):
+            self._refuse(400, "the request is not a form")
             return
         self._begin(200, "application/x-ndjson")
         if not self.server.busy.acquire(blocking=False):
             self._line({"error": "another video is being made", "hint": "try again when it is done"})
             return
-        lines: queue.Queue[Line] = queue.Queue()
-        self.server.jobs.put((form, lines))
-        while True:
-            line = lines.get()
-            self._line(line)
-            if "share" not in line:
-                return
+        job = _Job(form)
+        self.server.jobs.put(job)
+        try:
+            line: Line = {"share": 0}
+            while "share" in line:
+                self._line(line := job.lines.get())
+        except ConnectionError:
+            job.left.set()
 
     def _allowed(self, name: str) -> bool:
         """Whether a request is of the page itself and for this name; refuses it otherwise."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        if host.rpartition(":")[0] not in HOSTS or origin not in (None, f"http://{host}"):
+        name_of_host, _, port = host.partition(":")
+        # Browsers leave the port 80 out; with `ssh -L` it is another one than the server's.
+        if name_of_host not in HOSTS or not (port or "80").isdecimal() or origin not in (None, f"http://{host}"):
             self._refuse(403, "not from here")
             return False
         _, secret, *rest = [*self.path.split("/"), ""][:4]
