@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from fastcar_cli.cli.streams import close_streams, open_streams
-from fastcar_cli.system.signals import status
+from fastcar_cli.system.signals import STOPS, status
 
 
 def run() -> None:
@@ -38,7 +38,7 @@ def run() -> None:
 
 
 def _on_signals(handler: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
 

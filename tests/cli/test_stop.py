@@ -29,7 +29,9 @@ PROMPT = "a red ball on the grass"
 SLOW = """
 import os, signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
+for name in ("SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1"):
+    if os.environ.get("IGNORED") != name:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
 from pathlib import Path
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 whole = VideoPipeline.stream
@@ -43,7 +45,7 @@ VideoPipeline.stream = slow
 from fastcar_cli.cli.app import main
 main()
 """
-"""The program with both signals as a terminal sets them, which sleeps where every video has so many frames."""
+"""The program with signals as a terminal sets them, which sleeps where every video has so many frames."""
 
 
 def _stopped(folder: Path, frames: int, number: signal.Signals, *arguments: str) -> tuple[int, str, str]:
@@ -62,7 +64,14 @@ def _stopped(folder: Path, frames: int, number: signal.Signals, *arguments: str)
     return process.returncode, stdout, stderr
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGXCPU, signal.SIGUSR1)),
+        signal.SIGHUP,
+        signal.SIGTERM,
+    ],
+)
 def test_a_signal_keeps_finished_frames_under_json(tmp_path: Path, number: signal.Signals) -> None:
     arguments = ["generate", PROMPT, "--samples", "3", "--seed", "1", "-o", "out", "--json"]
     status, stdout, stderr = _stopped(tmp_path, 2, number, *arguments)
@@ -94,7 +103,9 @@ def test_sigterm_keeps_the_cells_of_a_sweep(tmp_path: Path) -> None:
 AT = """
 import atexit, importlib.abc, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
+for name in ("SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1"):
+    if os.environ.get("IGNORED") != name:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
 number, where = int(os.environ["NUMBER"]), os.environ["WHERE"]
 class Signal(importlib.abc.MetaPathFinder):
     def find_spec(self, name, *_):

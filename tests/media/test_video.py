@@ -13,7 +13,7 @@ from PIL import Image, ImageSequence
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.media import default_name, open_writer, read_frames, read_recipe
 from fastcar_cli.system.files import write_whole
-from fastcar_cli.system.signals import status, stop_on_sigterm, uninterrupted
+from fastcar_cli.system.signals import status, stop_on_signals, uninterrupted
 
 RECIPE = {"prompt": 'a "red" ball & <ü>', "seed": 7, "settings": {"model": "mini"}}
 
@@ -102,7 +102,7 @@ def test_a_signal_within_a_write_waits_for_the_frame(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        stop_on_sigterm()
+        stop_on_signals()
         with pytest.raises(KeyboardInterrupt) as stopped:
             writer.add(frames[1])
     finally:

@@ -20,7 +20,7 @@ from fastcar_cli.cli.flags import Command
 from fastcar_cli.cli.help import examples
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.system import plugins
-from fastcar_cli.system.signals import status, stop_on_sigterm
+from fastcar_cli.system.signals import status, stop_on_signals
 
 COMMANDS = {
     "generate": ("generate:generate", "Make videos from prompts, or from frames that they continue."),
@@ -90,7 +90,7 @@ def _load(target: str) -> typer.Typer:
 
 @contextmanager
 def _ends_as_stopped() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the program with their status: typer says "Aborted!", and knows the first only."""
+    """End the program with the status of the signal that stopped it; typer says "Aborted!" and knows Ctrl-C only."""
     try:
         yield
     except KeyboardInterrupt as e:
@@ -190,7 +190,7 @@ def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> N
     if not debug and not sys.warnoptions:
         # Libraries' warnings show lines of their code; what a user should know of is a note.
         warnings.simplefilter("ignore")
-    stop_on_sigterm()
+    stop_on_signals()
     try:
         _check_folder()
         program()

@@ -7,6 +7,7 @@ worker's task again elsewhere.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import socket
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fastcar_cli.errors import FastcarError, Key, RequestError, RunError, Text
 from fastcar_cli.system.extras import need
-from fastcar_cli.system.signals import handlers_kept
+from fastcar_cli.system.signals import restored_sigterm
 
 if TYPE_CHECKING:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
@@ -92,7 +93,7 @@ def _work(key: str, make: Callable[[], Worker], task: Any) -> list[Any]:
     return list(_workers[key].work(task))
 
 
-def _knock(address: str) -> None:
+def _knock(address: str, where: Text) -> None:
     """Refuse an address where nothing listens; Ray itself would try for minutes and then end the process."""
     match = re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)
     if match is None:
@@ -102,7 +103,7 @@ def _knock(address: str) -> None:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
     except (OSError, OverflowError) as e:
         raise RequestError(
-            f"no cluster answers there: {e}", key="address", value=address, hint="ray start --head prints its address"
+            f"no cluster answers there: {e}", where=where, hint="ray start --head prints its address"
         ) from None
 
 
@@ -121,17 +122,21 @@ class _RayEngine:
         on_gpu = worker.base.model.network.device.type == "cuda"
         if self._mine:
             options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False, "logging_level": "ERROR"}
+            where: Text = "starting Ray here"
             if address is not None:
-                _knock(address)
+                where = Key("address"), f" {address}"
+            elif (address := os.environ.get("RAY_ADDRESS")) is not None:
+                where = f"RAY_ADDRESS={address}"
+            if address is not None:
+                _knock(address, where)
                 options = {"log_to_driver": False, "logging_level": "ERROR", "address": address}
             elif workers is not None and not on_gpu:
                 options["num_cpus"] = workers * threads
             try:
-                with handlers_kept():
+                with restored_sigterm():
                     ray.init(**options)
             except (ConnectionError, ValueError, RuntimeError, OSError) as e:
                 reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-                where: Text = "starting Ray here" if address is None else (Key("address"), f" {address}")
                 raise RequestError(f"no cluster: {reason}", where=where) from None
         self._setting = secrets.token_hex(8), worker.again()
         resources = {"num_cpus": threads, "num_gpus": 1} if on_gpu else {"num_cpus": threads}
