@@ -135,8 +135,12 @@ def test_a_converted_folder_holds_model_and_tokenizer(run: Run, model: str, tmp_
 def test_a_text_as_vectors(run: Run, texted: str, tmp_path: Path) -> None:
     videos = []
     for i, row in enumerate((0.0, 3.0)):
-        np.save("text.npy", np.full((512, 64), row, np.float32))
-        _report(run(*_begun(texted, tmp_path), "--temperature", "0", "--text-embedding", "text.npy", "-o", f"out{i}"))
+        vectors = np.full((512, 64), row, np.float32)
+        np.save("text.npy", vectors)
+        # As encoders return it, a batch of one.
+        torch.save(torch.from_numpy(vectors)[None], "text.pt")
+        file = ("text.npy", "text.pt")[i]
+        _report(run(*_begun(texted, tmp_path), "--temperature", "0", "--text-embedding", file, "-o", f"out{i}"))
         videos.append(read_frames(Path(f"out{i}")))
     assert (videos[0][:9] == videos[1][:9]).all() and (videos[0] != videos[1]).any()
 

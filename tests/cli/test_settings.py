@@ -145,3 +145,19 @@ def test_the_list_of_sources_is_a_table_in_every_format(run: Run) -> None:
     assert json.loads(run("config", "--json", "--set", "model=table").stdout)["model"] == "table"
     done = run("config", "--format", "csv")
     assert done.returncode == 2 and "--where" in done.stderr
+
+
+SERVICE = {
+    "FASTCAR_SERVICE_HOST": "10.0.0.1", "FASTCAR_SERVICE_PORT": "80", "FASTCAR_SERVICE_PORT_HTTP": "80",
+    "FASTCAR_PORT": "tcp://10.0.0.1:80", "FASTCAR_PORT_80_TCP": "tcp://10.0.0.1:80", "FASTCAR_PORT_80_TCP_PROTO": "tcp",
+    "FASTCAR_DEMO_SERVICE_HOST": "10.0.0.2", "FASTCAR_DEMO_PORT": "tcp://10.0.0.2:8000",
+}  # fmt: skip
+
+
+def test_variables_of_a_service_are_not_settings(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SERVICE.items():
+        monkeypatch.setenv(name, value)
+    assert run("config").returncode == 0
+    monkeypatch.setenv("FASTCAR_PORT", "80")
+    done = run("config")
+    assert done.returncode == 2 and "FASTCAR_PORT: there is no setting" in done.stderr

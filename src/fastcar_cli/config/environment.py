@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Collection, Sequence
 
 from fastcar_cli.config.run_config import Given, Layer, file_layer, settings, value_of
@@ -13,6 +14,15 @@ FILE = "fastcar.yaml"
 PREFIX = "FASTCAR_"
 OTHERS = ("FASTCAR_KERNELS_ISA", "FASTCAR_GOLDEN", "FASTCAR_GOLDEN_FRAMES", "FASTCAR_GOLDEN_LATENTS")
 """Variables that are no settings: the native kernels and the tests read them."""
+
+
+SERVICES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+"""Names of variables that Kubernetes sets for a service; `NAME_PORT` holds an address."""
+
+
+def _of_service(name: str, text: str) -> bool:
+    """Whether a variable describes a service called fastcar or fastcar-..., and is not a setting."""
+    return SERVICES.search(name) is not None or (name.endswith("_PORT") and "://" in text)
 
 
 def variable(key: str) -> str:
@@ -27,7 +37,7 @@ def surroundings() -> list[Layer]:
     layer: Layer = []
     for name, text in sorted(os.environ.items()):
         # An empty variable is one that is not set, as elsewhere.
-        if not name.startswith(PREFIX) or name in OTHERS or not text.strip():
+        if not name.startswith(PREFIX) or name in OTHERS or not text.strip() or _of_service(name, text):
             continue
         if name not in keys:
             last = name.removeprefix(PREFIX)

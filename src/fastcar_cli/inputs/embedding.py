@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
@@ -16,7 +17,9 @@ WORDS = 512
 
 
 def read_embedding(path: Path) -> NDArray[np.float32]:
-    """The one array of a .npy, .npz or .safetensors file, [n, width], with zeros up to `WORDS` rows.
+    """The one array of a .npy, .npz, .safetensors or .pt file, [n, width], with zeros up to `WORDS` rows.
+
+    Encoders return a batch of one text, [1, n, width], which is read too.
 
     Raises RequestError for any other file, for more rows, and for numbers that are not finite.
     """
@@ -24,12 +27,19 @@ def read_embedding(path: Path) -> NDArray[np.float32]:
         require_regular(path, MOST_TEXT)
         if path.suffix == ".safetensors":
             arrays = {key: tensor.float().numpy() for key, tensor in load_file(str(path)).items()}
+        elif path.suffix in (".pt", ".pth"):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            named = loaded.items() if isinstance(loaded, dict) else [("", loaded)]
+            arrays = {key: tensor.float().numpy() for key, tensor in named}
         else:
             loaded = np.load(path, allow_pickle=False)
-            arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {"": loaded}
+            if not isinstance(loaded, (np.ndarray, np.lib.npyio.NpzFile)):
+                raise ValueError("not an array of numpy")
+            arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
     except Exception as e:  # whatever a stranger's file makes zipfile, numpy and safetensors raise
         reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e).partition("\n")[0]
         raise RequestError(f"can't be read: {reason}", key="text_embedding", value=path) from None
+    arrays = {key: array[0] if array.ndim == 3 and len(array) == 1 else array for key, array in arrays.items()}
     shapes = [list(array.shape) for array in arrays.values()]
     if len(shapes) != 1 or len(shapes[0]) != 2 or not 1 <= shapes[0][0] <= WORDS:
         raise RequestError(

@@ -214,8 +214,9 @@ class _Mp4Writer(Writer):
 
         super()._open()
         flags: Any = {"options": {"movflags": "+faststart+use_metadata_tags"}}
-        # PyAV prints what a full disk raises after its first error.
-        self._file = LenientFile(self._hidden, "w")
+        # PyAV prints errors after the first that a full disk raises. FFmpeg opens the file again by its name, where a
+        # colon ends a protocol unless the name is absolute.
+        self._file = LenientFile(self._hidden.absolute(), "w")
         self._video: Any = iio.imopen(self._file, "w", plugin="pyav", container="mp4", extension=".mp4", **flags)
         self._video.container_metadata["comment"] = json.dumps(self.recipe)
         self._video.init_video_stream("libx264", fps=self.fps, pixel_format="yuv420p")

@@ -105,13 +105,26 @@ def _put(temporary: Path, path: Path) -> None:
         temporary.unlink()
 
 
+def _flush(file: Path) -> None:
+    """Flush a file's bytes to the disk; FUSE, shared folders and some network drives can't, and their files stay.
+
+    Raises OSError where the disk is full or fails.
+    """
+    # Windows flushes files that are open for writing only.
+    with file.open("r+b" if os.name == "nt" else "rb") as f:
+        try:
+            os.fsync(f.fileno())
+        except OSError as e:
+            if e.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+                raise
+
+
 def publish(temporary: Path, path: Path, *, new: bool) -> Path:
     """Put a finished file under its name, in one step and with its bytes on disk; the name it got.
 
     With `new` an existing file stays, and the name gets a number: no two runs end with the same one.
     """
-    with temporary.open("rb") as f:
-        os.fsync(f.fileno())
+    _flush(temporary)
     if not new:
         if path.exists():
             require_regular(path)
