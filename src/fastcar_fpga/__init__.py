@@ -1,5 +1,36 @@
 """`fpga-sim`: an emulated multi-core FPGA accelerator with Dynamic Resource Scheduling (DRS).
 
-The accelerator is the one of FastCar (arXiv 2505.14709), as far as it is published; docs/fpga.md
-says what is our own reading.
+The accelerator is the one of FastCar (arXiv 2505.14709), as far as it is published; docs/fpga.md says what is our own
+reading. `fastcar_cli` uses the names below and no module of the package.
 """
+
+from fastcar_fpga.backend import FpgaBackend, check_weights
+from fastcar_fpga.decisions import Decisions, Windows, draw, read, save
+from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.layer import INDEX_BITS
+from fastcar_fpga.preset import Preset, load_preset
+from fastcar_fpga.summary import Comparison, compare, emulate, explain, write_csvs
+from fastcar_fpga.workload import Workload, check_memory, preset_for, workload_of
+
+__all__ = [
+    "INDEX_BITS",
+    "Comparison",
+    "Decisions",
+    "Emulator",
+    "FpgaBackend",
+    "Preset",
+    "Windows",
+    "Workload",
+    "check_memory",
+    "check_weights",
+    "compare",
+    "draw",
+    "emulate",
+    "explain",
+    "load_preset",
+    "preset_for",
+    "read",
+    "save",
+    "workload_of",
+    "write_csvs",
+]

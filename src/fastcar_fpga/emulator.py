@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
-from fastcar_fpga.drs import INDEX_BITS
 from fastcar_fpga.isa import Program, compile_linear
-from fastcar_fpga.layer import START, Accelerator
+from fastcar_fpga.layer import INDEX_BITS, START, Accelerator, check_rows
 from fastcar_fpga.preset import Preset
 from fastcar_fpga.timing import Rates, cycles, mlp_program
-from fastcar_fpga.workload import Workload, check_memory, check_rows
+from fastcar_fpga.workload import Workload, check_memory
 
 SCHEDULERS = ("drs", "static", "ideal")
 
@@ -100,10 +99,6 @@ class Emulator:
     def weight_bytes(self, program: Program) -> float:
         """Bytes of weights that cross the memory port for one stream: whole bursts."""
         return sum(self.rates.moved(i.amount) for i in program.instructions if i.op == "load")
-
-    def attention_cycles(self, context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Cycles of the attention core of one layer, all rows, for each context length."""
-        return self.attention(np.broadcast_to(context, (self.work.rows, len(context))))
 
     def attention(self, context: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cycles of the attention core of one layer by pass, of context lengths [slots, passes], 0 in an empty slot.

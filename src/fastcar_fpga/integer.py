@@ -14,11 +14,14 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.weights.quantised import QuantisedLinear
-from fastcar_fpga.formats import sums
+
+EXACT_TERMS = 1024
+"""Products of two int8 numbers that float32 adds without rounding, in any order: 1,024 x 128 x 127 < 2^24."""
 
 FRACTION = 16
 """Bits behind the point of a fixed-point number, which has 32 in all: steps of 1.5e-5, up to 32,768."""
@@ -58,6 +61,17 @@ class Rows:
     weight: Tensor
     multiplier: Tensor
     exponent: int
+
+
+def sums(x: Tensor, weight: Tensor) -> Tensor:
+    """Sums of products of int8 x [n, k] and int8 weights [out, k], exact: integers in float64 [n, out].
+
+    float32 multiplies as many terms at once as it adds without rounding.
+    """
+    total = torch.zeros(len(x), len(weight), dtype=torch.float64, device=x.device)
+    for piece, part in zip(x.split(EXACT_TERMS, 1), weight.split(EXACT_TERMS, 1), strict=True):
+        total += F.linear(piece.float(), part.float())
+    return total
 
 
 def shifted(x: Tensor, by: Tensor | int) -> Tensor:

@@ -17,13 +17,53 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fastcar_fpga.drs import Drs
+from fastcar_cli.errors import RequestError
 from fastcar_fpga.isa import Program
 from fastcar_fpga.preset import Preset, Weights
 from fastcar_fpga.timing import Rates, cycles
 
+INDEX_BITS = 32
+"""Width of the Index Register, and so the most rows of a batch."""
+
 START = 1
 """Cycles from a layer's start to the first mapping, and from a core's leave to start to its first instruction."""
+
+
+def check_rows(rows: int) -> None:
+    """Refuse rows, one for each input token of a pass, beyond the Index Register's bits. Raises RequestError."""
+    if rows > INDEX_BITS:
+        raise RequestError(
+            f"{rows} rows: the Index Register of DRS has {INDEX_BITS} bits, one a row and input token",
+            hint=f"rows x draft window at most {INDEX_BITS}; with guidance a video is two rows",
+        )
+
+
+class Registers:
+    """The registers of Dynamic Resource Scheduling, as published.
+
+    Once per layer, when its TAS is known, the Index Register takes one bit a row (1: compute), and rows that compute
+    are dealt to the cores round-robin into the Mapping Registers. The instructions of a row whose bit is 0 are dropped
+    when they arrive; others go to the mapped core.
+
+    index: int, bit i is 1 where row i computes. mapping: 32 registers of `mapping_bits` bits.
+    """
+
+    def __init__(self, cores: int) -> None:
+        self.cores = cores
+        self.mapping_bits = max(1, (cores - 1).bit_length())
+        self.index = 0
+        self.mapping = [0] * INDEX_BITS
+
+    def remap(self, computing: Sequence[int]) -> None:
+        """Load the rows that compute, in order, and deal them to the cores."""
+        self.index = 0
+        for turn, row in enumerate(computing):
+            self.index |= 1 << row
+            self.mapping[row] = turn % self.cores
+
+    def arrive(self, row: int) -> int | None:
+        """The core that the instructions of a row go to; None if they are dropped."""
+        return self.mapping[row] if self.index >> row & 1 else None
 
 
 class Row(NamedTuple):
@@ -85,13 +125,15 @@ class Accelerator:
             return self.timed(core, begins)
         return max(min(begins) + self.row, max(begins) + self.late)
 
-    def layer(self, index: int, rows: int, gaps: Sequence[int] = (), drs: Drs | None = None) -> tuple[list[Row], int]:
+    def layer(
+        self, index: int, rows: int, gaps: Sequence[int] = (), drs: Registers | None = None
+    ) -> tuple[list[Row], int]:
         """Run a layer whose Index Register is `index`; returns its rows and its cycles.
 
         gaps [rows]: cycles the packet of a row comes later than it could. drs: registers with what the layer before
         left in them; None: fresh ones, which makes no difference.
         """
-        drs = drs or Drs(self.cores)
+        drs = drs or Registers(self.cores)
         drs.remap([row for row in range(rows) if index >> row & 1])
         cores = _Cores(self)
         now = START + self.remap

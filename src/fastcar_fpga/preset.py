@@ -10,8 +10,7 @@ from fastcar_cli.config.presets import fpga_presets, preset_folder, read_preset
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.plain_data import checked
 from fastcar_cli.weights.formats import GROUP
-from fastcar_fpga.constants import Constant, In, Section, check_constants, constants
-from fastcar_fpga.device import Bank, Device, load_device
+from fastcar_fpga.device import Bank, Constant, Device, In, Section, check_constants, constants, load_device
 from fastcar_fpga.memory import Order, Part, Stream, load_part, share
 
 MAX_FITTED = 2

@@ -7,16 +7,19 @@ imply. `activity`: what moves and computes times its price, plus the board's idl
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.checkpoints.specs import spec_from_dict
-from fastcar_fpga.decisions import Decisions
+from fastcar_cli.system.files import csv_of, make_folder, write_whole
+from fastcar_fpga.decisions import Decisions, Windows
+from fastcar_fpga.device import constants
 from fastcar_fpga.emulator import Emulator, Result
+from fastcar_fpga.layer import START, Registers
+from fastcar_fpga.memory import share
 from fastcar_fpga.preset import Preset
-from fastcar_fpga.windows import Windows
 from fastcar_fpga.workload import workload_of
 
 
@@ -76,15 +79,6 @@ class Comparison:
     replay: Result
     drafts: Result
 
-    @property
-    def energy(self) -> EnergyReport:
-        """Energy under DRS."""
-        return energy_of(self.drs, self.emulator.preset)
-
-    def results(self) -> list[tuple[str, Result]]:
-        """Every schedule by its name."""
-        return [("drs", self.drs), ("static", self.static), ("ideal", self.ideal), ("dense", self.dense)]
-
     def per_token(self) -> dict[str, dict[str, float]]:
         """What a final token of every video costs with one token a pass and in the passes that ran."""
         kinds = {"dense": self.dense, "replay": self.replay, "drafts": self.drafts, "both": self.drs}
@@ -103,7 +97,7 @@ class Comparison:
         """The `backend` part of a report (docs/json.md), with more keys."""
         preset, work, result = self.emulator.preset, self.emulator.work, self.drs
         seconds = result.cycles * preset.seconds_per_cycle
-        energy = self.energy
+        energy = energy_of(result, preset)
         by_core = [float(b) / result.cycles for b in result.by_core]
         drs = result.components["drs"].cycles
         return {
@@ -161,7 +155,7 @@ def compare(emulator: Emulator, replayed: NDArray[np.bool_], windows: Windows | 
 def emulate(preset: Preset, saved: Decisions) -> Comparison:
     """Saved decisions on an accelerator. Raises RequestError where model or passes do not fit it."""
     work = workload_of(
-        spec_from_dict(saved.spec),
+        saved.model,
         rows=saved.replayed.shape[1],
         frames=saved.frames,
         prompt=saved.prompt,
@@ -169,3 +163,117 @@ def emulate(preset: Preset, saved: Decisions) -> Comparison:
         sinks=saved.sinks,
     )
     return compare(Emulator(preset, work), saved.replayed, saved.fitting().windows)
+
+
+def write_csvs(folder: Path, comparison: Comparison) -> None:
+    """Write compute.csv, bandwidth.csv and energy.csv. Raises RequestError or RunError for what can't be written."""
+    preset, result = comparison.emulator.preset, comparison.drs
+    compute: list[tuple[Any, ...]] = []
+    energies: list[tuple[Any, ...]] = []
+    for scheduler in ("drs", "static", "ideal", "dense"):
+        run: Result = getattr(comparison, scheduler)
+        for name, t in run.components.items():
+            seconds = t.cycles * preset.seconds_per_cycle
+            compute.append((scheduler, name, round(t.cycles), seconds, round(t.macs), round(t.vector_elements)))
+        energy = energy_of(run, preset)
+        energies += [(scheduler, "activity", "component", *item) for item in energy.by_component.items()]
+        energies += [(scheduler, "activity", "level", *item) for item in energy.by_level.items()]
+        energies.append((scheduler, "constant", "all", "board", energy.constant))
+    reached = result.layer_bytes / (result.layer_cycles * preset.seconds_per_cycle) / 1e9
+    bandwidth = [
+        (i, round(float(b)), round(float(c)), float(g), float(g) / preset.peak)
+        for i, (b, c, g) in enumerate(zip(result.layer_bytes, result.layer_cycles, reached, strict=True))
+    ]
+    make_folder(folder)
+    for file, header, rows in (
+        ("compute.csv", "scheduler component cycles time_s macs vector_elements", compute),
+        ("bandwidth.csv", "layer hbm_bytes cycles hbm_GB_per_s share_of_peak_1", bandwidth),
+        ("energy.csv", "scheduler model kind name energy_J", energies),
+    ):
+        write_whole(folder / file, csv_of(header.split(), rows))
+
+
+def explain(comparison: Comparison) -> list[str]:
+    """Lines that derive the cycles and joules of one layer at mid-run, with the mean numbers of rows of a pass."""
+    rows = round(float((comparison.tokens >= 0).sum(0).mean()))
+    return explain_layer(comparison.emulator, round(float(comparison.computing.sum(1).mean())), rows)
+
+
+def explain_layer(emulator: Emulator, computing: int, rows: int | None = None) -> list[str]:
+    """Lines that derive the cycles and joules of one layer at mid-run with this many computing rows.
+
+    rows: rows of the layer, if not those of the batch.
+    """
+    preset, work, rates = emulator.preset, emulator.work, emulator.rates
+    mlp, c, rows = emulator.mlp, preset.cores, rows or work.rows
+    step = work.steps // 2
+    context = work.context(step)
+    rounds = -(-computing // c)
+    accelerator = emulator.accelerator
+    attention = float(emulator.attention(np.full((rows, 1), context))[0])
+    projections, chain = emulator.all_rows(emulator.projections, rows), -(-rows // c) * emulator.chain
+    mlp_cycles = accelerator.rounds(rounds)
+    ran, total = accelerator.layer((1 << computing) - 1, rows)
+    streams = rounds if emulator.shared else computing
+    prices, hbm, power, bit = preset.energy, preset.hbm, preset.card.power, preset.bank.energy.value
+    weight_bytes = streams * emulator.weight_bytes(mlp)
+    loads = [i for i in mlp.instructions if i.op == "load"]
+    lines = [
+        f"{preset.name}: {preset.title}",
+        f"clock {preset.clock.value:g} MHz, {c} cores, {rows} rows, {computing} of them compute; step {step}",
+        "",
+        f"MACs a cycle and core = array {preset.core.mac_array.value:g} x utilisation {preset.core.utilisation.value:g}"
+        f" = {rates.macs:g}",
+        f"HBM bytes a cycle = {hbm.channels.value:g} channels of {preset.part.name} x {preset.part.peak:g} GB/s x "
+        f"{share(preset.stream()):.1%} by its timing and {hbm.ports.value:g} ports x {hbm.beat.value:g} bytes x "
+        f"{hbm.port_clock.value:g} MHz / clock = {preset.bytes_per_cycle:.1f}, in requests of {rates.burst} bytes, "
+        f"{rates.latency} cycles after the request",
+        f"MLP weights = 3 x {work.width} x {work.mlp_width} = {mlp.macs:,} = MACs of a row; x "
+        f"{preset.format.stored_bits:g} bit = {mlp.weight_bytes:,} bytes in {len(loads)} tiles of at most "
+        f"{preset.tile_bytes:,} bytes",
+        f"a row alone: multiply {mlp.macs:,} / {rates.macs:g} = {mlp.macs / rates.macs:,.0f} cycles, load "
+        f"{mlp.weight_bytes / rates.bytes:,.0f} cycles; double-buffered: {accelerator.row:,} cycles",
+        f"DRS deals {computing} rows round-robin to {c} cores: ceil({computing} / {c}) = {rounds} rounds "
+        f"({Registers(c).mapping_bits} mapping bits a row)",
+        f"weights are {hbm.weights}: "
+        + ("a round streams them once" if emulator.shared else "each core streams its own from its share of channels"),
+        f"MLP = {rounds} x (start {START} + row {accelerator.row:,}) = {mlp_cycles:,} cycles",
+        f"DRS = start {START} + remap {accelerator.remap} + dispatch {mlp.words} words a packet, "
+        f"{accelerator.packet} cycles each, + drop {accelerator.drop} cycles each ({preset.drs.fetch}), "
+        f"beside running rows where a core's queue of {accelerator.queue} has room",
+        *(
+            f"  row {r.row}: "
+            + (
+                f"dropped in [{r.first:,}, {r.last:,})"
+                if r.core is None
+                else f"packet in [{r.first:,}, {r.last:,}) to core {r.core}, runs in [{r.begin:,}, {r.end:,})"
+            )
+            for r in ran
+        ),
+        f"both together {total:,} cycles, so DRS adds {total - mlp_cycles:,}",
+        f"projections, all rows: {work.projection_weights:,} weights in ceil({rows} / {c}) rounds = "
+        f"{projections:,.0f} cycles",
+        f"attention core, all rows: {context:,} keys x 2 x {work.width} MACs a row, "
+        f"{context * 2 * work.kv_width * preset.format.kv_bits // 8:,} bytes of keys and values a row = "
+        f"{attention:,.0f} cycles",
+        *([f"steps that wait for each other, nothing streamed (chain) = {chain:,} cycles"] if chain else []),
+        f"layer = {total + projections + attention + chain:,.0f} cycles = "
+        f"{(total + projections + attention + chain) * preset.seconds_per_cycle * 1e3:.3f} ms",
+        "",
+        f"energy of the MLP: HBM {weight_bytes:,.0f} bytes x 8 x {bit:g} pJ = {weight_bytes * 8 * bit * 1e-9:.4f} mJ",
+        f"  MACs {computing * mlp.macs:,} x {prices.mac.value:g} pJ = "
+        f"{computing * mlp.macs * prices.mac.value * 1e-9:.4f} mJ",
+        f"  buffer 2 x {computing * mlp.weight_bytes:,} bytes x {prices.buffer.value:g} pJ = "
+        f"{2 * computing * mlp.weight_bytes * prices.buffer.value * 1e-9:.4f} mJ",
+        f"  idle {power.idle.value:g} W x {mlp_cycles * preset.seconds_per_cycle * 1e3:.3f} ms = "
+        f"{power.idle.value * mlp_cycles * preset.seconds_per_cycle * 1e3:.4f} mJ",
+        f"  constant model: {power.board.value:g} W x the same time = "
+        f"{power.board.value * mlp_cycles * preset.seconds_per_cycle * 1e3:.4f} mJ",
+        "",
+        "constants:",
+    ]
+    known = {
+        **constants(preset),
+        **{f"device.{k}": v for part in (preset.bank, preset.card.power) for k, v in constants(part).items()},
+    }
+    return lines + [f"  {k} = {v.value:g} {v.unit}  ({v.kind}: {v.source})" for k, v in known.items()]

@@ -9,17 +9,8 @@ from numpy.typing import NDArray
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.network import Spec
-from fastcar_fpga.drs import INDEX_BITS
+from fastcar_fpga.layer import check_rows
 from fastcar_fpga.preset import Preset, load_preset
-
-
-def check_rows(rows: int) -> None:
-    """Refuse rows, one for each input token of a pass, beyond the Index Register's bits. Raises RequestError."""
-    if rows > INDEX_BITS:
-        raise RequestError(
-            f"{rows} rows: the Index Register of DRS has {INDEX_BITS} bits, one a row and input token",
-            hint=f"rows x draft window at most {INDEX_BITS}; with guidance a video is two rows",
-        )
 
 
 @dataclass(frozen=True)

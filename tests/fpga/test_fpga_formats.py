@@ -23,9 +23,8 @@ from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.weights.formats import FORMATS, quantise_int4, unpack_int4
 from fastcar_cli.weights.quantised import QuantisedLinear
 from fastcar_fpga import integer
-from fastcar_fpga.backend import FpgaBackend
+from fastcar_fpga.backend import FpgaBackend, group_sums, quantise, sums
 from fastcar_fpga.emulator import Emulator
-from fastcar_fpga.formats import group_sums, quantise, sums
 from fastcar_fpga.preset import Preset, load_preset
 
 
@@ -147,7 +146,7 @@ def test_weights_held_so_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch, s
     # 96 is the MLP width of four times the tiny model, whole groups.
     x, rounded, plain = random(3, 64), held(stored), tiny_model(times=4)
     wanted = FpgaBackend(plain.llm, in_format(kind), 3).mlp(1, x, None)
-    monkeypatch.setattr("fastcar_fpga.formats.FORMATS", {})
+    monkeypatch.setattr("fastcar_fpga.backend.FORMATS", {})
     assert torch.equal(FpgaBackend(rounded.llm, in_format(kind), 3).mlp(1, x, None), wanted)
 
 

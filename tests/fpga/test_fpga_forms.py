@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from support.fpga_presets import constant, preset, work
 
 from fastcar_fpga.emulator import Emulator
-from fastcar_fpga.explain import explain
 from fastcar_fpga.isa import compile_linear, compile_mlp
 from fastcar_fpga.layer import Accelerator
 from fastcar_fpga.preset import Weights
-from fastcar_fpga.summary import energy_of
+from fastcar_fpga.summary import energy_of, explain_layer
 from fastcar_fpga.timing import Rates, cycles, spans
 
 FAST = 1e9
@@ -149,20 +148,20 @@ def test_window_and_sinks_bound_the_context() -> None:
 def test_attention_is_its_closed_form() -> None:
     p = preset(cores=2, core__buffer=1, core__vector_lanes=FAST)
     emulator = Emulator(p, work(rows=2))
-    keys = np.array([64])
+    keys = np.full((2, 1), 64)
     size, tiles = 64 * 2 * 16 * 2, 64 * 2 * 16 * 2 // 512
     load, multiply = math.ceil(size // tiles / (p.bytes_per_cycle / 2)), math.ceil(64 * 2 * 16 / 64 / tiles)
     expected = 1 + 20 + load + (tiles - 1) * max(load, multiply) + multiply
-    assert emulator.attention_cycles(keys)[0] == expected
+    assert emulator.attention(keys)[0] == expected
 
 
 def test_keys_may_have_other_macs_than_weights() -> None:
-    keys = np.array([64])
+    keys = np.full((1, 1), 64)
     slow = {"core__buffer": 1024, "core__vector_lanes": FAST}
     other = {"core__attention_array": constant(32, "MAC/cycle")}
     whole, half = (Emulator(preset(**slow, **own), work(rows=1)) for own in ({}, other))
     multiply = 64 * 2 * 16 / 64
-    assert half.attention_cycles(keys)[0] - whole.attention_cycles(keys)[0] == multiply
+    assert half.attention(keys)[0] - whole.attention(keys)[0] == multiply
     assert half.accelerator.row == whole.accelerator.row
 
 
@@ -198,7 +197,7 @@ def test_a_chain_costs_each_layer_and_round_its_closed_form(waits: int, passes: 
     assert more == 2 * 8 * rounds * cycles
     assert with_chain.prefill() - without.prefill() == pytest.approx(2 * cycles)
     line = f"nothing streamed (chain) = {rounds * cycles:,} cycles"
-    assert (line in "\n".join(explain(with_chain, 3))) == bool(cycles)
+    assert (line in "\n".join(explain_layer(with_chain, 3))) == bool(cycles)
 
 
 def test_energy_is_the_sum_of_its_parts() -> None:

@@ -12,7 +12,7 @@ from support.fpga_presets import constant, preset, work
 
 from fastcar_cli.config.presets import fpga_presets, preset_folder
 from fastcar_cli.errors import RequestError
-from fastcar_fpga.constants import constants
+from fastcar_fpga.device import constants
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.preset import load_preset
 

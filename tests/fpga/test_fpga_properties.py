@@ -12,8 +12,8 @@ from support.fpga_machine import run as stepped
 from support.fpga_presets import preset, work
 
 from fastcar_cli.errors import RequestError
-from fastcar_fpga.drs import Drs
 from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.layer import Registers
 from fastcar_fpga.preset import Preset
 from fastcar_fpga.timing import round_spans
 from fastcar_fpga.workload import Workload, check_rows
@@ -96,7 +96,7 @@ def test_no_schedule_beats_the_ideal_or_loses_to_the_worst(situation: tuple[Pres
 
 @given(st.sets(st.integers(0, 31)), st.integers(1, 16))
 def test_registers_deal_round_robin(computing: set[int], cores: int) -> None:
-    drs = Drs(cores)
+    drs = Registers(cores)
     drs.remap(sorted(computing))
     assert 2**drs.mapping_bits >= cores
     found = [drs.arrive(r) for r in range(32)]

@@ -23,13 +23,11 @@ from support.tiny import tiny_spec
 from fastcar_cli.checkpoints.registry import folder_of, shapes_of, spec_of
 from fastcar_cli.config.presets import fpga_presets
 from fastcar_cli.errors import RequestError
-from fastcar_fpga.decisions import Decisions, draw, save
-from fastcar_fpga.drs import Drs
+from fastcar_fpga.decisions import Decisions, Windows, draw, save
 from fastcar_fpga.isa import UNIT_OF, compile_mlp
-from fastcar_fpga.layer import Accelerator
+from fastcar_fpga.layer import Accelerator, Registers
 from fastcar_fpga.preset import load_preset
 from fastcar_fpga.timing import Rates
-from fastcar_fpga.windows import Windows
 from fastcar_lab.accelerator.rtl import bundle, stimulus, tools
 from fastcar_lab.accelerator.rtl.packets import counts, words_of
 
@@ -96,7 +94,7 @@ def test_a_packet_is_whole_in_the_cycle_in_which_its_core_starts_another(tmp_pat
 
 def test_registers_are_kept_from_layer_to_layer_and_make_no_difference() -> None:
     machine = Accelerator(3, "lockstep", row=50, late=40, remap=32, packet=9, drop=4, queue=2)
-    kept = Drs(3)
+    kept = Registers(3)
     for index in (0b1111_0110, 0b1, 0, 0b1010_1010, 0xFF):
         assert machine.layer(index, 8, drs=kept) == machine.layer(index, 8)
 
@@ -277,13 +275,13 @@ def test_a_source_changed_in_the_folder_is_found(tmp_path: Path, name: str, befo
     assert not same and line.startswith("DIFFERENCE: ") and re.search(said, line), line
 
 
-def _no_wrap(drs: Drs, computing: Sequence[int]) -> None:
+def _no_wrap(drs: Registers, computing: Sequence[int]) -> None:
     drs.index = sum(1 << row for row in computing)
     for turn, row in enumerate(computing):
         drs.mapping[row] = min(turn, drs.cores - 1)
 
 
-def _kept_bits(drs: Drs, computing: Sequence[int]) -> None:
+def _kept_bits(drs: Registers, computing: Sequence[int]) -> None:
     for turn, row in enumerate(computing):
         drs.index |= 1 << row
         drs.mapping[row] = turn % drs.cores
@@ -299,14 +297,14 @@ def test_a_wrong_emulator_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("arrive", lambda drs, row: drs.mapping[row] if drs.index >> row & 3 else None),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(Drs, name, fault)
+            patched.setattr(Registers, name, fault)
             bundle.write(tmp_path, preset(), None)
         status, line = tools.call(["build/simulate"], tmp_path)
         print(line)
         assert status == 1 and re.search(r"DIFFERENCE: random layer \d+, row \d+, cycle \d+: ", line)
 
 
-def _wider(drs: Drs, cores: int) -> None:
+def _wider(drs: Registers, cores: int) -> None:
     drs.cores, drs.index, drs.mapping = cores, 0, [0] * 32
     drs.mapping_bits = cores.bit_length() + 1
 
@@ -317,7 +315,7 @@ def _wider(drs: Drs, cores: int) -> None:
     ("holder", "name", "value", "said"),
     [
         (bundle, "INDEX_BITS", 31, "cycle 0: bits of the Index Register 32, expected 31"),
-        (Drs, "__init__", _wider, "cycle 1: bits of a Mapping Register 1, expected 3"),
+        (Registers, "__init__", _wider, "cycle 1: bits of a Mapping Register 1, expected 3"),
     ],
     ids=["index", "mapping"],
 )

@@ -10,7 +10,7 @@ import pytest
 from support.processes import Run
 
 from fastcar_cli.config.presets import fpga_presets
-from fastcar_fpga.constants import constants
+from fastcar_fpga.device import constants
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.preset import load_preset
 from fastcar_lab.accelerator.fit import fit

@@ -20,10 +20,9 @@ from support.tiny import tiny_spec
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_fpga.decisions import Decisions, read, save
+from fastcar_fpga.decisions import Decisions, Windows, read, save
 from fastcar_fpga.emulator import SCHEDULERS, Emulator, Result
 from fastcar_fpga.summary import compare, emulate
-from fastcar_fpga.windows import Windows
 from fastcar_lab.accelerator.rtl import bundle
 
 LAYERS, STEPS = 2, 8

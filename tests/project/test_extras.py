@@ -48,20 +48,6 @@ def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
     assert error.value.hint == f"pip install 'fastcar[{extra}]'"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "extra"),
-    [
-        (("generate", BALL, "--backend", "fpga-sim", "--report", "report"), "plots"),
-        (("fpga", "--preset", "paper-u280", "--replay", "0.5", "--report", "report"), "plots"),
-    ],
-    ids=lambda x: x if isinstance(x, str) else x[0],
-)
-def test_options_that_need_an_extra_are_refused(arguments: tuple[str, ...], extra: str) -> None:
-    done = _fastcar(*arguments)
-    assert isinstance(done.exception, RequestError)
-    assert f"fastcar[{extra}]" in str(done.exception)
-
-
 def test_claims_ask_for_their_plots_before_they_decode(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app, ["lab", "claims", "--model", "mini", "--prompts", "1", "--seeds", "1", "-o", "claims"]

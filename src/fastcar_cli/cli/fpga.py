@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from fastcar_cli.config.keys import MODELS
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system import plugins
+
+if TYPE_CHECKING:
+    from fastcar_fpga import Comparison
 
 
 @options("attention.window", "attention.sinks")
@@ -61,33 +64,22 @@ def fpga(
     explain: Annotated[
         bool, typer.Option("--explain", help="Print the terms of one layer's cycles and joules.")
     ] = False,
-    report: Annotated[Path | None, typer.Option(help="Folder for CSVs, timeline and charts.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Folder for CSVs of cycles, bandwidth and energy.")] = None,
     as_json: Json = False,
     form: Format = "table",
     debug: Debug = False,
 ) -> None:
     """Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL."""
-    from fastcar_cli.checkpoints.registry import spec_of
-    from fastcar_cli.checkpoints.specs import spec_from_dict
-    from fastcar_fpga.decisions import draw, read
-    from fastcar_fpga.emulator import Emulator
-    from fastcar_fpga.explain import explain as lines_of
-    from fastcar_fpga.preset import load_preset
-    from fastcar_fpga.summary import compare, emulate
-    from fastcar_fpga.workload import preset_for, workload_of
+    import fastcar_fpga
 
     if table:
         refuse_all_but(ctx, ("table", "preset", "as_json"), "with --table, which emulates the published runs")
     if drafts:
-        refuse_all_but(
-            ctx, ("drafts", "preset", "rows", "as_json"), "with --drafts, at the shape of the published runs"
-        )
+        with_drafts = ("drafts", "preset", "rows", "as_json")
+        refuse_all_but(ctx, with_drafts, "with --drafts, at the shape of the published runs")
     if trace is not None:
-        refuse_all_but(
-            ctx,
-            ("trace", "preset", "window", "sinks", "explain", "report", "as_json"),
-            "with a file of decisions, which holds its own",
-        )
+        with_file = ("trace", "preset", "window", "sinks", "explain", "report", "as_json")
+        refuse_all_but(ctx, with_file, "with a file of decisions, which holds its own")
     attention = load_config(None, (), flags).attention
     if attention.window is None:
         refuse(ctx, ("sinks",), "where everything is attended to", "it needs --window with a number of tokens")
@@ -97,41 +89,27 @@ def fpga(
     one_of("--spread", spread, ("eligible", "all"))
     one_of("--profile", profile, ("flat", "valley"))
     if table or drafts:
-        accelerator = load_preset(preset or "paper-u280")
+        accelerator = fastcar_fpga.load_preset(preset or "paper-u280")
         if table:
             plugins.of_fpga("table", "--table")(accelerator, as_json)
         else:
             plugins.of_fpga("drafts", "--drafts")(accelerator, rows if "rows" in given(ctx) else 2, as_json)
         return
-    saved = None if trace is None else read(trace)
-    spec = spec_of(model) if saved is None else spec_from_dict(saved.spec)
-    accelerator = preset_for(preset, spec)
-    if saved is not None:
+    if trace is not None:
+        saved = fastcar_fpga.read(trace)
         if "attention.window" in flags:
             saved = replace(saved, window=attention.window, sinks=attention.sinks)
-        comparisons = [emulate(accelerator, saved)]
+        comparisons = [fastcar_fpga.emulate(fastcar_fpga.preset_for(preset, saved.model), saved)]
     else:
-        work = workload_of(
-            spec,
-            rows=rows,
-            frames=frames,
-            prompt=prompt_tokens,
-            window=attention.window,
-            sinks=attention.sinks,
-        )
-        how: dict[str, Any] = {"layers": work.layers, "rows": rows, "frames": frames, "seed": seed, "spread": spread}
-        how |= {"tokens_per_frame": work.tokens_per_frame, "pair_correlation": pair_correlation, "profile": profile}
-        emulator = Emulator(accelerator, work)
-        comparisons = [compare(emulator, draw(ratio=ratio, **how)) for ratio in _ratios(replay)]
+        shape: dict[str, Any] = {"rows": rows, "frames": frames, "prompt": prompt_tokens}
+        shape |= {"window": attention.window, "sinks": attention.sinks}
+        how: dict[str, Any] = {"seed": seed, "spread": spread, "pair_correlation": pair_correlation, "profile": profile}
+        comparisons = _drawn(model, preset, shape, _ratios(replay), how)
     if report is not None:
-        from fastcar_fpga.report import write_report
-
-        write_report(report, comparisons[-1])
+        fastcar_fpga.write_csvs(report, comparisons[-1])
     documents = [f.to_dict() for f in comparisons]
     if explain:
-        last = comparisons[-1]
-        rows = round(float((last.tokens >= 0).sum(0).mean()))
-        lines = lines_of(last.emulator, round(float(last.computing.sum(1).mean())), rows)
+        lines = fastcar_fpga.explain(comparisons[-1])
         if as_json:
             documents[-1]["explain"] = lines
         else:
@@ -142,6 +120,21 @@ def fpga(
         _summary(documents, comparisons[0].emulator.work)
 
 
+def _drawn(
+    model: str, preset: str | None, shape: dict[str, Any], ratios: list[float], how: dict[str, Any]
+) -> list[Comparison]:
+    """Decisions of a model's shapes, drawn with each of these ratios, on an accelerator."""
+    from fastcar_cli.checkpoints.registry import spec_of
+    from fastcar_fpga import Emulator, compare, draw, preset_for, workload_of
+
+    spec = spec_of(model)
+    accelerator = preset_for(preset, spec)
+    work = workload_of(spec, **shape)
+    emulator = Emulator(accelerator, work)
+    how |= {"layers": work.layers, "rows": work.rows, "frames": work.frames, "tokens_per_frame": work.tokens_per_frame}
+    return [compare(emulator, draw(ratio=ratio, **how)) for ratio in ratios]
+
+
 def _ratios(text: str) -> list[float]:
     try:
         values = [float(part) for part in text.split(",")]
@@ -149,7 +142,7 @@ def _ratios(text: str) -> list[float]:
         raise RequestError(f"--replay {text}: not numbers", hint="ratios from 0 to 1, such as 0,0.2,0.5,0.8") from None
     for value in values:
         if not 0 <= value <= 1:
-            raise RequestError(f"--replay {value:g}: no ratio", hint="allowed: 0 to 1")
+            raise RequestError(f"--replay {value:g}: not a ratio", hint="allowed: 0 to 1")
     return values
 
 

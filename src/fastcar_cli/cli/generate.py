@@ -28,7 +28,6 @@ from fastcar_cli.config.lists import MOST, parse_seeds, shard_of
 from fastcar_cli.config.run_config import RunConfig, load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline.engines import check_engine
-from fastcar_cli.system.extras import pyplot
 from fastcar_cli.system.files import make_folder
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def generate(
     *,
     flags: Flags,
     report_to: Annotated[
-        Path | None, typer.Option("--report", help="Folder for CSVs, timeline and charts of the emulated accelerator.")
+        Path | None, typer.Option("--report", help="Folder for CSVs of the emulated accelerator.")
     ] = None,
     trace_to: Annotated[
         Path | None, typer.Option("--trace", help="File (.npz) for the replay decisions, for `fastcar fpga`.")
@@ -228,7 +227,6 @@ def _check_files(ctx: typer.Context, run: RunConfig, report_to: Path | None, tra
         refuse(ctx, ("fpga", "report_to"), f"with the backend {run.backend.name}", "it needs --backend fpga-sim")
     if report_to is not None:
         check_made("--report", report_to)
-        pyplot("--report")
     if trace_to is not None and (trace_to.suffix != ".npz" or not trace_to.parent.is_dir() or trace_to.is_dir()):
         raise RequestError(f"--trace {trace_to}: needs a file name that ends in .npz, in a folder that exists")
     if run.runtime.keep_prefill is not None:

@@ -13,7 +13,7 @@ def presets(as_json: Json = False, form: Format = "table", debug: Debug = False)
     """List the configurations and accelerators that come with the package."""
     from fastcar_cli.config.presets import fpga_presets, preset_folder
     from fastcar_cli.config.presets import presets as configurations
-    from fastcar_fpga.preset import load_preset
+    from fastcar_fpga import load_preset
 
     folder = preset_folder()
     rows = [("--config", name, _comment((folder / f"{name}.yaml").read_text("utf-8"))) for name in configurations()]

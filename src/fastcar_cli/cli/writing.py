@@ -180,13 +180,13 @@ def make(
         if sidecars:
             write_whole(writer.path.with_suffix(".json"), json.dumps(report, indent=1) + "\n", new=True)
     if reports and trace_to is not None:
-        from fastcar_fpga.decisions import save
+        from fastcar_fpga import save
 
         save(trace_to, pipe.decisions())
     if report_to is not None and (emulated := pipe.emulated()) is not None:
-        from fastcar_fpga.report import write_report
+        from fastcar_fpga import write_csvs
 
-        write_report(report_to, emulated)
+        write_csvs(report_to, emulated)
     if stop is not None:
         kept = f"kept {reports[0]['video']['frames']} finished frames" if reports else "no frame was finished"
         note(terminal, kept, "stopped")

@@ -47,9 +47,7 @@ from fastcar_cli.system.limits import cores
 
 if TYPE_CHECKING:
     from fastcar_cli.decoding.backend import MLPBackend
-    from fastcar_fpga.decisions import Decisions
-    from fastcar_fpga.preset import Preset
-    from fastcar_fpga.summary import Comparison
+    from fastcar_fpga import Comparison, Decisions, Preset
 
 OnBegin = Callable[[str, int, int], None]
 """Receives what comes before the first token, "input" (pictures to tokens) or "prompt", its work done and all of it."""
@@ -102,8 +100,7 @@ class VideoPipeline:
         self.height, self.width = spec.frame_size
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
-            from fastcar_fpga.formats import check_weights
-            from fastcar_fpga.workload import check_memory, preset_for, workload_of
+            from fastcar_fpga import check_memory, check_weights, preset_for, workload_of
 
             self._preset = preset_for(config.backend.preset, spec)
             check_weights(model.network.weight_format, self._preset)
@@ -175,7 +172,7 @@ class VideoPipeline:
         network, settings = self.model.network, self.settings
         rows = self._rows
         if self._preset is not None:
-            from fastcar_fpga.drs import INDEX_BITS
+            from fastcar_fpga import INDEX_BITS
 
             return max(1, min(videos, INDEX_BITS // (rows * settings.draft.fixed)))
         prompt = self.spec.layout.prompt or PROMPT_TOKENS
@@ -190,7 +187,7 @@ class VideoPipeline:
 
     def _check_window(self) -> None:
         """Refuse drafts for which the accelerator has no room. Raises RequestError."""
-        from fastcar_fpga.drs import INDEX_BITS
+        from fastcar_fpga import INDEX_BITS
 
         most = INDEX_BITS // self._rows
         if self.settings.draft.fixed > most:
@@ -274,7 +271,7 @@ class VideoPipeline:
         """The frames of one batch. Raises RequestError for prompts that hold another number of frames than expected."""
         backend, preset, network = None, self._preset, self.model.network
         if preset is not None:
-            from fastcar_fpga.backend import FpgaBackend
+            from fastcar_fpga import FpgaBackend
 
             def backend(decoder: Decoder, rows: int) -> MLPBackend:
                 return FpgaBackend(decoder, preset, rows)

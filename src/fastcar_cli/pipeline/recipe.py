@@ -18,7 +18,7 @@ from fastcar_cli.config.presets import fpga_presets
 from fastcar_cli.config.run_config import RunConfig, current, flat, later_wins, nested
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Prompt, TokenisedClip
-from fastcar_fpga.preset import load_preset
+from fastcar_fpga import load_preset
 
 if TYPE_CHECKING:
     from fastcar_cli.pipeline.pipeline import VideoPipeline

@@ -17,10 +17,7 @@ from fastcar_cli.decoding.replay.replay import ReplayStats
 from fastcar_cli.inputs.prompt import Reading
 
 if TYPE_CHECKING:
-    from fastcar_fpga.decisions import Decisions
-    from fastcar_fpga.preset import Preset
-    from fastcar_fpga.summary import Comparison
-    from fastcar_fpga.windows import Windows
+    from fastcar_fpga import Comparison, Decisions, Preset, Windows
 
 
 @dataclass
@@ -54,7 +51,7 @@ class Run:
 
     def decisions(self) -> Decisions:
         """Replay decisions of all rows of the batch, whole frames only."""
-        from fastcar_fpga.decisions import Decisions
+        from fastcar_fpga import Decisions
 
         decode, settings = self.decode, self.decode.settings
         if decode.done < decode.frame:
@@ -84,7 +81,7 @@ class Run:
 
     def _windows(self, tokens: int) -> Windows | None:
         """The passes up to that many final tokens of every video; None where each took one."""
-        from fastcar_fpga.windows import Windows
+        from fastcar_fpga import Windows
 
         decode, replay = self.decode, self.decode.replay
         assert decode.drafter is not None
@@ -109,7 +106,7 @@ class Run:
         if self.preset is None or decode.done < decode.frame:
             return None
         if self._emulated is None or self._emulated[0] != decode.passed:
-            from fastcar_fpga.summary import emulate
+            from fastcar_fpga import emulate
 
             self._emulated = decode.passed, emulate(self.preset, self.decisions())
         return self._emulated[1]

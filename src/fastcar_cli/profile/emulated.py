@@ -8,8 +8,7 @@ import numpy as np
 
 from fastcar_cli.models.network import Spec
 from fastcar_cli.profile.profiler import replay_table
-from fastcar_fpga.emulator import Emulator
-from fastcar_fpga.workload import preset_for, workload_of
+from fastcar_fpga import Emulator, preset_for, workload_of
 
 
 def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, preset: str | None) -> dict[str, Any]:
@@ -28,7 +27,7 @@ def emulated_lengths(spec: Spec, model: str, lengths: list[int], rows: int, pres
         cycles: dict[str, dict[str, float]] = {
             "attention": {
                 "projections": layers * emulator.all_rows(emulator.projections),
-                "core": layers * float(emulator.attention_cycles(np.array([seq]))[0]),
+                "core": layers * float(emulator.attention(np.full((rows, 1), seq))[0]),
             },
             "mlp": {"mlp": layers * emulator.accelerator.rounds(-(-rows // accelerator.cores))},
             "depth_transformer": {"rest": rest},

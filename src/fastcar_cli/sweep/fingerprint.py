@@ -13,7 +13,7 @@ from fastcar_cli.checkpoints.registry import identity
 from fastcar_cli.config.run_config import RENAMED, flat
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.system.files import sha256_of
-from fastcar_fpga.workload import preset_for
+from fastcar_fpga import preset_for
 
 SWEPT = (
     "generation.seed",

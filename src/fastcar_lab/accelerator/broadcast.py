@@ -7,8 +7,8 @@ from typing import Literal
 
 from fastcar_cli.checkpoints.registry import spec_of
 from fastcar_cli.config.presets import fpga_presets
-from fastcar_fpga.constants import Constant
 from fastcar_fpga.decisions import draw
+from fastcar_fpga.device import Constant
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.preset import Preset, Weights, load_preset
 from fastcar_fpga.workload import Workload, held_bytes, workload_of

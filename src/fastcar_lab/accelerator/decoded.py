@@ -20,8 +20,8 @@ from fastcar_cli.models import load
 from fastcar_cli.models.decoder import Decoder
 from fastcar_fpga import integer
 from fastcar_fpga.backend import FpgaBackend, mlp_of
-from fastcar_fpga.drs import INDEX_BITS
 from fastcar_fpga.integer import Coded, IntegerMLP, Rows, code_floats
+from fastcar_fpga.layer import INDEX_BITS
 from fastcar_fpga.preset import Preset
 from fastcar_fpga.timing import Rates, mlp_program
 from fastcar_lab.accelerator.arithmetic import Layers, Units, write_arithmetic

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.models.vila_u.shapes import full_spec
-from fastcar_fpga.drs import INDEX_BITS
 from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.layer import INDEX_BITS
 from fastcar_fpga.preset import Preset
 from fastcar_fpga.summary import energy_of
 from fastcar_fpga.workload import workload_of

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from fastcar_cli.system.files import csv_of, write_whole
-from fastcar_fpga.constants import Constant
+from fastcar_fpga.device import Constant
 from fastcar_fpga.memory import Stream, load_part, share
 from fastcar_fpga.preset import load_preset
 from fastcar_lab.accelerator.predicted import POINTS, UNKNOWN, points_of, predict

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastcar_fpga.constants import Constant, constants
+from fastcar_fpga.device import Constant, constants
 from fastcar_fpga.emulator import Emulator, Result
 from fastcar_fpga.preset import Preset, load_preset
 from fastcar_fpga.summary import energy_of

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcar_cli.models.vila_u.shapes import full_spec
-from fastcar_fpga.drs import INDEX_BITS
 from fastcar_fpga.emulator import Emulator
+from fastcar_fpga.layer import INDEX_BITS
 from fastcar_fpga.preset import load_preset
 from fastcar_fpga.workload import Workload, workload_of
 from fastcar_lab.claims.study import MAIN, Study

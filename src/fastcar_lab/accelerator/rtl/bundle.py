@@ -12,9 +12,9 @@ from fastcar_cli.checkpoints.specs import spec_from_dict
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import csv_of, file_text, make_folder, sha256_of, write_whole
 from fastcar_cli.system.plain_data import parse_json
-from fastcar_fpga.constants import Constant
 from fastcar_fpga.decisions import Decisions
-from fastcar_fpga.drs import INDEX_BITS, Drs
+from fastcar_fpga.device import Constant
+from fastcar_fpga.layer import INDEX_BITS, Registers
 from fastcar_fpga.memory import Order
 from fastcar_fpga.preset import Preset, Weights
 from fastcar_fpga.timing import Rates, mlp_program
@@ -182,7 +182,7 @@ def _machine(folder: Path, preset: Preset, packets: Sequence[Packet], layers: Se
     """Write what one accelerator is built with, runs, and is expected to do; returns its parameters."""
     values = control_parameters(preset, packets)
     # The RTL has widths of its own, which the harness compares with those of drs.py.
-    write_parameters(folder, values, {"INDEX_BITS": INDEX_BITS, "MAPPING_BITS": Drs(preset.cores).mapping_bits})
+    write_parameters(folder, values, {"INDEX_BITS": INDEX_BITS, "MAPPING_BITS": Registers(preset.cores).mapping_bits})
     write_whole(folder / "parameters.json", json.dumps({"preset": preset.name, **values}, indent=1) + "\n")
     for number, packet in enumerate(packets):
         words = words_of(packet.program, packet.rates)
@@ -225,7 +225,7 @@ def write_sources(folder: Path) -> list[str]:
 def _tables(folder: Path, layers: Sequence[Layer], packets: Sequence[Packet]) -> None:
     run, rows, late = [], [], []
     # One set of registers for all layers, as the RTL has it.
-    drs = Drs(packets[0].accelerator.cores)
+    drs = Registers(packets[0].accelerator.cores)
     for number, layer in enumerate(layers):
         ran, length = packets[layer.packet].accelerator.layer(layer.index, layer.rows, layer.gaps, drs)
         step = "" if layer.step is None else layer.step

@@ -9,9 +9,8 @@ from itertools import combinations
 import numpy as np
 
 from fastcar_fpga.decisions import Decisions
-from fastcar_fpga.drs import INDEX_BITS
 from fastcar_fpga.isa import Program, compile_mlp
-from fastcar_fpga.layer import Accelerator, Row
+from fastcar_fpga.layer import INDEX_BITS, Accelerator, Row
 from fastcar_fpga.preset import Preset, Weights
 from fastcar_fpga.timing import Rates, cycles
 from fastcar_lab.accelerator.rtl.packets import counts
