@@ -23,7 +23,7 @@ from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.weights.formats import FORMATS, quantise_int4, unpack_int4
 from fastcar_cli.weights.quantised import QuantisedLinear
 from fastcar_fpga import integer
-from fastcar_fpga.backend import FpgaBackend, group_sums, quantise, sums
+from fastcar_fpga.backend import FpgaBackend, group_sums, quantise
 from fastcar_fpga.emulator import Emulator
 from fastcar_fpga.preset import Preset, load_preset
 
@@ -63,7 +63,7 @@ def test_sums_of_int8_are_exact_whatever_their_length(k: int, seed: int, extreme
     w = rng.integers(-127, 128, (3, k), dtype=np.int8)
     if extreme:
         x, w = np.sign(x) * np.int8(127), np.full_like(w, -128)
-    found = sums(torch.from_numpy(x), torch.from_numpy(w))
+    found = integer.sums(torch.from_numpy(x), torch.from_numpy(w))
     assert np.array_equal(found.numpy().astype(np.int64), x.astype(np.int64) @ w.astype(np.int64).T)
 
 
@@ -72,7 +72,7 @@ def test_a_sum_that_float32_has_no_number_for() -> None:
     w = x.clone()
     w[0, 0] = 126
     wanted = 4095 * 127 * 127 + 127 * 126
-    assert int(sums(x, w)) == wanted != int(np.float32(wanted))
+    assert int(integer.sums(x, w)) == wanted != int(np.float32(wanted))
 
 
 @given(seed=st.integers(0, 99), size=st.sampled_from([1e-6, 0.02, 30.0]))

@@ -53,7 +53,7 @@ class _Recorder(FpgaBackend):
         self._calls += 1
         if step % self._every == self._every // 2 and isinstance(mlp, IntegerMLP):
             coded = code_floats(x)
-            for row in range(self.rows):
+            for row in range(len(x)):
                 at = slice(row, row + 1)
                 one = Coded(coded.q[at], coded.mantissa[at], coded.exponent[at])
                 self._tokens.append(Token(step, layer, row, mlp, one))
