@@ -25,7 +25,6 @@ from support.sweeping import TINY_METRICS, tiny_folder
 
 from fastcar_cli.config.presets import preset_folder
 from fastcar_cli.media import open_writer
-from fastcar_cli.sweep.vbench import DIMENSIONS
 
 BALL = "a red ball"
 GENERATE = ("generate", "-q", "--seed", "1", "--force", "-o", "out.gif")
@@ -137,7 +136,6 @@ KINDS = {
         (*GENERATE, "--model", READS_VECTORS, "--input", "i.png", "--size", SIZE, "--text-embedding", "v.safetensors"),
     )),
     "kept": Kind("k.safetensors", _bytes, ((*GENERATE, BALL, "--model", "tiny", "--keep-prefill", "k.safetensors"),)),
-    "scores": Kind("scores/a_eval_results.json", _json, (("sweep", "vbench-score", "scores"),)),
     "profile": Kind("profile.json", _json, (("profile", "--model", "tiny", "--seq", "16", "--repeats", "1",
                                              "--compare", "profile.json"),)),
     "sweep": Kind("s", _folder, (SWEEP,)),
@@ -162,8 +160,6 @@ def whole(run: Run, tmp_path: Path) -> Path:
     for name in ("i.png", "i.gif", "i.webp", "i.tiff"):
         images[0].save(name, save_all=True, append_images=images[1:])
     save_file({"text": torch.ones(4, 64)}, "v.safetensors")
-    Path("scores").mkdir()
-    Path("scores/a_eval_results.json").write_text(json.dumps({name: [0.5, []] for name in DIMENSIONS}))
     made = (
         (*GENERATE[:-2], BALL, "--model", "tiny", "--trace", "t.npz", "-o", "r.mp4"),
         (*GENERATE[:-2], BALL, "--model", "tiny", "--keep-prefill", "k.safetensors", "-o", "one/"),

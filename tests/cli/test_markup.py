@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.processes import Run
@@ -15,7 +14,7 @@ import fastcar_cli
 from fastcar_cli.cli.app import app
 from fastcar_cli.cli.profile_render import show as show_profile
 from fastcar_cli.cli.render import Results, console, note, progress
-from fastcar_cli.cli.sweep_render import show_plan, show_scores
+from fastcar_cli.cli.sweep_render import show_plan
 
 ODD = "[bold]a car[/b] [/] :smile: [red]"
 
@@ -58,8 +57,6 @@ def test_a_sweep_in_a_folder_with_brackets() -> None:
         (["generate", "a car", "--from", "[/b].mp4"], "[/b].mp4"),
         (["fpga", "[/b].npz"], "[/b].npz"),
         (["profile", "--compare", "[/b].json"], "[/b].json"),
-        (["sweep", "a car", "--find", "[/b]", "-o", "s"], "[/b]"),
-        (["sweep", "vbench-score", "[/b]"], "[/b]"),
         (["config", "--config", "[/b].yaml"], "[/b].yaml"),
         (["train", "-o", "x", "--stage", "[/b]"], "[/b]"),
     ],
@@ -93,11 +90,9 @@ def test_tables_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     axes |= {"score": [ODD], "draft": [ODD]}
     document = {"plan": {**axes, "repeats": 1}, "cells": 1, "decodes": 1, "left": 1, "expected_s": None}
     show_plan(Results(), {**document, "shard": ODD})
-    scores: dict[str, Any] = {"dimensions": {}, "quality": None, "semantic": None, "total": None}
-    show_scores({**scores, "missing": [ODD], "unknown": [ODD]})
     show_profile({"machine": {"device": ODD}, "lengths": [], "replay": {}})
     shown = capsys.readouterr()
-    assert (shown.out.count(ODD), shown.err.count(ODD)) == (6, 3)
+    assert (shown.out.count(ODD), shown.err.count(ODD)) == (6, 1)
 
 
 def test_one_console() -> None:

@@ -15,7 +15,7 @@ from support.browser import Open
 from support.sweep_folder import write_folder
 
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.sweep.report import write_report
+from fastcar_cli.sweep.report.build import write_report
 
 PROMPTS = ["a small blue car drives left", "a green boat on the sea"]
 HOSTILE = [

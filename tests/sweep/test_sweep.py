@@ -333,20 +333,10 @@ def test_names_of_vbench(ask: list[object], tmp_path: Path) -> None:
 
 def test_help_and_errors_of_the_program(run: Run) -> None:
     done = run("sweep", "--help")
-    assert done.returncode == 0 and "--find" in done.stdout and "vbench-score" in done.stdout
-    for arguments in ((), ("a ball", "--tau", "x", "-o", "d"), ("vbench-score",)):
+    assert done.returncode == 0 and "--tau" in done.stdout
+    for arguments in ((), ("a ball", "--tau", "x", "-o", "d")):
         done = run("sweep", *arguments)
         assert done.returncode == 2 and "Traceback" not in done.stderr, (arguments, done.stderr)
-
-
-def test_vbench_score_is_a_command_of_its_own(tmp_path: Path) -> None:
-    done = sweep("vbench-score", tmp_path / "nowhere")
-    assert isinstance(done.exception, (RequestError, RunError)) and "nowhere" in str(done.exception)
-    (tmp_path / "a_eval_results.json").write_text(json.dumps({"dynamic_degree": [0.5, []]}))
-    done = sweep("vbench-score", tmp_path, "--json")
-    assert done.exit_code == 0 and json.loads(done.stdout)["total"] is None
-    done = sweep("vbench-score", tmp_path)
-    assert done.exit_code == 0 and "dynamic_degree" in done.output and "missing" in done.output
 
 
 def test_a_sweep_ends_with_its_report(whole: Path) -> None:

@@ -83,7 +83,6 @@ def test_a_grid_counts_its_cells() -> None:
         (["--draft", "jacobi", "--draft-window", "0"], "no window"),
         (["--draft", "jacobi", "--draft-window", "5"], "a frame has 4 tokens"),
         (["--draft", "off", "--axis", "draft"], "exclude each other"),
-        (["--draft", "jacobi", "--draft-window", "2", "--find", "replay=0.5"], "without drafts"),
     ],
 )
 def test_wrong_requests(model: Path, tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -117,7 +117,6 @@ def test_cells_of_earlier_versions_keep_their_names() -> None:
         (["--axis", "colour"], "'colour' is unknown"),
         (["--replay-ratio", "0.5,1.5"], "'1.5' is no ratio"),
         (["--replay-ratio", "0.95"], "allow at most"),
-        (["--axis", "score", "--find", "replay=0.5"], "one score"),
     ],
 )
 def test_wrong_requests(model: Path, tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -33,10 +33,6 @@ COMMANDS = {
         "sweep:sweep",
         "Speed against quality over thresholds, prompts and seeds; started again it resumes.",
     ),
-    "sweep vbench-score": (
-        "sweep:vbench_score",
-        "VBench's published total from its result files, without vbench installed.",
-    ),
     "demo": (
         "demo:demo",
         "Make videos on a page of this machine's browser, with the replay map beside each, until Ctrl-C.",

@@ -12,7 +12,7 @@ GROUPS = {
     "Replay, drafts and attention": "--tau --replay-ratio --replay --score --tas --gate --max-replay-age --draft "
     "--draft-window --axis --window --sinks --kv-dtype --spread --pair-correlation --profile",
     "How codes are drawn": "--cfg --temperature --top-k --top-p",
-    "What is measured": "--seq --decode --repeats --metrics --lpips-weights --find --tokens --table --drafts --explain",
+    "What is measured": "--seq --decode --repeats --metrics --lpips-weights --tokens --table --drafts --explain",
     "Weights and machine": "--dtype --depth-dtype --calibrate --pixel-dtype --device --executor --threads --backend "
     "--fpga --preset --keep-prefill --shard --engine --address --workers",
     "Settings and results": "--config --set --dry-run --preview --report --trace --save --compare "
@@ -49,13 +49,8 @@ EXAMPLES = {
     ),
     "sweep": (
         'fastcar sweep "a red ball rolling to the right on the grass" --tau off,0,-2,-4 -o sweep',
-        "fastcar sweep --prompts prompts.txt --seeds 0-3 --find replay=0.8 -o search",
+        "fastcar sweep --prompts prompts.txt --seeds 0-3 --replay-ratio 0.5,0.8 -o sweep",
         'fastcar sweep "a green cube on the grass" --axis draft -o drafts',
-    ),
-    "sweep vbench-score": (
-        "fastcar sweep vbench-score evaluation_results",
-        "fastcar sweep vbench-score evaluation_results --format md",
-        "fastcar sweep vbench-score evaluation_results --json",
     ),
     "fpga": (
         "fastcar fpga star.npz --preset edge-small",

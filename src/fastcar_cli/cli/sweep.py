@@ -17,7 +17,6 @@ from fastcar_cli.cli.options import (
     EngineName,
     Flags,
     Format,
-    Json,
     Overrides,
     Quiet,
     Shard,
@@ -33,112 +32,91 @@ from fastcar_cli.pipeline.engines import check_engine
 from fastcar_cli.system.signals import status
 
 if TYPE_CHECKING:
+    from fastcar_cli.pipeline.clips import Inputs
     from fastcar_cli.sweep.session import Request, Session
     from fastcar_cli.sweep.store import Store
 
 BACKENDS, DRAFTS = choices.values(choices.Backend), choices.values(choices.Draft)
 GATES, SCORES = choices.values(choices.Gate), choices.values(choices.Score)
+METRICS = ("psnr", "ssim", "ms-ssim", "temporal", "fidelity", "lpips")
+
+
+def _list(flag: str, help: str, allowed: tuple[str, ...] = ()) -> Any:
+    """An option that takes values with commas between them."""
+    return typer.Option(flag, help=help, autocompletion=words(allowed) if allowed else None)
+
+
+Prompts = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the videos show.")]
+PromptsFile = Annotated[
+    Path | None, typer.Option("--prompts", help="File with one prompt a line, or JSON: VBench's lists, or .jsonl.")
+]
+InputFiles = Annotated[
+    list[Path] | None, typer.Option("--input", metavar="FILE", help="Clips to continue, instead of prompts; repeat it.")
+]
+Actions = Annotated[
+    list[Path] | None, typer.Option(metavar="FILE", help="Actions of the inputs: one file for all, or one each.")
+]
+Start = Annotated[int | None, typer.Option(help="First frame of an input, counted from 0. [default: 0]")]
+Step = Annotated[int | None, typer.Option(help="Frames of an input from one to the next. [default: 1]")]
+ArrayKey = Annotated[str | None, typer.Option(help="Array of an .npz input that holds the frames.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the sweep.")]
+_OWN = "[default: the configuration's]"
+Taus = Annotated[str | None, _list("--tau", f"Thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")]
+Ratios = Annotated[str | None, _list("--replay-ratio", "Replay ratios that a controller holds, beside --tau.")]
+Scores = Annotated[str | None, _list("--score", f"Scores: {', '.join(SCORES)}. {_OWN}", SCORES)]
+Axis = Annotated[
+    str | None,
+    _list(
+        "--axis",
+        "An axis with all its values: score (at ratios 0.2,0.5,0.8), gate, or draft (lengths 4,8,16).",
+        ("score", "gate", "draft"),
+    ),
+]
+Drafts = Annotated[str | None, _list("--draft", "Drafts: off, frame, jacobi, auto. [default: off]", DRAFTS)]
+DraftLengths = Annotated[str | None, _list("--draft-window", "Draft lengths of --draft. [default: 16]")]
+Tokens = Annotated[bool, typer.Option("--tokens", help="Save scores and true changes of every token as .npz.")]
+Seeds = Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")]
+Windows = Annotated[str | None, _list("--window", f"Attention windows in tokens, or off. {_OWN}")]
+Gates = Annotated[str | None, _list("--gate", f"Gates: {', '.join(GATES)}. {_OWN}", GATES)]
+Backends = Annotated[str | None, _list("--backend", f"Backends: {', '.join(BACKENDS)}. {_OWN}", BACKENDS)]
+Repeats = Annotated[int, typer.Option(help="Timed decodes a cell.", min=1, max=1000)]
+Metrics = Annotated[
+    str | None, _list("--metrics", f"Of {', '.join(METRICS)}. [default: all that need no weights]", METRICS)
+]
+LpipsWeights = Annotated[
+    Path | None, typer.Option(help="State dict of torchvision's AlexNet or VGG16, for the metric lpips.")
+]
+Names = Annotated[str | None, typer.Option(help="vbench: also name videos {prompt}-{index}.mp4.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print grid and expected time; write nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print results.json on standard output.")]
 
 
 @options("model", "generation.frames")
 def sweep(
     ctx: typer.Context,
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the videos show.")] = None,
-    prompts_file: Annotated[
-        Path | None, typer.Option("--prompts", help="File with one prompt a line, or JSON: VBench's lists, or .jsonl.")
-    ] = None,
-    inputs: Annotated[
-        list[Path] | None,
-        typer.Option("--input", metavar="FILE", help="Clips to continue, instead of prompts; repeat it."),
-    ] = None,
-    actions: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Actions of the inputs, as of generate: one file for all, or one each."),
-    ] = None,
-    start: Annotated[
-        int | None, typer.Option(help="First frame of an input that is used, counted from 0. [default: 0]")
-    ] = None,
-    step: Annotated[int | None, typer.Option(help="Frames of an input from one to the next. [default: 1]")] = None,
-    key: Annotated[str | None, typer.Option(help="Array of an .npz input that holds the frames.")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the sweep.")] = None,
-    tau: Annotated[
-        str | None,
-        typer.Option(
-            help="Thresholds with commas between them: 'off', numbers (0 to -4 is useful), -inf. "
-            "[default: the configuration's]",
-        ),
-    ] = None,
-    replay_ratio: Annotated[
-        str | None, typer.Option(help="Replay ratios with commas between them, kept by a controller; beside --tau.")
-    ] = None,
-    score: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Scores with commas between them: {', '.join(SCORES)}. [default: the configuration's]",
-            autocompletion=words(SCORES),
-        ),
-    ] = None,
-    axis: Annotated[
-        str | None,
-        typer.Option(
-            help="An axis with all its values: score (at ratios 0.2,0.5,0.8), gate, or draft (windows 4,8,16).",
-            autocompletion=words(("score", "gate", "draft")),
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="Drafts with commas between them: off, frame, jacobi, auto. [default: off]",
-            autocompletion=words(DRAFTS),
-        ),
-    ] = None,
-    draft_window: Annotated[
-        str | None, typer.Option(help="Windows of --draft with commas between them. [default: 16]")
-    ] = None,
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Keep what every token was scored and really changed: tokens.html.")
-    ] = False,
-    seeds: Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")] = "0",
-    window: Annotated[
-        str | None,
-        typer.Option(
-            help="Windows with commas between them: 'off' and numbers of tokens. [default: the configuration's]"
-        ),
-    ] = None,
-    gate: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Gates with commas between them: {', '.join(GATES)}. [default: the configuration's]",
-            autocompletion=words(GATES),
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Backends with commas between them: {', '.join(BACKENDS)}. [default: the configuration's]",
-            autocompletion=words(BACKENDS),
-        ),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(help="Timed decodes a cell; a search times what it tries once.", min=1, max=1000)
-    ] = 3,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            help="Of psnr, ssim, ms-ssim, temporal, fidelity, lpips. [default: all that need no weights]",
-            autocompletion=words(("psnr", "ssim", "ms-ssim", "temporal", "fidelity", "lpips")),
-        ),
-    ] = None,
-    lpips_weights: Annotated[
-        Path | None, typer.Option(help="State dict of torchvision's AlexNet or VGG16, for lpips.")
-    ] = None,
-    find: Annotated[
-        str | None,
-        typer.Option(
-            help="Search the threshold of a target, such as 'replay=0.8', 'ssim>=0.9', 'fidelity-drop<=0.02'."
-        ),
-    ] = None,
-    names: Annotated[str | None, typer.Option(help="vbench: also name videos {prompt}-{index}.mp4.")] = None,
+    prompts: Prompts = None,
+    prompts_file: PromptsFile = None,
+    inputs: InputFiles = None,
+    actions: Actions = None,
+    start: Start = None,
+    step: Step = None,
+    key: ArrayKey = None,
+    output: Output = None,
+    tau: Taus = None,
+    replay_ratio: Ratios = None,
+    score: Scores = None,
+    axis: Axis = None,
+    draft: Drafts = None,
+    draft_window: DraftLengths = None,
+    tokens: Tokens = False,
+    seeds: Seeds = "0",
+    window: Windows = None,
+    gate: Gates = None,
+    backend: Backends = None,
+    repeats: Repeats = 3,
+    metrics: Metrics = None,
+    lpips_weights: LpipsWeights = None,
+    names: Names = None,
     shard: Shard = None,
     engine: EngineName = "local",
     address: Address = None,
@@ -147,62 +125,39 @@ def sweep(
     flags: Flags,
     config: ConfigFile = None,
     set_: Overrides = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Print grid and expected time; write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print results.json on standard output.")] = False,
+    dry: DryRun = False,
+    as_json: Json = False,
     form: Format = "table",
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Speed against quality over thresholds, prompts and seeds; started again it resumes.
 
-    Every cell is compared with the dense video of its prompt and seed. `fastcar sweep vbench-score DIR` is another
-    command: VBench's total from its result files.
+    Every cell is compared with the dense video of its prompt and seed.
     """
-    from fastcar_cli.cli.render import Results, console, note
     from fastcar_cli.pipeline.clips import Inputs
-    from fastcar_cli.sweep import grid as parse
+    from fastcar_cli.sweep.grid import join_prompts
     from fastcar_cli.sweep.metrics import parse_metrics
-    from fastcar_cli.sweep.session import Request, Session
-    from fastcar_cli.sweep.target import parse_target
+    from fastcar_cli.sweep.session import Request
 
     clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key)
-    clips.check()
-    if not clips:
-        refuse(ctx, ("actions", "start", "step", "key"), "without --input", "it needs --input with frames")
-    elif prompts or prompts_file is not None:
-        raise RequestError("--input and prompts exclude each other", hint="a model takes frames or a text")
-    texts, notes = ([], []) if clips else parse.join_prompts(prompts or [], prompts_file)
+    _check(ctx, clips, bool(prompts or prompts_file is not None))
+    texts, notes = ([], []) if clips else join_prompts(prompts or [], prompts_file)
     check_engine(engine, address, workers)
     one_of("--names", names, ("vbench",))
     if shard is not None:
         parse_shard(shard)
-    if axis is not None:
-        parse.parse_names("axis", axis, tuple(parse.AXES))
-        if {"score": score, "gate": gate, "draft": draft}[axis] is not None:
-            raise RequestError(f"--axis {axis} and --{axis} exclude each other", hint="leave one of them out")
-    names_of = {"score": score, "gate": gate, "draft": draft}
-    names_of |= {} if axis is None else {axis: ",".join(parse.AXES[axis])}
-    if axis == "draft" and draft_window is None:
-        draft_window = ",".join(map(str, parse.DRAFT_WINDOWS))
-    if names_of["draft"] is None:
-        refuse(ctx, ("draft_window",), "without --draft", "it needs --draft or --axis draft")
-    ratios = None if replay_ratio is None else parse.parse_ratios(replay_ratio)
-    if axis == "score" and tau is None and ratios is None:
-        ratios = parse.RATIOS
+    chosen = _axes(ctx, axis, {"score": score, "gate": gate, "draft": draft}, draft_window, tau, replay_ratio)
     if output is None and not dry:
         raise RequestError("-o is missing: a sweep needs a folder", hint="-o DIR")
     below = surroundings()
-    notes += notices(
-        below, [*flags, *(["replay.tau"] if tau else []), *(o.partition("=")[0].strip() for o in set_ or [])]
-    )
+    above = [*flags, *(["replay.tau"] if tau else []), *(o.partition("=")[0].strip() for o in set_ or [])]
     request = Request(
         config=load_config(config, set_ or [], flags, below),
         prompts=tuple(texts),
         seeds=parse_seeds(seeds),
-        taus=() if tau is None and ratios else None if tau is None else parse.parse_taus(tau),
-        windows=None if window is None else parse.parse_windows(window),
-        gates=None if names_of["gate"] is None else parse.parse_names("gate", names_of["gate"], GATES),
-        backends=None if backend is None else parse.parse_names("backend", backend, BACKENDS),
+        **chosen,
+        **_more_axes(window, backend),
         repeats=repeats,
         metrics=parse_metrics(metrics, lpips_weights),
         lpips=lpips_weights,
@@ -211,63 +166,103 @@ def sweep(
         engine=engine,
         address=address,
         workers=workers,
-        searches=find is not None,
-        scores=None if names_of["score"] is None else parse.parse_names("score", names_of["score"], SCORES),
-        ratios=ratios,
-        drafts=None if names_of["draft"] is None else parse.parse_drafts(names_of["draft"], draft_window),
         tokens="all" if tokens else None,
         inputs=clips,
     )
-    target = None if find is None else parse_target(find, request)
-    terminal = console(quiet)
+    notes += notices(below, above)
     if dry:
         _dry_run(request, output, as_json, quiet, notes)
         return
-    session = Session.open(request)
+    assert output is not None
+    _sweep(request, output, notes, quiet, as_json)
+
+
+def _check(ctx: typer.Context, clips: Inputs, prompted: bool) -> None:
+    """Refuse inputs that can't be read, and options without effect. Raises RequestError."""
+    clips.check()
+    if not clips:
+        refuse(ctx, ("actions", "start", "step", "key"), "without --input", "it needs --input with frames")
+    elif prompted:
+        raise RequestError("--input and prompts exclude each other", hint="a model takes frames or a text")
+
+
+def _axes(
+    ctx: typer.Context,
+    axis: str | None,
+    named: dict[str, str | None],
+    draft_window: str | None,
+    tau: str | None,
+    replay_ratio: str | None,
+) -> dict[str, Any]:
+    """The axes of a `Request` that depend on each other, parsed. Raises RequestError."""
+    from fastcar_cli.sweep import grid as parse
+
+    ratios = None if replay_ratio is None else parse.parse_ratios(replay_ratio)
+    if axis is not None:
+        parse.parse_names("axis", axis, tuple(parse.AXES))
+        if named[axis] is not None:
+            raise RequestError(f"--axis {axis} and --{axis} exclude each other", hint="leave one of them out")
+        named = {**named, axis: ",".join(parse.AXES[axis])}
+        if axis == "draft" and draft_window is None:
+            draft_window = ",".join(map(str, parse.DRAFT_WINDOWS))
+        if axis == "score" and tau is None and ratios is None:
+            ratios = parse.RATIOS
+    if named["draft"] is None:
+        refuse(ctx, ("draft_window",), "without --draft", "it needs --draft or --axis draft")
+    return {
+        "taus": () if tau is None and ratios else None if tau is None else parse.parse_taus(tau),
+        "ratios": ratios,
+        "gates": None if named["gate"] is None else parse.parse_names("gate", named["gate"], GATES),
+        "scores": None if named["score"] is None else parse.parse_names("score", named["score"], SCORES),
+        "drafts": None if named["draft"] is None else parse.parse_drafts(named["draft"], draft_window),
+    }
+
+
+def _more_axes(window: str | None, backend: str | None) -> dict[str, Any]:
+    """The axes of a `Request` that stand alone, parsed. Raises RequestError."""
+    from fastcar_cli.sweep import grid as parse
+
+    return {
+        "windows": None if window is None else parse.parse_windows(window),
+        "backends": None if backend is None else parse.parse_names("backend", backend, BACKENDS),
+    }
+
+
+def _sweep(request: Request, output: Path, notes: list[str], quiet: bool, as_json: bool) -> None:
+    """Run a sweep and print its results."""
+    from fastcar_cli.cli.render import Results, console, note
+    from fastcar_cli.cli.sweep_render import show
+    from fastcar_cli.sweep.session import Session
+
+    terminal, session = console(quiet), Session.open(request)
     for text in [*notes, *session.notices]:
         note(terminal, text)
-    assert output is not None
     with session.opened(output) as store:
         for text in store.damaged:
             note(terminal, text, "damaged cell, made again where the grid has it")
-        results, written = _work(session, store, target, terminal)
+        _decode(session, store, terminal)
+        results, written, notes = session.finish(store)
+    for text in notes:
+        note(terminal, text)
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
     else:
-        from fastcar_cli.cli.sweep_render import show
-
         show(Results(quiet), terminal, results, output, written)
-    if target is not None:
-        target.verdict(results["find"])
 
 
-def _work(session: Session, store: Store, target: Any, terminal: Any) -> tuple[dict[str, Any], list[str]]:
-    """Decode what is left under a bar, and write the tables; Ctrl-C keeps what is finished."""
+def _decode(session: Session, store: Store, terminal: Any) -> None:
+    """Decode the cells that are left under a progress bar; finished ones survive Ctrl-C."""
     from fastcar_cli.cli.render import note, progress
-    from fastcar_cli.sweep.find import find_threshold
 
     try:
         with session.engine() as engine, progress(terminal, "decodes") as bar:
-            task = bar.add_task("sweep", total=None)
+            task = bar.add_task("sweep", total=session.left(store))
             session.on_done = lambda cell: bar.advance(task)
-            first = session if target is None else session.with_grid(repeats=1)
-            bar.update(task, total=first.left(store))
-            first.run(store, engine)
-            search = None
-            if target is not None:
-
-                def on_evaluate(label: str, decodes: int) -> None:
-                    bar.update(task, description=label, total=(bar.tasks[0].total or 0) + decodes)
-
-                search = find_threshold(session, store, engine, target, on_evaluate)
+            session.run(store, engine)
     except KeyboardInterrupt as e:
         rest = session.left(store)
-        note(terminal, f"{len(store.cells)} cells are kept; the same command does the {rest} decodes left", "stopped")
+        note(terminal, f"{len(store.cells)} cells are saved; the same command does the {rest} decodes left", "stopped")
         raise typer.Exit(status(e)) from None
-    results, written, notes = session.finish(store, search)
-    for text in notes:
-        note(terminal, text)
-    return results, written
 
 
 def _dry_run(request: Request, output: Path | None, as_json: bool, quiet: bool, notes: list[str]) -> None:
@@ -283,20 +278,3 @@ def _dry_run(request: Request, output: Path | None, as_json: bool, quiet: bool, 
         show_plan(Results(quiet), document)
         for text in document["notes"]:
             note(console(quiet), text)
-
-
-def vbench_score(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of VBench's *_eval_results.json.")],
-    as_json: Json = False,
-    form: Format = "table",
-    debug: Debug = False,
-) -> None:
-    """VBench's published total from its result files, without vbench installed."""
-    from fastcar_cli.cli.sweep_render import show_scores
-    from fastcar_cli.sweep.vbench import score
-
-    scores = score(folder)
-    if as_json:
-        typer.echo(json.dumps(scores))
-    else:
-        show_scores(scores)

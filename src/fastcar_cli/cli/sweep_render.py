@@ -8,9 +8,8 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from fastcar_cli.cli.render import Results, console, facts, note
+from fastcar_cli.cli.render import facts, note
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.sweep.grid import OFF
 from fastcar_cli.sweep.results import SETTING, dense_line
@@ -34,7 +33,7 @@ def _value(value: Any, form: str, none: str = "-") -> str:
 
 
 def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path, written: list[str]) -> None:
-    """The summary with its knees, what was found, and where everything is."""
+    """The summary with its knees, and where everything is."""
     knees = {tuple(k[key] for key in SETTING) for k in results["knee"]}
     summary = results["summary"]
     accelerated = any(x["cycles"] is not None for x in summary)
@@ -69,34 +68,10 @@ def show(out: Console, terminal: Console, results: dict[str, Any], folder: Path,
         out.print(f"drafts: {sum(same)} of {len(same)} videos are the same without")
     for line in results["inert"]:
         note(terminal, line["why"], "inert")
-    if "find" in results:
-        _search(out, terminal, results["find"])
     files = ", ".join(sorted(p.name for p in folder.glob("results.*")))
     out.print(f"{len(results['cells'])} cells in {folder}: {files}", soft_wrap=True)
     for line in written:
         out.print(line, soft_wrap=True)
-
-
-def _search(out: Console, terminal: Console, search: dict[str, Any]) -> None:
-    best = search["best"]
-    if best is not None:
-        tau, value = str(Tau.read(best["tau"])), _value(best["value"], ".4g", "same")
-        which = f"tau {tau}" if search["reached"] else f"not reached; the best is tau {tau}, which"
-        rest = f"{best['replay_ratio']:.1%} replayed ({len(search['evaluated'])} thresholds tried)"
-        out.print(Text.assemble((search["target"], "bold"), f": {which} gives {search['metric']} {value} with {rest}"))
-    for kind, name in (("cliffs", "cliff"), ("inert", "inert")):
-        for line in search[kind]:
-            note(terminal, line["why"], name)
-    check = search["validation"]
-    if check is not None:
-        met = "met" if check["met"] else "missed"
-        out.print(
-            f"held out, {check['videos']} videos (seeds from {check['seeds'][0]}, {check['captions']} captions): "
-            f"{met}, {search['metric']} {_value(check['value'], '.4g', 'same')} with "
-            f"{check['replay_ratio']:.1%} replayed; judged on {check['judged_on']} videos"
-        )
-    if search["config"] is not None:
-        out.print(f"configuration: {search['config']} (fastcar generate --config)", soft_wrap=True)
 
 
 def show_plan(out: Console, document: dict[str, Any]) -> None:
@@ -129,18 +104,3 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def show_scores(scores: dict[str, Any]) -> None:
-    """VBench's dimensions, its two parts and the total."""
-    terminal = console()
-    table = Table("dimension", "part", "score", "in its range", box=SIMPLE, pad_edge=False)
-    for name, entry in scores["dimensions"].items():
-        table.add_row(name, entry["part"], f"{entry['score']:.4f}", f"{entry['normalised']:.4f}")
-    for name in ("quality", "semantic", "total"):
-        table.add_row(name, "", "", _value(scores[name], ".4f", "dimensions are missing"), style="bold")
-    Results().print(table)
-    if scores["missing"]:
-        note(terminal, ", ".join(scores["missing"]), "missing")
-    if scores["unknown"]:
-        note(terminal, ", ".join(scores["unknown"]), "no dimension of VBench")

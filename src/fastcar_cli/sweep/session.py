@@ -23,7 +23,7 @@ from fastcar_cli.sweep.grid import OFF, Cell, Grid, Group
 from fastcar_cli.sweep.lock import lock_folder, master
 from fastcar_cli.sweep.metrics import Scorer
 from fastcar_cli.sweep.names import VBENCH_FPS, check_names, link_names
-from fastcar_cli.sweep.report import write_report, write_tokens_page
+from fastcar_cli.sweep.report.build import write_report
 from fastcar_cli.sweep.results import build
 from fastcar_cli.sweep.runner import outstanding, run_groups
 from fastcar_cli.sweep.store import Store
@@ -54,7 +54,6 @@ class Request:
     engine: str = "local"
     address: str | None = None
     workers: int | None = None
-    searches: bool = False
     scores: tuple[str, ...] | None = None
     ratios: tuple[float, ...] | None = None
     drafts: tuple[str, ...] | None = None
@@ -90,11 +89,9 @@ class Session:
         taus = request.taus
         if taus is None:
             tau = request.config.replay.tau
-            nothing = tau.off and not (request.searches or request.kept_ratios or request.drafts)
+            nothing = tau.off and not (request.kept_ratios or request.drafts)
             if nothing or len(tau.values) > 1:
-                raise RequestError(
-                    "no thresholds given", hint=(Key("tau"), " off,0,-1,-2,-4 or ", Key("find"), " replay=0.8")
-                )
+                raise RequestError("no thresholds given", hint=(Key("tau"), " off,0,-1,-2,-4"))
             taus = () if tau.off else tau.values
         clips = named_clips(request.inputs, pipe)
         gate = request.config.replay.gate or pipe.effective["replay"]["gate"]
@@ -188,12 +185,7 @@ class Session:
         """Decode what is missing of the grid."""
         run_groups(self.groups, self.grid.repeats, store, engine, self.on_done)
 
-    def with_grid(self, **axes: Any) -> Session:
-        """The same loaded model on other axes."""
-        grid = replace(self.grid, **axes)
-        return replace(self, grid=grid, groups=shard_of(grid.groups(), self.request.shard))
-
-    def finish(self, store: Store, find: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[str], list[str]]:
+    def finish(self, store: Store) -> tuple[dict[str, Any], list[str], list[str]]:
         """Write the tables, the names of `--names` and the report; the results, what is where, notes for the user."""
         written: list[str] = []
         with master(store.folder):
@@ -203,15 +195,11 @@ class Session:
                 store.axes = store.compare(self.fingerprint())[1]
             config = self.worker.base.effective
             results = build(store, self.worker.base, config, self.worker.scorer.keys)
-            if find is not None:
-                results["find"] = find
             notes = write_tables(store.folder, results)
             if self.request.vbench:
                 written.append(f"videos by VBench's names are in {link_names(store, self.grid)}")
             if results["cells"]:
                 written.append(f"report: {write_report(store.folder)}")
-            if self.request.tokens == "all" and (page := write_tokens_page(store.folder)) is not None:
-                written.append(f"tokens: {page}")
         return results, written, notes
 
 
@@ -238,11 +226,6 @@ def _grid_of(
             key="score",
             value=",".join(grid.scores),
             hint=(Key("replay_ratio"), " 0.2,0.5,0.8 instead of ", Key("tau")),
-        )
-    if request.searches and (grid.ratios or len(grid.scores) > 1 or request.drafts):
-        raise RequestError(
-            (Key("find"), " searches the threshold of one score, without drafts"),
-            hint=("leave ", Key("replay_ratio"), " and ", Key("draft"), " out, name one ", Key("score")),
         )
     return grid
 
