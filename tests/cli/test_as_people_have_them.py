@@ -166,7 +166,7 @@ def test_the_line_of_a_refused_prompt(run: Run, tmp_path: Path) -> None:
         (["a", "red", "ball"], "did you forget the quotes?"),
         (["clip.mp4"], "did you mean --input clip.mp4?"),
         (["list.txt"], "did you mean --prompts list.txt?"),
-        (["a ball", "--config", "/dev/zero"], "is no regular file"),
+        (["a ball", "--config", "/dev/zero"], "is not a regular file"),
         (["a ball", "--set", "replay.tau="], "the value is empty"),
         (["a ball", "-o", "-"], "not written to standard output"),
         (["a ball", "a car", "-o", "a.mp4"], "a single file for 2 videos"),

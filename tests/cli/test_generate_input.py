@@ -164,7 +164,7 @@ WRONG = {
     "--input long --frames 400": "--frames 400: ",
     "--input long --step 0": "--step 0: not a step forward",
     "--input long --start -1": "--start -1: frames are counted from 0",
-    "--input long --key image": r"--key image: * is no .npz file",
+    "--input long --key image": r"--key image: * is not an .npz file",
     "--input long --cfg 3": "--cfg 3: the model * has no guidance",
     "--input long --actions gone.csv": "--actions gone.csv: there is no such file",
     "--input long --input short --actions a --actions b --actions c": "3 files for 2 inputs",
@@ -203,7 +203,7 @@ def _refused(done: Any, message: str) -> None:
         ("--input long", "needs actions: 3 numbers for each of 3 frames but the last"),
         ("--input long --actions moves.csv", "row 0 has 2 numbers, the model takes 3 a frame"),
         ("--input long --actions few.csv", "has 1 rows, needed: 2, one for each of 3 frames but the last"),
-        ("--input long --actions broken.npz", "is no npz file, or a damaged one"),
+        ("--input long --actions broken.npz", "is not an npz file, or a damaged one"),
         ("--input long --actions moves.txt", "unknown suffix '.txt'"),
     ],
 )

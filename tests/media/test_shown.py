@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +14,7 @@ import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, TiffImagePlugin, features
+from PIL import Image, ImageCms, features
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.media import open_writer, read_frames, read_recipe
@@ -81,7 +82,7 @@ def test_a_matrix_of_zeros_is_none(tmp_path: Path, frame: Image8) -> None:
 def test_other_angles_are_refused(tmp_path: Path, frame: Image8) -> None:
     path = _write(tmp_path / "a.mp4", [frame])
     _matrix(path, 46341, 46341, -46341, 46341)
-    with pytest.raises(RequestError, match="no quarter of a circle"):
+    with pytest.raises(RequestError, match="is not turned by a quarter of a circle"):
         read_frames(path)
 
 
@@ -127,15 +128,28 @@ def test_a_cover_is_no_frame(tmp_path: Path, frame: Image8) -> None:
     assert np.array_equal(read_frames(path), [frame, frame[::-1]])
 
 
-def test_posters_and_previews_are_no_frames(tmp_path: Path, frame: Image8) -> None:
-    images, poster = [Image.fromarray(frame), Image.fromarray(frame[::-1])], Image.new("RGB", (64, 32), (0, 200, 0))
-    poster.save(tmp_path / "a.png", save_all=True, append_images=images, default_image=True)
-    assert np.array_equal(read_frames(tmp_path / "a.png"), [frame, frame[::-1]])
-    with TiffImagePlugin.AppendingTiffWriter(str(tmp_path / "a.tif"), True) as pages:
-        for image, kind in ((images[0], 0), (poster.resize((32, 16)), 1), (images[1], 2)):
-            image.save(pages, "TIFF", tiffinfo={254: kind})
-            pages.newFrame()
-    assert np.array_equal(read_frames(tmp_path / "a.tif"), [frame, frame[::-1]])
+def test_pictures_whose_images_may_be_previews_are_refused(tmp_path: Path, frame: Image8) -> None:
+    first, second = (Image.fromarray(image) for image in (frame, frame[::-1]))
+    for name in ("a.png", "a.tif"):
+        first.save(tmp_path / name, save_all=True, append_images=[second])
+        with pytest.raises(RequestError, match="holds 2 images, of which some may be previews"):
+            read_frames(tmp_path / name)
+
+
+def test_interlaced_videos_are_deinterlaced(tmp_path: Path) -> None:
+    """A bar moves by 8 pixels a frame; the second field of each shows it half a frame later."""
+    frames = [np.full((64, 64, 3), 30, np.uint8) for _ in range(4)]
+    for i, image in enumerate(frames):
+        for field in (0, 1):
+            image[field::2, 4 + 8 * i + 4 * field : 20 + 8 * i + 4 * field] = 240
+    interlaced = 0x20000 | 0x40000 | 0x20000000  # its DCT and motion, and which field is first
+    path = _write(tmp_path / "a.mp4", frames, "libx264", "yuv420p", options={"x264-params": "tff=1"}, flags=interlaced)
+    with av.open(str(path)) as container:
+        assert next(container.decode(video=0)).interlaced_frame
+    shown = read_frames(path).astype(int)
+    comb = abs(shown[:, 9:-8:2] - (shown[:, 8:-9:2] + shown[:, 10:-7:2]) // 2).max()
+    assert shown.shape == (4, 64, 64, 3) and comb < 60
+    assert np.diff([int((image[32, :, 0] > 135).argmax()) for image in shown]).tolist() == [8, 8, 8]
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
@@ -298,6 +312,28 @@ def test_hdr_is_shown_in_srgb(tmp_path: Path, transfer: int, monkeypatch: pytest
     monkeypatch.setattr(av, "__version__", "17.0.0")
     with pytest.raises(RequestError, match=r"is in HDR, which needs PyAV 18"):
         read_frames(tmp_path / "a.mkv")
+
+
+@pytest.mark.parametrize("suffix", [".avif", ".png"])
+def test_hdr_pictures_are_shown_as_hdr_videos(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".avif":
+        if not features.check("avif"):
+            pytest.skip("this Pillow reads no AVIF")
+        monkeypatch.setenv("SVT_LOG", "0")
+        tags = {"colorspace": 9, "color_primaries": 9, "color_trc": 16, "color_range": 1, "options": {"crf": "4"}}
+        _write(path, [np.full((64, 64, 3), 148, np.uint8)], "libsvtav1", "yuv420p10le", **tags)
+    else:
+        data = io.BytesIO()
+        Image.new("RGB", (64, 64), (148, 148, 148)).save(data, "PNG")
+        chunk = b"cICP" + bytes([9, 16, 0, 1])
+        whole = struct.pack(">I", 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        path.write_bytes(data.getvalue()[:33] + whole + data.getvalue()[33:])
+    if int(av.__version__.partition(".")[0]) < 18:
+        with pytest.raises(RequestError, match="is in HDR"):
+            read_frames(path)
+    else:  # 58 % of PQ's range is 203 candela per square metre, white
+        assert read_frames(path)[0, 30, 30].min() > 240
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import StrictFloat, StrictInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fastcar_cli.config.lists import digits
 from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.media.arrays import SUFFIXES as ARRAYS
-from fastcar_cli.media.arrays import Array, arrays_of
+from fastcar_cli.media.arrays import SUFFIXES, numbers_in
 from fastcar_cli.system.files import read_text
 from fastcar_cli.system.plain_data import parse_json
 
@@ -28,7 +26,7 @@ KEYS = ("action", "actions")
 _ALLOWED = ".npz, .npy, .csv, .tsv or .json"
 _MOST_ROWS = 2**20
 _LIKE_A_NUMBER = re.compile(r"[-+.]?\d|[-+]?(?:nan|inf)", re.I)
-_TABLE = TypeAdapter(list[list[StrictInt | StrictFloat]])
+_TABLE = TypeAdapter(list[list[float]], config=ConfigDict(strict=True))
 
 
 def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
@@ -36,14 +34,14 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
 
     width: numbers an action has. wanted: which frames of the input make the clip (S of them), in rising order.
     A file with S or S - 1 rows is the clip's own, one row a frame; of a longer one the rows `wanted` are taken, as
-    its rows belong to the frames of the input. The last frame's action leads out of the clip: where it is missing
+    its rows belong to the frames of the input. The last frame's action leads out of the clip; where it is missing
     it is zero. Raises RequestError that says what does not fit.
     """
     if not path.is_file():
         kind = "is a pipe or a device" if path.exists() else "there is no such file"
         raise RequestError("is a folder" if path.is_dir() else kind, key="actions", value=path)
     suffix = path.suffix.lower()
-    if suffix in ARRAYS:
+    if suffix in SUFFIXES:
         return actions_in(path, width, wanted, own=False)
     if suffix not in (".csv", ".tsv", ".json"):
         raise RequestError(f"unknown suffix {suffix!r}", key="actions", value=path, allowed=_ALLOWED)
@@ -56,31 +54,17 @@ def read_actions(path: Path, width: int, wanted: Sequence[int]) -> Rows:
 
 def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = True) -> Rows:
     """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
-    option = "input" if own else "actions"
-    array = _chosen(path, option)
-    what = array.named(option)
-    if array.dtype.kind not in "uif" or len(array.shape) != 2:
-        raise RequestError(
-            f"has shape {list(array.shape)} and dtype {array.dtype}, needed: numbers [frames, {width}]", where=what
-        )
-    rows = itertools.islice(array.rows(option), max(len(wanted), wanted[-1] + 1) + 1)
-    return _fit([row.astype(np.float64) for row in rows], what, width, wanted, own=own)
+    needed = f"[frames, {width}]"
+    array, what = numbers_in(path, "input" if own else "actions", KEYS, lambda shape: len(shape) == 2, needed)
+    return _fit(array[:_MOST_ROWS], what, width, wanted, own=own)
 
 
 def has_actions(path: Path) -> bool:
     """Whether an input is an .npz file that brings its actions."""
-    return path.suffix.lower() == ".npz" and path.is_file() and any(a.key in KEYS for a in arrays_of(path, "input"))
-
-
-def _chosen(path: Path, option: str) -> Array:
-    arrays = arrays_of(path, option)
-    if named := [array for key in KEYS for array in arrays if array.key == key]:
-        return named[0]
-    tables = [a for a in arrays if len(a.shape) == 2] or arrays
-    if len(tables) != 1:
-        hint = f"its arrays: {', '.join(a.key for a in arrays[:12]) or 'none'}"
-        raise RequestError(f"holds no array {KEYS[0]!r}", key=option, value=path, hint=hint)
-    return tables[0]
+    if path.suffix.lower() != ".npz":
+        return False
+    with np.load(path, allow_pickle=False) as arrays:  # which was read before, for its frames
+        return any(key in arrays for key in KEYS)
 
 
 def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
@@ -114,7 +98,7 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
             if len(rows) > _MOST_ROWS:
                 break
     except csv.Error as e:
-        raise RequestError(f"is no CSV file ({e})", where=what) from None
+        raise RequestError(f"is not a CSV file ({e})", where=what) from None
     if len(rows) < 2 or names != [*map(str, range(len(rows[0])))]:
         return rows
     if "." in text.partition(first)[2] or len(rows) == frames + 1:
@@ -137,17 +121,17 @@ def _json(text: str, what: Text) -> list[Any]:
     try:
         data = parse_json(text)
     except ValueError:
-        raise RequestError("is no JSON file", where=what) from None
+        raise RequestError("is not a JSON file", where=what) from None
     if isinstance(data, dict):
         data = next((data[k] for k in KEYS if k in data), None)
     try:
         return _TABLE.validate_python(data)
     except ValidationError:
         hint = "such as [[0.1, 0], [0.2, 0]]"
-        raise RequestError("is no list of lists of numbers", where=what, hint=hint) from None
+        raise RequestError("is not a list of lists of numbers", where=what, hint=hint) from None
 
 
-def _fit(table: Sequence[Any], what: Text, width: int, wanted: Sequence[int], *, own: bool) -> Rows:
+def _fit(table: Sequence[Any] | NDArray[Any], what: Text, width: int, wanted: Sequence[int], *, own: bool) -> Rows:
     """Rows of the clip's frames out of a table, checked."""
     for index, row in enumerate(table):
         if len(row) != width:
@@ -155,18 +139,14 @@ def _fit(table: Sequence[Any], what: Text, width: int, wanted: Sequence[int], *,
     frames = len(wanted)
     direct = not own and len(table) in (frames, frames - 1)
     chosen = range(frames) if direct else wanted
-    # What a frame is left with: the last one's action is never looked at.
+    # The last frame's action is never looked at.
     if len(table) <= chosen[max(frames - 2, 0)]:
         need = f"{frames - 1}, one for each of {frames} frames but the last"
         raise RequestError(f"has {len(table)} rows, needed: {need}", where=what)
     out = np.zeros((frames, width), np.float32)
     with np.errstate(over="ignore"):
-        for at, index in enumerate(chosen):
-            if index < len(table):
-                try:
-                    out[at] = np.asarray(table[index], np.float64)
-                except OverflowError:
-                    out[at] = np.inf
-                if not np.isfinite(out[at]).all():
-                    raise RequestError(f"row {index} has numbers that are not finite in float32", where=what)
+        for at, index in enumerate(chosen[: frames - (chosen[-1] >= len(table))]):
+            out[at] = np.asarray(table[index], np.float64)
+            if not np.isfinite(out[at]).all():
+                raise RequestError(f"row {index} has numbers that are not finite in float32", where=what)
     return out

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.system.files import MOST_TEXT, require_regular
+from fastcar_cli.system.files import MOST_TEXT, read_arrays, require_regular
 
 WORDS = 512
-"""Rows that models with text read; those behind a text are zero and are attended to like the others."""
+"""Rows that models with text read; those after a text are zero and are attended to like the others."""
 
 
 def read_embedding(path: Path) -> NDArray[np.float32]:
@@ -32,10 +32,7 @@ def read_embedding(path: Path) -> NDArray[np.float32]:
             named = loaded.items() if isinstance(loaded, dict) else [("", loaded)]
             arrays = {key: tensor.float().numpy() for key, tensor in named}
         else:
-            loaded = np.load(path, allow_pickle=False)
-            if not isinstance(loaded, (np.ndarray, np.lib.npyio.NpzFile)):
-                raise ValueError("not an array of numpy")
-            arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+            arrays = read_arrays(path)
     except Exception as e:  # whatever a stranger's file makes zipfile, numpy and safetensors raise
         reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e).partition("\n")[0]
         raise RequestError(f"can't be read: {reason}", key="text_embedding", value=path) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,6 @@ _SDR = {"dst_color_trc": 13, "dst_color_primaries": 1}
 """sRGB."""
 
 _SAVE = "save it as JPEG or PNG"
-_HEIF = f"{_SAVE}, or pip install 'fastcar[heif]'"
 
 
 def on_ground(image: Image.Image) -> Image8:
@@ -65,7 +65,7 @@ class _Nameless:
 
 @contextmanager
 def open_container(path: Path) -> Iterator[Any]:
-    """PyAV's container of a video. Raises OSError for what is none."""
+    """PyAV's container of a video. Raises OSError for other files."""
     import av
 
     with path.open("rb") as stream:
@@ -77,6 +77,13 @@ def open_container(path: Path) -> Iterator[Any]:
             yield container
 
 
+def in_hdr(path: Path) -> bool:
+    """Whether a picture is in HDR, which Pillow does not say; not for what PyAV can't open."""
+    with suppress(OSError), open_container(path) as container:
+        return any(s.codec_context is not None and s.codec_context.color_trc in _HDR for s in container.streams.video)
+    return False
+
+
 def video_frames(path: Path) -> Iterator[Image8]:
     """The frames of a video in order, uint8 [H, W, 3]. Raises RequestError, at the frame where it shows."""
     from av.error import DecoderNotFoundError, FFmpegError
@@ -84,10 +91,11 @@ def video_frames(path: Path) -> Iterator[Image8]:
     index = -1
     try:
         with open_container(path) as container:
-            for index, (frame, aspect) in enumerate(_decoded(container, path)):
+            stream = _shown_stream(container, path)
+            for index, frame in enumerate(_deinterlaced(_decoded(container, stream))):
                 if frame.is_corrupt:
                     raise _damaged(path, f"frame {index} is corrupt", index)
-                yield _as_shown(frame, aspect, path)
+                yield _as_shown(frame, stream.sample_aspect_ratio, path)
     except DecoderNotFoundError:
         raise RequestError("is in a format that PyAV does not decode", key="input", value=path, hint=_SAVE) from None
     except FFmpegError as e:
@@ -107,27 +115,25 @@ def _damaged(path: Path, how: str, whole: int) -> RequestError:
     return RequestError(f"is a damaged video ({how})", key="input", value=path, hint=hint)
 
 
-def _decoded(container: Any, path: Path) -> Iterator[tuple[Any, Any]]:
-    """The frames of the stream that is shown: the default one, and no cover.
-
-    Raises RequestError for what PyAV does not show of HEIF, FFmpegError for packets that are not complete.
-    """
-    from av import CodecContext
-    from av.error import DecoderNotFoundError, FFmpegError, InvalidDataError
+def _shown_stream(container: Any, path: Path) -> Any:
+    """The default stream, without covers. Raises RequestError for HEIF, of which PyAV shows single tiles."""
     from av.stream import Disposition
 
     streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
-    # HEIF's tiles, and its transparency or depth, which are streams without a disposition.
-    parts = [s for s in streams if s.disposition & Disposition.dependent]
-    if "mif1" in container.metadata.get("compatible_brands", ""):
-        parts += [s for s in streams if s.codec_context and str(s.codec_context.pix_fmt).startswith("gray")]
-    if parts and len(streams) > 1:
-        raise RequestError(
-            "is a picture of several parts, which PyAV does not join", key="input", value=path, hint=_HEIF
-        )
+    brands = container.metadata.get("compatible_brands", "")
+    if "heic" in brands or ("mif1" in brands and len(streams) > 1):
+        hint = f"{_SAVE}, or pip install 'fastcar[heif]'"
+        raise RequestError("is in HEIF, which PyAV reads in part only", key="input", value=path, hint=hint)
     if not streams:
         raise RequestError("holds no video, at most a cover", key="input", value=path)
-    stream = next((s for s in streams if s.disposition & Disposition.default), streams[0])
+    return next((s for s in streams if s.disposition & Disposition.default), streams[0])
+
+
+def _decoded(container: Any, stream: Any) -> Iterator[Any]:
+    """The frames of a stream. Raises FFmpegError for packets that are not complete."""
+    from av import CodecContext
+    from av.error import DecoderNotFoundError, FFmpegError, InvalidDataError
+
     # Not in threads by frame, which swallow the decoder's errors.
     decoder: Any = stream.codec_context
     if decoder is None:
@@ -141,14 +147,33 @@ def _decoded(container: Any, path: Path) -> Iterator[tuple[Any, Any]]:
         for packet in container.demux(stream):
             if packet.is_corrupt:
                 raise InvalidDataError(0, "data are missing")
-            for frame in decoder.decode(packet):
-                yield frame, stream.sample_aspect_ratio
+            yield from decoder.decode(packet)
     except FFmpegError:
-        # Whole frames that the decoder holds back for their order come before the fault.
+        # Frames that the decoder holds back for their order come before the fault.
         with suppress(FFmpegError):
-            for frame in decoder.decode(None):
-                yield frame, stream.sample_aspect_ratio
+            yield from decoder.decode(None)
         raise
+
+
+def _deinterlaced(frames: Iterator[Any]) -> Iterator[Any]:
+    """The frames; from the first interlaced one on, FFmpeg's yadif fills in the lines between those of a field."""
+    from av.error import BlockingIOError, EOFError
+    from av.filter import Graph
+
+    graph: Any = None
+    for frame in itertools.chain(frames, [None]):
+        if graph is None and frame is not None and frame.interlaced_frame:
+            graph = Graph()
+            size = {"width": frame.width, "height": frame.height, "format": frame.format}
+            source = graph.add_buffer(**size, time_base=frame.time_base)
+            graph.link_nodes(source, graph.add("yadif", "deint=interlaced"), graph.add("buffersink")).configure()
+        if graph is not None:
+            graph.vpush(frame)
+            with suppress(BlockingIOError, EOFError):
+                while True:
+                    yield graph.vpull()
+        elif frame is not None:
+            yield frame
 
 
 def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
@@ -166,9 +191,9 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
         image = np.asarray(wide)
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
-    except ValueError:  # beside it is data that this PyAV has no name for
+    except ValueError:  # PyAV has no name for other data beside it
         if frame.rotation:
-            hint = "turn it upright first; a HEIF picture needs pip install 'fastcar[heif]'"
+            hint = "turn it upright first"
             raise RequestError("is turned in a way that PyAV hides", key="input", value=path, hint=hint) from None
         matrix = None
     return image if matrix is None else _turned(image, np.frombuffer(bytes(matrix), np.int32)[[0, 1, 3, 4]], path)
@@ -183,4 +208,4 @@ def _turned(image: Image8, matrix: NDArray[np.int32], path: Path) -> Image8:
         return image[:: int(d), :: int(a)]
     if b and c and not a and not d:
         return image.swapaxes(0, 1)[:: int(b), :: int(c)]
-    raise RequestError("is turned by no quarter of a circle", key="input", value=path, hint="turn it upright first")
+    raise RequestError("is not turned by a quarter of a circle", key="input", value=path, hint="turn it upright first")

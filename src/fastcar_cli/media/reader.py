@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fastcar_cli.errors import Key, RequestError, Text
-from fastcar_cli.media.arrays import SUFFIXES, Array, arrays_of, reason
-from fastcar_cli.media.container import on_ground, open_container, video_frames
+from fastcar_cli.errors import RequestError, Text
+from fastcar_cli.media.arrays import SUFFIXES, numbers_in
+from fastcar_cli.media.container import in_hdr, on_ground, open_container, video_frames
 from fastcar_cli.system.files import file_text
 from fastcar_cli.system.plain_data import parse_json
 
@@ -33,14 +33,13 @@ PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", "
 _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO", "AVIF", "HEIF")
 """What Pillow is to read, by its names: for PostScript it would run another program. FFmpeg reads some of the rest."""
 
-_MOVING = ("WEBP", "PNG", "TIFF", "GIF", "AVIF")
+_MOVING = ("WEBP", "GIF", "AVIF")
 """Pillow's names of formats whose further images are frames (those of a JPEG are previews, of HEIF its parts)."""
 
-_SUBFILE = 254
-"""TIFF's tag of what a page is: 1 is a preview, 4 a mask."""
+_MAYBE_HDR = ("AVIF", "HEIF", "PNG")
 
 _KEY = "image"
-"""Of the frames in the files of iVideoGPT, where a file holds several arrays of that kind."""
+"""Of the frames in the files of iVideoGPT."""
 
 _SIDE = 2**14
 
@@ -94,7 +93,7 @@ def frames_of(path: Path, key: str | None = None) -> Iterator[Image8OrFloat]:
     else:
         images = _file(path)
     if key is not None and path.suffix.lower() != ".npz":
-        raise RequestError(f"{path} is no .npz file", key="key", value=key, hint="leave it out")
+        raise RequestError(f"{path} is not an .npz file", key="key", value=key, hint="leave it out")
     size: tuple[int, ...] = ()
     for index, image in enumerate(images):
         if max(image.shape[:2]) > _SIDE:
@@ -128,27 +127,23 @@ def _file(path: Path) -> Iterator[Image8]:
     """The images of a picture or GIF, or the frames of a video."""
     try:
         _learn()
-        image = Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN])
-    except UnidentifiedImageError:
-        yield from video_frames(path)
-        return
-    except Exception as e:
-        raise _refused(path, f"is a damaged picture ({reason(e)})") from None
-    with image:
-        try:
-            if image.format not in _MOVING:
-                yield _rgb(image, path)
-                return
-            # The poster of an animated PNG is no frame of it, nor are the previews of a TIFF.
-            first = int(bool(getattr(image, "default_image", False)))
-            for index in range(first, getattr(image, "n_frames", 1)):
-                image.seek(index)
-                if index == first or not getattr(image, "tag_v2", {}).get(_SUBFILE, 0) & 5:
+        with Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
+            if image.format not in _MAYBE_HDR or not in_hdr(path):
+                count = getattr(image, "n_frames", 1)
+                if image.format in ("PNG", "TIFF") and count > 1:
+                    raise _refused(path, f"holds {count} images, of which some may be previews", "save each as a file")
+                for index in range(count if image.format in _MOVING else 1):
+                    image.seek(index)
                     yield _rgb(image, path)
-        except RequestError:
-            raise
-        except Exception as e:
-            raise _refused(path, f"is a damaged picture ({reason(e)})") from None
+                return
+    except UnidentifiedImageError:
+        pass
+    except RequestError:
+        raise
+    except Exception as e:  # whatever a damaged file makes Pillow raise
+        why = str(e).strip().partition("\n")[0] or type(e).__name__
+        raise _refused(path, f"is a damaged picture ({why[:120]})") from None
+    yield from video_frames(path)
 
 
 def _learn() -> None:
@@ -173,44 +168,20 @@ def _refused(path: Path, message: str, hint: Text | None = None) -> RequestError
 
 def _array(path: Path, key: str | None) -> Iterator[Image8OrFloat]:
     """The frames of an array [T, H, W, 3] of numbers 0 .. 255, of any dtype of numbers."""
-    array = _chosen(path, arrays_of(path, "input"), key)
-    what = array.named("input")
-    if not _like_frames(array):
-        raise RequestError(f"has shape {list(array.shape)}, needed: [frames, height, width, 3]", where=what)
-    if array.dtype.kind not in "uif":
-        raise RequestError(f"has dtype {array.dtype}, needed: numbers 0 .. 255", where=what)
-    for index, row in enumerate(array.rows("input")):
+    array, what = numbers_in(path, "input", (_KEY,), _like_frames, "[frames, height, width, 3]", key)
+    floats = array.dtype.kind == "f"
+    for index, row in enumerate(array):
         low, high = row.min(), row.max()
         if not (low >= 0 and high <= 255):
             raise RequestError(f"frame {index} has values from {low:g} to {high:g}, needed: 0 .. 255", where=what)
-        if array.dtype.kind == "f" and 0 < high <= 1 and (row != np.rint(row)).any():
+        if floats and 0 < high <= 1 and (row != np.rint(row)).any():
             raise RequestError(
                 f"frame {index} has fractions from {low:g} to {high:g}, needed: 0 .. 255",
                 where=what,
                 hint="values 0 .. 1 are to be multiplied by 255",
             )
-        yield row.astype(np.float32) if array.dtype.kind == "f" else row.astype(np.uint8)
+        yield row.astype(np.float32 if floats else np.uint8)
 
 
-def _like_frames(array: Array) -> bool:
-    return len(array.shape) == 4 and array.shape[3] == 3 and 0 not in array.shape[1:]
-
-
-def _chosen(path: Path, arrays: list[Array], key: str | None) -> Array:
-    if key is not None:
-        for array in arrays:
-            if array.key == key:
-                return array
-        raise RequestError(f"{path} has no such array", key="key", value=key, hint=f"its arrays: {_listed(arrays)}")
-    if path.suffix.lower() == ".npy":
-        return arrays[0]
-    like = [a for a in arrays if _like_frames(a)] or arrays
-    named = [a for a in like if a.key == _KEY]
-    if len(like) == 1 or named:
-        return (named or like)[0]
-    message = f"holds no array {_KEY!r}, and not just one with the shape of frames"
-    raise _refused(path, message, (Key("key"), f" names one; its arrays: {_listed(arrays)}"))
-
-
-def _listed(arrays: list[Array]) -> str:
-    return ", ".join(f"{a.key} {list(a.shape)}" for a in arrays[:12]) or "none"
+def _like_frames(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 4 and shape[3] == 3 and 0 not in shape[1:]

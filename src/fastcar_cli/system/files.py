@@ -21,7 +21,6 @@ import secrets
 import shutil
 import stat
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -87,22 +86,18 @@ def _names(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.stem}-{n}{path.suffix}")
 
 
-def _put(temporary: Path, path: Path) -> None:
-    """Give a file a name that nothing has. Raises FileExistsError where something has it, else OSError."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        # A file system without links: the name is taken first, and given back where the file can't be put there.
-        empty_file(path)
-        try:
-            temporary.replace(path)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-    else:
-        temporary.unlink()
+def _first_free(file: Path, names: Iterable[Path]) -> Path:
+    """Move a file to the first name that nothing has, which no other run gets either; that name. Raises OSError."""
+    for name in names:
+        with contextlib.suppress(FileExistsError):
+            empty_file(name)
+            try:
+                file.replace(name)
+            except BaseException:
+                name.unlink(missing_ok=True)
+                raise
+            return name
+    raise AssertionError("names do not end")
 
 
 def _flush(file: Path) -> None:
@@ -130,26 +125,12 @@ def publish(temporary: Path, path: Path, *, new: bool) -> Path:
             require_regular(path)
         temporary.replace(path)
         return path
-    for name in _names(path):
-        with contextlib.suppress(FileExistsError):
-            _put(temporary, name)
-            return name
-    raise AssertionError("names do not end")
+    return _first_free(temporary, _names(path))
 
 
 def set_aside(path: Path) -> Path:
-    """Give a file a second name, with the next free number. Raises OSError."""
-    for name in itertools.islice(_names(path), 1, None):
-        with contextlib.suppress(FileExistsError):
-            try:
-                os.link(path, name)
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without links
-                empty_file(name)
-                shutil.copyfile(path, name)
-            return name
-    raise AssertionError("names do not end")
+    """Give a file the next free number; the name it got. Raises OSError."""
+    return _first_free(path, itertools.islice(_names(path), 1, None))
 
 
 def publish_folder(temporary: Path, path: Path) -> Path:
@@ -219,20 +200,32 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_arrays(file: Path) -> dict[str, Any]:
-    """The arrays of a .npz by name. Raises OSError, or ValueError for another file, or one of more than a gigabyte."""
+    """The arrays of a .npz by name, or that of a .npy under "", but for arrays of Python objects, which are pickles.
+
+    Raises OSError, or ValueError for another file, or one of more than a gigabyte.
+    """
     import numpy as np
 
     require_regular(file, MOST_PIPED)
     try:
-        with zipfile.ZipFile(file) as archive:
-            if sum(member.file_size for member in archive.infolist()) > MOST_PIPED:
+        loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"": loaded}
+        with loaded:
+            if sum(member.file_size for member in loaded.zip.infolist()) > MOST_PIPED:
                 raise ValueError(f"holds more than {MOST_PIPED:,} bytes")
-        with np.load(file, allow_pickle=False) as held:
-            return dict(held)
+            arrays = {}
+            for name in loaded.files:
+                try:
+                    arrays[name] = loaded[name]
+                except ValueError as e:
+                    if "allow_pickle" not in str(e):
+                        raise
+            return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     except OSError:
         raise
     except Exception as e:  # whatever a damaged file makes zipfile, zlib and numpy raise
-        raise ValueError(str(e) or type(e).__name__) from None
+        raise ValueError(str(e).partition("\n")[0] or type(e).__name__) from None
 
 
 _KINDS = ((b"PK\x03\x04", ".npz"), (b"\x93NUMPY", ".npy"), (b"GIF8", ".gif"), (b"{", ".json"), (b"[", ".json"))
@@ -278,7 +271,7 @@ def require_regular(file: Path, most: float = math.inf) -> None:
     """Raise OSError for all but a regular file of at most `most` bytes: a pipe may wait, a device never end."""
     state = file.stat()
     if not stat.S_ISREG(state.st_mode):
-        raise OSError(errno.EINVAL, "is no regular file", str(file))
+        raise OSError(errno.EINVAL, "is not a regular file", str(file))
     if state.st_size > most:
         raise OSError(errno.EFBIG, f"has {state.st_size:,} bytes, at most {most:,} are read", str(file))
 
@@ -297,7 +290,7 @@ def read_text(path: Path, what: Text, encoding: str = "utf-8") -> str:
     try:
         text = file_text(path, encoding)
         if "\0" in text:
-            raise RequestError(f"is no text: byte {text.index(chr(0))} is zero", where=what, hint="save it in UTF-8")
+            raise RequestError(f"is not a text: byte {text.index(chr(0))} is zero", where=what, hint="save it in UTF-8")
         return text
     except FileNotFoundError:
         raise RequestError("there is no such file", where=what) from None
