@@ -194,13 +194,13 @@ def test_wrong_requests(run: Run, model: str, texted: str, tmp_path: Path) -> No
     _refused(run(*begun, "--frames", "20"), "makes 8 at once", "17, 25, 33")
     _refused(run(*begun, "--frames", "41"), "33 frames")
     _refused(run(*begun, "--context", "5"), "1 or 9")
-    _refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "last 9")
+    _refused(run(*_begun(model, tmp_path, 5)), "has 5 frames", "needed: 9 that the model continues from")
     _refused(run(*begun, "--size", "65x48"), "multiples of 16 up to 1024x640")
     _refused(run("generate", "a ball", "--model", model), "takes no text")
     _refused(run(*_begun(texted, tmp_path)), "no text embedding", "--text-embedding FILE")
     np.save("text.npy", np.zeros((513, 64), np.float32))
     _refused(run(*_begun(texted, tmp_path), "--text-embedding", "text.npy"), "[513, 64]", "1 to 512")
-    _refused(run(*begun, "--actions", begun[6]), "takes none")
+    _refused(run(*begun, "--actions", begun[6]), "takes no actions")
 
 
 def _save(folder: Path, tensors: Any, **options: Any) -> None:

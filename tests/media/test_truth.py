@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
-from fastcar_cli.media.truth import beside, compare
+from fastcar_cli.media.metrics import beside, compare
 
 
 def _clip(seed: int, frames: int = 5) -> np.ndarray:

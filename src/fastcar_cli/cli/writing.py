@@ -18,7 +18,7 @@ from fastcar_cli.cli.inputs import Job, accepted, keys_of
 from fastcar_cli.cli.render import Results, loading, note, plain, progress, summary
 from fastcar_cli.errors import Key, Text
 from fastcar_cli.media import Writer, check_target, default_name, open_writer
-from fastcar_cli.media.truth import beside, compare
+from fastcar_cli.media.metrics import beside, compare
 from fastcar_cli.pipeline.pipeline import Frame, VideoPipeline
 from fastcar_cli.pipeline.recipe import recipe_of
 from fastcar_cli.system.files import make_folder, write_whole

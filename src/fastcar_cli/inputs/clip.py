@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.actions import Rows, actions_in, has_actions, read_actions
 from fastcar_cli.inputs.prompt import Clip
-from fastcar_cli.media.reader import Image8, frames_of
+from fastcar_cli.media.reader import Image8, Image8OrFloat, frames_of
 
 Pixels = NDArray[np.float32]
 """Of a frame, float32 [H, W, 3] in 0 .. 1."""
@@ -28,7 +30,8 @@ class Wanted:
     numbers an action has, 0 for a model without actions. `start` is the first frame of the input that is used
     and `step` how many frames lie from one to the next. With `whole` all S frames have to be there,
     otherwise the context alone will do. With `goal` the last of them comes first, as models want it that are shown
-    where to end (iVideoGPT inference/predict.py, goal conditioning).
+    where to end (iVideoGPT inference/predict.py, goal conditioning). With `last` the context alone is read unless
+    `whole`, frames are cropped to the model's size, and without `start` the last of them is the input's last frame.
     """
 
     model: str
@@ -37,15 +40,22 @@ class Wanted:
     height: int
     width: int
     actions: int = 0
-    start: int = 0
+    start: int | None = None
     step: int = 1
     whole: bool = False
     goal: bool = False
+    last: bool = False
+
+    @property
+    def most(self) -> int:
+        """How many frames are read, if the input has them."""
+        return self.context if self.last and not self.whole else self.frames
 
     @property
     def indices(self) -> range:
         """The frames of the input, S of them, counted from 0."""
-        return range(self.start, self.start + self.frames * self.step, self.step)
+        start = self.start or 0
+        return range(start, start + self.frames * self.step, self.step)
 
 
 @dataclass(frozen=True)
@@ -81,27 +91,51 @@ def read_clip(path: Path, wanted: Wanted, actions: Path | None = None, key: str 
             f"the model {wanted.model!r} takes no actions", key="actions", value=actions, hint="leave them out"
         )
     chosen, size, count = _chosen(path, wanted, key)
-    alone = len(chosen) == wanted.context and not wanted.whole
-    if len(chosen) < wanted.frames and not alone:
+    if len(chosen) < wanted.most and (wanted.whole or len(chosen) != wanted.context):
         raise _too_short(path, wanted, count)
-    turn = -1 if wanted.goal else 0
-    indices = list(wanted.indices[: len(chosen)])
+    if wanted.goal:
+        chosen = chosen[-1:] + chosen[:-1]
     rows = _actions(path, wanted, actions) if wanted.actions else None
-    clip = Clip(np.stack(chosen[turn:] + chosen[:turn]), rows, path.absolute().name)
-    return Excerpt(clip, tuple(indices[turn:] + indices[:turn]), size)
+    clip = Clip(np.stack([image for _, image in chosen]), rows, path.absolute().name)
+    return Excerpt(clip, tuple(index for index, _ in chosen), size)
 
 
-def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[Pixels], tuple[int, int], int]:
-    """The frames wanted, as many as there are, resized; their size before, and how many frames were counted."""
-    chosen: list[Pixels] = []
+def _chosen(path: Path, wanted: Wanted, key: str | None) -> tuple[list[tuple[int, Pixels]], tuple[int, int], int]:
+    """The frames wanted with their numbers, as many as there are, resized; their size before; the frames counted."""
+
+    def fit(image: Image8OrFloat) -> Pixels:
+        if wanted.last:
+            return cropped(image, wanted.height, wanted.width)
+        return resized(image[None], wanted.height, wanted.width)[0]
+
+    chosen: list[tuple[int, Pixels]] = []
+    # Counted back from the last one, which is not known yet.
+    back = wanted.last and wanted.start is None
+    ends: deque[tuple[int, Image8OrFloat]] = deque(maxlen=(wanted.most - 1) * wanted.step + 1)
     size, count = (0, 0), 0
     for index, image in enumerate(frames_of(path, key)):
         count, size = index + 1, (image.shape[0], image.shape[1])
-        if index == wanted.indices[len(chosen)]:
-            chosen.append(resized(image[None], wanted.height, wanted.width)[0])
-            if len(chosen) == wanted.frames:
+        if back:
+            ends.append((index, image))
+        elif index == wanted.indices[len(chosen)]:
+            chosen.append((index, fit(image)))
+            if len(chosen) == wanted.most:
                 break
+    if back:
+        chosen = [(index, fit(image)) for index, image in [*ends][:: -wanted.step][::-1]]
     return chosen, size, count
+
+
+def cropped(image: Image8OrFloat, height: int, width: int) -> Pixels:
+    """A frame [h, w, 3] of values 0 .. 255 as float32 [height, width, 3] in 0 .. 1: resized to cover, then its centre.
+
+    Sides are rounded up, bilinear with antialias, as Cosmos-Predict1 does (inference_utils.resize_input).
+    """
+    h, w = image.shape[:2]
+    ratio = max(width / w, height / h)
+    sides = math.ceil(ratio * h), math.ceil(ratio * w)
+    top, left = (round((side - needed) / 2) for side, needed in zip(sides, (height, width), strict=True))
+    return resized(image[None], *sides)[0, top : top + height, left : left + width]
 
 
 def resized(images: NDArray[Any], height: int, width: int) -> NDArray[np.float32]:
@@ -128,10 +162,15 @@ def _actions(path: Path, wanted: Wanted, actions: Path | None) -> Rows:
 
 
 def _too_short(path: Path, wanted: Wanted, count: int) -> RequestError:
-    start, step, frames = wanted.start, wanted.step, wanted.frames
+    start, step, most, context = wanted.start or 0, wanted.step, wanted.most, wanted.context
     how = ([f"begin with number {start}"] if start else []) + ([f"are {step} apart"] if step > 1 else [])
-    need = f"{wanted.indices[-1] + 1}" + (f" for {frames} that {' and '.join(how)}" if how else "")
-    need += "" if wanted.whole else f", or just the {wanted.context} that the model continues from"
+    need = f"{start + (most - 1) * step + 1}" + (f" for {most} that {' and '.join(how)}" if how else "")
+    if not wanted.whole and (most > context or not how):
+        need += (f", or just the {context}" if most > context else "") + " that the model continues from"
     here = len(range(start, count, step))
-    hint = ("a longer clip", *((", or ", Key("frames"), f" {here}") if here > wanted.context else ()))
+    hint: tuple[str | Key, ...] = ("a longer clip",)
+    if wanted.last and not wanted.whole:
+        hint = ("a longer clip, or a single picture such as its last frame",)
+    elif here > context:
+        hint += (", or ", Key("frames"), f" {here}")
     return RequestError(f"has {count} frame{'s' * (count != 1)}, needed: {need}", key="input", value=path, hint=hint)

@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.inputs.beginning import read_beginning
 from fastcar_cli.inputs.clip import Excerpt, Wanted, read_clip
 from fastcar_cli.media.reader import frames_of
 from fastcar_cli.models.network import Spec
@@ -56,34 +55,26 @@ class Inputs:
         """Whether every input is one picture. Raises RequestError for one that can't be read."""
         return all(len([*islice(frames_of(file, self.key), 2)]) == 1 for file in self.files)
 
-    def _read_end(self, file: Path, spec: Spec, model: str, frames: int | None) -> Excerpt:
-        """The last pictures of an input. Raises RequestError also for options that a model doesn't take."""
-        if self.actions or self.goal:
-            key = "actions" if self.actions else "goal"
-            raise RequestError(f"the model {model!r} takes none", key=key, hint="leave it out")
-        size, step = spec.frame_size, self.step or 1
-        contexts = (spec.pictures(spec.layout.context),)
-        return read_beginning(file, model, size, contexts, frames=frames, start=self.start, step=step, key=self.key)
-
     def read(self, spec: Spec, model: str, frames: int, *, whole: bool = False) -> list[Excerpt]:
         """The part of each that a model is given for so many frames in all; `whole`: none may be missing.
 
-        Raises RequestError as `read_clip` does.
+        Raises RequestError as `read_clip` does, and for a goal that the model doesn't take.
         """
+        if spec.contexts and self.goal:
+            raise RequestError(f"the model {model!r} takes none", key="goal", hint="leave it out")
         height, width = spec.frame_size
-        if spec.contexts:
-            return [self._read_end(file, spec, model, frames if whole else None) for file in self.files]
         wanted = Wanted(
             model=model,
             frames=frames,
-            context=spec.layout.context,
+            context=spec.pictures(spec.layout.context),
             height=height,
             width=width,
             actions=spec.conditions,
-            start=self.start or 0,
+            start=self.start,
             step=self.step or 1,
             whole=whole,
             goal=self.goal,
+            last=bool(spec.contexts),
         )
         actions: list[Path | None] = [*self.actions] if len(self.actions) == len(self.files) else []
         actions = actions or [self.actions[0] if self.actions else None] * len(self.files)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fastcar_cli.errors import RequestError
-from fastcar_cli.inputs.beginning import fitted, read_beginning
-from fastcar_cli.inputs.clip import Excerpt
+from fastcar_cli.inputs.clip import Excerpt, Wanted, cropped, read_clip
 
 SIZE = (32, 48)
 
@@ -29,7 +28,9 @@ def written(folder: Path, frames: np.ndarray) -> Path:
 
 
 def read(path: Path, **changes: Any) -> Excerpt:
-    return read_beginning(path, "m", SIZE, (1, 9), **changes)
+    return read_clip(
+        path, Wanted(**{"model": "m", "frames": 33, "context": 9, "height": 32, "width": 48, "last": True, **changes})
+    )
 
 
 def numbers(excerpt: Excerpt) -> list[int]:
@@ -47,18 +48,18 @@ def test_a_clip_gives_its_last_nine_frames(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
 def test_a_picture_gives_one_frame_whatever_its_colours(tmp_path: Path, mode: str) -> None:
     Image.fromarray(clip(3, 40, 60)[2]).convert("RGB").convert(mode).save(tmp_path / "a.png")
-    excerpt = read(tmp_path / "a.png")
+    excerpt = read(tmp_path / "a.png", context=1)
     assert (excerpt.indices, excerpt.source_size, numbers(excerpt)) == ((0,), (40, 60), [2])
 
 
 @pytest.mark.parametrize(
     ("changes", "frames"),
     [
-        ({"frames": 12}, range(2, 14)),
+        ({"frames": 12, "whole": True}, range(2, 14)),
         ({"start": 3}, range(3, 12)),
-        ({"start": 0, "frames": 12}, range(12)),
-        ({"frames": 4, "step": 3}, range(4, 14, 3)),
-        ({"frames": 4, "step": 3, "start": 1}, range(1, 11, 3)),
+        ({"start": 0, "frames": 12, "whole": True}, range(12)),
+        ({"context": 4, "step": 3}, range(4, 14, 3)),
+        ({"context": 4, "step": 3, "start": 1}, range(1, 11, 3)),
     ],
 )
 def test_other_parts_of_a_clip(tmp_path: Path, changes: dict[str, int], frames: range) -> None:
@@ -68,10 +69,10 @@ def test_other_parts_of_a_clip(tmp_path: Path, changes: dict[str, int], frames: 
 @pytest.mark.parametrize(
     ("count", "changes", "why"),
     [
-        (5, {}, "has 5 frames, the model 'm' continues from the last 9"),
-        (14, {"start": 8}, "has 14 frames, 6 of them to be used, the model 'm' continues from the last 9"),
-        (14, {"frames": 33}, "has 14 frames, needed: 33 to compare with all of the video"),
-        (1, {"frames": 33}, "has 1 frame, needed: 33 to compare with all of the video"),
+        (5, {}, "has 5 frames, needed: 9 that the model continues from"),
+        (14, {"start": 8}, "has 14 frames, needed: 17 for 9 that begin with number 8"),
+        (14, {"whole": True}, "has 14 frames, needed: 33$"),
+        (1, {"whole": True}, "has 1 frame, needed: 33$"),
     ],
 )
 def test_too_few_frames_are_refused_in_one_sentence(
@@ -91,9 +92,9 @@ def test_a_picture_is_resized_as_another_library_does_and_its_centre_kept(height
     ]
     top, left = round((h - SIZE[0]) / 2), round((w - SIZE[1]) / 2)
     wanted = np.stack([np.asarray(p) for p in planes], -1)[top : top + SIZE[0], left : left + SIZE[1]]
-    assert np.abs(fitted(image, *SIZE) * 255 - wanted).max() <= 0.05
+    assert np.abs(cropped(image, *SIZE) * 255 - wanted).max() <= 0.05
 
 
 def test_a_picture_of_the_right_size_stays_as_it_is() -> None:
     image = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
-    assert np.array_equal(np.rint(fitted(image, *SIZE) * 255), image)
+    assert np.array_equal(np.rint(cropped(image, *SIZE) * 255), image)
