@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fastcar_cli.config.presets import preset_folder, read_preset
 from fastcar_cli.errors import RequestError
@@ -30,45 +28,37 @@ class Constant(Section):
     kind: Literal["datasheet", "measured", "assumption", "fitted"]
 
 
-@dataclass(frozen=True)
-class In:
+def In(unit: str, *, zero: bool = False, whole: bool = False, most: float = math.inf) -> AfterValidator:
     """The unit that a constant must be given in; whether it may be 0 and must be an integer; the most it may be."""
 
-    unit: str
-    zero: bool = False
-    whole: bool = False
-    most: float = math.inf
+    def check(constant: Constant | None) -> Constant | None:
+        if constant is None:
+            return None
+        if constant.unit != unit:
+            raise ValueError(f"unit is {constant.unit!r}, needed: {unit!r}")
+        for wrong, needed in (
+            (constant.value == 0 and not zero, "above 0"),
+            (0 < constant.value < 1e-6, "at least 1e-06"),
+            (whole and bool(constant.value % 1), "an integer"),
+            (constant.value > most, f"at most {most:g}"),
+        ):
+            if wrong:
+                raise ValueError(f"value is {constant.value:g}, needed: {needed}")
+        return constant
+
+    return AfterValidator(check)
 
 
-def _constants(part: BaseModel, prefix: str = "") -> Iterator[tuple[str, Constant, In]]:
-    """Every constant of a preset: its dotted path, itself, and what is wanted of it."""
-    for name, field in type(part).model_fields.items():
+def constants(part: BaseModel, prefix: str = "") -> dict[str, Constant]:
+    """Every constant of a file by its dotted path."""
+    found: dict[str, Constant] = {}
+    for name in type(part).model_fields:
         value = getattr(part, name)
         if isinstance(value, Constant):
-            yield prefix + name, value, next(m for m in field.metadata if isinstance(m, In))
+            found[prefix + name] = value
         elif isinstance(value, BaseModel):
-            yield from _constants(value, f"{prefix}{name}.")
-
-
-def constants(part: BaseModel) -> dict[str, Constant]:
-    """Every constant of a file by its dotted path."""
-    return {path: constant for path, constant, _ in _constants(part)}
-
-
-def check_constants(part: BaseModel) -> None:
-    """Refuse a constant in another unit, or beyond what `In` allows. Raises ValueError naming its path."""
-    for path, constant, wanted in _constants(part):
-        if constant.unit != wanted.unit:
-            raise ValueError(f"{path}.unit is {constant.unit!r}, needed: {wanted.unit!r}")
-        needed = (
-            (constant.value == 0 and not wanted.zero, "above 0"),
-            (0 < constant.value < 1e-6, "at least 1e-06"),
-            (wanted.whole and bool(constant.value % 1), "an integer"),
-            (constant.value > wanted.most, f"at most {wanted.most:g}"),
-        )
-        for wrong, what in needed:
-            if wrong:
-                raise ValueError(f"{path}.value is {constant.value:g}, needed: {what}")
+            found |= constants(value, f"{prefix}{name}.")
+    return found
 
 
 class Bank(Section):
@@ -83,11 +73,6 @@ class Bank(Section):
     port: Annotated[Constant, In("bits", whole=True)]
     port_clock: Annotated[Constant, In("MHz")]
     energy: Annotated[Constant, In("pJ/bit", zero=True)]
-
-    @model_validator(mode="after")
-    def _units(self) -> Bank:
-        check_constants(self)
-        return self
 
 
 class Power(Section):
@@ -116,11 +101,6 @@ class Device(Section):
     memories: dict[str, Bank]
     power: Power
     resources: Resources | None = None
-
-    @model_validator(mode="after")
-    def _units(self) -> Device:
-        check_constants(self)
-        return self
 
     def bank(self, part: str) -> Bank:
         """The memory of this part. Raises RequestError where the board has none."""

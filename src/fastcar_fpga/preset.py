@@ -10,7 +10,7 @@ from fastcar_cli.config.presets import fpga_presets, preset_folder, read_preset
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.plain_data import checked
 from fastcar_cli.weights.formats import GROUP
-from fastcar_fpga.device import Bank, Constant, Device, In, Section, check_constants, constants, load_device
+from fastcar_fpga.device import Bank, Constant, Device, In, Section, constants, load_device
 from fastcar_fpga.memory import Order, Part, Stream, load_part, share
 
 MAX_FITTED = 2
@@ -182,7 +182,6 @@ class Preset(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Preset:
-        check_constants(self)
         hbm, bank = self.hbm, self.bank
         limits = (
             ("channels", hbm.channels.value, bank.channels.value, "channels"),
