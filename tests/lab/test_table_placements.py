@@ -171,7 +171,7 @@ def test_a_prompt_too_long_to_complete_stays_as_it_is() -> None:
 
 
 def test_every_kept_layout_is_in_the_vocabulary_and_has_a_part_for_each_thing() -> None:
-    for signature, rows in WORDS.placements.items():
+    for signature, rows in WORDS.layouts.items():
         for row in rows:
             assert len(row) == signature.split().count("thing") + 1
             assert all(VOCABULARY[i] in TOKENS for part in row for i in part)
@@ -198,5 +198,5 @@ def test_it_is_plain_data() -> None:
     again = phrase_tokenizer(WORDS.to_dict())
     assert isinstance(again, PlacementTokenizer)
     assert again.complete(again.read(SENTENCE), 5) == WORDS.complete(WORDS.read(SENTENCE), 5)
-    with pytest.raises(TypeError):
+    with pytest.raises(RequestError, match=r"key 'text\.things' is missing"):
         phrase_tokenizer({k: v for k, v in WORDS.to_dict().items() if k != "things"})

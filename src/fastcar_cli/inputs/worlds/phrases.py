@@ -5,12 +5,16 @@ from __future__ import annotations
 import difflib
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import OnProgress, Prompt, Reading, text_of
+from fastcar_cli.system.plain_data import WHOLE
 
 _BEHIND_IN = ("from", "and", "then", "while")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
@@ -19,7 +23,7 @@ _OBJECT_GROUPS = 3
 """The first groups of attributes are the object's: size, color and shape; motion and background follow."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, config=WHOLE)
 class PhraseTokenizer:
     """Closed vocabulary: each known phrase is one token, fillers are skipped, the rest is unknown.
 
@@ -30,20 +34,25 @@ class PhraseTokenizer:
     vocabulary: Sequence[str]
     phrases: Mapping[str, Sequence[str]]
     fillers: Sequence[str]
-    length: int
-    groups: Mapping[str, Sequence[str]]
+    length: Annotated[int, Field(strict=True, ge=2, le=4096)]
+    groups: Mapping[str, Annotated[Sequence[str], Field(min_length=1)]]
 
     def __post_init__(self) -> None:
-        ids = {token: i for i, token in enumerate(self.vocabulary)}
-        self._pad, self._bos, self._start = ids["<pad>"], ids["<bos>"], ids["<vi_start>"]
-        self._phrases = {tuple(_words(p)): ids[token] for token, ps in self.phrases.items() for p in ps}
+        self._check([*self.phrases, *(token for tokens in self.groups.values() for token in tokens)])
+        self._ids = {token: i for i, token in enumerate(self.vocabulary)}
+        self._phrases = {tuple(_words(p)): token for token, phrases in self.phrases.items() for p in phrases}
         for token in self.groups.get("shape", ()):
             for phrase in self.phrases.get(token, ()):
-                self._phrases.setdefault(tuple(_words(f"{phrase}{'es' if phrase[-1] in 'sx' else 's'}")), ids[token])
+                self._phrases.setdefault(tuple(_words(f"{phrase}{'es' if phrase[-1] in 'sx' else 's'}")), token)
         self._longest = max(map(len, self._phrases))
         self._single = sorted({w for p in self._phrases for w in p}.difference(self.fillers))
         self._drawable = [t for t in self.vocabulary if t in self.phrases]
         self._attributes = {token for tokens in self.groups.values() for token in tokens}
+
+    def _check(self, tokens: Iterable[str]) -> None:
+        known = {*self.vocabulary}
+        if (other := next((token for token in tokens if token not in known), None)) is not None:
+            raise ValueError(f"{other!r} is not a word of its vocabulary")
 
     def to_dict(self) -> dict[str, Any]:
         """What it is made of, as plain data: its own arguments."""
@@ -52,7 +61,7 @@ class PhraseTokenizer:
     def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
         """Token ids of a prompt; unknown words are listed, not guessed. Raises RequestError if too long."""
         words = self._arranged(_words(text_of(prompt)))
-        tokens: list[int] = []
+        tokens: list[str] = []
         unknown: list[str] = []
         i = 0
         while i < len(words):
@@ -73,7 +82,7 @@ class PhraseTokenizer:
                 f"the prompt is too long: it has {len(tokens)} words that the model reads, its context holds {room}",
                 hint="shorten the prompt",
             )
-        return Reading(self._ids(tokens), tuple(self.vocabulary[t] for t in tokens), tuple(unknown))
+        return Reading(self.ids_of(tokens), tuple(tokens), tuple(unknown))
 
     def _arranged(self, words: list[str]) -> list[str]:
         """The words of a prompt in the order in which they are read; one that means nothing there ends OUT_OF_PLACE."""
@@ -88,7 +97,7 @@ class PhraseTokenizer:
         if words[end - 1] != "in" or end == len(words) or words[end] in _BEHIND_IN:
             return True
         nexts = (self._phrases.get(tuple(words[end : end + n])) for n in range(1, self._longest + 1))
-        return any(token is not None and self.vocabulary[token] not in self._attributes for token in nexts)
+        return any(token is not None and token not in self._attributes for token in nexts)
 
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with a value drawn from the seed for each attribute that the prompt leaves open.
@@ -106,19 +115,16 @@ class PhraseTokenizer:
         tokens = (*before, *reading.tokens, *after)
         if not reading.tokens or len(tokens) > self.length - 2:
             return reading
-        ids = self._ids([self.vocabulary.index(t) for t in tokens])
-        return Reading(ids, tokens, reading.unknown, (*before, *after))
+        return Reading(self.ids_of(tokens), tokens, reading.unknown, (*before, *after))
 
     def blank(self) -> tuple[int, ...]:
         """Ids of the prompt that says nothing (the unconditional row)."""
-        return self._ids([])
+        return self.ids_of(())
 
     def ids_of(self, tokens: Sequence[str]) -> tuple[int, ...]:
-        """Ids of a prompt of these tokens. Raises ValueError for one that is not of the vocabulary."""
-        return self._ids([self.vocabulary.index(t) for t in tokens])
-
-    def _ids(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        return (self._bos, *[self._pad] * (self.length - 2 - len(tokens)), *tokens, self._start)
+        """Ids of a prompt of these tokens. Raises KeyError for one that is not of the vocabulary."""
+        padding = ["<pad>"] * (self.length - 2 - len(tokens))
+        return tuple(self._ids[t] for t in ("<bos>", *padding, *tokens, "<vi_start>"))
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:
         """Words the model does not know, with near ones, and attributes named twice.

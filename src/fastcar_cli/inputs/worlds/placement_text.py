@@ -6,21 +6,20 @@ import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, StrictStr, model_validator
+from pydantic.dataclasses import dataclass
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import Prompt, Reading, text_of
 from fastcar_cli.inputs.worlds.phrases import OUT_OF_PLACE, PhraseTokenizer
-from fastcar_cli.system.plain_data import Count, checked
+from fastcar_cli.system.plain_data import WHOLE, Count, checked
 
-Placements = Mapping[str, Sequence[Sequence[Sequence[int]]]]
-"""Placements by signature: of each the ids of the tokens behind every thing, and last of those behind all."""
-
+Placements = dict[str, list[list[list[Count]]]]
+"""Placements by signature: of each the ids of the tokens after every thing, and last of those after all."""
 
 _SAID_OTHERWISE = {
     r"(?:camera )?pan(?:s|ning)? (?:(?:slowly|to|the) )*(left|right)": r"camera pans \1",
@@ -34,24 +33,28 @@ _SAID_OTHERWISE = {
 _COUNTS = {"two": 2, "2": 2, "pair of": 2, "couple of": 2, "three": 3, "3": 3}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, config=WHOLE)
 class PlacementTokenizer(PhraseTokenizer):
     """Closed vocabulary of things, each of which has looks, and places that no word stands for.
 
     `things` are the tokens that name a thing, `looks` what is said before each of them, `groups` what is said of the
-    whole, of which `usual` values go without saying. `placements` are kept for each signature, see `signature`; `only`
+    whole, of which `usual` values go without saying. `layouts` are placements by signature, see `signature`; `only`
     has their tokens that belong to some things alone, as a ball that is turned looks like none that was trained on.
     """
 
     things: Sequence[str]
     looks: Mapping[str, Sequence[str]]
     usual: dict[str, str]
-    placements: Placements
+    layouts: Placements
     only: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.usual = dict(self.usual)
+        values = (token for named in (self.looks, self.only) for tokens in named.values() for token in tokens)
+        self._check([*self.things, *self.usual.values(), *self.only, *values])
+        most = max((i for rows in self.layouts.values() for row in rows for ids in row for i in ids), default=0)
+        if most >= len(self.vocabulary):
+            raise ValueError(f"{most} is beyond its vocabulary")
         looks = [token for tokens in self.looks.values() for token in tokens]
         thing, look, ground, motion = (
             "|".join(sorted((p for t in tokens for p in self.phrases.get(t, ())), key=len, reverse=True))
@@ -64,7 +67,7 @@ class PlacementTokenizer(PhraseTokenizer):
         # A ground is no colour: "a gray cube".
         self._colour = re.compile(rf"(?<!on )(?<!onto )(?<!over )\b({ground})(?= (?:(?:{look}) )*(?:{thing})\b)")
         self._denied = re.compile(rf"\b(?:(?:does|do|is|are) not|(?:does|do|is|are)n't|never) (?:{motion})\b")
-        self._most = max((k.split().count("thing") for k in self.placements), default=0)
+        self._most = max((k.split().count("thing") for k in self.layouts), default=0)
         self._deeds = set(self._drawable).difference(self.things, looks, self._attributes)
 
     def _arranged(self, words: list[str]) -> list[str]:
@@ -80,11 +83,6 @@ class PlacementTokenizer(PhraseTokenizer):
         text = self._counted.sub(lambda m: " ".join([m[2]] * _COUNTS[m[1]]), text)
         return self._colour.sub(lambda m: " ".join(w + OUT_OF_PLACE for w in m[1].split()), text).split()
 
-    def to_dict(self) -> dict[str, Any]:
-        """What it is made of, as plain data: its own arguments, of which files call placements layouts."""
-        data = super().to_dict()
-        return data | {"layouts": data.pop("placements")}
-
     def signature(self, tokens: Sequence[str]) -> str:
         """What a prompt says but for looks: deeds and relations, `thing` for each thing, the first in front."""
         said = ["thing" if t in self.things else t for t in tokens if t in self.things or t in self._deeds]
@@ -94,8 +92,8 @@ class PlacementTokenizer(PhraseTokenizer):
     def _planned(self, tokens: Sequence[str]) -> tuple[str, ...]:
         """The tokens as the nearest scene of which a placement is kept says them: with its deeds in its order."""
         wanted = self.signature(tokens).split()
-        near = [p for p in map(str.split, self.placements) if p.count("thing") == wanted.count("thing")]
-        if " ".join(wanted) in self.placements or not near or "thing" not in wanted:
+        near = [p for p in map(str.split, self.layouts) if p.count("thing") == wanted.count("thing")]
+        if " ".join(wanted) in self.layouts or not near or "thing" not in wanted:
             return tuple(tokens)
 
         def likeness(words: list[str]) -> tuple[float, float]:
@@ -123,8 +121,7 @@ class PlacementTokenizer(PhraseTokenizer):
     ) -> list[str]:
         """The tokens with `looks` of each thing and what is `around` where they don't say it, and with a placement.
 
-        Looks come before their thing in one order, places behind it, the camera's tokens last.
-        An empty placement is none.
+        Looks come before their thing in one order, places after it, the camera's tokens last.
         """
         out: list[str] = []
         said: list[str] = []
@@ -153,7 +150,7 @@ class PlacementTokenizer(PhraseTokenizer):
         count = sum(t in self.things for t in said)
         looks = [{name: rng.choice(values) for name, values in self.looks.items()} for _ in range(count)]
         around = {name: rng.choice(values) for name, values in self.groups.items()} | self.usual
-        rows = self.placements.get(self.signature(said))
+        rows = self.layouts.get(self.signature(said))
         placement = [[self.vocabulary[i] for i in ids] for ids in rng.choice(rows)] if rows else ()
         tokens = self.completed(said, looks, around, placement)
         if not reading.tokens or len(tokens) > self.length - 2:
@@ -171,7 +168,7 @@ class PlacementTokenizer(PhraseTokenizer):
         reading = self.read(text)
         tokens = reading.tokens
         count = sum(t in self.things for t in tokens)
-        if self.placements and not 0 < count <= self._most:
+        if self.layouts and not 0 < count <= self._most:
             said = f"{count} things" if count else "nothing to draw"
             raise RequestError(
                 f"the prompt {text!r} names {said}, the model {model!r} draws 1 to {self._most}",
@@ -189,43 +186,9 @@ class PlacementTokenizer(PhraseTokenizer):
         return notices
 
 
-_Words = list[StrictStr]
-_Values = dict[str, Annotated[_Words, Field(min_length=1)]]
-
-
-class _Text(BaseModel):
-    """What `to_dict` gives."""
-
-    vocabulary: _Words
-    phrases: dict[str, _Words]
-    fillers: _Words
-    length: Annotated[int, Field(strict=True, ge=2, le=4096)]
-    groups: _Values
-    things: _Words = []
-    looks: _Values = {}
-    usual: dict[str, StrictStr] = {}
-    layouts: dict[str, list[list[list[Count]]]] = {}
-    only: dict[str, _Words] = {}
-
-    @model_validator(mode="after")
-    def _known(self) -> _Text:
-        known, values = {*self.vocabulary}, [*self.groups.values(), *self.looks.values()]
-        values += self.only.values()
-        used = [*self.phrases, *self.things, *self.usual.values(), *self.only, *(v for words in values for v in words)]
-        if (other := next((word for word in used if word not in known), None)) is not None:
-            raise ValueError(f"{other!r} is no word of its vocabulary")
-        most = max((i for rows in self.layouts.values() for row in rows for ids in row for i in ids), default=0)
-        if most >= len(self.vocabulary):
-            raise ValueError(f"{most} is beyond its vocabulary")
-        return self
-
-
 def phrase_tokenizer(text: Mapping[str, Any], file: Path | str = "text") -> PhraseTokenizer:
     """The tokenizer of what `to_dict` gives, which is in a file.
 
-    Raises RequestError, KeyError, TypeError or ValueError for anything else.
+    Raises RequestError, KeyError or TypeError for anything else.
     """
-    checked(_Text, text, file, "text")
-    if "layouts" not in text:
-        return PhraseTokenizer(**text)
-    return PlacementTokenizer(**{"placements" if key == "layouts" else key: value for key, value in text.items()})
+    return checked(PlacementTokenizer if "layouts" in text else PhraseTokenizer, text, file, "text")
