@@ -17,6 +17,7 @@ from fastcar_cli import RunConfig, VideoPipeline
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.engine import Decode
+from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.controller import Size, Target, max_ratio
 from fastcar_cli.decoding.replay.replay import Replay, ReplayRule, replays
 from fastcar_cli.decoding.sampling import uniforms
@@ -41,9 +42,9 @@ def _replay(
 def _feed(replay: Replay, scores: torch.Tensor) -> torch.Tensor:
     """Decide on scores [layers, rows, passes] in decoding order; all decisions."""
     for t in range(replay.frame, scores.shape[2]):
-        now = scores[:, :, t]
-        replay.replayed[:, :, t] = replays(replay.gated(now), replay.thresholds(t))
-        replay.finish(t, now)
+        now, inputs = scores[:, :, t], Inputs((t,))
+        flags = replays(replay.gated(now), replay.thresholds(inputs)[0])
+        replay.advance(inputs, (1,), flags[..., None], now[..., None])
     return replay.replayed
 
 

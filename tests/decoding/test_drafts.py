@@ -84,8 +84,7 @@ def _drafted(decode: Decode, executor: Executor, truth: Tensor, chance: random.R
     draws, videos, most = decode.draws, decode.prompts.videos, min(MOST, executor.most_inputs)
     start = Inputs((-1,) * videos)
     executor.draw(executor.prefill()[:, None], start)
-    executor.commit(start, (1,) * videos)
-    draws.commit(start, (1,) * videos)
+    executor.advance(start, (1,) * videos)
     final = []
     while max(draws.done) < draws.tokens:
         inputs = Inputs(
@@ -107,8 +106,7 @@ def _drafted(decode: Decode, executor: Executor, truth: Tensor, chance: random.R
             for i in range(accepted[-1]):
                 rows = decode.prompts.rows_of(video)
                 final.append((video, inputs.first[video] + 1 + i, step.hidden[rows, i].clone()))
-        executor.commit(inputs, tuple(accepted))
-        draws.commit(inputs, tuple(accepted))
+        executor.advance(inputs, tuple(accepted))
     return final
 
 

@@ -63,7 +63,7 @@ def test_decisions_and_hidden_states(name: str, window: int) -> None:
         decode.draws.buffer.copy_(given)
         step = executor.step(inputs)
         hidden |= {t + 1 + i: step.hidden[:, i].cpu().clone() for i in range(inputs.count)}
-        executor.commit(inputs, (inputs.count,) * videos)
+        executor.advance(inputs, (inputs.count,) * videos)
     for i, step_index in enumerate(case["hidden_steps"]):
         assert float((hidden[step_index] - tensors[f"{name}/hidden"][i].float()).abs().max()) <= 2e-4
     if (recorded := tensors.get(f"{name}/replay")) is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """What one pass gave: the positions behind its inputs, `inputs.first + 1` and on.
+    """What one pass gave: the positions after its inputs, `inputs.first + 1` and on.
 
     hidden [rows, count, width] after the final norm; logits [depth, P, count, codes], guided, before top-k; None unless
     they are kept. On a GPU it may still be computed; tensors are good until the next step.

@@ -117,11 +117,7 @@ class Decode(Batch):
         while (done := self.done) < draws.tokens:
             inputs = drafter.inputs(self._most_inputs(executor))
             step = executor.step(inputs) if done else executor.draw(hidden, inputs)
-            if self.replay is not None and inputs.count > 1:
-                self.replay.keep_pass(inputs)
-            accepted = drafter.accepted(inputs)
-            executor.commit(inputs, accepted)
-            draws.commit(inputs, accepted)
+            executor.advance(inputs, drafter.accepted(inputs))
             # The host waits for a GPU once a frame only, when the pixels are wanted.
             timed = device.type != "cuda" or self.done % self.frame == 0
             if timed:

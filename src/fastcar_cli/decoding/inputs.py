@@ -1,4 +1,4 @@
-"""Which tokens a pass of the decoder takes, and how a cache takes tokens back."""
+"""The input tokens of a pass, and how a cache takes tokens back."""
 
 from __future__ import annotations
 
@@ -7,30 +7,78 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+Index = slice | tuple[Tensor, Tensor | int]
+
 
 class Inputs:
     """The input tokens of one pass: `count` visual tokens of each video, from its own `first` on.
 
-    The first token is final, the others are drafts, which the engine may take back. Token t is an input of the pass
-    that predicts token t + 1; -1 is the last token of the prompt. `common` is the first token where it is the same in
-    all videos, else None.
+    The first token is final, the others are drafts, which may be taken back. Token t is an input of the pass that
+    predicts token t + 1; -1 is the prompt's last token. `common` is the first token where it is the same in all videos,
+    else None: then tables are read by slices, else by tensors of tokens.
     """
 
     def __init__(self, first: tuple[int, ...], count: int = 1) -> None:
         self.first, self.count = first, count
         self.common = first[0] if first.count(first[0]) == len(first) else None
 
-    def of_rows(self, rows: int, device: torch.device) -> Tensor:
+    def tokens(self, rows: int, device: torch.device) -> Tensor:
         """The input tokens of every row, int64 [count, rows]; row r belongs to video r % videos."""
         first = torch.tensor(self.first * (rows // len(self.first)), device=device)
         return first + torch.arange(self.count, device=device)[:, None]
+
+    def index(self, table: Tensor, shift: int = 0, ring: bool = False) -> Index:
+        """Where a table [tokens, rows, ...] holds the inputs, or the tokens `shift` after them: [count, rows, ...].
+
+        A table [tokens, 1, ...] has the same for all rows. A `ring` holds the last tokens, token t at t % its length.
+        """
+        if self.common is not None:
+            begin = (self.common + shift) % len(table) if ring else self.common + shift
+            if begin + self.count <= len(table):
+                return slice(begin, begin + self.count)
+        rows = table.shape[1]
+        tokens = self.tokens(self.videos if rows == 1 else rows, table.device)
+        tokens = tokens + shift if shift else tokens
+        row = 0 if rows == 1 else torch.arange(rows, device=table.device)
+        return tokens % len(table) if ring else tokens, row
+
+    @property
+    def videos(self) -> int:
+        """P."""
+        return len(self.first)
+
+    def of(self, table: Tensor, shift: int = 0) -> Tensor:
+        """What a table holds of the inputs, see `index`: [count, rows or 1, ...], a view where it can be one."""
+        return table[self.index(table, shift)]
+
+    def __getitem__(self, i: int) -> Inputs:
+        """Input i of every video alone."""
+        return Inputs(tuple(t + i for t in self.first))
+
+
+class InputsOnDevice(Inputs):
+    """Input tokens int64 [count, P] that the host does not know."""
+
+    def __init__(self, tokens: Tensor, rows: int) -> None:
+        self.count, self.common = len(tokens), None
+        self._tokens = {n: tokens.repeat(1, n // tokens.shape[1]) for n in {tokens.shape[1], rows}}
+        self._videos = tokens.shape[1]
+
+    @property
+    def videos(self) -> int:
+        """See `Inputs`."""
+        return self._videos
+
+    def tokens(self, rows: int, device: torch.device) -> Tensor:
+        """See `Inputs`."""
+        return self._tokens[rows]
 
 
 Restore = Callable[[Tensor, Tensor], None]
 """Puts back what drafts overwrote: the number of each, the first draft being 0, and its row, both int64 [n]."""
 
 
-def kept(cache: Tensor, slots: Tensor) -> Restore:
+def snapshot(cache: Tensor, slots: Tensor) -> Restore:
     """A copy of the slots of drafts, int64 [drafts, rows], in a cache [layers, rows, heads, slots, width]."""
     before = cache[:, torch.arange(slots.shape[1], device=slots.device), :, slots]
 

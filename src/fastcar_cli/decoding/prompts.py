@@ -184,10 +184,3 @@ class Places:
     def index(self, t: Tensor) -> Tensor:
         """Positions of the visual tokens t int64 [rows]."""
         return self._lengths + t
-
-    @staticmethod
-    def at(table: Tensor, t: Tensor) -> Tensor:
-        """Rows of a table [T*N, n or 1, ...] at the tokens t, int64 [..., n]: [..., n, ...]."""
-        if table.shape[1] > 1:
-            return table[t, torch.arange(t.shape[-1], device=t.device)]
-        return table[t, 0]

@@ -46,8 +46,8 @@ def distribution(
     """Probabilities after top-k and top-p in falling order, and the codes they belong to, each [P, K].
 
     Ties with the k-th largest logit are kept. The entry that crosses top-p is kept, so at least one is; `strict`: so is
-    the one behind it where those before hold top-p exactly. A top_p that is a tensor, float32 [P, 1] or [1, 1], is not
-    looked at on the host; the result is the same.
+    the one after it where those before hold top-p exactly. A top_p that is a tensor, float32 [P, 1] or [1, 1], is not
+    read on the host; the result is the same.
     """
     logits = logits.float() / temperature
     values, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -97,7 +97,6 @@ class CodeSampler:
         self, codebooks: Sequence[nn.Embedding], settings: SamplingSettings, uniforms: Tensor, tokens_per_frame: int
     ) -> None:
         self._codebooks, self._settings, self._uniforms = codebooks, settings, uniforms
-        self._frame = tokens_per_frame
         first, later = settings.top_p_of(0), settings.top_p_of(1)
         # By position on the device, only where it changes.
         self._top_ps: Tensor | None = None
@@ -105,41 +104,36 @@ class CodeSampler:
             self._top_ps = torch.full(uniforms.shape[1:2], later, device=uniforms.device)
             self._top_ps[:tokens_per_frame] = first
 
-    def _settings_at(self, index: int | Tensor) -> tuple[Tensor, float | Tensor]:
-        """Uniform numbers [P n, depth] and top-p of positions, as in `draw`."""
-        if not isinstance(index, Tensor):
-            return self._uniforms[:, index], self._settings.top_p_of(index // self._frame)
-        top_p = self._settings.top_p_of(1) if self._top_ps is None else self._top_ps[index, None]
-        videos = torch.arange(len(index), device=index.device) // (len(index) // len(self._uniforms))
-        return self._uniforms[videos, index], top_p
-
     def draw(
         self,
         hidden: Tensor,
-        index: int | Tensor,
+        positions: Tensor,
         logits: Logits,
         given: Tensor | None = None,
         kept: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Codes int64 [P, depth] of a position and the sum of their vectors [P, code_width].
+        """Codes int64 [P n, depth] of n positions of each video and the sums of their vectors [P n, code_width].
 
-        hidden [rows, width]. index: of all videos, or int64 [P], which stays on the device; or int64 [P n], n positions
-        of a video side by side, beside hidden [rows n, width]. `given` codes [P, depth] are taken instead of drawn
-        ones; beside an index on the device those below 0 are drawn. Guided logits [P, codes] are added to `kept`.
+        hidden [rows n, width]; positions int64 [P n], those of a video side by side, stay on their device. `given`
+        codes [P n, depth] that are not negative are taken instead of drawn ones. Guided logits [P n, codes] are added
+        to `kept`.
         """
         settings = self._settings
-        uniforms, top_p = self._settings_at(index)
+        top_p = settings.top_p_of(1) if self._top_ps is None else self._top_ps[positions, None]
+        videos = torch.arange(len(positions), device=positions.device) // (len(positions) // len(self._uniforms))
+        uniforms = self._uniforms[videos, positions]
         x, total = hidden, None
+        # On the CPU nothing is drawn where all codes are given: their logits may be anything.
+        draws = given is None or given.device.type != "cpu" or bool((given < 0).any())
         codes = []
         for d, book in enumerate(self._codebooks):
             guided = guide(logits(x, d), settings.cfg)
             if kept is not None:
                 kept.append(guided.clone())
-            if given is None or isinstance(index, Tensor):
+            if draws:
                 code = sample(guided, uniforms[:, d], settings, top_p)
-                code = code if given is None else torch.where(given[:, d] < 0, code, given[:, d])
-            else:
-                code = given[:, d]
+            if given is not None:
+                code = torch.where(given[:, d] < 0, code, given[:, d]) if draws else given[:, d]
             codes.append(code)
             vector = book(code)
             total = vector if total is None else total + vector

@@ -19,7 +19,7 @@ from fastcar_cli.decoding.executors.executor import HostExecutor
 from fastcar_cli.decoding.executors.native import NativeExecutor, block_weights
 from fastcar_cli.decoding.executors.plain import PlainExecutor
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.replay.replay import ReplayRule, Token
+from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.kernels import native
 from fastcar_cli.models.network import Network
 from fastcar_cli.profile.profiler import decode_of
@@ -31,13 +31,13 @@ Passes = Callable[[int], None]
 class ComputeThenSelect(PlainExecutor):
     """What the released FastCar code does: every MLP is computed, then rows are selected."""
 
-    def _mlp(self, layer: int, t: Token, rows: Tensor, x: Tensor) -> Tensor:
+    def _mlp(self, layer: int, t: Tensor, flags: Tensor, x: Tensor) -> Tensor:
         """As the plain executor has it; the result is the same, the saving is not."""
         replay = self._batch.replay
         assert replay is not None
-        slot = replay.outputs[layer, :, t % replay.frame]
+        slot = replay.outputs[layer, :, int(t[0]) % replay.frame]
         y = self._batch.model.llm.blocks[layer].mlp_branch(x)
-        slot.copy_(torch.where(replay.replayed[layer, :, t, None], slot, y))
+        slot.copy_(torch.where(flags[:, None], slot, y))
         return slot
 
 
@@ -97,7 +97,7 @@ def engine(
         for t in range(first, first + count):
             inputs = Inputs((t,) * decode.prompts.videos)
             runner.run(inputs, latent)
-            runner.commit(inputs, final)
+            runner.advance(inputs, final)
 
     return run
 

@@ -7,7 +7,7 @@ one more ring keeps the keys of a frame for TAS, so that memory does not grow wi
 rotation.
 
 Rows may be at different tokens: every call names the token of each row. A token is appended by being written to its
-slot; one that is not final is taken back with what `kept` returned before it was appended.
+slot; one that is not final is taken back with what `snapshot` returned before it was appended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastcar_cli.decoding.inputs import Restore, kept
+from fastcar_cli.decoding.inputs import Inputs, Restore, snapshot
 from fastcar_cli.decoding.prompts import Prompts
 from fastcar_cli.models.decoder_spec import DecoderSpec
 
@@ -171,10 +171,16 @@ class KVCache:
         end = self.first_ring_slot
         self.k[layer, :, :, :end], self.v[layer, :, :, :end] = k.gather(2, index), v.gather(2, index)
 
-    def step(self, t: Tensor, first: int, last: int) -> Reach:
-        """Where token t of each row goes, int64 [rows]; `first` and `last` bound it, as the host knows."""
-        at, end = Slots(*self.table[t].unbind(-1)), Slots(*self._host[last])
-        return Reach(at, int(end.length), int(end.older), self.mask(t, first, last))
+    def step(self, inputs: Inputs) -> Reach:
+        """Where one token of each row goes."""
+        t = inputs.tokens(len(self.pad), self.pad.device)[0]
+        at, end = Slots(*self.table[t].unbind(-1)), Slots(*self._host[max(inputs.first)])
+        length, older, mask = int(end.length), int(end.older), None
+        if self.window is not None or inputs.common is None or self._padding:
+            slots = self.k.shape[3]
+            mask = self.mask(t)
+            mask = torch.cat([mask[:, :length], mask[:, slots : slots + older]], 1)
+        return Reach(at, length, older, mask)
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Reach) -> tuple[Tensor, Tensor]:
         """Store a token, [rows, kv_heads, 1, head_dim]; returns all keys and values to attend to."""
@@ -188,24 +194,26 @@ class KVCache:
         """The aligned tokens' keys, [rows, kv_heads, head_dim]."""
         return self.aligned[layer][self._rows, :, step.at.aligned_from]
 
-    def mask(self, t: Tensor, first: int, last: int) -> Tensor | None:
-        """What each row may attend to of what `append` returns, bool [rows, slots]; None: all of it.
+    def mask(self, t: Tensor) -> Tensor:
+        """Which slots, older ones last, input tokens t int64 [..., rows] attend to, bool [..., rows, slots]."""
+        i = (self.padded + t)[..., None]
+        held = self._held(i)
+        seen = (held >= (self.pad + self.sinks)[:, None]) & (held <= i)
+        if self.window is not None:
+            seen &= held > i - self.window
+            sinks = self.first_ring_slot
+            seen[..., :sinks] |= torch.arange(sinks, device=t.device) < self.sinks[:, None]
+        return seen
 
-        Arguments as in `step`.
-        """
-        i = self.padded + t[:, None]
+    def _held(self, i: Tensor) -> Tensor:
+        """The last index up to i, [..., 1], in each slot, [..., slots]; -1 in those of sinks."""
+        slot = torch.arange(self.k.shape[3], device=i.device)
         if self.window is None:
-            if first == last and not self._padding:
-                return None
-            slot = torch.arange(self.padded + last + 1, device=t.device)
-            return (slot >= self.pad[:, None]) & (slot <= i)
-        # The last index so far that lies in each slot of the ring; a prompt token that is a sink counts once.
-        slot = torch.arange(self.k.shape[3], device=t.device)
-        held = i - (i - (slot - self.first_ring_slot)) % self.window
-        ring = (slot >= self.first_ring_slot) & (held >= (self.pad + self.sinks)[:, None])
-        return ring | (slot < self.sinks[:, None])
+            return slot
+        place = slot - self.first_ring_slot
+        return torch.where(place < 0, -1, i - (i - place) % self.window)
 
-    def kept(self, t: Tensor) -> list[Restore]:
+    def snapshot(self, t: Tensor) -> list[Restore]:
         """What appending input tokens t, int64 [drafts, rows], will overwrite.
 
         Nothing without a ring: until it is final, nothing reads its slots.
@@ -213,7 +221,7 @@ class KVCache:
         if not self.overwrites:
             return []
         at = Slots(*self.table[t].unbind(-1))
-        return [kept(self.k, at.slot), kept(self.v, at.slot), kept(self.aligned, at.aligned_to)]
+        return [snapshot(self.k, at.slot), snapshot(self.v, at.slot), snapshot(self.aligned, at.aligned_to)]
 
     def fill(self, generator: torch.Generator) -> None:
         """Put random keys and values everywhere, for measuring."""

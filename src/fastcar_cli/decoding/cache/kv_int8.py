@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.decoding.cache.kv_cache import KVCache, Reach, Slots
-from fastcar_cli.decoding.inputs import Restore, kept
+from fastcar_cli.decoding.inputs import Restore, snapshot
 from fastcar_cli.models.decoder_spec import recent
 
 
@@ -142,40 +142,32 @@ class Int8KVCache(KVCache):
         )
         return torch.cat([keys, older_keys], 2), torch.cat([values, older_values], 2)
 
-    def mask(self, t: Tensor, first: int, last: int) -> Tensor | None:
-        """See `KVCache.mask`."""
-        ring, device = self._ring, self.pad.device
-        t = self._framed + t[:, None]
-        # The last token so far that lies in each slot of the ring; what left it comes behind.
-        held = t - (t - torch.arange(ring, device=device)) % ring
+    def _held(self, i: Tensor) -> Tensor:
+        ring, begin, older = self._ring, self._ring_at, self.older.keys.shape[3]
+        place, slot = torch.arange(ring, device=i.device), torch.arange(older, device=i.device)
+        in_ring = i - (i - begin - place) % ring
         if self.window is None:
-            if first == last and not self._padding:
-                return None
-            length = self._framed + last + 1
-            count, older = min(length, ring), max(0, length - ring)
-            prompt = torch.arange(self.text, device=device) >= self.pad[:, None]
-            older_seen = torch.arange(older, device=device) <= t - ring
-            return torch.cat([prompt, (held >= 0)[:, :count], older_seen], 1)
-        i, count = self._ring_at + t, self.older.keys.shape[3]
-        left = i - ring - (i - ring - torch.arange(count, device=device)) % max(1, count)
-        index = torch.cat([self._ring_at + held, left], 1)
-        seen = (index >= (self.pad + self.sinks)[:, None]) & (index > i - self.window)
-        sinks = torch.arange(self.first_ring_slot, device=device) < self.sinks[:, None]
-        return torch.cat([sinks, seen], 1)
+            text = torch.arange(begin, device=i.device).expand(*i.shape[:-1], -1)
+            left = torch.where(begin + slot <= i - ring, begin + slot, -1)
+            in_ring = torch.where(in_ring < begin, -1, in_ring)
+        else:
+            text = (torch.zeros_like(i) - 1).expand(*i.shape[:-1], begin)
+            left = i - ring - (i - ring - slot) % max(1, older)
+        return torch.cat([text, in_ring, left], -1)
 
-    def kept(self, t: Tensor) -> list[Restore]:
-        """See `KVCache.kept`.
+    def snapshot(self, t: Tensor) -> list[Restore]:
+        """See `KVCache.snapshot`.
 
         Without a window a token that leaves the ring for a draft goes to a place of its own, which nothing sees before
         that draft is final.
         """
-        ring, old = super().kept(t), self.older
+        ring, old = super().snapshot(t), self.older
         if self.window is None or not old.keys.shape[3]:
             return ring
-        # A row from which nothing moves keeps any slot, which it does not change.
+        # A row from which nothing moves has any slot here, which it does not change.
         moved_to = Slots(*self.table[t].unbind(-1)).moved_to.clamp(min=0)
         older = (old.keys, old.values, old.key_scales[..., None], old.value_scales[..., None])
-        return [*ring, *(kept(x, moved_to) for x in older)]
+        return [*ring, *(snapshot(x, moved_to) for x in older)]
 
     def fill(self, generator: torch.Generator) -> None:
         """See `KVCache.fill`."""

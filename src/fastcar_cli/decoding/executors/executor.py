@@ -1,4 +1,4 @@
-"""How a decode pass is executed: `Executor`, behind which are `plain`, `native` and `graph`."""
+"""How a decode pass is executed: `Executor`, which `plain`, `native` and `graph` implement."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from torch import Tensor
 from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.executors.prefill import run_block, run_prompts
 from fastcar_cli.decoding.inputs import Inputs, Restore
-from fastcar_cli.decoding.replay.replay import Token
 
 
 class Passed(NamedTuple):
-    """The input tokens of a pass: their scores [layers, rows, count], and what puts back what drafts overwrote."""
+    """What a pass leaves for `Executor.advance`: what replayed, bool, and the scores float32, [layers, rows, count], or
+    None without replay; what puts back what drafts overwrote; and how many tokens of a video it ran, the inputs and
+    perhaps some after them.
+    """
 
-    tokens: Sequence[Token] = ()
-    scores: Tensor = torch.empty(0)
+    flags: Tensor | None = None
+    scores: Tensor | None = None
     restores: Sequence[Restore] = ()
+    ran: int = 1
 
 
 class Executor(ABC):
-    """Decodes a batch, pass by pass: `prefill`, `draw` of position 0, then `step` and `commit` in turn.
+    """Decodes a batch, pass by pass: `prefill`, `draw` of position 0, then `advance` and `step` in turn.
 
     The methods are called in torch's inference mode, which the engine enters once for all passes.
     """
@@ -55,47 +58,43 @@ class Executor(ABC):
         return run_prompts(self._batch, self._prompt_inputs(), run_block)
 
     def draw(self, hidden: Tensor, inputs: Inputs) -> Step:
-        """Draw the positions behind the inputs from their hidden states [rows, count, width], into the batch."""
-        batch, draws = self._batch, self._batch.draws
-        drawn, t = [], inputs.common
-        tokens = inputs.of_rows(batch.prompts.videos, hidden.device) if t is None else range(t, t + inputs.count)
-        for i, token in enumerate(tokens):
-            drawn.append(draws.draw(hidden[:, i], token + 1, self.logits))
-        latents, logits = zip(*drawn, strict=True)
-        draws.latent = torch.stack(latents, 1)
+        """Draw the positions after the inputs from their hidden states [rows, count, width], into the batch."""
+        draws = self._batch.draws
+        tokens = inputs.tokens(inputs.videos, hidden.device)
+        drawn = [draws.draw(hidden[:, i], t + 1, self.logits) for i, t in enumerate(tokens)]
+        draws.latent = torch.stack([latent for latent, _ in drawn], 1)
         self._mark("sampling")
-        kept = [x for x in logits if x is not None]
-        return Step(inputs, draws, hidden, torch.stack(kept, 2) if kept else None)
+        logits = [x for _, x in drawn if x is not None]
+        return Step(inputs, draws, hidden, torch.stack(logits, 2) if logits else None)
 
     @abstractmethod
     def step(self, inputs: Inputs) -> Step:
-        """Run the input tokens through the decoder and draw the positions behind them."""
+        """Run the input tokens through the decoder and draw the positions after them."""
 
-    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
-        """Keep the first `accepted` inputs of each video, at least one, and take the others back.
+    def advance(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+        """Make the first `accepted` inputs of each video final, at least one, and take the others back.
 
-        The replay rule learns from what is kept.
+        The caches get back what the others overwrote, the replay rule learns from the final ones, and the codes after
+        these are final too.
         """
-        replay, passed, least, of_row = self._batch.replay, self._passed, min(accepted), self._rows
-        if least < len(passed.tokens):
-            of_row = self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
-            if passed.restores:
-                numbers = torch.arange(1, len(passed.tokens), device=of_row.device)
-                rejected = (numbers[:, None] >= of_row).nonzero(as_tuple=True)
-                for restore in passed.restores:
-                    restore(*rejected)
-        if replay is None or not replay.learns:
-            return
-        for i, t in enumerate(passed.tokens[: max(accepted)]):
-            if replay.eligible(t):
-                replay.finish(t, passed.scores[:, :, i], None if i < least else of_row > i)
+        replay, (flags, scores, restores, ran) = self._batch.replay, self._passed
+        if restores and min(accepted) < ran:
+            of_rows = self._rows.new_tensor(accepted * (len(self._rows) // len(accepted)))
+            numbers = torch.arange(1, ran, device=of_rows.device)
+            rejected = (numbers[:, None] >= of_rows).nonzero(as_tuple=True)
+            for restore in restores:
+                restore(*rejected)
+        if replay is not None and flags is not None and scores is not None:
+            replay.advance(inputs, accepted, flags[..., : inputs.count], scores[..., : inputs.count])
+        self._batch.draws.advance(inputs, accepted)
 
-    def _overwrites(self, of_rows: Tensor) -> Sequence[Restore]:
-        """What the input tokens int64 [count, rows] will overwrite; the first is final and needs no copy."""
-        replay, drafts = self._batch.replay, of_rows[1:]
-        if not len(drafts):
+    def _overwrites(self, inputs: Inputs) -> Sequence[Restore]:
+        """What drafts will overwrite in the caches; the first input is final and needs no copy."""
+        replay, cache = self._batch.replay, self._batch.cache
+        if inputs.count == 1 or (replay is None and not cache.overwrites):
             return ()
-        return [*self._batch.cache.kept(drafts), *(replay.kept(drafts) if replay is not None else ())]
+        drafts = inputs.tokens(len(self._rows), self._rows.device)[1:]
+        return [*cache.snapshot(drafts), *([] if replay is None else [replay.snapshot(drafts)])]
 
     def logits(self, x: Tensor, d: int) -> Tensor:
         """See `sampling.Logits`."""
@@ -122,7 +121,7 @@ class HostExecutor(Executor):
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """Run the input tokens through the decoder: hidden states after the final norm, [rows, count, width].
 
-        latent [P, count, code_width] are the sums of their code vectors. Appends to the caches, and to `_passed`.
+        latent [P, count, code_width] are the sums of their code vectors. Appends to the caches, and sets `_passed`.
         """
 
     def step(self, inputs: Inputs) -> Step:

@@ -1,7 +1,7 @@
 """The executor of GPUs: a whole pass without the host, captured as a CUDA graph and launched again for each pass.
 
 The pass takes its first input token of each video from a counter on the device, runs the decoder by Triton kernels,
-draws the codes of the positions behind its inputs through the depth transformer and counts on. Caches, codes and
+draws the codes of the positions after its inputs through the depth transformer and counts on. Caches, codes and
 decisions are the batch's own tensors, so what the graph writes is what the report reads. A pass with drafts makes the
 host wait: it counts what is accepted, and says where the next pass begins.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fastcar_cli.decoding.batch import Batch, Step
 from fastcar_cli.decoding.executors.executor import Executor, Passed
-from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.decoding.inputs import Inputs, InputsOnDevice
 from fastcar_cli.errors import Key, RunError
 from fastcar_cli.kernels.gpu import installed, most_rows
 from fastcar_cli.models.network import Network
@@ -74,19 +74,19 @@ class GraphExecutor(Executor):
         self._capture = capture
         device = batch.model.device
         self._first = torch.zeros(batch.prompts.videos, dtype=torch.int64, device=device)
-        self._videos, self._drafts = (torch.arange(n, device=device) for n in (len(self._first), self.most_inputs))
-        # What a pass leaves in `_first`.
+        self._drafts = torch.arange(self.most_inputs, device=device)
+        # What is in `_first` after a pass.
         self._next: tuple[int, ...] | None = None
         self._launches: dict[int, tuple[TritonOps, Callable[[], Passed]]] = {}
 
     @torch.inference_mode()
     def step(self, inputs: Inputs) -> Step:
-        """See `Executor.step`. The host waits for nothing where it takes the token behind the last pass's first."""
+        """See `Executor.step`. The host waits for nothing where it takes the token after the last pass's first."""
         batch = self._batch
         if inputs.first != self._next:
             self._first.copy_(self._first.new_tensor(inputs.first))
         self._next = tuple(t + 1 for t in inputs.first)
-        # Near the end of a video fewer tokens are left than a captured graph takes: what it draws behind them is not
+        # Near the end of a video fewer tokens are left than a captured graph takes: what it draws after them is not
         # looked at.
         enough = [count for count in self._launches if count >= inputs.count]
         count = min(enough, default=min(1 << (inputs.count - 1).bit_length(), self.most_inputs))
@@ -116,43 +116,44 @@ class GraphExecutor(Executor):
     def _run(self, ops: TritonOps) -> Passed:
         """One pass from the first input tokens on, which it counts up; all results are in the state and the batch.
 
-        Returns what `commit` needs. The only input of a pass is final, so that the pass itself learns from it.
+        Returns what `advance` needs. The only input of a pass is final, so that the pass itself learns from it.
         """
         batch, state, model, replay = self._batch, ops.state, self._batch.model, self._batch.replay
         draws, added, rows, count = batch.draws, batch.places.added, batch.rows, ops.inputs
-        tokens = self._first + self._drafts[:count, None]
-        of_rows = state.tokens.copy_(tokens.repeat(1, rows // len(self._first)))
-        passed = Passed(list(of_rows), state.scores.transpose(1, 2), self._overwrites(of_rows))
+        inputs = InputsOnDevice(self._first + self._drafts[:count, None], rows)
+        state.tokens.copy_(inputs.tokens(rows, self._first.device))
+        restores = self._overwrites(inputs)
         if replay is not None:
-            state.thresholds.copy_(torch.stack([replay.thresholds(t) for t in of_rows], 1))
+            state.thresholds.copy_(replay.thresholds(inputs).transpose(0, 1))
+        codes = draws.buffer.transpose(0, 1)
         with multiplied_by(ops.multiply):
-            x = model.feedback_latent(model.embed(draws.buffer[self._videos, tokens]))
+            x = model.feedback_latent(model.embed(inputs.of(codes)))
         if added is not None:
-            x = x + batch.places.at(added, tokens)
+            x = x + inputs.of(added)
         x = x.repeat(1, rows // len(self._first), 1).flatten(0, 1)
         for layer, block in enumerate(model.llm.blocks):
             x = ops.block(layer, block, x)
         state.hidden.copy_(ops.norm(model.llm.norm, x).view(count, rows, -1).transpose(0, 1))
-        if replay is not None:
-            replay.by_token[of_rows, :, self._rows] = state.flags.bool().permute(1, 2, 0)
-            if count == 1:
-                replay.finish(of_rows[0], state.scores[:, 0])
-        behind = tokens.T + 1
-        given = None if draws.given is None else draws.given[self._videos[:, None], behind].flatten(0, 1)
-        codes, _ = draws.sampler.draw(state.hidden.flatten(0, 1), behind.flatten(), ops.logits, given)
-        draws.buffer[self._videos[:, None], behind] = codes.view(*behind.shape, -1)
+        flags, scores = state.flags.view(torch.bool).transpose(1, 2), state.scores.transpose(1, 2)
+        if replay is not None and count == 1:
+            replay.advance(inputs, None, flags, scores)
+        after = inputs.index(codes, shift=1)
+        given = None if draws.given is None else draws.given.transpose(0, 1)[after].transpose(0, 1).flatten(0, 1)
+        positions = (inputs.tokens(len(self._first), self._first.device).T + 1).flatten()
+        drawn, _ = draws.sampler.draw(state.hidden.flatten(0, 1), positions, ops.logits, given)
+        codes[after] = drawn.view(len(self._first), count, -1).transpose(0, 1)
         self._first.add_(1)
-        return passed if count > 1 else Passed()
+        return Passed(flags, scores, restores, count) if count > 1 else Passed()
 
     def _captured(self, ops: TritonOps) -> Callable[[], Passed]:
         """The pass as a CUDA graph; calling it launches the graph without waiting for it.
 
         The pass runs twice before, to compile its kernels and to let libraries allocate. What it overwrites is put
-        back each time. What `commit` needs is in memory that the graph writes again at each launch.
+        back each time. What `advance` needs is in memory that the graph writes again at each launch.
         """
         batch, device, replay = self._batch, self._first.device, self._batch.replay
-        before = [(x, x.clone()) for x in (self._first, batch.draws.buffer)]
-        counts = None if replay is None else replay.counts()
+        written = [self._first, batch.draws.buffer, *([] if replay is None else [replay.ages])]
+        before = [(x, x.clone()) for x in written]
         try:
             with torch.cuda.device(device):
                 aside = torch.cuda.Stream()
@@ -162,10 +163,8 @@ class GraphExecutor(Executor):
                         drafts, rows = torch.meshgrid(self._drafts[: ops.inputs - 1], self._rows, indexing="ij")
                         for restore in self._run(ops).restores:
                             restore(drafts.flatten(), rows.flatten())
-                        for tensor, kept in before:
-                            tensor.copy_(kept)
-                        if replay is not None and counts is not None:
-                            replay.restore(counts)
+                        for tensor, old in before:
+                            tensor.copy_(old)
                 torch.cuda.current_stream().wait_stream(aside)
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
@@ -17,7 +17,6 @@ from fastcar_cli.decoding.executors import native_prefill
 from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
 from fastcar_cli.decoding.executors.prefill import Left, Part, in_pieces, run_block, run_prompts
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.replay.replay import Token
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import Block, Branch, Memory
@@ -165,26 +164,22 @@ class NativeExecutor(HostExecutor):
         self._maps = [(_linear(m), 1 if m.weight.nbytes < SMALL else threads) for m in maps]
         self._products: dict[int, list[native.Product]] = {}
         self._absolute = model.llm.absolute
-        # What is added to the input of each token, the bias of the last map among it, in the same order for any number
-        # of videos; where all have the same, the map takes it as its bias.
+        # What is added to the input of each token, the bias of the last map among it: in the same order for any number
+        # of videos and tokens.
         added = batch.places.added
         self._added = None if added is None else added.float()
-        self._biases: Tensor | None = None
         if self._added is not None and maps:
             last, last_threads = self._maps[-1]
             if last.bias is not None:
                 self._added = self._added + last.bias
             self._maps[-1] = replace(last, bias=None), last_threads
-            if self._added.shape[1] == 1:
-                self._biases, self._added = self._added[:, 0], None
         # Without a depth transformer nothing adds code vectors up, and the only table may be as large as a vocabulary.
         self._codebooks = [torch.empty(model.spec.codes, 0)] if model.depth is None else float_codebooks(model)
         self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
         sampling = batch.settings.sampling
         self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]
-        # Of a pass with one token of a row, and the same memory as `Passed` has it.
-        self._scores = torch.full((spec.layers, batch.rows), torch.nan)
-        self._scores_of_pass = self._scores[..., None]
+        # What a pass with one token of a row writes: scores and flags.
+        self._one = torch.full((spec.layers, batch.rows), torch.nan), torch.zeros(spec.layers, batch.rows).bool()
 
     def prefill(self) -> Tensor:
         """See `Executor.prefill`; packed weights are multiplied as they are, by each token of a prompt once."""
@@ -215,31 +210,31 @@ class NativeExecutor(HostExecutor):
         with multiplied_by(product):
             return run_block(batch, layer, block, part, mlp if rows > 1 else in_pieces)
 
-    def commit(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
-        """See `Executor.commit`, and `_several` for the thread."""
-        if not self._passed.restores:
-            return super().commit(inputs, accepted)
-        with _alone():
-            return super().commit(inputs, accepted)
+    def advance(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
+        """See `Executor.advance`. One thread puts back what drafts overwrote: torch's others would wait for cores."""
+        with _alone() if self._passed.restores else nullcontext():
+            super().advance(inputs, accepted)
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """See `HostExecutor.run`. Activations are float32 throughout; the result has the model's dtype."""
-        batch, replay, t = self._batch, self._batch.replay, inputs.common
+        batch, replay, count = self._batch, self._batch.replay, inputs.count
         x = batch.prompts.doubled(self._input(inputs, latent.float().contiguous())).contiguous()
+        rule: dict[str, Any] = {}
+        flags = scores = None
+        if replay is not None and (count > 1 or replay.reached(inputs)):
+            scores, flags = self._one
+            if count > 1:
+                shape = (*scores.shape, count)
+                scores, flags = torch.full(shape, torch.nan).flatten(1), torch.zeros(shape, dtype=torch.bool).flatten(1)
+            thresholds = replay.thresholds(inputs).permute(1, 2, 0).flatten(1).contiguous()
+            rule = {"thresholds": thresholds, "scored": replay.scored, "scores": scores, "replayed": flags}
+        with _alone() if count > 1 else nullcontext():
+            restores = self._overwrites(inputs)
         first = list(inputs.first * (batch.rows // len(inputs.first)))
-        if t is None or inputs.count > 1:
-            self._several(inputs, first, x)
-        else:
-            rule: dict[str, Any] = {}
-            if replay is not None and replay.eligible(t):
-                rule = {
-                    "thresholds": replay.thresholds(t),
-                    "scored": replay.scored,
-                    "scores": self._scores,
-                    "replayed": replay.by_token[t],
-                }
-            batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
-            self._passed = Passed((t,), self._scores_of_pass)
+        batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
+        if flags is not None and scores is not None:
+            flags, scores = (of.unflatten(1, (batch.rows, count)) for of in (flags, scores))
+        self._passed = Passed(flags, scores, restores, count)
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 
     def _embed(self, codes: Tensor) -> Tensor:
@@ -249,41 +244,12 @@ class NativeExecutor(HostExecutor):
         vectors = (book[codes[..., depth]] for depth, book in enumerate(self._codebooks))
         return reduce(torch.add, vectors)
 
-    def _several(self, inputs: Inputs, first: list[int], x: Tensor) -> None:
-        """A pass with several tokens of a row, or with rows at different tokens.
-
-        What drafts overwrite is copied by one thread: torch's would wait for busy cores.
-        """
-        batch, replay, common = self._batch, self._batch.replay, inputs.common
-        if replay is None and not batch.cache.overwrites:
-            batch.clock.mlp += self._pass(x, first, places=self._places(inputs))
-            self._passed = Passed()
-            return
-        of_rows = inputs.of_rows(batch.rows, x.device)
-        tokens: Sequence[Token] = list(of_rows) if common is None else range(common, common + inputs.count)
-        # By layer, row and input token of the row.
-        scores = torch.full((len(batch.model.llm.blocks), batch.rows, inputs.count), torch.nan)
-        with _alone():
-            self._passed = Passed(tokens, scores, self._overwrites(of_rows))
-        rule: dict[str, Any] = {}
-        flags = torch.zeros(scores.shape, dtype=torch.bool)
-        if replay is not None:
-            thresholds = torch.stack([replay.thresholds(t) for t in tokens], 2)
-            rule = {"thresholds": thresholds.flatten(1), "scored": replay.scored}
-            rule |= {"scores": scores.flatten(1), "replayed": flags.flatten(1)}
-        batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
-        if replay is not None:
-            if common is None:
-                replay.by_token[of_rows, :, self._rows] = flags.permute(2, 1, 0)
-            else:
-                replay.by_token[common : common + inputs.count] = flags.permute(2, 0, 1)
-
     def _places(self, inputs: Inputs) -> Tensor | None:
         """What the input of every block has added, float32 [inputs, width]; None: nothing."""
         if self._absolute is None:
             return None
         batch = self._batch
-        index = batch.places.index(inputs.of_rows(batch.rows, self._rows.device))
+        index = batch.places.index(inputs.tokens(batch.rows, self._rows.device))
         return self._absolute(index.T.flatten(), torch.float32)
 
     def _mask(self, inputs: Inputs) -> Tensor | None:
@@ -291,29 +257,17 @@ class NativeExecutor(HostExecutor):
         cache = self._batch.cache
         if cache.window is None:
             return None
-        masks = [cache.mask(t, 0, 0) for t in inputs.of_rows(len(self._rows), self._rows.device)]
-        return torch.stack([mask for mask in masks if mask is not None], 1).flatten(0, 1)
+        return cache.mask(inputs.tokens(len(self._rows), self._rows.device)).transpose(0, 1).flatten(0, 1)
 
     def _input(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """The decoder's inputs from float32 [P, count, code_width]: float32 [P, count, width]."""
-        x, videos, count = latent, len(inputs.first), inputs.count
-        products = self._products.get(videos * count) or self._products_of(videos * count)
+        x, rows = latent, len(inputs.first) * inputs.count
+        products = self._products.get(rows) or self._products_of(rows)
         for product in products[:-1]:
             x = nn.functional.gelu(product(x))
         if products:
-            if self._biases is None:
-                x = products[-1](x)
-            elif (t := inputs.common) is None:
-                x = products[-1](x) + self._biases[self._batch.draws.positions(inputs)]
-            elif count == 1:
-                x = products[-1](x, self._biases[t])
-            else:
-                x = products[-1](x) + self._biases[t : t + count]
-        if self._added is None:
-            return x
-        places = self._batch.places
-        at = inputs.of_rows(videos, x.device)
-        return x + torch.stack([places.at(self._added, t).expand_as(x[:, 0]) for t in at], 1)
+            x = products[-1](x)
+        return x if self._added is None else x + inputs.of(self._added).transpose(0, 1)
 
     def _products_of(self, rows: int) -> list[native.Product]:
         """The maps of the projector for this many rows, kept for the next pass."""
@@ -325,14 +279,9 @@ class NativeExecutor(HostExecutor):
         draws = self._batch.draws
         first = [t + 1 for t in inputs.first]
         top_p = [p for t in first for p in self._top_p[t : t + inputs.count]]
-        given = draws.given is not None and any(any(draws.is_given[t : t + inputs.count]) for t in first)
         try:
             draws.latent, logits = self._draw(
-                hidden.float().contiguous(),
-                first,
-                top_p,
-                given=draws.given if given else None,
-                keep_logits=draws.keep_logits,
+                hidden.float().contiguous(), first, top_p, given=draws.given, keep_logits=draws.keep_logits
             )
         except ArithmeticError:
             raise not_finite() from None

@@ -16,7 +16,7 @@ from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.decoding.cache.kv_cache import Reach
 from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.replay.replay import Token, temporal_attention_score
+from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
 from fastcar_cli.decoding.replay.scores import DEFAULT, BlockState, Scorer, noise
 from fastcar_cli.models.decoder import rotate
 
@@ -53,29 +53,27 @@ class PlainExecutor(HostExecutor):
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
         """See `HostExecutor.run`."""
-        batch, hidden, tokens = self._batch, [], []
-        of_rows = inputs.of_rows(batch.rows, latent.device)
-        restores = self._overwrites(of_rows)
+        batch, hidden = self._batch, []
+        restores = self._overwrites(inputs)
         scores = torch.full((len(batch.model.llm.blocks), batch.rows, inputs.count), torch.nan, device=latent.device)
-        for draft, rows in enumerate(of_rows):
-            t: Token = rows if inputs.common is None else inputs.common + draft
-            step = batch.cache.step(rows, min(inputs.first) + draft, max(inputs.first) + draft)
-            hidden.append(self._token(t, rows, step, latent[:, draft], scores[:, :, draft]))
-            tokens.append(t)
-        self._passed = Passed(tokens, scores, restores)
+        flags = torch.zeros(scores.shape, dtype=torch.bool, device=latent.device)
+        for i in range(inputs.count):
+            hidden.append(self._token(inputs[i], latent[:, i], scores[:, :, i], flags[:, :, i]))
+        self._passed = Passed(flags, scores, restores, inputs.count)
         return torch.stack(hidden, 1)
 
-    def _token(self, t: Token, rows: Tensor, step: Reach, latent: Tensor, scores: Tensor) -> Tensor:
-        """Run input token t of every row, `rows` int64 [rows]: hidden [rows, width]; writes scores [layers, rows]."""
+    def _token(self, inputs: Inputs, latent: Tensor, scores: Tensor, flags: Tensor) -> Tensor:
+        """Run one input token of every row: hidden [rows, width]; writes scores and flags [layers, rows]."""
         batch, replay, llm, places = self._batch, self._batch.replay, self._batch.model.llm, self._batch.places
         x = batch.model.feedback_latent(latent)
         if places.added is not None:
-            x = x + places.at(places.added, rows[: len(x)])
+            x = x + inputs.of(places.added)[0]
         x = batch.prompts.doubled(x)[:, None]
         self._mark("embedding")
-        cos, sin = (places.at(table, rows)[:, None, None] for table in (places.cos, places.sin))
-        index = places.index(rows)[:, None]
-        thresholds = replay.thresholds(t) if replay is not None and replay.eligible(t) else None
+        cos, sin = (inputs.of(table)[0][:, None, None] for table in (places.cos, places.sin))
+        step, t = batch.cache.step(inputs), inputs.tokens(batch.rows, x.device)[0]
+        index = places.index(t)[:, None]
+        thresholds = replay.thresholds(inputs)[0] if replay is not None and replay.reached(inputs) else None
         mask = None if step.mask is None else step.mask[:, None, None]
         for i, block in enumerate(llm.blocks):
             before, heads = x, _Heads()
@@ -94,14 +92,17 @@ class PlainExecutor(HostExecutor):
             def mlp(x: Tensor, i: int = i, heads: _Heads = heads, before: Tensor = before) -> Tensor:
                 self._mark("attention.output")
                 if replay is not None and replay.scored[i]:
-                    self._decide(i, t, step, heads, before[:, 0], x[:, 0], scores, thresholds)
+                    if thresholds is not None or self._scorer is not None:
+                        scores[i] = self._score(i, inputs, step, heads, before[:, 0], x[:, 0])
+                    if thresholds is not None:
+                        flags[i] = replays(replay.gated(scores[i]), thresholds[i])
                     self._mark("tas")
                 began = time.perf_counter()
-                added = self._mlp(i, t, rows, x[:, 0])
+                added = self._mlp(i, t, flags[i], x[:, 0])
                 batch.clock.mlp += time.perf_counter() - began
                 if batch.observers.watch is not None:
-                    assert isinstance(t, int)
-                    batch.observers.watch.layer(i, t, added, x[:, 0] + added)
+                    assert inputs.common is not None
+                    batch.observers.watch.layer(i, inputs.common, added, x[:, 0] + added)
                 return added[:, None]
 
             x = places.before_block(x, index)
@@ -111,58 +112,47 @@ class PlainExecutor(HostExecutor):
         self._mark("heads")
         return x
 
-    def _decide(
-        self,
-        layer: int,
-        t: Token,
-        step: Reach,
-        heads: _Heads,
-        before: Tensor,
-        after: Tensor,
-        scores: Tensor,
-        thresholds: Tensor | None,
-    ) -> None:
-        """Score a layer and decide what replays; `before` and `after` attention is the residual stream."""
-        batch, replay, scorer = self._batch, self._batch.replay, self._scorer
+    def _score(self, layer: int, inputs: Inputs, step: Reach, heads: _Heads, before: Tensor, after: Tensor) -> Tensor:
+        """The scores [rows] of a layer; `before` and `after` attention is the residual stream."""
+        batch, replay = self._batch, self._batch.replay
         assert replay is not None
         query, rotated = heads.query[:, :, 0], heads.rotated[:, :, 0]
         definition, key = replay.rule.tas_definition, batch.cache.aligned_key(layer, step)
-        if scorer is None:
-            if thresholds is not None:
-                scores[layer] = temporal_attention_score(rotated if definition == "attention" else query, key)
-        else:
-            assert isinstance(t, int)
-            block = batch.model.llm.blocks[layer]
-            state = BlockState(
-                layer=layer,
-                t=t,
-                tas_definition=definition,
-                input=before,
-                query=query,
-                rotated=rotated,
-                aligned_key=key,
-                attention=block.self_attn.merge(heads.output)[:, 0],
-                after=after,
-                replayable=replay.outputs[layer, :, t % replay.frame],
-                noise=self._noise[t, layer],
-                mlp=block.mlp_branch,
-            )
-            scores[layer] = scorer(state)
-            if batch.observers.on_block is not None:
-                batch.observers.on_block(state)
-        if thresholds is not None:
-            replay.decide(layer, t, scores[layer], thresholds[layer])
+        if self._scorer is None:
+            return temporal_attention_score(rotated if definition == "attention" else query, key)
+        t, block = inputs.common, batch.model.llm.blocks[layer]
+        assert t is not None
+        state = BlockState(
+            layer=layer,
+            t=t,
+            tas_definition=definition,
+            input=before,
+            query=query,
+            rotated=rotated,
+            aligned_key=key,
+            attention=block.self_attn.merge(heads.output)[:, 0],
+            after=after,
+            replayable=replay.outputs[layer, :, t % replay.frame],
+            noise=self._noise[t, layer],
+            mlp=block.mlp_branch,
+        )
+        scores = self._scorer(state)
+        if batch.observers.on_block is not None:
+            batch.observers.on_block(state)
+        return scores
 
-    def _mlp(self, layer: int, t: Token, rows: Tensor, x: Tensor) -> Tensor:
-        """What the MLP branch adds to x [rows, width]; rows that replay never reach the backend."""
+    def _mlp(self, layer: int, t: Tensor, flags: Tensor, x: Tensor) -> Tensor:
+        """What the MLP branch adds to x [rows, width] at tokens t int64 [rows]; rows whose `flags` are set replay, and
+        never reach the backend.
+        """
         batch, replay = self._batch, self._batch.replay
         norm = batch.model.llm.blocks[layer].post_attention_layernorm
         if replay is None:
             return batch.backend.mlp(layer, norm(x), None)
-        outputs, place, flags = replay.outputs[layer], rows % replay.frame, replay.flags(layer, t)
-        if not any(flags):
+        outputs, place, replayed = replay.outputs[layer], t % replay.frame, flags.tolist()
+        if not any(replayed):
             outputs[self._rows, place] = batch.backend.mlp(layer, norm(x), None).to(outputs.dtype)
-        elif not all(flags):
-            computed = [row for row, replayed in enumerate(flags) if not replayed]
+        elif not all(replayed):
+            computed = [row for row, flag in enumerate(replayed) if not flag]
             outputs[computed, place[computed]] = batch.backend.mlp(layer, norm(x[computed]), computed).to(outputs.dtype)
         return outputs[self._rows, place]

@@ -134,7 +134,7 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int 
                 step = executor.step(passed)
                 drawn.append(step.codes.clone())
                 hidden.append(step.hidden.clone())
-                executor.commit(passed, (accepted,) * one.prompts.videos)
+                executor.advance(passed, (accepted,) * one.prompts.videos)
                 t += accepted
             assert one.replay is not None
             decisions = one.replay.replayed[:, :, n : n + tokens]

@@ -31,6 +31,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastcar_cli.decoding.inputs import Inputs
+
 GOLDEN = 0.6180339887498949
 SETTINGS_A_FRAME = 16
 
@@ -149,9 +151,10 @@ class Controller:
         split = values.unflatten(1, (self._per_video, self._videos))
         return split.permute(2, 0, 1, 3).reshape(*self._done.shape, -1)
 
-    def observe(self, t: int, scores: Tensor) -> None:
-        """Remember the scores [layers, rows] that were compared at input token t."""
-        self._scores[:, :, t % self.frame] = scores
+    def observe(self, inputs: Inputs, scores: Tensor) -> None:
+        """Remember the scores [count, layers, rows] that were compared at these inputs."""
+        by_place = self._scores.permute(2, 1, 0)
+        by_place[inputs.index(by_place, ring=True)] = scores.mT
 
     def _quantile(self, share: Tensor, dither: float, among: Tensor | None = None) -> Tensor:
         """The threshold that `share` [videos, groups] of the remembered scores exceed, [videos, groups].

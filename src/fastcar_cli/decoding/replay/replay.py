@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.config.tau import OFF, Tau
-from fastcar_cli.decoding.inputs import Inputs, Restore, kept
+from fastcar_cli.decoding.inputs import Inputs, Restore, snapshot
 from fastcar_cli.decoding.replay.controller import Controller, Size, Target
 
 
@@ -83,26 +83,18 @@ class ReplayStats:
     by_frame: list[float]
 
 
-Token = int | Tensor
-"""An input token: of all rows, or int64 [rows], which is not looked at on the host."""
-
-
-def _at(tensor: Tensor, index: Token) -> Tensor:
-    """One index of the last dimension of [layers, rows, n], or an index a row: [layers, rows]."""
-    if isinstance(index, Tensor):
-        return tensor.gather(-1, index[None, :, None].expand(len(tensor), -1, -1))[..., 0]
-    return tensor[..., index]
-
-
 class Replay:
     """The rule at work on one batch: the MLP outputs of the last frame, and what was decided.
 
     Attributes:
         outputs: MLP outputs used in the last frame, [layers, rows, N, width].
-        by_token: decisions, bool [T*N - 1 + slack, layers, rows]; the executor of a pass writes them.
+        nbytes: bytes of these outputs.
+        first: the first input token whose aligned token is known.
+        by_token: decisions, bool [T*N - 1 + slack, layers, rows].
         replayed: the same memory by input token, [layers, rows, T*N - 1].
         scored: layers whose TAS is wanted, bool [layers], on the CPU.
-        tas: kept scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None where they are not kept.
+        tas: scores, float32 [layers, rows, T*N - 1], NaN where none was computed; None where they are not stored.
+        ages: how often in a row each output was replayed, int16 [N, rows, layers]; counted under `max_age`.
         controller: moves the thresholds; None where tau is given.
         passes: decisions of each pass with several input tokens, bool [count, layers, rows], rejected ones too.
 
@@ -121,105 +113,78 @@ class Replay:
         aligned: int = 0,
     ) -> None:
         layers, rows, frame, device = size.layers, size.rows, size.frame, size.device
-        self.rule, self.frame = rule, frame
+        self.rule, self.frame, self._rows, self._aligned = rule, frame, rows, aligned
         self.first = max(0, frame - aligned, rule.first_frame * frame)
-        """The first input token whose aligned token is known."""
-        self._aligned = aligned
-        self._rows = torch.arange(rows, device=device)
-        self._dense = torch.zeros(frame, dtype=torch.bool, device=device)
-        if not rule.replay_delimiters:
-            self._dense[list(delimiters)] = True
-        self._computed = self._dense.tolist()
         self.outputs = torch.zeros(layers, rows, frame, width, dtype=dtype, device=device)
         self.nbytes = self.outputs.nbytes
-        """Bytes of the cached outputs."""
-        self.by_token = torch.zeros(size.tokens - 1 + slack, layers, rows, dtype=torch.bool, device=device)
-        self._decisions = self.by_token.permute(1, 2, 0)
-        self.replayed = self._decisions[..., : size.tokens - 1]
-        self._tas = torch.full(self._decisions.shape, math.nan, device=device) if keep_tas else None
-        self.tas = None if self._tas is None else self._tas[..., : size.tokens - 1]
+        tokens, dense = torch.arange(size.tokens - 1 + slack), () if rule.replay_delimiters else delimiters
+        self._gated = (tokens >= self.first) & ~torch.isin(tokens % frame, torch.tensor(dense, dtype=torch.int64))
+        self.by_token = torch.zeros(len(tokens), layers, rows, dtype=torch.bool, device=device)
+        self.replayed = self.by_token.permute(1, 2, 0)[..., : size.tokens - 1]
+        # Tables [tokens, rows, layers], as `Inputs.of` reads them.
+        self._tas = torch.full_like(self.by_token, math.nan, dtype=torch.float32).mT if keep_tas else None
+        self.tas = None if self._tas is None else self._tas.permute(2, 1, 0)[..., : size.tokens - 1]
+        self.ages = torch.zeros(frame, rows, layers, dtype=torch.int16, device=device)
         self.controller: Controller | None = None
-        if rule.target is not None:
-            dense = () if rule.replay_delimiters else delimiters
-            self.controller = Controller(rule.target, size, rule.max_age, dense, -(-self.first // frame))
         taus = torch.tensor(rule.tau.by_layer(layers), dtype=torch.float32)
         self.scored = (taus < math.inf) | (keep_tas or rule.target is not None)
-        self._taus = taus[:, None].repeat(1, rows).to(device)
-        self._forced: Tensor | None = None
+        if rule.target is not None:
+            self.controller = Controller(rule.target, size, rule.max_age, dense, -(-self.first // frame))
+            # Wherever a token may replay, its threshold is the controller's.
+            taus = torch.full_like(taus, -math.inf)
+        self._thresholds = self._where_gated(taus[:, None].expand(-1, rows)).mT
         self.passes: list[Tensor] = []
-        self._ages = torch.zeros(layers, rows, frame, dtype=torch.int16, device=device)
+
+    def _where_gated(self, thresholds: Tensor) -> Tensor:
+        """Thresholds [tokens or none, layers, rows] with infinity where a token never replays."""
+        gated = self._gated.to(self.outputs.device)[:, None, None]
+        return torch.where(gated, thresholds.to(self.outputs.device), math.inf)
 
     def force(self, decisions: Tensor) -> None:
         """Take these decisions, bool [layers, rows, T*N - 1], instead of the scores', to measure at an exact ratio."""
-        taus = torch.where(decisions.to(self.replayed.device), -math.inf, math.inf)
-        self._forced = taus.new_full(self.by_token.shape, math.inf)
-        self._forced[: taus.shape[2]] = taus.permute(2, 0, 1)
-        self.scored = torch.ones_like(self.scored)
+        forced = torch.full(self.by_token.shape, math.inf)
+        forced[: decisions.shape[2]].masked_fill_(decisions.cpu().permute(2, 0, 1), -math.inf)
+        self._thresholds = self._where_gated(forced).mT
+        self.controller, self.scored = None, torch.ones_like(self.scored)
 
     def prefill(self, layer: int, outputs: Tensor) -> None:
-        """Keep what the MLP of a layer gave for the prompts' last tokens, where they lie as those of a frame do.
+        """Store what the MLP of a layer gave for the prompts' last tokens, where they lie as those of a frame do.
 
-        outputs [rows, tokens, width], all of the prompt. At most the last frame is kept.
+        outputs [rows, tokens, width], all of the prompt. At most the last frame is stored.
         """
-        if kept := min(self._aligned, self.frame):
-            places = torch.arange(-kept, 0, device=outputs.device) % self.frame
-            self.outputs[layer, :, places] = outputs[:, -kept:]
+        if count := min(self._aligned, self.frame):
+            places = torch.arange(-count, 0, device=outputs.device) % self.frame
+            self.outputs[layer, :, places] = outputs[:, -count:]
 
     def gateable(self, passes: int) -> Tensor:
         """Which of the first input tokens may replay, bool [passes]."""
-        places = torch.arange(passes, device=self._dense.device)
-        return (places >= self.first) & ~self._dense[places % self.frame]
+        return self._gated[:passes].to(self.outputs.device)
 
-    def eligible(self, t: Token) -> bool:
-        """Whether an input token may have an aligned token whose MLP output is known."""
-        return isinstance(t, Tensor) or t >= self.first
+    def reached(self, inputs: Inputs) -> bool:
+        """Whether any of the inputs may have an aligned token whose MLP output is known."""
+        return max(inputs.first) + inputs.count > self.first
 
-    def thresholds(self, t: Token) -> Tensor:
-        """What scores at an input token must exceed, float32 [layers, rows]."""
-        taus = self._taus
-        if not self.eligible(t):
-            return torch.full_like(taus, math.inf)
+    def thresholds(self, inputs: Inputs) -> Tensor:
+        """What scores of the inputs must exceed, float32 [count, layers, rows]."""
+        taus = inputs.of(self._thresholds)
         if self.controller is not None:
-            assert isinstance(t, int)
-            taus = self.controller.thresholds(t, self.replayed, self._ages)
-        if self._forced is not None:
-            taus = self._forced[t, :, self._rows].T if isinstance(t, Tensor) else self._forced[t]
+            assert inputs.common is not None
+            own = self.controller.thresholds(inputs.common, self.replayed, self.ages.permute(2, 1, 0))
+            taus = taus.maximum(own.T)
         if self.rule.max_age is not None:
-            young = _at(self._ages, t % self.frame) < self.rule.max_age
+            young = self.ages[inputs.index(self.ages, ring=True)] < self.rule.max_age
             if self.rule.pairs:
-                young = young.unflatten(1, (2, -1)).all(1).repeat(1, 2)
+                young = young.unflatten(1, (2, -1)).all(1).repeat(1, 2, 1)
             taus = torch.where(young, taus, math.inf)
-        if isinstance(t, Tensor):
-            return torch.where((t >= self.first) & ~self._dense[t % self.frame], taus, math.inf)
-        return torch.full_like(taus, math.inf) if self._computed[t % self.frame] else taus
+        return taus.mT
 
     def horizon(self, t: int) -> int:
         """How many input tokens from t on have thresholds that no decision from t on changes."""
         return self.frame if self.controller is None else self.controller.horizon(t)
 
-    def decide(self, layer: int, t: Token, scores: Tensor, thresholds: Tensor) -> None:
-        """Write which rows replay in a layer at an eligible input token; scores and thresholds are [rows]."""
-        rows = self._rows if isinstance(t, Tensor) else slice(None)
-        self._decisions[layer, rows, t] = replays(self.gated(scores), thresholds)
-
-    def flags(self, layer: int, t: Token) -> list[bool]:
-        """Which rows replay in a layer at an input token."""
-        if not self.eligible(t):
-            return [False]
-        return self._decisions[layer, self._rows if isinstance(t, Tensor) else slice(None), t].tolist()
-
-    def keep_pass(self, inputs: Inputs) -> None:
-        """Keep what a pass with several input tokens decided, before some are taken back."""
-        if inputs.common is not None:
-            decided = self.by_token[inputs.common : inputs.common + inputs.count].clone()
-        else:
-            of_rows = inputs.of_rows(len(self._rows), self._rows.device)
-            decided = self.by_token[of_rows, :, self._rows].transpose(1, 2)
-        self.passes.append(decided)
-
-    def kept(self, t: Tensor) -> list[Restore]:
-        """What the MLP outputs of input tokens t, int64 [drafts, rows], will overwrite."""
-        return [kept(self.outputs[:, :, None], t % self.frame)]
+    def snapshot(self, tokens: Tensor) -> Restore:
+        """The MLP outputs that input tokens int64 [drafts, rows] will overwrite."""
+        return snapshot(self.outputs[:, :, None], tokens % self.frame)
 
     def gated(self, scores: Tensor) -> Tensor:
         """The scores [..., rows] that are compared: each row's own, or the mean of its pair."""
@@ -227,41 +192,34 @@ class Replay:
             return scores
         return scores.unflatten(-1, (2, -1)).mean(-2).repeat(*[1] * (scores.dim() - 1), 2)
 
-    @property
-    def learns(self) -> bool:
-        """Whether `finish` does anything."""
-        return self.rule.max_age is not None or self._tas is not None or self.controller is not None
+    def advance(self, inputs: Inputs, accepted: tuple[int, ...] | None, flags: Tensor, scores: Tensor) -> None:
+        """Take in a pass: what replayed, bool [layers, rows, count], and the scores float32 of the same shape.
 
-    def finish(self, t: Token, scores: Tensor, final: Tensor | None = None) -> None:
-        """Learn from a final input token: from its decisions in `replayed` and its scores [layers, rows].
-
-        Scores of layers that are not scored mean nothing. final: bool [rows], the rows in which it is; None: all.
+        The first `accepted` inputs of each video are final; None: all. Scores of layers that are not scored mean
+        nothing.
         """
-        if self.rule.max_age is not None:
-            slot = t % self.frame
-            age = _at(self._ages, slot)
-            ages = torch.where(_at(self._decisions, t), age + 1, 0).to(torch.int16)
-            self._put(self._ages, slot, ages if final is None else torch.where(final, ages, age))
+        flags = flags.permute(2, 1, 0)
+        by_token = self.by_token.mT
+        index = inputs.index(by_token)
+        by_token[index] = flags
+        if inputs.count > 1:
+            self.passes.append(flags.mT.clone())
         if self._tas is not None:
-            self._put(self._tas, t, torch.where(t >= self.first, scores, math.nan) if isinstance(t, Tensor) else scores)
+            known = inputs.tokens(self._rows, flags.device)[..., None] >= self.first
+            self._tas[index] = torch.where(known, scores.permute(2, 1, 0), math.nan)
+        if self.rule.max_age is not None:
+            places = inputs.index(self.ages, ring=True)
+            before = self.ages[places]
+            ages = torch.where(flags, before + 1, 0).to(torch.int16)
+            if accepted is not None and min(accepted) < inputs.count:
+                of_rows = torch.tensor(accepted * (self._rows // len(accepted)), device=flags.device)
+                final = torch.arange(inputs.count, device=flags.device)[:, None] < of_rows
+                ages = torch.where(final[..., None], ages, before)
+            self.ages[places] = ages
         if self.controller is not None:
-            assert isinstance(t, int)
-            self.controller.observe(t, self.gated(scores))
-
-    def _put(self, tensor: Tensor, index: Token, values: Tensor) -> None:
-        """Write [layers, rows] to one index of the last dimension of [layers, rows, n], or to an index a row."""
-        if isinstance(index, Tensor):
-            tensor.scatter_(-1, index[None, :, None].expand(len(tensor), -1, -1), values[..., None])
-        else:
-            tensor[..., index] = values
-
-    def counts(self) -> Tensor:
-        """A copy of what `finish` counts up, for `restore`: how often in a row each value was replayed."""
-        return self._ages.clone()
-
-    def restore(self, counts: Tensor) -> None:
-        """Put back what `counts` gave."""
-        self._ages.copy_(counts)
+            assert accepted is not None
+            final_inputs = Inputs(inputs.first, min(accepted))
+            self.controller.observe(final_inputs, self.gated(scores[..., : final_inputs.count].movedim(-1, 0)))
 
     def stats(self, passes: int, rows: Sequence[int] | None = None) -> ReplayStats:
         """Counts over the first `passes` input tokens, of some rows only if asked."""
