@@ -1,7 +1,6 @@
 """What the engine computes on given codes, for comparing implementations.
 
-`trace` forces codes instead of sampling them and keeps what a comparison needs. It drives the very
-engine that generates.
+`trace` forces codes instead of sampling them, in the engine that generates, and returns what a comparison needs.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from torch import Tensor
 from fastcar_cli.config import choices
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.backend import MLPBackend
-from fastcar_cli.decoding.engine import begin
+from fastcar_cli.decoding.engine import Decode, begin
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
-from fastcar_cli.inputs.prompt import Clip, Prompt, clips_of
+from fastcar_cli.inputs.prompt import Prompt, clips_of
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.models.sampling import SamplingSettings
 
@@ -35,7 +34,7 @@ class Trace:
     Attributes:
         input_ids: token ids of each row's prompt, without padding.
         position_ids: rotary positions of the prompts, padded on the left (padding has 1), int64 [rows, longest].
-        steps: indices of predicted tokens for which logits and hidden states are kept.
+        steps: indices of predicted tokens, those of logits and hidden states.
         logits: after guidance, before top-k, float32 [len(steps), depth, P, codes].
         hidden: after the final norm, float32 [len(steps), rows, width].
         tas: by input token, float32 [layers, rows, T*N - 1]; NaN where none was computed.
@@ -61,28 +60,36 @@ class Trace:
     replay_ratio: float
 
 
-class _Keep:
-    """A watcher that keeps MLP outputs and block outputs at some tokens."""
+class _Outputs:
+    """A watcher that copies MLP outputs at some input tokens and block outputs before some positions."""
 
-    def __init__(self, layers: int, steps: Sequence[int], tokens: Sequence[int], rows: int, width: int) -> None:
-        self._steps = {s - 1: i for i, s in enumerate(steps)}
-        self._tokens = {t: i for i, t in enumerate(tokens)}
-        self.mlp = torch.zeros(layers, len(tokens), rows, width)
-        self.out = torch.zeros(len(steps), layers, rows, width)
+    def __init__(self, decode: Decode, steps: Sequence[int], tokens: Sequence[int]) -> None:
+        spec = decode.model.spec.decoder
+        self._steps, self._tokens = list(steps), list(tokens)
+        self.mlp = torch.zeros(spec.layers, len(tokens), decode.rows, spec.width)
+        self.out = torch.zeros(len(steps), spec.layers, decode.rows, spec.width)
 
     def layer(self, layer: int, t: int, mlp: Tensor, out: Tensor) -> None:
         if t in self._tokens:
-            self.mlp[layer, self._tokens[t]] = mlp.float().cpu()
-        if t in self._steps:
-            self.out[self._steps[t], layer] = out.float().cpu()
+            self.mlp[layer, self._tokens.index(t)] = mlp.float().cpu()
+        if t + 1 in self._steps:
+            self.out[self._steps.index(t + 1), layer] = out.float().cpu()
 
 
-def _checked(model: LoadedModel, videos: int, codes: Tensor) -> Tensor:
-    """The codes, [P, T*N, depth]. Raises RequestError for codes that do not fit prompts and model."""
-    spec = model.network.spec
+def _checked(model: LoadedModel, prompts: Sequence[Prompt], codes: Tensor | None) -> Tensor:
+    """The codes, [P, T*N, depth]; None: those of the frames after a clip's context.
+
+    Raises RequestError for codes that do not fit prompts and model.
+    """
+    spec, videos = model.network.spec, len(prompts)
     n, depth, size = spec.tokens_per_frame, spec.code_depth, spec.codes
-    if depth == 1 and codes.dim() == 2:
-        codes = codes[..., None]
+    if codes is None:
+        read_all = getattr(model.tokenizer, "read_all", None)
+        ids = [read_all(prompt) for prompt in prompts] if read_all is not None else []
+        if not ids or not ids[0]:
+            raise RequestError("codes are needed: there are no frames behind the model's context")
+        codes = torch.tensor(ids)
+    codes = codes[..., None] if depth == 1 and codes.dim() == 2 else codes
     shape = list(codes.shape)
     fits = len(shape) == 3 and shape[0] == videos > 0 and shape[2] == depth
     if not fits or not shape[1] or shape[1] % n:
@@ -92,24 +99,12 @@ def _checked(model: LoadedModel, videos: int, codes: Tensor) -> Tensor:
     return codes.to(model.network.device, torch.int64)
 
 
-def _prompts(texts: Sequence[Prompt] | None, inputs: Any, actions: Any) -> list[Prompt]:
-    """What videos begin with. Raises RequestError for both or neither of texts and frames."""
-    if (texts is None) == (inputs is None):
-        raise RequestError("prompts and inputs: one of them is needed, not both")
-    if inputs is None and actions is not None:
-        raise RequestError("actions: they go with inputs, not with prompts")
-    return list(texts or ()) if inputs is None else list(clips_of(inputs, actions))
-
-
-def _codes_of(model: LoadedModel, prompts: Sequence[Prompt]) -> Tensor:
-    """The codes of frames behind a clip's context. Raises RequestError where there are none."""
-    read_all = getattr(model.tokenizer, "read_all", None)
-    if read_all is None:
-        raise RequestError("codes are needed: the model reads no frames")
-    ids = [read_all(prompt) for prompt in prompts if isinstance(prompt, Clip)]
-    if not ids or not ids[0]:
-        raise RequestError("codes are needed: the inputs have no frames behind the model's context")
-    return torch.tensor(ids)
+def _within(name: str, indices: Sequence[int], end: int) -> list[int]:
+    """The indices. Raises RequestError for one that is not below `end`."""
+    for index in indices:
+        if not 0 <= index < end:
+            raise RequestError(f"{name} holds {index}, allowed: 0 to {end - 1}")
+    return [int(index) for index in indices]
 
 
 def trace(
@@ -124,31 +119,29 @@ def trace(
     tas: str = "released",
     steps: Sequence[int] | None = None,
     mlp_tokens: Sequence[int] = (),
-    gate: str = "row",
     executor: str = "torch",
     kv_dtype: str = "auto",
     backend: Callable[[Decoder, int], MLPBackend] | None = None,
     eligible: str = "codes",
     seeds: Sequence[int] | None = None,
 ) -> Trace:
-    """Decode with the given codes instead of sampled ones and keep what the engine computed.
+    """Decode with the given codes instead of sampled ones; returns what the engine computed.
 
     Args:
         model: what `fastcar_cli.models.load` returns.
         prompts: P texts or clips, or None with `inputs`.
         codes: integers [P, T*N, depth], or [P, T*N] where the depth is 1; of a model that takes frames ids from the
-            first delimiter on. None takes those of the inputs' frames behind the context.
+            first delimiter on. None takes those of the inputs' frames after the context.
         tau: threshold of all layers, None for dense, or one number or None a layer. Layers with None have no scores;
             with infinity they have, and never replay.
         inputs: frames uint8 [P, S, H, W, 3] instead of prompts, or the context frames alone.
         actions: float32 [P, S, A] of a model that takes actions.
         cfg: guidance scale; with 1 there are no unconditional rows. Default: 3, or 1 of a model without guidance.
         tas: definition of the score, `attention` or `released`.
-        steps: predicted tokens for which logits and hidden states are kept; None keeps all.
-        mlp_tokens: input tokens for which MLP outputs are kept.
-        gate: who decides on a replay, `row` or `pair`.
-        executor: `torch`, or `native`, which keeps neither MLP nor block outputs.
-        kv_dtype: what keys and values are kept in: `auto` (as the model) or `int8`.
+        steps: predicted tokens whose logits and hidden states are returned; None: all.
+        mlp_tokens: input tokens whose MLP outputs are returned.
+        executor: `torch`, or `native`, which returns neither MLP nor block outputs.
+        kv_dtype: format of keys and values: `auto` (as the model) or `int8`.
         backend: makes the executor of the MLPs from the decoder and the number of rows; None for the model's own.
         eligible: tokens that may replay; `codes`: frame tokens only; `all`: frame delimiters too.
         seeds: one a prompt, by which what it leaves open is drawn as `generate --seed` draws it; None: stays open.
@@ -157,19 +150,14 @@ def trace(
         RequestError: a prompt the model can't take, codes, thresholds or indices that do not fit.
 
     """
-    network = model.network
-    spec = network.spec
-    given_prompts = _prompts(prompts, inputs, actions)
-    videos = len(given_prompts)
-    if seeds is not None and len(seeds) != videos:
-        raise RequestError(f"seeds has {len(seeds)} numbers for {videos} prompts")
-    codes = _checked(model, videos, _codes_of(model, given_prompts) if codes is None else codes)
-    tokens = codes.shape[1]
-    frames = tokens // spec.tokens_per_frame
-    cfg = (3.0 if spec.layout.guided else 1.0) if cfg is None else cfg
+    if (prompts is None) == (inputs is None):
+        raise RequestError("prompts and inputs: one of them is needed, not both")
+    given = list(prompts or ()) if inputs is None else list(clips_of(inputs, actions))
+    if seeds is not None and len(seeds) != len(given):
+        raise RequestError(f"seeds has {len(seeds)} numbers for {len(given)} prompts")
+    codes, spec = _checked(model, given, codes), model.network.spec
     for name, word, allowed in (
         ("tas", tas, choices.values(choices.TasDefinition)),
-        ("gate", gate, choices.values(choices.Gate)),
         ("eligible", eligible, choices.values(choices.Eligible)),
         ("kv_dtype", kv_dtype, choices.values(choices.KVDtype)),
         ("executor", executor, ("torch", "native")),
@@ -177,62 +165,52 @@ def trace(
         if word not in allowed:
             raise RequestError(f"{name} is {word!r}, allowed: {', '.join(map(repr, allowed))}")
     if executor == "native" and mlp_tokens:
-        raise RequestError("mlp_tokens: native kernels keep no MLP outputs", allowed="executor='torch'")
-    layers = spec.decoder.layers
-    given = list(tau) if isinstance(tau, Sequence) else [tau]
-    given *= layers if len(given) == 1 else 1
+        raise RequestError("mlp_tokens: native kernels return no MLP outputs", allowed="executor='torch'")
+    taus = list(tau) if isinstance(tau, Sequence) else [tau]
+    taus *= spec.decoder.layers if len(taus) == 1 else 1
     try:
-        rule = ReplayRule(
-            Tau.read(given), tas, pairs=gate == "pair" and cfg != 1.0, replay_delimiters=eligible == "all"
-        )
-        rule.tau.by_layer(layers)
+        rule = ReplayRule(Tau.read(taus), tas, replay_delimiters=eligible == "all")
+        rule.tau.by_layer(spec.decoder.layers)
     except ValueError as e:
         raise RequestError(f"tau is {tau!r}: {e}") from None
-    kept = list(range(tokens)) if steps is None else [int(s) for s in steps]
-    for name, indices, end in (("steps", kept, tokens), ("mlp_tokens", mlp_tokens, tokens - 1)):
-        for index in indices:
-            if not 0 <= index < end:
-                raise RequestError(f"{name} holds {index}, allowed: 0 to {end - 1}")
-    settings = DecodeSettings(
-        frames=frames,
-        sampling=SamplingSettings(cfg=cfg),
-        rule=rule,
-        keep_tas=True,
-        executor=executor,
-        kv_dtype=kv_dtype,
-    )
-    decode, _ = begin(model, given_prompts, seeds, settings, backend)
-    watcher = _Keep(layers, kept if executor == "torch" else [], mlp_tokens, decode.rows, spec.decoder.width)
+    tokens, scale = codes.shape[1], (3.0 if spec.layout.guided else 1.0) if cfg is None else cfg
+    shown = _within("steps", range(tokens) if steps is None else steps, tokens)
+    watched = _within("mlp_tokens", mlp_tokens, tokens - 1)
+    frames, sampling = tokens // spec.tokens_per_frame, SamplingSettings(cfg=scale)
+    settings = DecodeSettings(frames, sampling, rule, keep_tas=True, executor=executor, kv_dtype=kv_dtype)
+    decode, _ = begin(model, given, seeds, settings, backend)
+    outputs = _Outputs(decode, shown if executor == "torch" else [], watched)
     if executor == "torch":
-        decode.observers.watch = watcher
-    kept_at = {s: i for i, s in enumerate(kept)}
-    logits = torch.zeros(len(kept), spec.code_depth, videos, spec.codes)
-    hidden = torch.zeros(len(kept), decode.rows, spec.decoder.width)
+        decode.observers.watch = outputs
+    found = _run(decode, codes, shown, outputs)
+    found.tas[[v is None for v in taus]] = float("nan")
+    return found
+
+
+def _run(decode: Decode, codes: Tensor, shown: list[int], outputs: _Outputs) -> Trace:
+    """The trace of a decode that is given these codes."""
+    spec, videos = decode.model.spec, decode.prompts.videos
+    logits = torch.zeros(len(shown), spec.code_depth, videos, spec.codes)
+    hidden = torch.zeros(len(shown), decode.rows, spec.decoder.width)
     for step in decode.steps(codes, keep_logits=True):
-        at = kept_at.get(step.index)
-        if at is not None:
+        if step.index in shown:
             assert step.logits is not None
+            at = shown.index(step.index)
             logits[at], hidden[at] = step.logits[:, :, 0].float().cpu(), step.hidden[:, 0].float().cpu()
-    context = decode.context_frames()
-    shown = [] if context is None else [context.cpu()]
-    for f in range(frames):
-        pixels = decode.decode_frame(f).cpu()
-        shown.append(pixels if pixels.dim() == 5 else pixels[:, None])
-    images = torch.cat(shown, 1)
-    replay = decode.replay
+    pixels = [decode.decode_frame(frame).cpu() for frame in range(codes.shape[1] // spec.tokens_per_frame)]
+    frames = [part if part.dim() == 5 else part[:, None] for part in pixels]
+    context, replay = decode.context_frames(), decode.replay
     assert replay is not None and replay.tas is not None
-    scores = replay.tas.cpu()
-    scores[[v is None for v in given]] = float("nan")
     return Trace(
         input_ids=decode.prompts.unpadded(),
         position_ids=decode.prompts.positions().cpu(),
-        steps=kept,
+        steps=shown,
         logits=logits,
         hidden=hidden,
-        tas=scores,
+        tas=replay.tas.cpu(),
         replayed=replay.replayed.cpu(),
-        mlp=watcher.mlp,
-        block_out=watcher.out,
-        frames=images,
+        mlp=outputs.mlp,
+        block_out=outputs.out,
+        frames=torch.cat(frames if context is None else [context.cpu(), *frames], 1),
         replay_ratio=replay.stats(decode.passed).ratio,
     )
