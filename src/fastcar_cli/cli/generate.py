@@ -28,7 +28,6 @@ from fastcar_cli.config.lists import MOST, parse_seeds, shard_of
 from fastcar_cli.config.run_config import RunConfig, load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline.engines import check_engine
-from fastcar_cli.system.files import make_folder
 
 if TYPE_CHECKING:
     from fastcar_cli.pipeline.pipeline import VideoPipeline
@@ -130,6 +129,7 @@ def generate(
 ) -> None:
     """Make videos from prompts, or from frames that they continue."""
     from fastcar_cli.cli.inputs import ONE_RUN, Given, example_of, is_list, texts_of
+    from fastcar_cli.cli.output import folder_for
     from fastcar_cli.inputs.embedding import read_embedding
     from fastcar_cli.pipeline.clips import Inputs
     from fastcar_cli.pipeline.recipe import prompt_of
@@ -162,7 +162,7 @@ def generate(
     count = max(begin.count, 1) * len(each)
     if count > MOST:
         raise RequestError(f"a list of {count:,} videos", allowed=f"{MOST:,}")
-    folder = None if dry else _folder_of(output, count, listed=prompts_file is not None, force=force)
+    folder = None if dry else folder_for(output, count, listed=prompts_file is not None, force=force)
 
     from fastcar_cli.cli import many, writing
     from fastcar_cli.cli.preview import Preview, lacking
@@ -242,18 +242,6 @@ def _seeds_of(run: RunConfig, listed: bool) -> range:
         # Machines that share a list have the same seeds, and so has the command that is repeated.
         first = 0 if listed else secrets.randbelow(2**31)
     return range(first, first + samples)
-
-
-def _folder_of(output: str | None, count: int, *, listed: bool, force: bool) -> Path | None:
-    """The folder, made, that -o names for so many videos; None for a file or no -o. Raises RequestError."""
-    from fastcar_cli.media import check_target, folder_named
-
-    folder = None if output is None else folder_named(output, count, listed=listed)
-    if output is None or folder is not None:
-        make_folder(folder or Path("."))
-    else:
-        check_target(Path(output), force=force)
-    return folder
 
 
 def _check_one_batch(option: str, pipe: VideoPipeline, count: int) -> None:

@@ -149,7 +149,7 @@ class Given:
 
 def is_list(ctx: typer.Context, seeds: str | None, output: str | None) -> bool:
     """Whether options of a list are given; refuses what contradicts them. Raises RequestError."""
-    from fastcar_cli.media import names_file
+    from fastcar_cli.cli.output import names_file
 
     flags = given(ctx)
     of_list = [flags[name] for name in ("seeds", "names", "shard", "engine") if name in flags]

@@ -4,15 +4,13 @@
 """
 
 from fastcar_cli.media.reader import frames_of, read_frames, read_recipe
-from fastcar_cli.media.writer import Writer, check_target, default_name, folder_named, names_file, open_writer
+from fastcar_cli.media.writer import Writer, check_target, default_name, open_writer
 
 __all__ = [
     "Writer",
     "check_target",
     "default_name",
-    "folder_named",
     "frames_of",
-    "names_file",
     "open_writer",
     "read_frames",
     "read_recipe",

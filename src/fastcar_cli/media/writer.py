@@ -31,32 +31,8 @@ from fastcar_cli.system.signals import uninterrupted
 Image8 = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
 """Suffixes of files; a name without suffix is a folder of PNGs."""
-_OTHERS = (".mov", ".mkv", ".webm", ".avi", ".png", ".jpg", ".jpeg", ".webp", ".apng")
 MOST_GIF_FPS = 50
 """A GIF counts in hundredths of a second, and viewers show frames of one hundredth far slower."""
-
-
-def names_file(output: str) -> bool:
-    """Whether a name is that of one video or picture, of whatever format, and no folder has it."""
-    return (
-        Path(output).suffix.lower() in (*SUFFIXES, *_OTHERS) and not output.endswith("/") and not os.path.isdir(output)
-    )
-
-
-def folder_named(output: str, videos: int, *, listed: bool) -> Path | None:
-    """The folder that a name stands for where videos get a file each; None where one gets the name itself.
-
-    That is a folder for several videos, for those of a list, where it ends with a slash, and where it is there.
-    Raises RequestError for a single file for several videos.
-    """
-    path = Path(output)
-    if output == "-":
-        raise RequestError("-o -: videos are not written to standard output", hint="name a file")
-    there = os.path.isdir(path)
-    if videos > 1 and names_file(output):
-        raise RequestError(f"-o {output}: a single file for {videos} videos", hint=f"a folder, such as {path.stem}")
-    named = videos > 1 or output.endswith("/") or there
-    return path if named or (listed and not path.suffix) else None
 
 
 def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> None:
