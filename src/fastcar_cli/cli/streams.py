@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from fastcar_cli.system.lenient import LenientFile
+from fastcar_cli.system.files import LenientFile
 
 
 def open_streams() -> None:

@@ -29,8 +29,7 @@ from fastcar_cli.models.checkpoint import empty_network
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_cli.models.weight_format import WeightFormat
-from fastcar_cli.system.files import file_text, write_whole
-from fastcar_cli.system.locks import locked
+from fastcar_cli.system.files import file_text, locked, write_whole
 from fastcar_cli.weights.tensors import write_safetensors
 
 _LOCK, _PLAIN, _CODES, _STATES = ".lock", ".plain", ".codes.json", ".states"

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,27 +24,13 @@ _FIRST = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
 """Shape of the first convolution and the network it belongs to."""
 
 
-def _package() -> Any:
-    """The `lpips` package. Raises RequestError where it or its torchvision is missing or broken."""
-    try:
-        return need("lpips", (Key("metrics"), " lpips"))
-    except RuntimeError as e:
-        # A torchvision built for another torch fails like this when it is imported.
-        raise RequestError(
-            f"torchvision does not fit this torch ({str(e).splitlines()[0]})",
-            key="metrics",
-            value="lpips",
-            hint="install the torchvision build of your torch (CPU or CUDA)",
-        ) from None
-
-
 @cache
 def load_lpips(file: Path) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]], list[float]]:
     """A function of two videos uint8 [T, H, W, 3] that gives LPIPS by frame.
 
     Raises RequestError where the extra or the file is missing, or the file holds something else.
     """
-    package = _package()
+    package = need("lpips", (Key("metrics"), " lpips"))
     if not file.is_file():
         raise RequestError(
             "there is no such file",
@@ -55,15 +40,10 @@ def load_lpips(file: Path) -> Callable[[NDArray[np.uint8], NDArray[np.uint8]], l
         )
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        first = tuple(state["features.0.weight"].shape)
+        kind = _FIRST[tuple(state["features.0.weight"].shape)]
     except Exception as e:  # whatever a damaged or foreign file does to the unpickler
-        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise RequestError(f"is no state dict of AlexNet or VGG16: {reason}", key="lpips_weights", value=file) from None
-    kind = _FIRST.get(first)
-    if kind is None:
-        raise RequestError(
-            f"its first convolution is {list(first)}, so neither AlexNet nor VGG16", key="lpips_weights", value=file
-        )
+        why = str(e).partition("\n")[0] or type(e).__name__
+        raise RequestError(f"is not a state dict of AlexNet or VGG16: {why}", key="lpips_weights", value=file) from None
     # The package announces itself on standard output, where only results may be.
     with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
         network = package.LPIPS(net=kind, pretrained=True, pnet_rand=True, verbose=False).eval()

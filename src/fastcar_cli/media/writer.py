@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +23,7 @@ from PIL.GifImagePlugin import getdata, getheader
 
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.media.reader import read_recipe
-from fastcar_cli.system.files import empty_file, hidden_beside, publish, publish_folder, set_aside
-from fastcar_cli.system.lenient import LenientFile
+from fastcar_cli.system.files import LenientFile, empty_file, hidden_beside, publish, publish_folder, set_aside
 from fastcar_cli.system.signals import uninterrupted
 
 Image8 = NDArray[np.uint8]
@@ -87,7 +85,7 @@ def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str =
 
 
 @dataclass
-class Writer(ABC):
+class Writer:
     """Takes frames one by one and closes to a whole file, or to nothing.
 
     Used as a context manager it closes at the end and aborts on an exception. `path` is the requested name, and
@@ -155,21 +153,13 @@ class Writer(ABC):
             why = (isinstance(e, OSError) and e.strerror) or e
             raise RunError(f"{self.path} could not be written: {why}") from None
 
-    def _open(self) -> None:
-        """Begin a hidden file."""
-        self._hidden = hidden_beside(self.path, empty_file)
+    def _open(self) -> None: ...
 
-    @abstractmethod
     def _write(self, image: Image8) -> None: ...
 
-    def _finish(self) -> None:
-        """Give the hidden file its name."""
-        if self.aside and self.path.exists() and _recipe(self.path) != json.loads(json.dumps(self.recipe)):
-            self.kept = set_aside(self.path)
-        self.path = publish(self._hidden, self.path, new=self.new)
+    def _finish(self) -> None: ...
 
-    def _discard(self) -> None:
-        self._hidden.unlink(missing_ok=True)
+    def _discard(self) -> None: ...
 
     def __enter__(self) -> Writer:
         return self
@@ -181,7 +171,21 @@ class Writer(ABC):
             self.abort()
 
 
-class _Mp4Writer(Writer):
+class _FileWriter(Writer):
+    def _open(self) -> None:
+        self._hidden = hidden_beside(self.path, empty_file)
+
+    def _finish(self) -> None:
+        """Give the hidden file its name."""
+        if self.aside and self.path.exists() and _recipe(self.path) != json.loads(json.dumps(self.recipe)):
+            self.kept = set_aside(self.path)
+        self.path = publish(self._hidden, self.path, new=self.new)
+
+    def _discard(self) -> None:
+        self._hidden.unlink(missing_ok=True)
+
+
+class _Mp4Writer(_FileWriter):
     _divisor = 2  # of H.264 in yuv420p
 
     def _open(self) -> None:
@@ -232,7 +236,7 @@ class _Mp4Writer(Writer):
             raise self._file.error
 
 
-class _GifWriter(Writer):
+class _GifWriter(_FileWriter):
     """Keeps the frames: one palette for the whole clip needs them all.
 
     Written with Pillow's parts, because Pillow's `save`, which imageio calls, joins equal frames into one.
@@ -285,18 +289,6 @@ class _PngWriter(Writer):
         shutil.rmtree(self._hidden, ignore_errors=True)
 
 
-class _NoWriter(Writer):
-    """Of the null device."""
-
-    def _open(self) -> None: ...
-
-    def _write(self, image: Image8) -> None: ...
-
-    def _finish(self) -> None: ...
-
-    def _discard(self) -> None: ...
-
-
 def open_writer(
     path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False, aside: bool = False
 ) -> Writer:
@@ -309,5 +301,5 @@ def open_writer(
     if not path.parent.is_dir():
         raise RequestError(f"{path}: the folder {path.parent} does not exist")
     kinds: dict[str, type[Writer]] = {".mp4": _Mp4Writer, ".gif": _GifWriter, "": _PngWriter}
-    kind = _NoWriter if str(path) == os.devnull else kinds[path.suffix.lower()]
+    kind = Writer if str(path) == os.devnull else kinds[path.suffix.lower()]
     return kind(path, fps, scale, recipe, new, aside)

@@ -18,8 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from fastcar_cli.errors import RequestError, RunError
-from fastcar_cli.system.files import file_text
-from fastcar_cli.system.locks import locked
+from fastcar_cli.system.files import file_text, locked
 
 PREFIX = ".lock-"
 _MASTER = ".lock"

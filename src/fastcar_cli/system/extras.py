@@ -19,11 +19,10 @@ def need(module: str, what: Text) -> Any:
     """Import a module of an optional package. Raises RequestError: `what` (a plot, a metric) needs its extra."""
     try:
         return importlib.import_module(module)
-    except ImportError as e:
-        extra = EXTRAS[module.split(".")[0]]
-        raise RequestError(
-            (what, f" needs the extra fastcar[{extra}]: {e}"), hint=f"pip install 'fastcar[{extra}]'"
-        ) from None
+    except (ImportError, RuntimeError) as e:  # the latter of a torchvision that was built for another torch
+        extra, why = EXTRAS[module.split(".")[0]], str(e).partition("\n")[0]
+        hint = f"pip install 'fastcar[{extra}]'"
+        raise RequestError((what, f" needs the extra fastcar[{extra}]: {why}"), hint=hint) from None
 
 
 def pyplot(what: str) -> Any:

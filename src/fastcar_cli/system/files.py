@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from fastcar_cli.errors import RequestError, RunError, Text
+from fastcar_cli.errors import FastcarError, RequestError, RunError, Text
 from fastcar_cli.system.signals import uninterrupted
 
 MOST_PIPED = 2**30
@@ -322,3 +322,38 @@ def sha256_of(path: Path) -> str:
         while block := f.read(2**20):
             digest.update(block)
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(file: Path, busy: FastcarError, seconds: float = 0.0) -> Iterator[None]:
+    """Hold a lock of the operating system, which ends with its process however that ends.
+
+    Raises `busy` where another process has it for so long, RequestError where the folder can't have one.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=seconds)
+    except Timeout:
+        raise busy from None
+    except (OSError, RuntimeError) as e:  # the latter of a file system without locks
+        raise RequestError(f"{file.parent}: can't be locked: {e}", hint="choose a folder on a local disk") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class LenientFile(io.FileIO):
+    """A file whose first error is kept, not raised."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """As `FileIO.write`; after an error all counts as written."""
+        try:
+            return super().write(data)
+        except OSError as e:
+            self.error = self.error or e
+            return memoryview(data).nbytes

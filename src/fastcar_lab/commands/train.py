@@ -11,7 +11,7 @@ import typer
 
 from fastcar_cli.cli.flags import Command, one_of
 from fastcar_cli.errors import RequestError
-from fastcar_cli.system.locks import locked
+from fastcar_cli.system.files import locked
 from fastcar_lab import worlds
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
