@@ -185,62 +185,28 @@ class Emulator:
             )
         there = tokens >= 0
         computing = np.broadcast_to(there, replayed.shape) if dense else there & ~replayed
-        counts = computing.sum(1)
-        drs = np.zeros_like(counts, dtype=np.float64)
-        streams = np.zeros_like(drs)
-        core_rows = np.zeros(c)
-        if scheduler == "ideal":
-            once = self.mlp.weight_bytes / self.rates.bytes if self.shared else 0.0
-            mlp = np.where(counts > 0, np.maximum(counts * self.ideal_row(), once), 0.0)
-            streams = (counts > 0).astype(np.float64) if self.shared else counts.astype(np.float64)
-            core_rows += counts.sum() / c
-        else:
-            if scheduler == "drs":
-                per_core = (counts[..., None] - np.arange(c) + c - 1) // c
-            else:
-                per_core = np.stack([computing[:, i::c].sum(1) for i in range(c)], -1)
-            rounds = per_core.max(-1)
-            mlp = rounds * float(self.accelerator.rounds(1))
-            if scheduler == "drs":
-                slots = np.broadcast_to(there.sum(0), counts.shape)
-                drs = self.layer_cycles(computing.transpose(0, 2, 1), slots) - mlp
-            streams = (rounds if self.shared else counts).astype(np.float64)
-            core_rows += per_core.sum((0, 1))
-        ratio = float((there & ~computing).sum() / (work.layers * there.sum()))
-        return self._result(scheduler, tokens, ratio, counts, mlp, drs, streams, core_rows)
-
-    def _result(
-        self,
-        scheduler: str,
-        tokens: NDArray[np.int64],
-        ratio: float,
-        counts: NDArray[np.int64],
-        mlp: NDArray[np.float64],
-        drs: NDArray[np.float64],
-        streams: NDArray[np.float64],
-        core_rows: NDArray[np.float64],
-    ) -> Result:
-        work, preset, c = self.work, self.preset, self.preset.cores
-        context = np.where(tokens < 0, 0, work.contexts(tokens))
-        attention, slots = self.attention(context), (tokens >= 0).sum(0)
-        if preset.rest.seconds_per_step is not None:
+        counts, slots = computing.sum(1), there.sum(0)
+        mlp, drs, streams, core_rows = self._mlps(scheduler, computing, slots)
+        context = np.where(there, work.contexts(tokens), 0)
+        attention, seen = self.attention(context), float(context.sum()) * work.layers
+        rounds = -(-slots // c)
+        if (constant := self.preset.rest.seconds_per_step) is not None:
             # The constant is that of one token a row; more take as much longer as the rounds they need.
-            steps = (-(-slots // c)).sum() / -(-work.rows // c)
-            rest = Totals(cycles=float(preset.rest.seconds_per_step.value / preset.seconds_per_cycle * steps))
+            steps = rounds.sum() / -(-work.rows // c)
+            rest = Totals(cycles=float(constant.value / self.preset.seconds_per_cycle * steps))
         else:
             rest = self._linear(self.depth, 1, slots)
         projections = self._linear(self.projections, work.layers, slots)
-        kv = context.sum() * work.layers * 2 * work.kv_width * preset.format.kv_bits / 8
-        row_bytes = self.weight_bytes(self.mlp)
-        chain = float((-(-slots // c)).sum() * self.chain)
+        kv = float(context.sum() * work.layers * 2 * work.kv_width * self.preset.format.kv_bits / 8)
+        row_bytes, chain = self.weight_bytes(self.mlp), float(rounds.sum() * self.chain)
         components = {
             "projections": projections,
             "attention": Totals(
                 cycles=float(attention.sum() * work.layers),
-                macs=float(context.sum()) * work.layers * 2 * work.width,
-                kv_bytes=float(kv),
-                vector_elements=float(context.sum()) * work.layers * work.heads,
-                buffer_bytes=2 * float(kv),
+                macs=seen * 2 * work.width,
+                kv_bytes=kv,
+                vector_elements=seen * work.heads,
+                buffer_bytes=2 * kv,
             ),
             "mlp": Totals(
                 cycles=float(mlp.sum()),
@@ -262,8 +228,32 @@ class Emulator:
             core_rows * self.mlp.macs / self.rates.macs + others,
             mlp.sum(1) + drs.sum(1) + attention.sum() + chain + projections.cycles / work.layers,
             streams.sum(1) * row_bytes + (kv + projections.weight_bytes) / work.layers,
-            ratio,
+            float((there & ~computing).sum() / (work.layers * there.sum())),
         )
+
+    def _mlps(
+        self, scheduler: str, computing: Bits, slots: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Cycles of the MLPs and of DRS, and streams of weights, [layers, passes] each; rows by core.
+
+        computing [layers, slots, passes]: which slots compute; slots [passes]: how many there are.
+        """
+        c, counts = self.preset.cores, computing.sum(1)
+        drs = np.zeros(counts.shape)
+        if scheduler == "ideal":
+            once = self.mlp.weight_bytes / self.rates.bytes if self.shared else 0.0
+            mlp = np.where(counts > 0, np.maximum(counts * self.ideal_row(), once), 0.0)
+            return mlp, drs, (counts > 0 if self.shared else counts).astype(float), np.full(c, counts.sum() / c)
+        if scheduler == "drs":
+            per_core = (counts[..., None] - np.arange(c) + c - 1) // c
+        else:
+            per_core = np.stack([computing[:, i::c].sum(1) for i in range(c)], -1)
+        rounds = per_core.max(-1)
+        mlp = rounds * float(self.accelerator.rounds(1))
+        if scheduler == "drs":
+            drs = self.layer_cycles(computing.transpose(0, 2, 1), np.broadcast_to(slots, counts.shape)) - mlp
+        streams = (rounds if self.shared else counts).astype(float)
+        return mlp, drs, streams, per_core.sum((0, 1)).astype(float)
 
     def _linear(self, program: Program, times: int, slots: NDArray[np.int64]) -> Totals:
         """Totals of a kernel that every slot runs, `times` a pass; slots [passes]: how many there are."""
