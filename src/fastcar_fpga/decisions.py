@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcar_cli.checkpoints.specs import spec_from_dict
+from fastcar_cli.checkpoints.architectures import spec_from_dict
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.network import Spec
 from fastcar_cli.system.files import read_arrays, write_arrays

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fastcar_cli.checkpoints.registry import folder_of
+from fastcar_cli.checkpoints.open import folder_of
 from fastcar_cli.convert.convert import check_folder
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import FORMAT, GenerationDefaults, read_config
+from fastcar_cli.models.bundled.checkpoint import FORMAT, BundledCheckpoint
+from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.network import Network
 from fastcar_cli.weights.formats import GROUP, inverse_of, pack_int4
 from fastcar_cli.weights.tensors import LOW, SCALE, write_safetensors
@@ -74,7 +75,7 @@ def store(
     check_folder(output)
     beside = None if base is None else output.parent / base
     if beside is not None:
-        read_config(beside)
+        shared = BundledCheckpoint(beside).document
     for file in sorted(f for f in folder.rglob("*") if f.suffix in (".json", ".safetensors")):
         target = output / file.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -94,8 +95,7 @@ def store(
         elif beside is None:
             shutil.copyfile(file, target)
         else:
-            same = read_config(beside)
-            own = {k: v for k, v in read_config(folder).items() if k == "format" or same.get(k) != v}
+            own = {k: v for k, v in BundledCheckpoint(folder).document.items() if k == "format" or shared.get(k) != v}
             lines = (f"{json.dumps(key)}: {json.dumps(part)}" for key, part in {"base": base, **own}.items())
             target.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     before, after = (sum(f.stat().st_size for f in at.rglob("*") if f.is_file()) for at in (folder, output))

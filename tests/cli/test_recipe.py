@@ -15,7 +15,7 @@ from support.sweeping import tiny_folder
 from typer.testing import CliRunner, Result
 
 from fastcar_cli import __version__
-from fastcar_cli.checkpoints.registry import identity
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.cli.app import app
 from fastcar_cli.config.presets import preset_folder
 from fastcar_cli.config.run_config import RunConfig, flat
@@ -68,7 +68,7 @@ def test_a_recipe_holds_no_path_and_nothing_of_the_machine(tmp_path: Path) -> No
     assert "secret" not in text and str(tmp_path) not in text and "/" not in text
     keys = flat(recipe["settings"])
     assert not {"model", "backend.preset", "runtime.device", "runtime.threads", "runtime.executor"} & keys.keys()
-    assert recipe["model"] == {"name": "tiny", "weights": identity(str(model)).weights, "commit": None}
+    assert recipe["model"] == {"name": "tiny", "weights": open_model(str(model)).identity.weights, "commit": None}
     assert recipe["accelerator"] == "mine"
 
     done = _generate("--from", "clip.gif", "-o", "again.gif")
@@ -170,13 +170,13 @@ def test_a_damaged_recipe_is_refused(tmp_path: Path, recipe: dict[str, Any]) -> 
 
 def test_an_identity_distinguishes_weights(tmp_path: Path) -> None:
     one, two = tiny_folder(tmp_path / "one"), tiny_folder(tmp_path / "two")
-    assert identity(str(one)) == identity(str(two))
+    assert open_model(str(one)).identity == open_model(str(two)).identity
     weights = two / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    assert identity(str(one)) != identity(str(two))
-    assert identity("mini") == identity("mini")
+    assert open_model(str(one)).identity != open_model(str(two)).identity
+    assert open_model("mini").identity == open_model("mini").identity
 
 
 def test_a_revision_of_the_hub_is_named_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +195,6 @@ def test_a_revision_of_the_hub_is_named_and_recorded(tmp_path: Path, monkeypatch
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert identity("vila-u-7b@v2").commit == "0123abc"
+    assert open_model("vila-u-7b@v2").identity.commit == "0123abc"
     assert [(a["repository"], a["revision"]) for a in asked] == 2 * [("mit-han-lab/vila-u-7b-256", "v2")]
     assert hub.revision_of("vila-u-7b") == hub.REVISION and hub.repository_of("mini@v2") is None

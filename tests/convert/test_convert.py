@@ -22,7 +22,7 @@ from support.vila_u import converted
 from fastcar_cli.decoding import trace
 from fastcar_cli.models import load
 from fastcar_cli.models.checkpoint import loading_format
-from fastcar_cli.models.vila_u import checkpoint as vila_u
+from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint
 from fastcar_cli.weights.formats import quantise_int4
 from fastcar_cli.weights.quantised import QuantisedLinear, multiplied_by
 from fastcar_lab import conversion_error
@@ -342,5 +342,5 @@ def test_int8_and_bfloat16_take_any_width(make: Callable[..., Path], run: Run) -
 
 
 def test_loading_formats_are_as_before() -> None:
-    assert vila_u.loading_format("int8").floats == torch.bfloat16
+    assert torch.bfloat16 == VilaUCheckpoint.FLOATS
     assert loading_format("int8").depth is None

@@ -20,7 +20,7 @@ from support.processes import Run
 from support.rtl import changed, needs_verilator, rows_of
 from support.tiny import tiny_spec
 
-from fastcar_cli.checkpoints.registry import folder_of, shapes_of, spec_of
+from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.config.presets import fpga_presets
 from fastcar_cli.errors import RequestError
 from fastcar_fpga.decisions import Decisions, Windows, draw, save
@@ -34,7 +34,7 @@ from fastcar_lab.accelerator.rtl.packets import counts, words_of
 
 def trace(file: Path, passes: int = 7, rows: int = 8, ratio: float = 0.5, seed: int = 3) -> Decisions:
     """Drawn decisions in the shape of the bundled model, saved."""
-    spec = shapes_of(folder_of("mini")).spec
+    spec = spec_of("mini")
     bits = draw(
         layers=spec.decoder.layers, rows=rows, frames=8, tokens_per_frame=spec.tokens_per_frame, ratio=ratio,
         seed=seed, spread="all",
@@ -146,7 +146,7 @@ def test_a_trace_of_another_architecture(tmp_path: Path) -> None:
 
 
 def test_more_rows_than_the_register_has_bits_are_refused(tmp_path: Path) -> None:
-    spec = shapes_of(folder_of("mini")).spec
+    spec = spec_of("mini")
     # None of those beyond computes.
     decisions = Decisions(np.ones((6, 33, 1), dtype=bool), spec.to_dict(), 9, 8, None, 4, {})
     with pytest.raises(RequestError, match="33 rows"):

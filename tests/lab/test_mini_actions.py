@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.processes import Run
 
-from fastcar_cli.checkpoints.registry import folder_of
+from fastcar_cli.checkpoints.open import folder_of
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.media import read_frames
 from fastcar_cli.pipeline.pipeline import VideoPipeline

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.processes import Run
 
-from fastcar_cli.checkpoints.registry import folder_of, load, shapes_of
+from fastcar_cli.checkpoints.open import folder_of, load, spec_of
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.inputs.worlds.scenery import read_scenery
 from fastcar_cli.media import read_frames
@@ -28,7 +28,7 @@ HIT = "a red metal ball rolls to the right and hits a blue cube"
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_of_the_recipe_and_small(name: str) -> None:
-    spec = shapes_of(folder_of(name)).spec
+    spec = spec_of(name)
     assert spec.to_dict() == {**TABLE.to_dict(), "name": name}
     assert sum(f.stat().st_size for f in folder_of(name).iterdir()) <= 14_000_000
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcar_cli.checkpoints.registry import load
+from fastcar_cli.checkpoints.open import load
 from fastcar_cli.models.decoder import rotate
 from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_lab import worlds

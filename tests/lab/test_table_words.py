@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from fastcar_cli.checkpoints.registry import folder_of
-from fastcar_cli.models.checkpoint import read_config
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_lab.worlds.table.lexicon import PHRASES, table_tokenizer
 
 READINGS = {
@@ -51,4 +50,4 @@ def test_what_can_not_be_read_is_reported(prompt: str, word: str) -> None:
 
 @pytest.mark.parametrize("model", ["table", "table-dense"])
 def test_bundled_models_read_as_their_world_does(model: str) -> None:
-    assert read_config(folder_of(model))["text"] == json.loads(json.dumps(table_tokenizer().to_dict()))
+    assert open_model(model).text == json.loads(json.dumps(table_tokenizer().to_dict()))

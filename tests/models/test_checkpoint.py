@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.tiny import tiny_model
 
-from fastcar_cli.checkpoints.registry import load
+from fastcar_cli.checkpoints.open import load
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_lab.storage import save

@@ -18,7 +18,7 @@ from support.processes import Run
 from support.sweeping import tiny_folder
 from support.vila_u import small
 
-from fastcar_cli.checkpoints.registry import load, shapes_of
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_lab.dummy.vila_u import write_configs, write_tokenizer, write_weights
 
@@ -67,8 +67,9 @@ def _try(whole: dict[str, Path], tmp_path: Path, seeds: range) -> list[str]:
         shutil.copytree(whole[name].parent, folder.parent)
         done = damage(folder, rng)
         try:
-            spec = shapes_of(folder).spec
-            reader = load(str(folder)).tokenizer
+            checkpoint = open_model(str(folder))
+            spec = checkpoint.spec
+            reader = checkpoint.load().tokenizer
             if spec.layout.prompt is None:
                 reader.notices("a red ball", name)
                 reader.complete(reader.read("a red ball"), seed)
@@ -102,7 +103,7 @@ def test_a_depth_that_would_take_for_ever_to_build_is_refused(
     at[last] = 2**31 - 1
     (folder / file).write_text(json.dumps(config))
     with pytest.raises(RequestError, match=f"{last}' is 2147483647, needed: less than or equal to 1024"):
-        load(str(folder))
+        open_model(str(folder)).load()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["pipe", "device"])

@@ -18,7 +18,7 @@ from support.processes import Run
 from torch import Tensor
 
 from fastcar_cli.checkpoints.names import IVIDEOGPT
-from fastcar_cli.checkpoints.published import published_spec
+from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.convert.convert import Conversion
@@ -344,11 +344,10 @@ def test_other_wrong_requests(free: Path) -> None:
 def test_published_shapes() -> None:
     """Parameters as counted from the released configurations."""
     for name, millions in (("ivideogpt-oxe-64-act-free", 114.16 + 138.43), ("ivideogpt-oxe-256-act-free", 448.90)):
-        spec = published_spec(name)
-        assert spec is not None
+        spec = spec_of(name)
         with torch.device("meta"):
             assert spec.network().parameter_count() / 1e6 == pytest.approx(millions, abs=0.01)
-    assert [published_spec(name).name for name in IVIDEOGPT] == list(IVIDEOGPT)  # type: ignore[union-attr]
+    assert [spec_of(name).name for name in IVIDEOGPT] == list(IVIDEOGPT)
 
 
 @pytest.mark.parametrize("name", ["ivideogpt-oxe-64-act-free-medium", "thuml/ivideogpt-robonet-64-act-cond@main"])
@@ -359,8 +358,8 @@ def test_a_dry_run_of_a_published_model_needs_no_network(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     done = run("generate", "--model", name, "--dry-run", "--json", "--tau", "-2", "--dtype", "float32")
     plan = json.loads(done.stdout)
-    spec = published_spec(name.partition("@")[0].removeprefix("thuml/"))
-    assert spec is not None and plan["folder"] is None and plan["files"] == {}
+    spec = spec_of(name)
+    assert plan["folder"] is None and plan["files"] == {}
     with torch.device("meta"):
         assert plan["weights_bytes"] == 4 * spec.network().parameter_count()
     decoder, frames = spec.decoder, spec.frames - spec.layout.context

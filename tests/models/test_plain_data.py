@@ -13,9 +13,9 @@ from support.processes import Run
 from support.sweeping import tiny_folder
 from support.tiny import tiny_spec
 
+from fastcar_cli.checkpoints.architectures import spec_from_dict
 from fastcar_cli.checkpoints.names import BUNDLED
-from fastcar_cli.checkpoints.registry import folder_of, shapes_of
-from fastcar_cli.checkpoints.specs import spec_from_dict
+from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.vila_u.shapes import full_spec
 from fastcar_cli.system.plain_data import parse_json
@@ -31,7 +31,7 @@ def test_json_has_one_kind_of_error() -> None:
 
 
 def test_specs_that_there_are_pass() -> None:
-    for spec in (full_spec(), tiny_spec(), *(shapes_of(folder_of(name)).spec for name in BUNDLED)):
+    for spec in (full_spec(), tiny_spec(), *map(spec_of, BUNDLED)):
         assert spec_from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 

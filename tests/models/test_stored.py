@@ -14,7 +14,7 @@ from support.tiny import tiny_model
 from torch import Tensor
 
 from fastcar_cli.checkpoints.names import BUNDLED
-from fastcar_cli.checkpoints.registry import folder_of, identity, load
+from fastcar_cli.checkpoints.open import folder_of, load, open_model
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.weights.formats import GROUP
@@ -83,10 +83,10 @@ def test_a_folder_shares_what_its_base_holds(model: Path) -> None:
     assert "text" not in json.loads((home / "shares" / "config.json").read_text())
     found, wanted = weights(home / "shares"), weights(home / "alone")
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-    before = identity(str(home / "shares"))
+    before = open_model(str(home / "shares")).identity
     change(home / "base", llm__norm__weight=torch.full((128,), 2.0).half())
     assert float(weights(home / "shares")["llm.norm.weight"][0]) == 2
-    assert identity(str(home / "shares")) != before
+    assert open_model(str(home / "shares")).identity != before
 
 
 @pytest.mark.parametrize(

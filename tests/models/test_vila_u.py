@@ -21,7 +21,7 @@ from tokenizers.models import BPE
 from fastcar_cli.decoding import trace
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models import load
-from fastcar_cli.models.vila_u.checkpoint import read_spec
+from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint
 from fastcar_cli.models.vila_u.text import LlamaTokenizer, templated
 from fastcar_cli.weights.tensors import weight_files
 from fastcar_lab.dummy.vila_u import FULL, write_configs, write_tokenizer, write_weights
@@ -301,7 +301,7 @@ def test_positions_bound_the_frames(run: Run, make: Callable[..., Path]) -> None
 MEASURE = """
 import resource, sys, torch
 from fastcar_cli.models import load
-from fastcar_cli.models.vila_u.checkpoint import read_spec
+from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint
 load(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 model = load(sys.argv[2], sys.argv[3])
@@ -327,7 +327,7 @@ def test_loading_holds_no_second_copy(make: Callable[..., Path], suffix: str, dt
 
 def test_spec_of_full_width(tmp_path: Path) -> None:
     write_configs(tmp_path, FULL["llm"], FULL["tower"], FULL["projector"])
-    spec = read_spec(tmp_path)
+    spec = VilaUCheckpoint(tmp_path).read_spec()
     assert (spec.tokens_per_frame, spec.rqvae.frame_size, spec.decoder.head_dim) == (256, (256, 256), 128)
     with pytest.raises(RequestError, match="missing"):
         weight_files(tmp_path / "llm")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from support.sweeping import BALL, results, sweep
 
-from fastcar_cli.checkpoints.registry import folder_of
+from fastcar_cli.checkpoints.open import folder_of
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.media.metrics import scales_of
@@ -202,7 +202,7 @@ torch.save(network.state_dict(), file)
 
 from fastcar_cli.media.lpips_metric import load_lpips
 from fastcar_cli.errors import RequestError
-from fastcar_cli.checkpoints.registry import folder_of
+from fastcar_cli.checkpoints.open import folder_of
 compare = load_lpips(file)
 a = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3)).astype(np.uint8)
 b = a.copy()

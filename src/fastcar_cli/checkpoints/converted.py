@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +17,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fastcar_cli.checkpoints.specs import spec_class
+from fastcar_cli.checkpoints.architectures import architecture_of, spec_class
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import PromptReader
 from fastcar_cli.inputs.worlds.placement_text import phrase_tokenizer
-from fastcar_cli.models.checkpoint import (
-    DTYPES,
-    GenerationDefaults,
-    LoadedModel,
-    empty_network,
-    no_such_dtype,
-    ready,
-    with_shared,
-)
-from fastcar_cli.models.cosmos.latent_reader import LatentReader
-from fastcar_cli.models.cosmos.network import Cosmos
-from fastcar_cli.models.ivideogpt.frame_reader import FrameReader
-from fastcar_cli.models.ivideogpt.network import IVideoGPT
+from fastcar_cli.models.checkpoint import DTYPES, Checkpoint, GenerationDefaults
 from fastcar_cli.models.network import Network, Spec
-from fastcar_cli.models.vila_u.text import LlamaTokenizer
-from fastcar_cli.models.weight_format import WeightFormat
-from fastcar_cli.system.files import file_text
-from fastcar_cli.system.plain_data import checked, parse_json
+from fastcar_cli.models.weight_format import NetworkFormat, WeightFormat
+from fastcar_cli.system.plain_data import checked
 from fastcar_cli.weights.formats import GROUP, PACKED
+from fastcar_cli.weights.tensors import Component, Progress
 
 FORMAT = "fastcar-converted"
 VERSION = 1
@@ -92,53 +80,6 @@ def working_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.partial")
 
 
-def _json(file: Path) -> Any:
-    try:
-        return parse_json(file_text(file))
-    except (OSError, ValueError):
-        return None
-
-
-def is_converted(folder: Path) -> bool:
-    """Whether a folder is a converted model, of whatever version. Raises RequestError for an unfinished one."""
-    if (folder / UNFINISHED).is_file():
-        raise RequestError(
-            f"{folder} is a conversion that is not done", hint="the fastcar convert command that began it resumes it"
-        )
-    data = _json(folder / "config.json")
-    return isinstance(data, dict) and data.get("format") == FORMAT
-
-
-def describe(folder: Path) -> Converted:
-    """What a converted folder holds. Raises RequestError naming file and key, or the version that is needed."""
-    file = folder / "config.json"
-    data = _json(file)
-    if data.get("version") != VERSION:
-        raise RequestError(
-            f"{folder} was converted in version {data.get('version')!r} of the format, this fastcar reads {VERSION}",
-            hint="convert it again: fastcar convert",
-        )
-    try:
-        spec: Spec = checked(spec_class(data["spec"]), data["spec"], file, "spec")
-        kept = data["weights"]
-        form = WeightFormat(
-            data["dtype"], DTYPES[kept["floats"]], *(_kind(kept[part]) for part in ("blocks", "projector", "depth"))
-        )
-        if data["group"] != GROUP:
-            raise ValueError(f"group {data['group']}, needed {GROUP}")
-        return Converted(
-            form=form,
-            spec=spec,
-            defaults=checked(GenerationDefaults, data["generation"], file, "generation"),
-            text=data["text"],
-            source=data["source"],
-            rounding=data["rounding"],
-            shards=tuple(str(Path(name).name) for name in data["shards"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
-
-
 def _kind(name: str | None) -> str | None:
     if name is not None and name not in PACKED:
         raise ValueError(f"weights {name!r}, allowed: {', '.join(PACKED)}")
@@ -151,15 +92,93 @@ def names_of(network: Network) -> list[str]:
     return [name for name in network.state_dict() if name not in shared]
 
 
-def tokenizer_of(folder: Path, converted: Converted) -> PromptReader:
-    """The tokenizer of a converted model; LLaMA's is read from `folder`. Raises RequestError where it is damaged."""
-    if converted.text is None:
-        decoder = converted.spec.decoder
-        return LlamaTokenizer(folder, decoder.vocab, decoder.max_positions - converted.spec.tokens_per_frame)
-    try:
-        return phrase_tokenizer(converted.text, folder / "config.json")
-    except (KeyError, TypeError, ValueError) as e:
-        raise RequestError(f"{folder / 'config.json'}: {type(e).__name__} at {e}") from None
+class ConvertedCheckpoint(Checkpoint):
+    """A converted folder, of any version of the format."""
+
+    @classmethod
+    def matches(cls, folder: Path, config: Any) -> bool:
+        """See `Checkpoint`. Raises RequestError for an unfinished one."""
+        if (folder / UNFINISHED).is_file():
+            raise RequestError(
+                f"{folder} is a conversion that is not done",
+                hint="the fastcar convert command that began it resumes it",
+            )
+        return isinstance(config, dict) and config.get("format") == FORMAT
+
+    @cached_property
+    def description(self) -> Converted:
+        """What config.json says. Raises RequestError naming file and key, or the version that is needed."""
+        file, data = self.folder / "config.json", self.config
+        if data.get("version") != VERSION:
+            raise RequestError(
+                f"{self.folder} was converted in version {data.get('version')!r} of the format, "
+                f"this fastcar reads {VERSION}",
+                hint="convert it again: fastcar convert",
+            )
+        try:
+            weights = data["weights"]
+            parts = (_kind(weights[part]) for part in ("blocks", "projector", "depth"))
+            if data["group"] != GROUP:
+                raise ValueError(f"group {data['group']}, needed {GROUP}")
+            return Converted(
+                form=WeightFormat(data["dtype"], DTYPES[weights["floats"]], *parts),
+                spec=checked(spec_class(data["spec"]), data["spec"], file, "spec"),
+                defaults=checked(GenerationDefaults, data["generation"], file, "generation"),
+                text=data["text"],
+                source=data["source"],
+                rounding=data["rounding"],
+                shards=tuple(str(Path(name).name) for name in data["shards"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
+
+    def read_spec(self) -> Spec:
+        """See `Checkpoint`."""
+        return self.description.spec
+
+    @property
+    def defaults(self) -> GenerationDefaults:
+        """See `Checkpoint`."""
+        return self.description.defaults
+
+    @property
+    def formats(self) -> dict[str, WeightFormat]:
+        """See `Checkpoint`: one."""
+        form = self.description.form
+        return {form.name: form}
+
+    def weight_files(self) -> list[Path]:
+        """See `Checkpoint`."""
+        return [self.folder / shard for shard in self.description.shards]
+
+    def components(self, network: Network) -> list[Component]:
+        """See `Checkpoint`: keys are the names of the parameters."""
+        names = {name: name for name in names_of(network)}
+        return [Component(self.folder, names, lambda key: False, tuple(self.weight_files()))]
+
+    def reader(self, network: Network) -> PromptReader:
+        """See `Checkpoint`."""
+        text, file = self.description.text, self.folder / "config.json"
+        if text is None:
+            return architecture_of(network.spec).reader_of(network, self.folder)
+        try:
+            return phrase_tokenizer(text, file)
+        except (KeyError, TypeError, ValueError) as e:
+            raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
+
+    def _weights(
+        self, network: Network, form: NetworkFormat, device: torch.device, progress: Progress | None
+    ) -> dict[str, Tensor]:
+        wanted = form.use().state_dict()
+        weights: dict[str, Tensor] = {}
+        for file in self.weight_files():
+            weights |= _mapped(file, wanted, form.float_of, device)
+        for name in names_of(network):
+            if name not in weights:
+                raise RequestError(
+                    f"{self.folder} lacks key {name!r} in its weights files", hint="convert the model again"
+                )
+        return weights
 
 
 def _mapped(
@@ -186,32 +205,3 @@ def _mapped(
     except (SafetensorError, OSError, ValueError) as e:
         raise RequestError(f"weights file {file} is damaged: {e}", hint="convert the model again") from None
     return tensors
-
-
-def load(folder: Path, dtype: str, device: torch.device, size: tuple[int, int] | None = None) -> LoadedModel:
-    """Load a converted folder; `dtype` is auto or its own, `size` as `Spec.sized` takes it.
-
-    Raises RequestError for another dtype and damage, naming file and key.
-    """
-    converted = describe(folder)
-    form = converted.form
-    if dtype not in ("auto", form.name):
-        raise no_such_dtype(dtype, [form.name])
-    network = empty_network(converted.spec.sized(size))
-    stored = form.on(network)
-    wanted = stored.use().state_dict()
-    weights: dict[str, Tensor] = {}
-    for shard in converted.shards:
-        weights |= _mapped(folder / shard, wanted, stored.float_of, device)
-    for name in names_of(network):
-        if name not in weights:
-            raise RequestError(f"{folder} lacks key {name!r} in its weights files", hint="convert the model again")
-    network.load_state_dict(with_shared(weights, network), assign=True)
-    ready(network, device)
-    return LoadedModel(converted.spec.name, network, _reader(folder, converted, network), converted.defaults)
-
-
-def _reader(folder: Path, converted: Converted, network: Network) -> PromptReader:
-    if isinstance(network, IVideoGPT):
-        return FrameReader(network)
-    return LatentReader(network) if isinstance(network, Cosmos) else tokenizer_of(folder, converted)

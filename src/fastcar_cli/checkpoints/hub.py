@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from fastcar_cli.checkpoints.checkpoint_format import CHECKPOINT_FORMATS, format_of
+from fastcar_cli.checkpoints.architectures import ARCHITECTURES, released
 from fastcar_cli.checkpoints.names import COSMOS, REPOSITORIES
 from fastcar_cli.errors import FastcarError, Key, RunError, Text
 from fastcar_cli.models.cosmos import checkpoint as cosmos
@@ -30,7 +30,7 @@ _NVIDIA = (
 
 _TERMS = "the terms of the weights of {name} are on https://huggingface.co/{repository}"
 
-_WANTED = [pattern for released in CHECKPOINT_FORMATS for pattern in released.PATTERNS]
+_WANTED = [pattern for kind in ARCHITECTURES for pattern in kind.PATTERNS]
 _CONFIGS = [
     *(p if p.endswith(".json") else p.replace("*", "*.json") for p in _WANTED if not p.endswith(".safetensors")),
     *("llm/tokenizer.model", "model/llm/tokenizer.model"),
@@ -52,11 +52,6 @@ def repository_of(name: str) -> str | None:
 def revision_of(name: str) -> str:
     """The revision of `NAME@REVISION`."""
     return name.partition("@")[2] or REVISION
-
-
-def commit_of(folder: Path) -> str | None:
-    """The commit that a folder of the user's cache holds; None for any other folder."""
-    return folder.name if folder.parent.name == "snapshots" else None
 
 
 def _unreachable(repository: str, error: Exception) -> RunError:
@@ -81,11 +76,8 @@ def _unreachable(repository: str, error: Exception) -> RunError:
 def _complete(folder: Path) -> bool:
     """Whether every file that loading needs is in the folder."""
     try:
-        released = format_of(folder)
-        if released is None:
-            return False
-        released.read_spec(folder)
-        return all(f.is_file() for f in released.weights_of(folder))
+        checkpoint = released(folder)
+        return checkpoint is not None and bool(checkpoint.spec) and all(f.is_file() for f in checkpoint.weight_files())
     except FastcarError:
         return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from pathlib import Path
@@ -15,6 +14,7 @@ from fastcar_cli.errors import RequestError, RunError
 if TYPE_CHECKING:
     from fastcar_cli.checkpoints.memory_plan import MemoryPlan
     from fastcar_cli.config.run_config import RunConfig
+    from fastcar_cli.models.checkpoint import Checkpoint
     from fastcar_cli.models.network import Spec
 
 
@@ -26,20 +26,21 @@ def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: boo
     from fastcar_cli.checkpoints import hub
     from fastcar_cli.checkpoints.memory_plan import choose_dtype, default_dtype
     from fastcar_cli.checkpoints.names import BUNDLED
-    from fastcar_cli.checkpoints.registry import folder_of, published_shapes, shapes_of
+    from fastcar_cli.checkpoints.open import known, open_folder, open_model
     from fastcar_cli.pipeline.pipeline import VideoPipeline
 
     repository = hub.repository_of(run.model)
     if repository is not None:
         folder, sizes = _on_the_hub(run.model, repository)
+        checkpoint = known(run.model) if folder is None else open_folder(folder)
         missing = {name: size for name, size in sizes.items() if folder is None or not (folder / name).exists()}
     else:
-        folder = folder_of(run.model)
-        files = _files(folder)
+        checkpoint = open_model(run.model)
+        folder = checkpoint.folder
+        files = _files(checkpoint)
         sizes = {os.path.relpath(f, folder): f.stat().st_size if f.is_file() else 0 for f in files}
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
-    shapes = published_shapes(run.model) if folder is None else shapes_of(folder, run.size)
-    plans = VideoPipeline.plans(run, videos=at_once, shapes=shapes)
+    plans = VideoPipeline.plans(run, videos=at_once, checkpoint=checkpoint)
     dtype: str = run.runtime.dtype
     any_plan = next(iter(plans.values()))
     if run.model in BUNDLED and dtype == "auto":
@@ -58,8 +59,8 @@ def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: boo
         "expected_s": None,
         "expected_from": None,
     }
-    if refusal is None and not missing and folder is not None and shapes is not None:
-        seconds, how = _time(run, plan, shapes.spec, videos, at_once)
+    if refusal is None and not missing and folder is not None:
+        seconds, how = _time(run, plan, checkpoint.spec.sized(run.size), videos, at_once)
         document |= {"expected_s": seconds, "expected_from": how}
     if as_json:
         typer.echo(json.dumps(document))
@@ -94,13 +95,15 @@ def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int
     any other.
     """
     from fastcar_cli.checkpoints import hub
-    from fastcar_cli.checkpoints.registry import published_shapes
+    from fastcar_cli.checkpoints.open import known
+    from fastcar_cli.models.checkpoint import Released
 
     revision = hub.revision_of(model)
     try:
         folder = hub.fetch(repository, revision, configs_only=True)
     except RunError:
-        if published_shapes(model) is None:
+        shapes = known(model)
+        if not isinstance(shapes, Released) or not shapes.OFFLINE:
             raise
         return None, {}
     try:
@@ -109,19 +112,12 @@ def _on_the_hub(model: str, repository: str) -> tuple[Path | None, dict[str, int
         return folder, {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files of weights of a folder; they need not exist."""
-    from fastcar_cli.checkpoints import converted
-    from fastcar_cli.checkpoints.checkpoint_format import format_of
-    from fastcar_cli.models.checkpoint import files_of
-
-    released = format_of(folder)
-    if converted.is_converted(folder):
-        return [folder / shard for shard in converted.describe(folder).shards]
-    with contextlib.suppress(RequestError):
-        if released is not None:
-            return released.weights_of(folder)
-    return list(files_of(folder))
+def _files(checkpoint: Checkpoint) -> list[Path]:
+    """The files of weights of a checkpoint; they need not exist."""
+    try:
+        return checkpoint.weight_files()
+    except RequestError:
+        return [checkpoint.folder / "model.safetensors"]
 
 
 def _table(document: dict[str, Any], plan: Any) -> None:

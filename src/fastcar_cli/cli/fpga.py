@@ -124,7 +124,7 @@ def _drawn(
     model: str, preset: str | None, shape: dict[str, Any], ratios: list[float], how: dict[str, Any]
 ) -> list[Comparison]:
     """Decisions of a model's shapes, drawn with each of these ratios, on an accelerator."""
-    from fastcar_cli.checkpoints.registry import spec_of
+    from fastcar_cli.checkpoints.open import spec_of
     from fastcar_fpga import Emulator, compare, draw, preset_for, workload_of
 
     spec = spec_of(model)

@@ -38,7 +38,7 @@ _EXAMPLES = {
 
 def example_of(model: str) -> tuple[list[str], list[Path]]:
     """Texts and inputs of a bundled model's example. Raises RequestError for another model."""
-    from fastcar_cli.checkpoints.registry import folder_of
+    from fastcar_cli.checkpoints.open import folder_of
 
     if model not in _EXAMPLES:
         raise RequestError(f"--example: there is none for the model {model!r}", allowed=", ".join(_EXAMPLES))
@@ -99,7 +99,7 @@ class Given:
 
     def context(self, run: RunConfig) -> RunConfig:
         """The run, continuing from one picture where that is all that every input has. Raises as `check` does."""
-        from fastcar_cli.checkpoints.registry import spec_of
+        from fastcar_cli.checkpoints.open import spec_of
 
         if not self.inputs or run.generation.context is not None or 1 not in spec_of(run.model).contexts:
             return run
@@ -107,7 +107,7 @@ class Given:
 
     def _check_kind(self, run: RunConfig, needed: bool) -> None:
         from fastcar_cli.checkpoints.names import BUNDLED
-        from fastcar_cli.checkpoints.registry import spec_of
+        from fastcar_cli.checkpoints.open import spec_of
 
         model, spec = run.model, spec_of(run.model)
         context = spec.pictures(spec.continuing(run.generation.context).layout.context)

@@ -45,7 +45,7 @@ def show(name: Name, as_json: Json = False, form: Format = "table", debug: Debug
     """What a model is made of, from its shapes alone."""
     from fastcar_cli.checkpoints.hub import licence, repository_of
     from fastcar_cli.checkpoints.names import BUNDLED
-    from fastcar_cli.checkpoints.registry import spec_of
+    from fastcar_cli.checkpoints.open import spec_of
 
     spec, repository = spec_of(name), repository_of(name)
     decoder = spec.decoder
@@ -70,7 +70,7 @@ def show(name: Name, as_json: Json = False, form: Format = "table", debug: Debug
 
 def pull(name: Name, debug: Debug = False) -> None:
     """Fetch a model of the hub into the cache, so that later runs need no network; started again, it resumes."""
-    from fastcar_cli.checkpoints.registry import folder_of
+    from fastcar_cli.checkpoints.open import folder_of
 
     typer.echo(str(folder_of(name)))
 
@@ -88,7 +88,7 @@ def _line(name: str) -> dict[str, Any]:
     from fastcar_cli.checkpoints.hub import here, repository_of, revision_of
     from fastcar_cli.checkpoints.memory_plan import parameter_bytes
     from fastcar_cli.checkpoints.names import BUNDLED
-    from fastcar_cli.checkpoints.registry import spec_of
+    from fastcar_cli.checkpoints.open import spec_of
     from fastcar_cli.models.checkpoint import empty_network
 
     spec, repository = spec_of(name), repository_of(name)

@@ -97,7 +97,7 @@ def profile(
 
 def _refuse(ctx: typer.Context, backend: str, dtype: str, decode: str | None, seq: str | None, model: str) -> None:
     """Refuse unknown words and options without effect. Raises RequestError."""
-    from fastcar_cli.checkpoints.published import published_spec
+    from fastcar_cli.checkpoints.architectures import published
 
     one_of("--backend", backend, BACKENDS)
     one_of("--dtype", dtype, DTYPES)
@@ -111,7 +111,7 @@ def _refuse(ctx: typer.Context, backend: str, dtype: str, decode: str | None, se
     else:
         of_torch = ("dtype", "device", "threads", "executor", "repeats", "replay_ratio", "decode")
         refuse(ctx, of_torch, "with an emulated accelerator", "leave it out, or leave out --backend fpga-sim")
-    if decode is not None and published_spec(model) is not None:
+    if decode is not None and published(model) is not None:
         raise RequestError(
             f"--decode needs weights; --model {model} stands for shapes here", hint="--model mini or a folder"
         )
@@ -119,7 +119,7 @@ def _refuse(ctx: typer.Context, backend: str, dtype: str, decode: str | None, se
 
 def _lengths(model: str) -> str:
     """The lengths where nobody says: of a model whose prompt is frames, all the positions that it has."""
-    from fastcar_cli.checkpoints.registry import spec_of
+    from fastcar_cli.checkpoints.open import spec_of
 
     spec = spec_of(model)
     return "2k,4k,8k" if spec.layout.lead is None else str(spec.decoder.max_positions)
@@ -140,7 +140,7 @@ def _measured(what: ProfileSettings) -> dict[str, Any]:
 
 
 def _emulated(model: str, lengths: list[int], rows: int | None, fpga: str | None) -> dict[str, Any]:
-    from fastcar_cli.checkpoints.registry import spec_of
+    from fastcar_cli.checkpoints.open import spec_of
     from fastcar_cli.profile.emulated import emulated_lengths
 
     spec = spec_of(model)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fastcar_cli.checkpoints import converted
+from fastcar_cli.checkpoints.open import open_folder
 from fastcar_cli.convert.rounding import calibrated
 from fastcar_cli.decoding.engine import begin
 from fastcar_cli.decoding.settings import DecodeSettings
@@ -87,7 +87,7 @@ class Calibration:
 
         `on_progress(done, total)` counts videos.
         """
-        model = converted.load(folder, "auto", torch.device("cpu"))
+        model = open_folder(folder).load()
         frames, codes = _frames(spec), []
         for seed, prompt in enumerate(self.prompts):
             on_progress(seed, len(self.prompts))

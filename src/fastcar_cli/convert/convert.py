@@ -20,7 +20,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fastcar_cli.checkpoints.converted import UNFINISHED, Converted, names_of, tokenizer_of, working_folder
+from fastcar_cli.checkpoints.converted import UNFINISHED, Converted, names_of, working_folder
 from fastcar_cli.checkpoints.memory_plan import gib
 from fastcar_cli.convert.calibrate import Calibration, Walk, drawn_once
 from fastcar_cli.convert.source import Source
@@ -72,7 +72,7 @@ class Conversion:
         self._calibration = calibration
         self._network = empty_network(spec)
         self._shapes, self._kept_as = self._network.state_dict(), form.on(self._network)
-        self._given = empty_network(source.spec).state_dict()
+        self._given = source.network.state_dict()
         parts: dict[str, list[str]] = {}
         for name in names_of(self._network):
             layer = re.match(r"llm\.layers\.\d+\.|depth\.|rqvae\.|tokenizer\.", name)
@@ -82,8 +82,8 @@ class Conversion:
         described = Converted(
             form=form,
             spec=spec,
-            defaults=source.defaults,
-            text=source.text,
+            defaults=source.checkpoint.defaults,
+            text=source.checkpoint.text,
             source=source.identity,
             rounding="none" if form.blocks is None else calibration.description if calibration else "least squares",
             shards=tuple(self._shards),
@@ -96,8 +96,8 @@ class Conversion:
                     key="calibrate",
                     hint="leave it out",
                 )
-            folder = source.tokenizer[0].parent if source.tokenizer else folder
-            self._rows = calibration.rows(tokenizer_of(folder, described), source.defaults.cfg != 1.0)
+            reader = source.checkpoint.reader(source.network)
+            self._rows = calibration.rows(reader, source.checkpoint.defaults.cfg != 1.0)
         self._document = json.dumps(described.to_dict(), indent=1) + "\n"
 
     def bytes_after(self, shards: list[str] | None = None) -> int:
@@ -221,7 +221,7 @@ class Conversion:
     def _finish(self, working: Path) -> None:
         """Add the tokenizer, turn what was begun into what is there, and give the folder its name."""
         try:
-            for file in self._source.tokenizer:
+            for file in self._source.checkpoint.text_files():
                 if file.is_file():
                     shutil.copyfile(file, working / file.name)
             # After a kill -9 in the middle of a shard.

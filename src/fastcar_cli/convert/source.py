@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcar_cli.checkpoints import converted
-from fastcar_cli.checkpoints.checkpoint_format import format_of
-from fastcar_cli.checkpoints.registry import folder_of, identity, public_name, shapes_of
+from fastcar_cli.checkpoints.converted import ConvertedCheckpoint
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.models.checkpoint import GenerationDefaults, empty_network, files_of, read_config
+from fastcar_cli.models.checkpoint import Checkpoint, empty_network
 from fastcar_cli.models.network import Spec
 from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.weights.formats import GROUP, PACKED
-from fastcar_cli.weights.tensors import Component, Weights
+from fastcar_cli.weights.tensors import Weights
 
 DTYPES = (*reversed(PACKED), "bfloat16")
 """What a model can be converted to."""
@@ -33,32 +29,38 @@ blocks. VILA-U's, 2560 wide, is two fifths of what a step reads.
 """
 
 
-@dataclass(frozen=True)
 class Source:
-    """A model on this machine.
+    """A checkpoint on this machine, read parameter by parameter. Raises RequestError for a converted one.
 
-    `spec` is its own; `text` the vocabulary of a `PhraseTokenizer`, else None and the `tokenizer` files stand for it;
-    `stored` is the dtype of its weights, `floats` what stays floats is kept in; `identity` says which model it is:
-    name, digest of the weights, commit.
+    `spec` is its own, with the public name that it was opened by; `stored` is the dtype of its weights, `floats` that
+    of what stays in floats; `identity` says which model it is: name, digest of the weights, commit.
     """
 
-    spec: Spec
-    defaults: GenerationDefaults
-    text: Mapping[str, Any] | None
-    tokenizer: tuple[Path, ...]
-    weights: Weights
-    stored: torch.dtype
-    floats: torch.dtype
-    identity: Mapping[str, Any]
+    def __init__(self, checkpoint: Checkpoint, model: str) -> None:
+        if isinstance(checkpoint, ConvertedCheckpoint):
+            raise RequestError(
+                f"{model} is converted already, to {checkpoint.description.form.name}",
+                hint=f"convert the model that it was made from, {checkpoint.description.source.get('name')}",
+            )
+        spec, name = checkpoint.spec, checkpoint.name
+        self.checkpoint = checkpoint
+        self.spec = spec if name is None else replace(spec, name=name.partition("@")[0])
+        self.network = empty_network(spec)
+        shapes = {name: tensor.shape for name, tensor in self.network.state_dict().items()}
+        self._weights = Weights(checkpoint.components(self.network), shapes)
+        self.stored = self._weights.read("llm.norm.weight").dtype
+        # Our own models run in float32 on a CPU, others in what they are published in, and no CPU runs float16.
+        self.floats = torch.float32 if self.stored == torch.float32 else checkpoint.FLOATS
+        weights = checkpoint.identity
+        self.identity = {"name": name or spec.name, "weights": weights.weights, "commit": weights.commit}
 
     def read(self, name: str, like: Tensor) -> Tensor:
-        """A parameter as it is stored, with zeros behind it up to the shape of `like` (see `padded`).
+        """A parameter as it is stored, followed by zeros up to the shape of `like` (see `padded`).
 
         Raises RequestError for one that holds NaN or infinite values.
         """
-        tensor = self.weights.read(name)
-        if not bool(torch.isfinite(tensor).all()):
-            raise RequestError(f"{self.weights.place(name)}: holds NaN or infinite values")
+        tensor = self._weights.read(name)
+        self._weights.check_finite(name, tensor)
         if tensor.shape == like.shape:
             return tensor
         more = [n for have, want in zip(tensor.shape, like.shape, strict=True) for n in (want - have, 0)]
@@ -67,41 +69,7 @@ class Source:
 
 def open_source(model: str) -> Source:
     """A bundled model, a checkpoint of the hub, or a model folder. Raises RequestError for a converted one."""
-    folder = folder_of(model)
-    if converted.is_converted(folder):
-        conversion = converted.describe(folder)
-        raise RequestError(
-            f"{model} is converted already, to {conversion.form.name}",
-            hint=f"convert the model that it was made from, {conversion.source.get('name')}",
-        )
-    described = shapes_of(folder)
-    spec = described.spec
-    network = empty_network(spec)
-    shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
-    released = format_of(folder)
-    if released is not None:
-        components, text = released.components(folder, network), None
-        files = released.tokenizer_files(folder)
-    else:
-        components = [Component(folder, {name: name for name in shapes}, lambda key: False, files_of(folder))]
-        text, files = read_config(folder)["text"], ()
-    weights = Weights(components, shapes)
-    stored = weights.read("llm.norm.weight").dtype
-    # Our own models run in float32 on a CPU, others in what they are published in, and no CPU runs float16.
-    kept = torch.float32 if released is None else released.loading_format("int8").floats
-    floats = torch.float32 if stored == torch.float32 else kept
-    source = identity(model)
-    name = model if public_name(model) else spec.name
-    return Source(
-        spec=spec if not public_name(model) else replace(spec, name=model.partition("@")[0]),
-        defaults=described.defaults,
-        text=text,
-        tokenizer=files,
-        weights=weights,
-        stored=stored,
-        floats=floats,
-        identity={"name": name, "weights": source.weights, "commit": source.commit},
-    )
+    return Source(open_model(model), model)
 
 
 def padded(spec: Spec, dtype: str) -> Spec:

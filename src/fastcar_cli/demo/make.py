@@ -10,7 +10,7 @@ from typing import Any
 
 from fastcar_cli.checkpoints.hub import here
 from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
-from fastcar_cli.checkpoints.registry import spec_of
+from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.errors import RequestError
 from fastcar_cli.media import default_name, open_writer

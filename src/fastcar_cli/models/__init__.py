@@ -14,7 +14,7 @@ def __getattr__(name: str) -> Any:
     if name == "load":
         import importlib
 
-        return importlib.import_module("fastcar_cli.checkpoints.registry").load
+        return importlib.import_module("fastcar_cli.checkpoints.open").load
     if name == "dummy":
         # It left for another package; scripts look for it here.
         from importlib.metadata import entry_points

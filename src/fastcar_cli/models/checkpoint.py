@@ -1,39 +1,43 @@
-"""Reading model folders in the format of fastcar: config.json and model.safetensors."""
+"""A model on disk: what a run asks of a folder, whatever its format, and what loading returns."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from fastcar_cli.errors import RequestError
+from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.inputs.prompt import PromptReader
-from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
-from fastcar_cli.inputs.worlds.placement_text import phrase_tokenizer
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.sampling import SamplingSettings
-from fastcar_cli.models.vila_u.network import ModelSpec
 from fastcar_cli.models.weight_format import NetworkFormat, WeightFormat
-from fastcar_cli.system.plain_data import WHOLE, checked, read_json, wrong
-from fastcar_cli.weights.tensors import Component, Progress, Store, fill
+from fastcar_cli.system.device import out_of_memory
+from fastcar_cli.system.files import require_regular
+from fastcar_cli.system.plain_data import WHOLE
+from fastcar_cli.weights.tensors import Component, Progress, fill
 
 NetworkT = TypeVar("NetworkT", bound=Network)
 
-FORMAT = "fastcar-1"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-FORMATS = (*DTYPES, "int8")
-"""Weight formats a model can be loaded in; int8 keeps the decoder blocks in int8 and the rest in a float dtype."""
+LOADABLE = (*DTYPES, "int8")
+"""Weight formats that a model in floats can be loaded in; with int8 all but the decoder blocks may stay in floats."""
+
+_IDENTIFYING = (".safetensors", ".bin", ".json", ".model")
 
 
 def loading_format(name: str, floats: torch.dtype = torch.float32, depth: str | None = None) -> WeightFormat:
-    """What a model that stores floats is held as when it is loaded in one of FORMATS.
+    """The format of a model that is loaded from floats, one of `LOADABLE`.
 
-    `floats` is what int8 leaves as floats, `depth` what becomes of the maps that draw codes beside it.
+    With int8, `floats` is the dtype of what stays in floats, and `depth` the format of the layers that draw codes.
     """
     if name == "int8":
         return WeightFormat(name, floats, blocks="int8", depth=depth)
@@ -74,53 +78,21 @@ class GenerationDefaults(SamplingSettings):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A network ready to run, its text tokenizer, and how it wants to be used."""
+    """A network ready to run, its tokenizer, its defaults, and the checkpoint that it comes from."""
 
     name: str
     network: Network
     tokenizer: PromptReader
     defaults: GenerationDefaults
+    checkpoint: Checkpoint | None = None
 
 
-def base_of(folder: Path) -> Path | None:
-    """The folder beside one of this format that holds what it lacks. Raises RequestError for no name of a folder."""
-    file = folder / "config.json"
-    data = read_json(file) if file.is_file() else None
-    base = data.get("base") if isinstance(data, dict) and data.get("format") == FORMAT else None
-    if base is None:
-        return None
-    if not isinstance(base, str) or Path(base).name != base:
-        raise wrong(file, "base", base, "the name of a folder beside this one")
-    return folder / ".." / base
+@dataclass(frozen=True)
+class Identity:
+    """Which weights a name stood for: a digest of the files, and the commit of those from the hub."""
 
-
-def files_of(folder: Path, name: str = "model.safetensors") -> tuple[Path, ...]:
-    """A file of a folder of this format, and behind it that of its base. Raises RequestError as `base_of` does."""
-    base = base_of(folder)
-    return (folder / name,) if base is None else (folder / name, base / name)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder of this format, with what its base's adds. Raises RequestError for any other."""
-    file = folder / "config.json"
-    if not file.is_file():
-        raise RequestError(f"{folder} is no model folder: it has no config.json")
-    data = read_json(file)
-    if not isinstance(data, dict):
-        raise RequestError(f"{file}: the top level is a {type(data).__name__}, needed: a mapping of keys")
-    if data.get("format") == FORMAT:
-        if (base := base_of(folder)) is None:
-            return data
-        shared = read_json(base / "config.json", hint=f"{folder} shares what is in that folder")
-        if not isinstance(shared, dict) or "base" in shared:
-            raise wrong(file, "base", base.name, "a model folder that has no base itself")
-        return shared | data
-    if (kind := data.get("model_type")) is not None:
-        raise RequestError(
-            f"{file}: key 'model_type' is {kind!r}, allowed: 'vila_u_llama' with the folders llm, vision_tower, "
-            "mm_projector beside it"
-        )
-    raise RequestError(f"{file}: key 'format' is {data.get('format')!r}, allowed: {FORMAT!r}")
+    weights: str
+    commit: str | None
 
 
 def empty_network(spec: Spec) -> Network:
@@ -135,55 +107,191 @@ def ready(network: NetworkT, device: torch.device) -> NetworkT:
     return network.eval().requires_grad_(False)
 
 
-def with_shared(weights: dict[str, Tensor], network: Network) -> dict[str, Tensor]:
-    """The weights, those that a network shares under each of their names."""
-    return weights | {name: weights[first] for name, first in network.shared().items()}
+@contextlib.contextmanager
+def _foreign(folder: Path) -> Iterator[None]:
+    """Refuse what a stranger's files make Python and torch raise: sizes that no network has, parts that don't fit."""
+    try:
+        yield
+    except (FastcarError, MemoryError):
+        raise
+    except Exception as e:
+        if out_of_memory(e):
+            raise
+        what = (str(e).strip() or type(e).__name__).splitlines()[0]
+        raise RequestError(f"{folder} describes no model that can be built: {what}") from e
 
 
-def filled(
-    network: NetworkT,
-    components: Sequence[Component],
-    form: NetworkFormat,
-    device: torch.device,
-    progress: Progress | None = None,
-    store: Store | None = None,
-) -> NetworkT:
-    """An empty network with the weights of these components, kept as `store` says (by default in the format).
+class Checkpoint(ABC):
+    """A folder that holds a model, of one format. Its files are read when they are asked for, each config once.
 
-    Raises RequestError that names file and key for a missing, damaged or unexpected one.
+    Attributes:
+        folder: where it is; of a published checkpoint, which has no files here, its name.
+        name: the name that it was opened by, of the package or the hub; None of a path.
+        config: the content of the folder's config.json; None where there is none that can be read.
+        SPEC: the class of its specification.
+        FLOATS, DEPTH: see `loading_format`.
+
     """
-    weights = fill(components, network.state_dict(), form.float_of, device, progress, store or form.stored)
-    form.use()
-    network.load_state_dict(with_shared(weights, network), assign=True)
-    return ready(network, device)
+
+    SPEC: ClassVar[type[Spec]]
+    FLOATS: ClassVar[torch.dtype] = torch.float32
+    DEPTH: ClassVar[str | None] = None
+
+    def __init__(self, folder: Path, name: str | None = None, config: Any = None, spec: Spec | None = None) -> None:
+        self.folder, self.name, self.config, self._published = folder, name, config, spec
+
+    @classmethod
+    @abstractmethod
+    def matches(cls, folder: Path, config: Any) -> bool:
+        """Whether a folder, with this content of its config.json, looks like one of this format."""
+
+    @abstractmethod
+    def read_spec(self) -> Spec:
+        """The specification that the files describe. Raises RequestError naming file and key."""
+
+    @property
+    @abstractmethod
+    def defaults(self) -> GenerationDefaults:
+        """How the model wants to be used. Raises RequestError naming file and key."""
+
+    @abstractmethod
+    def weight_files(self) -> list[Path]:
+        """The files of weights; they need not exist. Raises RequestError where none can be named."""
+
+    @abstractmethod
+    def components(self, network: Network) -> list[Component]:
+        """Which keys of which files are which parameters of a network."""
+
+    @abstractmethod
+    def reader(self, network: Network) -> PromptReader:
+        """What reads the prompts of its network. Raises RequestError naming a file that is damaged."""
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The specification. Raises RequestError naming file and key."""
+        with _foreign(self.folder):
+            return self._published or self.read_spec()
+
+    @property
+    def formats(self) -> dict[str, WeightFormat]:
+        """The formats that it can be loaded in, by name."""
+        return {name: loading_format(name, self.FLOATS, self.DEPTH) for name in LOADABLE}
+
+    @property
+    def text(self) -> Mapping[str, Any] | None:
+        """The vocabulary of a tokenizer of phrases; None of a model that has none."""
+        return None
+
+    def text_files(self) -> tuple[Path, ...]:
+        """Files of a text tokenizer, which a converted folder gets a copy of."""
+        return ()
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders whose files decide what the model is."""
+        return (self.folder,)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """Which weights these are. Raises RequestError where a file can't be read.
+
+        The digest is over the configurations and, of each file of weights, its size and up to 256 evenly spread blocks
+        of 4 KiB: it distinguishes trainings, formats and conversions without reading gigabytes, and does not protect
+        against forgery.
+        """
+        digest = hashlib.sha256()
+        files = {
+            (f.relative_to(at).as_posix(), f) for at in self.folders for f in at.rglob("*") if f.suffix in _IDENTIFYING
+        }
+        files |= {(f.name, f) for f in self.weight_files() if f.suffix not in _IDENTIFYING}
+        for name, file in sorted(files):
+            if name.startswith(".") or file.name == "encoder.safetensors":
+                continue
+            try:
+                require_regular(file)
+                size = file.stat().st_size
+                digest.update(f"{name} {size}\n".encode())
+                with file.open("rb") as f:
+                    for i in range(min(256, -(-size // 4096))):
+                        f.seek(i * max(4096, size // 256))
+                        digest.update(f.read(4096))
+            except OSError as e:
+                raise RequestError(f"{file} can't be read: {e.strerror}") from None
+        # The hub's cache names the folder of a snapshot after its commit.
+        return Identity(digest.hexdigest(), self.folder.name if self.folder.parent.name == "snapshots" else None)
+
+    def load(
+        self,
+        dtype: str = "auto",
+        device: str = "cpu",
+        progress: Progress | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> LoadedModel:
+        """The model in one of its formats; auto is float32, or the only format there is.
+
+        `progress` gets the bytes read so far of a large checkpoint; `size` is that of frames as `Spec.sized` takes it.
+        Raises RequestError for another dtype or size, and for missing or damaged files, naming file and key.
+        """
+        where = torch.device(device)
+        with _foreign(self.folder):
+            form = self._format(dtype, where)
+            network = empty_network(self.spec.sized(size))
+            reader = self.reader(network)
+            weights = self._weights(network, form.on(network), where, progress)
+            weights |= {name: weights[first] for name, first in network.shared().items()}
+            network.load_state_dict(weights, assign=True)
+            return LoadedModel(self.name or self.spec.name, ready(network, where), reader, self.defaults, self)
+
+    def _format(self, dtype: str, device: torch.device) -> WeightFormat:
+        formats = self.formats
+        if dtype == "auto":
+            return next(iter(formats.values()))
+        if dtype not in formats:
+            raise no_such_dtype(dtype, formats)
+        return formats[dtype]
+
+    def _weights(
+        self, network: Network, form: NetworkFormat, device: torch.device, progress: Progress | None
+    ) -> dict[str, Tensor]:
+        """The tensors of an empty network, whose linear layers become those of the format."""
+        weights = fill(self.components(network), network.state_dict(), form.float_of, device, progress, form.stored)
+        form.use()
+        return weights
 
 
-def read_folder(folder: Path) -> tuple[ModelSpec, GenerationDefaults, PhraseTokenizer]:
-    """What config.json says. Raises RequestError naming file and key."""
-    config, file = read_config(folder), folder / "config.json"
-    spec = checked(ModelSpec, config.get("spec"), file, "spec")
-    defaults = checked(GenerationDefaults, config.get("generation"), file, "generation")
-    try:
-        return spec, defaults, phrase_tokenizer(config["text"], file)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise RequestError(f"{file}: {type(e).__name__} at {e}") from None
+class Released(Checkpoint):
+    """A checkpoint as the authors of a model release it.
 
+    DEFAULTS: those of the released inference code. PATTERNS: files of a repository on the hub that a model needs.
+    OFFLINE: whether the shapes of published models replace configs that can't be fetched.
+    """
 
-def load_folder(folder: Path, dtype: str, device: torch.device) -> LoadedModel:
-    """Load a folder of this format in a weight format. Raises RequestError naming file and key."""
-    spec, defaults, tokenizer = read_folder(folder)
-    try:
-        network = empty_network(spec)
-    except (ValueError, TypeError, IndexError, ArithmeticError, RuntimeError) as e:
-        raise RequestError(f"{folder / 'config.json'}: no network has these sizes: {e}") from None
+    DEFAULTS: ClassVar[GenerationDefaults]
+    PATTERNS: ClassVar[Sequence[str]]
+    OFFLINE: ClassVar[bool] = True
 
-    form = loading_format(dtype).on(network)
+    @staticmethod
+    @abstractmethod
+    def published_spec(name: str) -> Spec | None:
+        """The shapes of a published model by its short name; None for any other name."""
 
-    def finite(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-        if not bool(torch.isfinite(tensor).all()):
-            raise RequestError(f"weights of {folder}, key {name!r}: holds NaN or infinite values")
-        return form.stored(name, tensor)
+    @staticmethod
+    @abstractmethod
+    def reader_of(network: Network, folder: Path) -> PromptReader:
+        """What reads the prompts of such a network; a text tokenizer's files are in `folder`."""
 
-    names = {name: name for name in network.state_dict()}
-    part = Component(folder, names, lambda key: False, files_of(folder))
-    return LoadedModel(spec.name, filled(network, [part], form, device, store=finite), tokenizer, defaults)
+    @property
+    def defaults(self) -> GenerationDefaults:
+        """See `Checkpoint`."""
+        return self.DEFAULTS
+
+    def reader(self, network: Network) -> PromptReader:
+        """See `Checkpoint`."""
+        return self.reader_of(network, self.folder)
+
+    def _format(self, dtype: str, device: torch.device) -> WeightFormat:
+        if dtype == "float16" and device.type == "cpu":
+            raise RequestError(
+                "runs on a GPU only with this model", key="dtype", value="float16", allowed="float32, bfloat16"
+            )
+        return super()._format(dtype, device)

@@ -29,7 +29,7 @@ from fastcar_cli.checkpoints.memory_plan import (
     videos_that_fit,
 )
 from fastcar_cli.checkpoints.names import BUNDLED
-from fastcar_cli.checkpoints.registry import Shapes, folder_of, load, shapes_of
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.decoding.batch import Watcher
 from fastcar_cli.decoding.drafts.length import DraftWindow
@@ -38,7 +38,7 @@ from fastcar_cli.decoding.executors.select import row_limit
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Prompt
-from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.pipeline.report import Run
 from fastcar_cli.pipeline.resolve import effective, resolve_device, settings_of, spec_in
@@ -126,11 +126,11 @@ class VideoPipeline:
         device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
         dtype: str = config.runtime.dtype
         torch.set_num_threads(config.runtime.threads or min(torch.get_num_threads(), cores()))
-        progress = None
+        progress, checkpoint = None, open_model(config.model)
         if bundled:
             dtype = default_dtype(device) if dtype == "auto" else dtype
         else:
-            plans = cls.plans(config, videos=videos, device=device)
+            plans = cls.plans(config, videos=videos, device=device, checkpoint=checkpoint)
             dtype = choose_dtype(dtype, device, plans)
             total = plans[dtype].weights
             if on_load is not None:
@@ -139,21 +139,21 @@ class VideoPipeline:
                 def progress(done: int) -> None:
                     loaded(done, total)
 
-        model = load(config.model, dtype, device, progress, config.size)
+        model = checkpoint.load(dtype, device, progress, config.size)
         model.network.draw_in(getattr(torch, config.runtime.pixel_dtype))
         return cls(model, config, load_seconds=time.perf_counter() - began)
 
     @staticmethod
     def plans(
-        config: RunConfig, *, videos: int = 1, device: str | None = None, shapes: Shapes | None = None
+        config: RunConfig, *, videos: int = 1, device: str | None = None, checkpoint: Checkpoint | None = None
     ) -> dict[str, MemoryPlan]:
         """What a run would need by dtype, from the model's configuration alone; nothing is loaded."""
         device = device or resolve_device(config.runtime.device)
-        shapes = shapes or shapes_of(folder_of(config.model), config.size)
-        spec = shapes.spec.continuing(config.generation.context)
+        checkpoint = checkpoint or open_model(config.model)
+        spec = checkpoint.spec.sized(config.size).continuing(config.generation.context)
         pictures = (config.generation.frames or spec.frames) - 1
         frames = max(1, 1 + pictures // spec.frame_spec.pictures - spec.layout.context)
-        guided = shapes.defaults.cfg if config.sampling.cfg is None else config.sampling.cfg
+        guided = checkpoint.defaults.cfg if config.sampling.cfg is None else config.sampling.cfg
         layers, replay = spec.decoder.layers, config.replay
         replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
         rows, prompt = videos * (1 if guided == 1.0 else 2), spec.layout.prompt or PROMPT_TOKENS
@@ -164,7 +164,7 @@ class VideoPipeline:
             name: make_plan(
                 spec, form, demand, device=device, replaying=replaying, delimiters=every, pixel_itemsize=pixels
             )
-            for name, form in shapes.formats.items()
+            for name, form in checkpoint.formats.items()
         }
 
     def batch_size(self, videos: int) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastcar_cli._version import __version__
-from fastcar_cli.checkpoints.registry import identity, public_name
+from fastcar_cli.checkpoints.open import open_model, public_name
 from fastcar_cli.config.presets import fpga_presets
 from fastcar_cli.config.run_config import RunConfig, current, flat, later_wins, nested
 from fastcar_cli.errors import Key, RequestError
@@ -57,7 +57,7 @@ def recipe_of(pipe: VideoPipeline, prompt: Prompt, seed: int, ids: Sequence[int]
         del recipe["settings"]["backend"]["preset"]
         if settings["backend.name"] == "fpga-sim":
             recipe["accelerator"] = load_preset(preset).name
-    source = identity(model)
+    source = open_model(model).identity
     recipe["model"] = {"name": pipe.name, "weights": source.weights, "commit": source.commit}
     return {**recipe, "version": __version__}
 
@@ -121,7 +121,7 @@ def same_weights(recipe: dict[str, Any], source: str, model: str) -> list[str]:
     written = recipe.get("model")
     if not isinstance(written, dict) or "weights" not in written:
         return []
-    loaded, commit = identity(model), written.get("commit")
+    loaded, commit = open_model(model).identity, written.get("commit")
     if written["weights"] == loaded.weights:
         return []
     other = f" (commit {commit}; {model.partition('@')[0]}@{commit} names it)" if commit and loaded.commit else ""

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fastcar_cli.checkpoints.registry import identity
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.system.files import empty_file, hidden_beside, publish
@@ -40,7 +40,7 @@ class KeptFile:
             digest.update(prompts.conditions.cpu().float().numpy().tobytes())
         self._key = {
             "format": FORMAT,
-            "model": identity(model).weights,
+            "model": open_model(model).identity.weights,
             "dtype": decode.model.weight_format,
             "prompt": digest.hexdigest(),
             "window": "off" if settings.window is None else f"{settings.window} and {settings.sinks}",

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from fastcar_cli.checkpoints.architectures import published
 from fastcar_cli.checkpoints.memory_plan import default_dtype
-from fastcar_cli.checkpoints.published import published_spec
-from fastcar_cli.checkpoints.registry import folder_of, load, shapes_of
+from fastcar_cli.checkpoints.open import load, open_model
 from fastcar_cli.decoding.executors import native
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels.native import instruction_set
@@ -126,7 +126,7 @@ def _executor(wanted: str, shape: Shape) -> tuple[str, str]:
 
 def _own_dtype(model: str, default: str) -> str:
     """What a model is timed in where nobody says. Raises RequestError for a converted one that is not in floats."""
-    formats = [] if published_spec(model) is not None else list(shapes_of(folder_of(model)).formats)
+    formats = [] if published(model) is not None else list(open_model(model).formats)
     if len(formats) != 1:
         return default
     if formats[0] not in DTYPES:
@@ -139,9 +139,9 @@ def _own_dtype(model: str, default: str) -> str:
 
 def _shape(model: str, dtype: str, device: str, rows: int | None, longest: int) -> tuple[Shape, int]:
     """What runs, and rows of it."""
-    if (published := published_spec(model)) is not None:
-        count = rows or (2 if published.layout.guided else 1)
-        return random_shape(published, dtype, device, count, longest), count
+    if (checkpoint := published(model)) is not None:
+        count = rows or (2 if checkpoint.spec.layout.guided else 1)
+        return random_shape(checkpoint.spec, dtype, device, count, longest), count
     loaded = load(model, dtype, device)
     count = rows or (1 if loaded.defaults.cfg == 1.0 else 2)
     spec = loaded.network.spec

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fastcar_cli._version import __version__
-from fastcar_cli.checkpoints.registry import identity
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.config.run_config import RENAMED, flat
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.system.files import sha256_of
@@ -38,7 +38,7 @@ def fingerprint(
         "fastcar": __version__,
         "torch": torch.__version__.split("+")[0],
         "model": pipe.name,
-        "model weights": identity(model).weights,
+        "model weights": open_model(model).identity.weights,
         "runtime.device": network.device.type,
         "runtime.dtype": network.weight_format,
         "metrics": ",".join(metrics),

@@ -254,9 +254,13 @@ class Weights:
         """Parameter names in the order of the files."""
         return list(self._at)
 
-    def place(self, name: str) -> str:
-        """File and key of a parameter, for an error."""
+    def _place(self, name: str) -> str:
         return f"weights file {self._at[name].path}, key {self._at[name].key!r}"
+
+    def check_finite(self, name: str, tensor: Tensor) -> None:
+        """Refuse a parameter that holds NaN or infinite values. Raises RequestError."""
+        if not bool(torch.isfinite(tensor).all()):
+            raise RequestError(f"{self._place(name)}: holds NaN or infinite values")
 
     def read(self, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
         """A parameter in `dtype` (None: as it is stored) on a device."""
@@ -268,7 +272,7 @@ class Weights:
         for begin, end in _pieces(at.shape, dtype or torch.float32):
             piece = self._file.rows(at.key, begin, end)
             if not piece.is_floating_point():
-                raise RequestError(f"{self.place(name)}: holds {piece.dtype}, needed floats")
+                raise RequestError(f"{self._place(name)}: holds {piece.dtype}, needed floats")
             if target is None:
                 target = torch.empty(at.shape, dtype=dtype or piece.dtype, device=device)
             (target[begin:end] if at.shape else target).copy_(piece)
@@ -291,16 +295,20 @@ def fill(
     device: torch.device,
     progress: Progress | None = None,
     store: Store | None = None,
+    *,
+    finite: bool = False,
 ) -> dict[str, Tensor]:
     """Tensors on `device` for the parameter names of the components, checked against `wanted`'s shapes.
 
-    `dtype` says what each is read as; `progress` receives the bytes read so far; `store` says what a tensor is kept as,
-    one after another. Raises as `Weights` does.
+    `dtype` is that of each name as it is read, `progress` receives the bytes read so far, `store` turns one tensor
+    after another into what is stored for it; `finite` refuses NaN and infinite values. Raises as `Weights` does.
     """
     weights = Weights(components, {name: like.shape for name, like in wanted.items()}, progress)
     result: dict[str, Tensor] = {}
     for name in weights.names:
         tensor = weights.read(name, dtype(name), device)
+        if finite:
+            weights.check_finite(name, tensor)
         result |= {name: tensor} if store is None else store(name, tensor)
     return result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from fastcar_cli.checkpoints.registry import spec_of
+from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.config.presets import fpga_presets
 from fastcar_fpga.decisions import draw
 from fastcar_fpga.device import Constant

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fastcar_cli.checkpoints.architectures import published
 from fastcar_cli.checkpoints.memory_plan import available_bytes, gib
 from fastcar_cli.checkpoints.names import COSMOS, FROM_TEXT
-from fastcar_cli.checkpoints.published import published_spec
-from fastcar_cli.checkpoints.registry import folder_of, shapes_of
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.models.network import Spec
 from fastcar_lab.bench.rival import Rival
@@ -45,7 +45,7 @@ class Benchmark:
     @property
     def spec(self) -> Spec:
         """The model's specification, at its full depth."""
-        return published_spec(self.shape) or shapes_of(folder_of(self.shape)).spec
+        return (published(self.shape) or open_model(self.shape)).spec
 
     @property
     def contestants(self) -> int:

@@ -25,7 +25,7 @@ from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
 from fastcar_cli.models.checkpoint import empty_network, ready
-from fastcar_cli.models.ivideogpt.checkpoint import DEFAULTS, loading_format, read_spec
+from fastcar_cli.models.ivideogpt.checkpoint import IVideoGPTCheckpoint
 from fastcar_cli.models.network import Network, Spec
 from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.profile.machine import processor
@@ -57,12 +57,13 @@ def networks(plan: PredictedClip) -> dict[str, Network]:
     """The same weights in the formats that are compared, by format; the tokenizer has none."""
     with tempfile.TemporaryDirectory() as folder:
         write_configs(Path(folder), dict(plan.transformer), dict(plan.tokenizer))
-        spec = read_spec(Path(folder))
+        checkpoint = IVideoGPTCheckpoint(Path(folder))
+        spec = checkpoint.spec
     like = {k: v for k, v in empty_network(spec).state_dict().items() if not k.startswith("tokenizer.")}
     weights = {name: random_tensor(name, t.shape, torch.float32, 0) for name, t in like.items()}
     forms = (
-        loading_format("float32"),
-        loading_format("int8"),
+        checkpoint.formats["float32"],
+        checkpoint.formats["int8"],
         WeightFormat("int4", torch.float32, blocks="int4", projector="int4", depth="int4"),
     )
     return {form.name: _in(form, spec, weights) for form in forms}
@@ -110,7 +111,7 @@ def ours(network: Network, plan: PredictedClip, replay: bool) -> Go:
     ids, frames = prompt_of(spec), plan.frames - spec.layout.context
     decisions = forced(plan, spec) if replay else None
     rule = ReplayRule(Tau((float("-inf"),)) if replay else OFF)
-    settings = DecodeSettings(frames=frames, sampling=DEFAULTS.sampling, rule=rule)
+    settings = DecodeSettings(frames=frames, sampling=IVideoGPTCheckpoint.DEFAULTS.sampling, rule=rule)
 
     def go(seed: int) -> float:
         decode = Decode.of(network, [ids], settings, uniforms(seed, frames * spec.tokens_per_frame, 1)[None])
@@ -147,7 +148,12 @@ def theirs(network: Network, plan: PredictedClip) -> Go:
     @torch.inference_mode()
     def go(seed: int) -> float:
         torch.manual_seed(seed)
-        options: dict[str, Any] = {"do_sample": True, "top_k": DEFAULTS.top_k, "temperature": 1.0, "pad_token_id": 0}
+        options: dict[str, Any] = {
+            "do_sample": True,
+            "top_k": IVideoGPTCheckpoint.DEFAULTS.top_k,
+            "temperature": 1.0,
+            "pad_token_id": 0,
+        }
         output = twin.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, **options)
         assert output.shape[1] == prompt.shape[1] + count
         return 0.0

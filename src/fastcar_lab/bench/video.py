@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fastcar_cli.checkpoints.memory_plan import peak_bytes
-from fastcar_cli.checkpoints.registry import identity
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.drafts.drafts import DraftSettings, Pass
 from fastcar_cli.decoding.engine import Decode, begin
@@ -190,7 +190,7 @@ def _empty(plan: WholeVideo) -> dict[str, Any]:
     unlike = {"model"} if plan.drafts else {"model", "drafts"}
     return {
         "plan": json.loads(json.dumps({key: value for key, value in asdict(plan).items() if key not in unlike})),
-        "weights": identity(plan.model).weights,
+        "weights": open_model(plan.model).identity.weights,
         "threads": torch.get_num_threads(),
         "variants": {},
     }

@@ -308,7 +308,7 @@ def bench(
     elif window is not None:
         raise RequestError("--draft and --window exclude each other", hint="--draft times passes of one token too")
     if video is not None:
-        from fastcar_cli.checkpoints.registry import spec_of
+        from fastcar_cli.checkpoints.open import spec_of
         from fastcar_lab.bench.video import WholeVideo
 
         of_video = {"video", "frames", "replay_ratio", "tokens", "save", "kv_dtype", "threads", "as_json", "form"}

@@ -30,9 +30,9 @@ def gpu_check(
         os.environ["TRITON_INTERPRET"] = "1"
     import json
 
+    from fastcar_cli.checkpoints.architectures import published
     from fastcar_cli.checkpoints.names import BUNDLED
-    from fastcar_cli.checkpoints.published import published_spec
-    from fastcar_cli.checkpoints.registry import folder_of, shapes_of
+    from fastcar_cli.checkpoints.open import open_model
     from fastcar_cli.errors import RequestError
     from fastcar_cli.kernels.gpu import installed
     from fastcar_cli.pipeline.resolve import resolve_device
@@ -50,7 +50,7 @@ def gpu_check(
         )  # fmt: skip
     else:
         names = "vila-u-7b", "cosmos-predict1-4b"
-        shapes = {name: published_spec(name) or shapes_of(folder_of(name)).spec for name in names}
+        shapes = {name: (published(name) or open_model(name)).spec for name in names}
         plan = Plan(
             device=place, models=BUNDLED, dtypes=["float32", "bfloat16", "int8", "int4"], shapes=shapes, layers=4,
             context=1084, windows=[1, 2, 8, 16], video=1024, repeats=5, tests=True,

@@ -27,7 +27,7 @@ def rtl(
     debug: Debug = False,
 ) -> None:
     """Write the accelerator's RTL with what the emulator expects of it, and check, synthesise or watch it."""
-    from fastcar_cli.checkpoints.specs import spec_from_dict
+    from fastcar_cli.checkpoints.architectures import spec_from_dict
     from fastcar_fpga.decisions import read
     from fastcar_fpga.preset import load_preset
     from fastcar_fpga.workload import preset_for

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from fastcar_cli.models.checkpoint import empty_network
-from fastcar_cli.models.vila_u.checkpoint import components, read_spec
+from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint
 from fastcar_cli.models.vila_u.shapes import full_configs
 from fastcar_cli.models.vila_u.text import ADDED, SYSTEM
 from fastcar_cli.profile.random_weights import random_tensor
@@ -63,10 +63,10 @@ def write_weights(
     folder: Path, dtype: torch.dtype, seed: int = 0, suffix: str = ".safetensors", shards: int = 1
 ) -> None:
     """Random weights for the configs in the folder, scaled so that scores and logits are of order one."""
-    spec = read_spec(folder)
-    network = empty_network(spec)
+    checkpoint = VilaUCheckpoint(folder)
+    network = empty_network(checkpoint.spec)
     shapes = network.state_dict()
-    for component in components(folder, network):
+    for component in checkpoint.components(network):
         keys = list(component.names)
         parts = [keys[i::shards] for i in range(shards)] if component.folder.name == "llm" else [keys]
         index: dict[str, str] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from fastcar_cli.checkpoints.registry import load
+from fastcar_cli.checkpoints.open import load
 from fastcar_cli.errors import Key, RequestError, Text
 from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
 from fastcar_cli.models.checkpoint import GenerationDefaults

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fastcar_cli.checkpoints.registry import folder_of, load
+from fastcar_cli.checkpoints.open import folder_of, load
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models.checkpoint import files_of
+from fastcar_cli.models.bundled.checkpoint import BundledCheckpoint
 from fastcar_cli.models.vila_u.network import VideoModel
 from fastcar_cli.models.vila_u.rqvae import RQVAE, RQVAESpec
 from fastcar_cli.weights.tensors import Component, fill
@@ -74,7 +74,8 @@ class WorldTokenizer(nn.Module):
     def of_model(cls, model: str) -> Self:
         """The tokenizer of a model by name or folder. Raises RequestError where it is not of this world."""
         network = load(model).network
-        files = tuple(file for file in files_of(folder_of(model), "encoder.safetensors") if file.is_file())
+        checkpoint = BundledCheckpoint(folder_of(model))
+        files = tuple(file for file in checkpoint.files("encoder.safetensors") if file.is_file())
         if not isinstance(network, VideoModel) or network.spec.rqvae != cls.spec or not files:
             raise RequestError("not a model of this world, or it has no encoder.safetensors", key="model", value=model)
         made = cls()  # type: ignore[call-arg]

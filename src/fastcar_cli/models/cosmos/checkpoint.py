@@ -1,42 +1,33 @@
 """Cosmos-Predict1 checkpoints in the official format: `model.pt` and, in a folder beside it, the tokenizer's two files.
 
 No file states sizes: they follow from the shapes of tensors, and YaRN from the size or the folder's name. `config.json`
-is not read, nor is any program in the files run.
+is not used, nor is any program in the files run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.models import checkpoint
-from fastcar_cli.models.checkpoint import GenerationDefaults
+from fastcar_cli.models.checkpoint import GenerationDefaults, Released
 from fastcar_cli.models.cosmos.latent_reader import LatentReader
 from fastcar_cli.models.cosmos.network import Cosmos, CosmosSpec
-from fastcar_cli.models.cosmos.shapes import cosmos_decoder
+from fastcar_cli.models.cosmos.shapes import FPS, FRAMES, cosmos_decoder, published
 from fastcar_cli.models.cosmos.tokenizer_files import read_tokenizer_spec, tokenizer_components
 from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.network import Network
-from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.weights.tensors import Component, stored_shapes
 
-FRAMES, FPS = 33, 25
-
-DEFAULTS = GenerationDefaults(
-    cfg=1.0, temperature=1.0, top_k=0, top_p=0.8, top_p_strict=True, tas="attention", gate="row"
-)
-"""Sampling of the released inference code."""
-
 MODEL, HALVES = "model.pt", ("encoder.jit", "decoder.jit")
-PATTERNS = (MODEL, *HALVES)
-"""Files of a repository on the hub that a model needs; `TOKENIZER` has the last two."""
 
 TOKENIZER = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
-"""The repository that every model needs beside its own."""
+"""The repository of the tokenizer, which every model needs beside its own."""
 
 _BESIDE = (TOKENIZER.rpartition("/")[2], "Cosmos-1.0-Tokenizer-DV8x16x16")
 _GROWN = ("12B", "13B")
@@ -54,45 +45,77 @@ _NAMES = {
 }
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder looks like an official checkpoint, or like the tokenizer's that belongs beside it."""
-    return any((folder / name).is_file() for name in PATTERNS) and not (folder / "model.safetensors").is_file()
+class CosmosCheckpoint(Released):
+    """A folder of this format, or the tokenizer's that belongs beside it."""
 
-
-def loading_format(name: str) -> WeightFormat:
-    """What a model is held as when it is loaded; what int8 leaves as floats is bfloat16."""
-    return checkpoint.loading_format(name, torch.bfloat16, depth="int8")
-
-
-def weights_of(folder: Path) -> list[Path]:
-    """The files of weights of a checkpoint; they need not exist. Raises RequestError without the tokenizer."""
-    return [folder / MODEL, *(_tokenizer_folder(folder) / name for name in HALVES)]
-
-
-def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """There is no text to read."""
-    return ()
-
-
-def _tokenizer_folder(folder: Path) -> Path:
-    """The folder of the tokenizer: this one, one beside it, or that of the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    beside = [folder, *(folder.absolute().parent / name for name in _BESIDE)]
-    cached = try_to_load_from_cache(TOKENIZER, HALVES[0])
-    beside += [Path(cached).parent] if isinstance(cached, str) else []
-    if not (folder / MODEL).is_file() and (folder / HALVES[0]).is_file():
-        raise RequestError(
-            f"{folder} holds the tokenizer of Cosmos, the model is in a folder beside it",
-            hint=("give the folder that holds model.pt: ", Key("model")),
-        )
-    for candidate in beside:
-        if any((candidate / name).is_file() for name in HALVES):
-            return candidate
-    raise RequestError(
-        f"{folder} has no tokenizer beside it",
-        hint=f"copy {TOKENIZER} (encoder.jit, decoder.jit) into {beside[1]}",
+    SPEC = CosmosSpec
+    DEFAULTS = GenerationDefaults(
+        cfg=1.0, temperature=1.0, top_k=0, top_p=0.8, top_p_strict=True, tas="attention", gate="row"
     )
+    PATTERNS = (MODEL, *HALVES)
+    FLOATS, DEPTH = torch.bfloat16, "int8"
+
+    @classmethod
+    def matches(cls, folder: Path, config: Any) -> bool:
+        """See `Checkpoint`."""
+        return any((folder / name).is_file() for name in cls.PATTERNS) and not (folder / "model.safetensors").is_file()
+
+    @staticmethod
+    def published_spec(name: str) -> CosmosSpec | None:
+        """See `Released`."""
+        return published(name)
+
+    @staticmethod
+    def reader_of(network: Network, folder: Path) -> LatentReader:
+        """See `Released`."""
+        assert isinstance(network, Cosmos)
+        return LatentReader(network)
+
+    @cached_property
+    def _tokenizer(self) -> Path:
+        """The folder of the tokenizer: this one, one beside it, or that of the hub's cache."""
+        from huggingface_hub import try_to_load_from_cache
+
+        folder = self.folder
+        beside = [folder, *(folder.absolute().parent / name for name in _BESIDE)]
+        cached = try_to_load_from_cache(TOKENIZER, HALVES[0])
+        beside += [Path(cached).parent] if isinstance(cached, str) else []
+        if not (folder / MODEL).is_file() and (folder / HALVES[0]).is_file():
+            raise RequestError(
+                f"{folder} holds the tokenizer of Cosmos, the model is in a folder beside it",
+                hint=("give the folder that holds model.pt: ", Key("model")),
+            )
+        for candidate in beside:
+            if any((candidate / name).is_file() for name in HALVES):
+                return candidate
+        raise RequestError(
+            f"{folder} has no tokenizer beside it",
+            hint=f"copy {TOKENIZER} (encoder.jit, decoder.jit) into {beside[1]}",
+        )
+
+    def weight_files(self) -> list[Path]:
+        """See `Checkpoint`. Raises RequestError without the tokenizer."""
+        return [self.folder / MODEL, *(self._tokenizer / name for name in HALVES)]
+
+    def read_spec(self) -> CosmosSpec:
+        """See `Checkpoint`."""
+        beside, folder = self._tokenizer, self.folder
+        decoder, codes = _decoder(folder)
+        tokenizer = read_tokenizer_spec(beside)
+        if codes != tokenizer.codes:
+            raise RequestError(
+                f"weights file {folder / MODEL}, key 'output.weight': {codes} rows, the tokenizer {beside} has "
+                f"{tokenizer.codes} codes"
+            )
+        return CosmosSpec(folder.resolve().name or "cosmos", FRAMES, FPS, decoder, tokenizer)
+
+    def components(self, network: Network) -> list[Component]:
+        """See `Checkpoint`."""
+        assert isinstance(network, Cosmos)
+        return [
+            Component(self.folder, names_of(network), lambda key: False, (self.folder / MODEL,)),
+            *tokenizer_components(self._tokenizer, "tokenizer.", network.tokenizer),
+        ]
 
 
 def _shape(shapes: Mapping[str, tuple[int, ...]], file: Path, key: str, dimensions: int = 2) -> tuple[int, ...]:
@@ -137,19 +160,6 @@ def _decoder(folder: Path) -> tuple[DecoderSpec, int]:
     return replace(spec, vocab=rows), codes
 
 
-def read_spec(folder: Path) -> CosmosSpec:
-    """The specification of an official checkpoint. Raises RequestError naming file and key."""
-    beside = _tokenizer_folder(folder)
-    decoder, codes = _decoder(folder)
-    tokenizer = read_tokenizer_spec(beside)
-    if codes != tokenizer.codes:
-        raise RequestError(
-            f"weights file {folder / MODEL}, key 'output.weight': {codes} rows, the tokenizer {beside} has "
-            f"{tokenizer.codes} codes"
-        )
-    return CosmosSpec(folder.resolve().name or "cosmos", FRAMES, FPS, decoder, tokenizer)
-
-
 def names_of(network: Cosmos) -> dict[str, str]:
     """The network's parameters, the tokenizer's left out, by the names that they have in `model.pt`."""
     names = {
@@ -162,18 +172,3 @@ def names_of(network: Cosmos) -> dict[str, str]:
         layer_names = {f"layers.{layer}.{key}": f"llm.layers.{layer}.{name}" for key, name in _NAMES.items()}
         names |= {key: name for key, name in layer_names.items() if name in parameters}
     return names
-
-
-def components(folder: Path, network: Network) -> list[Component]:
-    """Which keys of which folder are which parameters of the network."""
-    assert isinstance(network, Cosmos)
-    return [
-        Component(folder, names_of(network), lambda key: False, (folder / MODEL,)),
-        *tokenizer_components(_tokenizer_folder(folder), "tokenizer.", network.tokenizer),
-    ]
-
-
-def reader(folder: Path, network: Network) -> LatentReader:
-    """What reads its prompts."""
-    assert isinstance(network, Cosmos)
-    return LatentReader(network)

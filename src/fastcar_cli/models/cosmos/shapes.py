@@ -6,21 +6,24 @@ from fastcar_cli.models.cosmos.network import CosmosSpec
 from fastcar_cli.models.cosmos.tokenizer_files import PUBLISHED
 from fastcar_cli.models.decoder_spec import Axes, DecoderSpec
 
+FRAMES, FPS = 33, 25
+
 _COSMOS = {
-    # Name behind "cosmos-predict1-": width, layers, width of a text's vectors, whether YaRN stretches frequencies.
-    "4b": (4096, 16, 0, False),
-    "12b": (5120, 40, 0, True),
-    "5b-video2world": (4096, 16, 1024, False),
-    "13b-video2world": (5120, 40, 1024, True),
+    # Width, layers, width of a text's vectors, whether YaRN stretches frequencies.
+    "cosmos-predict1-4b": (4096, 16, 0, False),
+    "cosmos-predict1-12b": (5120, 40, 0, True),
+    "cosmos-predict1-5b-video2world": (4096, 16, 1024, False),
+    "cosmos-predict1-13b-video2world": (5120, 40, 1024, True),
 }
 
 
-def published(name: str) -> CosmosSpec:
-    """The shapes of a released model by its short name."""
-    width, layers, source, grown = _COSMOS[name.removeprefix("cosmos-predict1-")]
-    return CosmosSpec(
-        name, 33, 25, cosmos_decoder(width, layers, 32, 8, 128, 14336, PUBLISHED.codes, source, grown), PUBLISHED
-    )
+def published(name: str) -> CosmosSpec | None:
+    """The shapes of a released model by its short name; None for any other name."""
+    if name not in _COSMOS:
+        return None
+    width, layers, source, grown = _COSMOS[name]
+    decoder = cosmos_decoder(width, layers, 32, 8, 128, 14336, PUBLISHED.codes, source, grown)
+    return CosmosSpec(name, FRAMES, FPS, decoder, PUBLISHED)
 
 
 def cosmos_decoder(

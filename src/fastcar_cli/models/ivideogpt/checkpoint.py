@@ -8,60 +8,117 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from fastcar_cli.errors import FastcarError, RequestError
-from fastcar_cli.models import checkpoint
-from fastcar_cli.models.checkpoint import GenerationDefaults
+from fastcar_cli.models.checkpoint import GenerationDefaults, Released
 from fastcar_cli.models.ivideogpt.blocks import SIDE, TokenizerSpec
 from fastcar_cli.models.ivideogpt.frame_reader import FrameReader
 from fastcar_cli.models.ivideogpt.network import IVideoGPT, IVideoGPTSpec
-from fastcar_cli.models.ivideogpt.shapes import published_frames
+from fastcar_cli.models.ivideogpt.shapes import FPS, published, published_frames
 from fastcar_cli.models.llama_config import read_decoder
 from fastcar_cli.models.network import Network
-from fastcar_cli.models.weight_format import WeightFormat
 from fastcar_cli.system.plain_data import Flag, Foreign, Layers, Size, read_checked, wrong
 from fastcar_cli.weights.tensors import Component, stored_shapes, weight_files
 
-FRAMES, FPS = 16, 4
-
-DEFAULTS = GenerationDefaults(cfg=1.0, temperature=1.0, top_k=100, top_p=1.0, tas="attention", gate="row")
-"""Sampling of the released inference code."""
-
-PATTERNS = ("tokenizer/*.json", "tokenizer/*.safetensors", "transformer/*.json", "transformer/*.safetensors")
-"""Files of a repository on the hub that a model needs."""
+_FRAMES = 16
 
 WEIGHTS = {"tokenizer": "diffusion_pytorch_model", "transformer": "model"}
 """Folders of a checkpoint, and what their files of weights are called before the suffix."""
 
+FAMILIAR = {"mini-actions": 25.0}
+"""See `FrameReader`; of the first frames of 40 MP4 files by `fastcar lab clips` the worst has 26.0 dB."""
+
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder looks like an official checkpoint, or half of one."""
-    return any((folder / part / "config.json").is_file() for part in WEIGHTS)
+class IVideoGPTCheckpoint(Released):
+    """A folder of this format."""
 
+    SPEC = IVideoGPTSpec
+    DEFAULTS = GenerationDefaults(cfg=1.0, temperature=1.0, top_k=100, top_p=1.0, tas="attention", gate="row")
+    PATTERNS = ("tokenizer/*.json", "tokenizer/*.safetensors", "transformer/*.json", "transformer/*.safetensors")
+    DEPTH = "int8"
 
-def loading_format(name: str) -> WeightFormat:
-    """What a model is held as when it is loaded; int8 leaves the tokenizer and the embeddings in float32."""
-    return checkpoint.loading_format(name, depth="int8")
+    @classmethod
+    def matches(cls, folder: Path, config: Any) -> bool:
+        """See `Checkpoint`: half of one is enough."""
+        return any((folder / part / "config.json").is_file() for part in WEIGHTS)
 
+    @staticmethod
+    def published_spec(name: str) -> IVideoGPTSpec | None:
+        """See `Released`."""
+        return published(name)
 
-def weights_of(folder: Path) -> list[Path]:
-    """The files of weights of a checkpoint; they need not exist. Raises RequestError where there are none."""
-    return [file for part in WEIGHTS for file in _files(folder, part)]
+    @staticmethod
+    def reader_of(network: Network, folder: Path) -> FrameReader:
+        """See `Released`."""
+        assert isinstance(network, IVideoGPT)
+        return FrameReader(network)
 
+    def reader(self, network: Network) -> FrameReader:
+        """See `Checkpoint`."""
+        reader = self.reader_of(network, self.folder)
+        reader.familiar = FAMILIAR.get(self.name or "")
+        return reader
 
-def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """There is no text."""
-    return ()
+    def read_spec(self) -> IVideoGPTSpec:
+        """See `Checkpoint`.
 
+        The width of actions is in no config: it is that of a tensor, and 0 where the weights are not there. How long
+        the clips were that a model learned is in the configs of our own models only, as `segment_length`.
+        """
+        files = {part: self.folder / part / "config.json" for part in WEIGHTS}
+        config = read_checked(_Tokenizer, files["tokenizer"], of="iVideoGPT")
+        tokenizer = _tokenizer(files["tokenizer"], config)
+        decoder = read_decoder(files["transformer"])
+        if decoder.vocab != tokenizer.vocabulary:
+            needed = f"{tokenizer.vocabulary}: num_vq_embeddings + num_dyn_embeddings + 2 of the tokenizer"
+            raise wrong(files["transformer"], "vocab_size", decoder.vocab, needed)
+        return IVideoGPTSpec(
+            name=self.folder.resolve().name or "ivideogpt",
+            frames=config.segment_length or published_frames(self.folder) or _FRAMES,
+            fps=FPS,
+            decoder=decoder,
+            tokenizer=tokenizer,
+            actions=self._actions(),
+        )
 
-def _files(folder: Path, part: str) -> list[Path]:
-    hint = "only safetensors are read: other files of weights may run code when they are opened"
-    return weight_files(folder / part, (WEIGHTS[part],), (".safetensors",), hint=hint)
+    def _actions(self) -> int:
+        """Width of the actions. Raises RequestError where the tensors' names say that there are some, but not how."""
+        try:
+            files = [file for file in self._files("transformer") if file.is_file()]
+        except FastcarError:
+            return 0
+        shapes = {key: shape for file in files for key, shape in stored_shapes(file).items()}
+        shape = shapes.get("action_linear.weight")
+        if shape is None and any(key.startswith("llm.") for key in shapes):
+            raise RequestError(f"weights file {files[0]} lacks key 'action_linear.weight'")
+        if shape is not None and len(shape) != 2:
+            raise RequestError(
+                f"weights file {files[0]}, key 'action_linear.weight': shape {list(shape)}, needed a matrix"
+            )
+        return 0 if shape is None else shape[1]
+
+    def _files(self, part: str) -> list[Path]:
+        hint = "only safetensors are read: other files of weights may run code when they are opened"
+        return weight_files(self.folder / part, (WEIGHTS[part],), (".safetensors",), hint=hint)
+
+    def weight_files(self) -> list[Path]:
+        """See `Checkpoint`."""
+        return [file for part in WEIGHTS for file in self._files(part)]
+
+    def components(self, network: Network) -> list[Component]:
+        """See `Checkpoint`."""
+        assert isinstance(network, IVideoGPT)
+        names, files = names_of(network), {part: tuple(self._files(part)) for part in WEIGHTS}
+        for file in files["tokenizer"]:
+            if file.is_file():
+                names["tokenizer"] = _with_old_names(names["tokenizer"], list(stored_shapes(file)))
+        ignored = {"tokenizer": lambda key: False, "transformer": lambda key: key.endswith("rotary_emb.inv_freq")}
+        return [Component(self.folder / part, names[part], ignored[part], files[part]) for part in WEIGHTS]
 
 
 class _Tokenizer(Foreign):
@@ -116,44 +173,6 @@ def _tokenizer(file: Path, config: _Tokenizer) -> TokenizerSpec:
     return spec
 
 
-def read_spec(folder: Path) -> IVideoGPTSpec:
-    """The specification of an official checkpoint. Raises RequestError naming file and key.
-
-    The width of actions is in no config: it is that of a tensor, and 0 where the weights are not there. How long the
-    clips were that a model learned is in the configs of our own models only, as `segment_length`.
-    """
-    files = {part: folder / part / "config.json" for part in WEIGHTS}
-    config = read_checked(_Tokenizer, files["tokenizer"], of="iVideoGPT")
-    tokenizer = _tokenizer(files["tokenizer"], config)
-    decoder = read_decoder(files["transformer"])
-    if decoder.vocab != tokenizer.vocabulary:
-        needed = f"{tokenizer.vocabulary}: num_vq_embeddings + num_dyn_embeddings + 2 of the tokenizer"
-        raise wrong(files["transformer"], "vocab_size", decoder.vocab, needed)
-    return IVideoGPTSpec(
-        name=folder.resolve().name or "ivideogpt",
-        frames=config.segment_length or published_frames(folder) or FRAMES,
-        fps=FPS,
-        decoder=decoder,
-        tokenizer=tokenizer,
-        actions=_actions(folder),
-    )
-
-
-def _actions(folder: Path) -> int:
-    """Width of the actions of a checkpoint. Raises RequestError where its names say that it has some, but not how."""
-    try:
-        files = [file for file in _files(folder, "transformer") if file.is_file()]
-    except FastcarError:
-        return 0
-    shapes = {key: shape for file in files for key, shape in stored_shapes(file).items()}
-    shape = shapes.get("action_linear.weight")
-    if shape is None and any(key.startswith("llm.") for key in shapes):
-        raise RequestError(f"weights file {files[0]} lacks key 'action_linear.weight'")
-    if shape is not None and len(shape) != 2:
-        raise RequestError(f"weights file {files[0]}, key 'action_linear.weight': shape {list(shape)}, needed a matrix")
-    return 0 if shape is None else shape[1]
-
-
 def names_of(network: IVideoGPT) -> dict[str, dict[str, str]]:
     """By folder of a checkpoint, the network's parameters by the names that they have there."""
     prefix = "llm." if network.spec.actions else ""
@@ -169,22 +188,6 @@ def names_of(network: IVideoGPT) -> dict[str, dict[str, str]]:
     return by_folder
 
 
-def components(folder: Path, network: Network) -> list[Component]:
-    """Which keys of which folder are which parameters of the network."""
-    assert isinstance(network, IVideoGPT)
-    tokenizer, transformer = names_of(network).values()
-    files = {part: tuple(_files(folder, part)) for part in WEIGHTS}
-    for file in files["tokenizer"]:
-        if file.is_file():
-            tokenizer = _with_old_names(tokenizer, list(stored_shapes(file)))
-    return [
-        Component(folder / "tokenizer", tokenizer, lambda key: False, files["tokenizer"]),
-        Component(
-            folder / "transformer", transformer, lambda key: key.endswith("rotary_emb.inv_freq"), files["transformer"]
-        ),
-    ]
-
-
 def _with_old_names(names: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
     """The names with those of attention in an older version of diffusers where the file has these."""
     renamed = dict(names)
@@ -195,9 +198,3 @@ def _with_old_names(names: dict[str, str], keys: Sequence[str]) -> dict[str, str
         if now in renamed and now not in keys:
             renamed[key] = renamed.pop(now)
     return renamed
-
-
-def reader(folder: Path, network: Network) -> FrameReader:
-    """What reads its prompts."""
-    assert isinstance(network, IVideoGPT)
-    return FrameReader(network)

@@ -8,25 +8,27 @@ from fastcar_cli.models.decoder_spec import DecoderSpec
 from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
 from fastcar_cli.models.ivideogpt.network import IVideoGPTSpec
 
-_FPS = 4
+FPS = 4
 
 _IVIDEOGPT = {
-    # Name behind "ivideogpt-": pixels, context frames, frames, width of actions.
-    "oxe-64-act-free": (64, 2, 16, 0),
-    "oxe-64-act-free-medium": (64, 2, 16, 0),
-    "oxe-64-goal-cond": (64, 2, 16, 0),
-    "oxe-256-act-free": (256, 2, 16, 0),
-    "bair-64-act-free": (64, 1, 16, 0),
-    "bair-64-act-cond": (64, 1, 16, 4),
-    "robonet-64-act-cond": (64, 2, 12, 5),
-    "vp2-robosuite-64-act-cond": (64, 2, 12, 4),
-    "vp2-robodesk-64-act-cond": (64, 2, 12, 5),
+    # Pixels, context frames, frames, width of actions.
+    "ivideogpt-oxe-64-act-free": (64, 2, 16, 0),
+    "ivideogpt-oxe-64-act-free-medium": (64, 2, 16, 0),
+    "ivideogpt-oxe-64-goal-cond": (64, 2, 16, 0),
+    "ivideogpt-oxe-256-act-free": (256, 2, 16, 0),
+    "ivideogpt-bair-64-act-free": (64, 1, 16, 0),
+    "ivideogpt-bair-64-act-cond": (64, 1, 16, 4),
+    "ivideogpt-robonet-64-act-cond": (64, 2, 12, 5),
+    "ivideogpt-vp2-robosuite-64-act-cond": (64, 2, 12, 4),
+    "ivideogpt-vp2-robodesk-64-act-cond": (64, 2, 12, 5),
 }
 
 
-def published(name: str) -> IVideoGPTSpec:
-    """The shapes of a released model by its short name."""
-    pixels, context, frames, actions = _IVIDEOGPT[name.removeprefix("ivideogpt-")]
+def published(name: str) -> IVideoGPTSpec | None:
+    """The shapes of a released model by its short name; None for any other name."""
+    if name not in _IVIDEOGPT:
+        return None
+    pixels, context, frames, actions = _IVIDEOGPT[name]
     width, layers, heads, mlp = (1024, 24, 16, 4096) if name.endswith("-medium") else (768, 12, 12, 3072)
     tokenizer = TokenizerSpec(
         channels=(128, 256, 512) if pixels == 64 else (128, 256, 256, 512, 768),
@@ -44,7 +46,7 @@ def published(name: str) -> IVideoGPTSpec:
         width=width, layers=layers, heads=heads, kv_heads=heads, mlp_width=mlp, vocab=tokenizer.vocabulary,
         max_positions=1024,
     )  # fmt: skip
-    return IVideoGPTSpec(name, frames, _FPS, decoder, tokenizer, actions)
+    return IVideoGPTSpec(name, frames, FPS, decoder, tokenizer, actions)
 
 
 def published_frames(folder: Path) -> int | None:
@@ -53,7 +55,6 @@ def published_frames(folder: Path) -> int | None:
     No file of a checkpoint states them.
     """
     for part in reversed(folder.resolve().parts):
-        for name in (f"ivideogpt-{short}" for short in _IVIDEOGPT):
-            if part == name or part == f"models--thuml--{name}":
-                return published(name).frames
+        if (spec := published(part.removeprefix("models--thuml--"))) is not None:
+            return spec.frames
     return None

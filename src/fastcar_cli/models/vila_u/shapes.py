@@ -1,7 +1,8 @@
-"""The shapes of VILA-U 7B, for what is computed or timed without its files."""
+"""The config files of VILA-U to a specification, and those of VILA-U 7B, for what is computed without its files."""
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -9,8 +10,127 @@ from typing import Any
 
 import yaml
 
-from fastcar_cli.models.vila_u.checkpoint import spec_of
+from fastcar_cli.models.depth import DepthSpec
+from fastcar_cli.models.llama_config import read_decoder
 from fastcar_cli.models.vila_u.network import ModelSpec
+from fastcar_cli.models.vila_u.rqvae import RQVAESpec
+from fastcar_cli.system.plain_data import Flag, Foreign, Layers, Size, read_checked, wrong
+
+FRAMES, FPS = 8, 8
+
+PARTS = ("llm", "vision_tower", "mm_projector")
+"""Folders of a checkpoint."""
+
+
+class _Pixels(Foreign):
+    z_channels: Size
+    ch: Size
+    ch_mult: tuple[Size, ...]
+    num_res_blocks: Layers
+    resolution: Size
+    attn_resolutions: tuple[Size, ...] = ()
+    out_ch: Size = 3
+
+
+class _Autoencoder(Foreign):
+    code_shape: tuple[Size, Size, Size]
+    n_embed: Size
+    embed_dim: Size
+    ddconfig: _Pixels
+    shared_codebook: Flag = False
+    decoder_latent_shape: tuple[Size, Size] | None = None
+
+
+class _Block(Foreign):
+    n_head: Size
+
+
+class _Head(Foreign):
+    n_layer: Layers
+    block: _Block
+
+
+class _Transformer(Foreign):
+    block_size: tuple[Size, Size, Size]
+    vocab_size: Size | None = None
+    input_embed_dim_1: Size | None = None
+    input_embed_dim_2: Size | None = None
+    embed_dim: Size
+    head: _Head
+
+
+class _Tower(Foreign):
+    rqvaesiglip: _Autoencoder
+    rqtransformer: _Transformer
+
+
+class _Projector(Foreign):
+    mm_projector_type: str
+
+    @property
+    def layers(self) -> int | None:
+        """Linear maps; None of a type that is not known."""
+        known = re.fullmatch(r"identity|linear|mlp([1-9]\d*)x_gelu", self.mm_projector_type)
+        return None if known is None else int(known[1] or self.mm_projector_type == "linear")
+
+
+def spec_of(name: str, root: Path, llm: object = None, tower: object = None, projector: object = None) -> ModelSpec:
+    """The specification that the config files of the parts under `root` describe, or what they hold where it is given.
+
+    Raises RequestError naming file and key.
+    """
+    files = [root / part / "config.json" for part in PARTS]
+    decoder, vision = read_decoder(files[0], llm), read_checked(_Tower, files[1], tower)
+    autoencoder, transformer, pixels = vision.rqvaesiglip, vision.rqtransformer, vision.rqvaesiglip.ddconfig
+    height, width, depth = autoencoder.code_shape
+    codes, code_width = autoencoder.n_embed, autoencoder.embed_dim
+    for key, value, needed in (
+        ("block_size", list(transformer.block_size), [height, width, depth]),
+        ("vocab_size", transformer.vocab_size or codes, codes),
+        ("input_embed_dim_1", transformer.input_embed_dim_1 or code_width, code_width),
+        ("input_embed_dim_2", transformer.input_embed_dim_2 or decoder.width, decoder.width),
+    ):
+        if value != needed:
+            raise wrong(files[1], f"rqtransformer.{key}", value, repr(needed))
+    depth_width, depth_heads = transformer.embed_dim, transformer.head.block.n_head
+    if depth_width % depth_heads:
+        raise wrong(files[1], "rqtransformer.head.block.n_head", depth_heads, f"a divisor of embed_dim {depth_width}")
+    mapping = read_checked(_Projector, files[2], projector)
+    if mapping.layers is None:
+        raise wrong(files[2], "mm_projector_type", mapping.mm_projector_type, "linear, mlpNx_gelu or identity")
+    if mapping.layers == 0 and code_width != decoder.width:
+        raise wrong(files[2], "mm_projector_type", "identity", f"code width {code_width} equal to {decoder.width}")
+    return ModelSpec(
+        name=name,
+        frames=FRAMES,
+        fps=FPS,
+        decoder=decoder,
+        depth=DepthSpec(
+            width=depth_width,
+            blocks=transformer.head.n_layer,
+            heads=depth_heads,
+            depth=depth,
+            codes=codes,
+            code_width=code_width,
+            hidden=decoder.width,
+        ),
+        rqvae=RQVAESpec(
+            grid=(height, width),
+            depth=depth,
+            codes=codes,
+            code_width=code_width,
+            z_channels=pixels.z_channels,
+            ch=pixels.ch,
+            ch_mult=pixels.ch_mult,
+            num_res_blocks=pixels.num_res_blocks,
+            resolution=pixels.resolution,
+            attn_resolutions=pixels.attn_resolutions,
+            out_ch=pixels.out_ch,
+            shared_codebook=autoencoder.shared_codebook,
+            latent_size=autoencoder.decoder_latent_shape,
+        ),
+        projector_layers=mapping.layers,
+    )
 
 
 def full_configs() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fastcar_cli.checkpoints.specs import spec_from_dict
+from fastcar_cli.checkpoints.architectures import spec_from_dict
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import csv_of, file_text, make_folder, sha256_of, write_whole
 from fastcar_cli.system.plain_data import parse_json

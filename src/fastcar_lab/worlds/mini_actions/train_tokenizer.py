@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fastcar_cli.checkpoints.registry import load
+from fastcar_cli.checkpoints.open import load
 from fastcar_cli.errors import RequestError
 from fastcar_cli.media.metrics import psnr_of
 from fastcar_cli.models.ivideogpt.blocks import CrossAttention, TokenizerSpec

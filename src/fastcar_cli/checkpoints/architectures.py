@@ -1,0 +1,47 @@
+"""The architectures that there are, a row each: a new one is a folder of `models` and a row here."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fastcar_cli.models.checkpoint import Released
+from fastcar_cli.models.cosmos.checkpoint import CosmosCheckpoint
+from fastcar_cli.models.ivideogpt.checkpoint import IVideoGPTCheckpoint
+from fastcar_cli.models.network import Spec
+from fastcar_cli.models.vila_u.checkpoint import VilaUCheckpoint
+
+ARCHITECTURES: list[type[Released]] = [VilaUCheckpoint, IVideoGPTCheckpoint, CosmosCheckpoint]
+
+
+def released(folder: Path) -> Released | None:
+    """The checkpoint that a folder holds in the format of its authors; None for any other folder."""
+    return next((kind(folder) for kind in ARCHITECTURES if kind.matches(folder, None)), None)
+
+
+def published(name: str) -> Released | None:
+    """What is known of a published model by its short name, without its files; None for any other name."""
+    for kind in ARCHITECTURES:
+        if (spec := kind.published_spec(name)) is not None:
+            return kind(Path(name), name, spec=spec)
+    return None
+
+
+def architecture_of(spec: Spec) -> type[Released]:
+    """The architecture of a specification."""
+    return next(kind for kind in ARCHITECTURES if isinstance(spec, kind.SPEC))
+
+
+def spec_class(data: Any) -> type[Spec]:
+    """The class of specification that plain data are of: the one that knows most of their keys, the first of equals."""
+    keys = set(data) if isinstance(data, dict) else set()
+    return max((kind.SPEC for kind in ARCHITECTURES), key=lambda spec: len(keys & {f.name for f in fields(spec)}))
+
+
+def spec_from_dict(data: dict[str, Any]) -> Spec:
+    """From what `Spec.to_dict` gave, after a round trip through JSON. Raises TypeError or ValueError otherwise.
+
+    Keys that have a default may be missing: older folders do not name them.
+    """
+    return spec_class(data)(**data)

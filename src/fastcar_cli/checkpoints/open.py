@@ -1,0 +1,106 @@
+"""The door to models on disk: a name of the package or the hub, or a folder of any format, to a `Checkpoint`."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from fastcar_cli.checkpoints.architectures import ARCHITECTURES, published
+from fastcar_cli.checkpoints.converted import ConvertedCheckpoint, working_folder
+from fastcar_cli.checkpoints.hub import fetch, repository_of, revision_of
+from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
+from fastcar_cli.errors import RequestError
+from fastcar_cli.models.bundled.checkpoint import BundledCheckpoint
+from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
+from fastcar_cli.models.network import Spec
+from fastcar_cli.system.files import file_text
+from fastcar_cli.system.plain_data import parse_json
+
+
+def folder_of(model: str) -> Path:
+    """The folder of a bundled name, a hub name (fetched where it is not in the cache) or a path.
+
+    Raises RequestError where there is none, RunError where it can't be fetched.
+    """
+    if model in BUNDLED:
+        return Path(str(resources.files("fastcar_cli"))) / "assets" / model
+    repository = repository_of(model)
+    if repository is not None:
+        return fetch(repository, revision_of(model))
+    # A text that no file can be called is no folder either.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        if (path := Path(model).expanduser()).is_dir():
+            _check_files(path)
+            return path
+        if (begun := working_folder(path)).is_dir():
+            raise RequestError(
+                f"{path} is not there yet: its conversion in {begun} is not done",
+                hint="the fastcar convert command that began it resumes it",
+            )
+    near = difflib.get_close_matches(model, [*BUNDLED, *REPOSITORIES], n=1)
+    raise RequestError(
+        f"unknown model {model[:80]!r}: neither a known name nor a folder"
+        + (f"; did you mean {near[0]!r}?" if near else ""),
+        hint=f"bundled: {', '.join(BUNDLED)}; from the hub: {', '.join(REPOSITORIES)}; or the path of a model folder",
+    )
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a folder with pipes or devices, which may never end. Raises RequestError."""
+    for file in (*folder.glob("*"), *folder.glob("*/*")):
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise RequestError(
+                f"the model folder {folder} holds {file.relative_to(folder)}, which is not a regular file"
+            )
+
+
+def public_name(model: str) -> bool:
+    """Whether a name means the same model on every machine: a bundled one or one of the hub, not a path."""
+    return model in BUNDLED or repository_of(model) is not None
+
+
+def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
+    """The checkpoint in a folder; `name` is the public name that it has. Raises RequestError for an unfinished one."""
+    try:
+        config = parse_json(file_text(folder / "config.json"))
+    except (OSError, ValueError):
+        config = None
+    kinds: list[type[Checkpoint]] = [ConvertedCheckpoint, *ARCHITECTURES, BundledCheckpoint]
+    return next(kind(folder, name, config) for kind in kinds if kind.matches(folder, config))
+
+
+def open_model(model: str) -> Checkpoint:
+    """The checkpoint of a bundled name, a hub name (fetched where it is not in the cache) or a path.
+
+    Raises as `folder_of` and `open_folder` do.
+    """
+    return open_folder(folder_of(model), model if public_name(model) else None)
+
+
+def known(model: str) -> Checkpoint:
+    """The checkpoint as far as it is known before anything is fetched: of a hub name its published shapes.
+
+    Raises as `open_model` does.
+    """
+    repository = repository_of(model)
+    name = next((name for name, known in REPOSITORIES.items() if known == repository), "")
+    return published(name) or open_model(model)
+
+
+def spec_of(model: str) -> Spec:
+    """The specification of a model as far as `known` knows it. Raises as that does."""
+    return known(model).spec
+
+
+def load(
+    model: str,
+    dtype: str = "auto",
+    device: str = "cpu",
+    progress: Callable[[int], None] | None = None,
+    size: tuple[int, int] | None = None,
+) -> LoadedModel:
+    """Load a model by name or path; see `open_model` and `Checkpoint.load`."""
+    return open_model(model).load(dtype, device, progress, size)

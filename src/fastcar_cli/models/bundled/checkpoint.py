@@ -1,0 +1,122 @@
+"""Folders in the format of fastcar, which training writes and the package brings: config.json, model.safetensors."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastcar_cli.errors import RequestError
+from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
+from fastcar_cli.inputs.worlds.placement_text import phrase_tokenizer
+from fastcar_cli.models.checkpoint import Checkpoint, GenerationDefaults
+from fastcar_cli.models.network import Network
+from fastcar_cli.models.vila_u.network import ModelSpec
+from fastcar_cli.models.weight_format import NetworkFormat
+from fastcar_cli.system.plain_data import checked, read_json, wrong
+from fastcar_cli.weights.tensors import Component, Progress, fill
+
+FORMAT = "fastcar-1"
+
+
+class BundledCheckpoint(Checkpoint):
+    """A folder of this format; it may leave out what a folder beside it, its base, holds."""
+
+    SPEC = ModelSpec
+
+    @classmethod
+    def matches(cls, folder: Path, config: Any) -> bool:
+        """See `Checkpoint`; a folder of no other format is refused as one of this."""
+        return True
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "config.json"
+
+    @cached_property
+    def _own(self) -> Any:
+        """What config.json itself holds; None without it. Raises RequestError where it can't be read."""
+        return read_json(self._file) if self.config is None and self._file.is_file() else self.config
+
+    @cached_property
+    def base(self) -> Path | None:
+        """The folder that holds what this one lacks. Raises RequestError where the config names no folder."""
+        base = self._own.get("base") if isinstance(self._own, dict) and self._own.get("format") == FORMAT else None
+        if base is None:
+            return None
+        if not isinstance(base, str) or Path(base).name != base:
+            raise wrong(self._file, "base", base, "the name of a folder beside this one")
+        return self.folder / ".." / base
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The config.json, with what its base's adds. Raises RequestError for one of another format."""
+        file, data = self._file, self._own
+        if not file.is_file():
+            raise RequestError(f"{self.folder} is not a model folder: it has no config.json")
+        if not isinstance(data, dict):
+            raise RequestError(f"{file}: the top level is a {type(data).__name__}, needed: a mapping of keys")
+        if data.get("format") == FORMAT:
+            if self.base is None:
+                return data
+            shared = read_json(self.base / "config.json", hint=f"{self.folder} shares what is in that folder")
+            if not isinstance(shared, dict) or "base" in shared:
+                raise wrong(file, "base", self.base.name, "a model folder that has no base itself")
+            return shared | data
+        if (kind := data.get("model_type")) is not None:
+            raise RequestError(
+                f"{file}: key 'model_type' is {kind!r}, allowed: 'vila_u_llama' with the folders llm, vision_tower, "
+                "mm_projector beside it"
+            )
+        raise RequestError(f"{file}: key 'format' is {data.get('format')!r}, allowed: {FORMAT!r}")
+
+    def files(self, name: str = "model.safetensors") -> tuple[Path, ...]:
+        """A file of this folder, and after it that of its base. Raises RequestError as `base` does."""
+        return tuple(folder / name for folder in self.folders)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """See `Checkpoint`."""
+        return (self.folder,) if self.base is None else (self.folder, self.base)
+
+    def read_spec(self) -> ModelSpec:
+        """See `Checkpoint`."""
+        return checked(ModelSpec, self.document.get("spec"), self._file, "spec")
+
+    @cached_property
+    def defaults(self) -> GenerationDefaults:
+        """See `Checkpoint`."""
+        return checked(GenerationDefaults, self.document.get("generation"), self._file, "generation")
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """See `Checkpoint`."""
+        return self.document["text"]
+
+    def weight_files(self) -> list[Path]:
+        """See `Checkpoint`."""
+        return list(self.files())
+
+    def components(self, network: Network) -> list[Component]:
+        """See `Checkpoint`: keys are the names of the parameters."""
+        names = {name: name for name in network.state_dict()}
+        return [Component(self.folder, names, lambda key: False, self.files())]
+
+    def reader(self, network: Network) -> PhraseTokenizer:
+        """See `Checkpoint`."""
+        try:
+            return phrase_tokenizer(self.text, self._file)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise RequestError(f"{self._file}: {type(e).__name__} at {e}") from None
+
+    def _weights(
+        self, network: Network, form: NetworkFormat, device: torch.device, progress: Progress | None
+    ) -> dict[str, Tensor]:
+        weights = fill(
+            self.components(network), network.state_dict(), form.float_of, device, progress, form.stored, finite=True
+        )
+        form.use()
+        return weights
