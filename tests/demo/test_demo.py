@@ -299,7 +299,7 @@ def test_a_person_makes_a_video(browser: Any, width: int) -> None:
         page.click("#make")
     # The square before the caption has the colour of the map: here of drafts.
     assert page.inner_text(".screen:nth-child(2) figcaption").startswith("Drafts, ")
-    assert page.evaluate("VIEW.b.figure.querySelector('i').style.background") == "var(--dense)"
+    assert page.evaluate("VIEW.b.swatch.style.background") == "var(--dense)"
     page.close()
     server.shutdown()
     assert errors == []

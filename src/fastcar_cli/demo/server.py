@@ -30,7 +30,7 @@ Line = dict[str, Any]
 LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost")
 MOST_BYTES = 65536
-SCRIPTS = ("core.js", "charts.js", "heat.js", "player.js", "demo.js")
+SCRIPTS = ("core.js", "player.js", "demo.js")
 
 
 class Left(Exception):

@@ -21,7 +21,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.system.files import file_text, write_whole
 from fastcar_cli.system.plain_data import parse_json
 
-SCRIPTS = ("core.js", "charts.js", "heat.js", "player.js", "tables.js", "main.js")
+SCRIPTS = ("core.js", "chart.js", "player.js", "main.js")
 VIDEO_LIMIT = 32 * 2**20
 """Bytes of MP4 files that are embedded at most; base64 makes four of three."""
 
@@ -136,16 +136,12 @@ def asset(name: str) -> str:
 
 def _fill(results: dict[str, Any], videos: dict[str, str]) -> str:
     name = str(results["model"].get("name", "model"))
-    video_json = json_text(videos)
     parts = {
         "head": head(f"fastcar sweep: {name}", "; media-src data:; script-src 'unsafe-inline'"),
         "script": "\n".join(asset(s) for s in SCRIPTS),
-        "videos": video_json,
+        "data": json_text(results),
+        "videos": json_text(videos),
     }
-    # The page shows its own size; the digits of that number are not counted.
-    size = sum(map(len, parts.values())) + len(json_text(results)) + len(asset("page.html"))
-    results["report"]["file_bytes"] = size
-    parts["data"] = json_text(results)
     return filled(asset("page.html"), parts)
 
 

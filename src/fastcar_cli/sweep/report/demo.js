@@ -48,11 +48,10 @@ at("footer").textContent = `fastcar ${DATA.version} on this machine; the address
 if (CELLS.length) {
   const [cell] = CELLS;
   at("watch").hidden = false;
-  Object.assign(STATE, { prompt: cell.prompt, seed: cell.seed, setting: settingKey(cell) });
   startPlayer();
+  watch(cell);
   VIEW.a.caption.textContent = "Video";
   VIEW.a.video.setAttribute("aria-label", "Video");
-  VIEW.a.figure.querySelector("i").remove();
-  at("show-difference").closest("label").remove();
+  VIEW.a.swatch.remove();
   Object.assign(at("save"), { href: `data:video/mp4;base64,${VIDEOS.video}`, download: DATA.file });
 }
