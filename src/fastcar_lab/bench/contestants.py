@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.decoding.executors.executor import HostExecutor
-from fastcar_cli.decoding.executors.native import NativeExecutor, block_weights
+from fastcar_cli.decoding.executors.native import NativeExecutor
 from fastcar_cli.decoding.executors.plain import PlainExecutor
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.replay import ReplayRule
-from fastcar_cli.kernels import native
 from fastcar_cli.models.network import Network
 from fastcar_cli.profile.profiler import decode_of
 from fastcar_lab.bench.cases import PROMPT_TOKENS
 
-Passes = Callable[[int], None]
+Passes = Callable[[int], float | None]
+"""Makes a number of passes; returns seconds that count instead of all that it took, or None."""
 
 
 class ComputeThenSelect(PlainExecutor):
@@ -65,8 +65,12 @@ def engine(
     ratio: float | None = None,
     joint: bool = True,
     select: bool = False,
+    mlp: bool = False,
 ) -> Passes:
-    """Our decode pass at a context length; with a ratio the decisions are forced and TAS is still computed."""
+    """Our decode pass at a context length; with a ratio the decisions are forced and TAS is still computed.
+
+    mlp: what counts are the seconds of its MLP branches.
+    """
     n, layers = model.spec.tokens_per_frame, model.spec.decoder.layers
     first = context - PROMPT_TOKENS
     frames = -(-(first + passes + 1) // n)
@@ -93,28 +97,21 @@ def engine(
     final = (1,) * decode.prompts.videos
 
     @torch.inference_mode()
-    def run(count: int) -> None:
+    def run(count: int) -> float | None:
+        before = decode.clock.mlp
         for t in range(first, first + count):
             inputs = Inputs((t,) * decode.prompts.videos)
             runner.run(inputs, latent)
             runner.advance(inputs, final)
+        return decode.clock.mlp - before if mlp else None
 
     return run
 
 
 @torch.inference_mode()
-def mlp_only(model: Network, *, rows: int, executor: str) -> Passes:
-    """Only the MLP branches of all layers, for their share of a pass."""
+def mlp_only(model: Network, *, rows: int) -> Passes:
+    """Only the MLP branches of all layers in torch, for their share of a pass."""
     x = torch.randn(rows, model.spec.decoder.width, generator=torch.Generator().manual_seed(0)).to(model.dtype)
-    if executor == "native":
-        weights = [block_weights(block) for block in model.llm.blocks]
-        branches = native.MLPs(weights, model.spec.decoder.rms_eps, torch.get_num_threads())
-        wide = x.float()
-
-        def together(count: int) -> None:
-            branches(wide, count)
-
-        return together
     blocks = model.llm.blocks
 
     @torch.inference_mode()

@@ -40,7 +40,7 @@ def measure(
     was, afterwards.
     """
     before = torch.get_num_threads()
-    runs: dict[tuple[str, int], Callable[[int], None]] = {}
+    runs: dict[tuple[str, int], Callable[[int], float | None]] = {}
     try:
         for form, model in models(plan).items():
             for count in (1, threads):

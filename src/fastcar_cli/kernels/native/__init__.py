@@ -1,6 +1,6 @@
 """Native CPU kernels: C++ in `source/`, built with the package and loaded with ctypes."""
 
-from fastcar_cli.kernels.native.decoder import BlockWeights, CrossWeights, DecoderPass, MLPs
+from fastcar_cli.kernels.native.decoder import BlockWeights, CrossWeights, DecoderPass
 from fastcar_cli.kernels.native.depth import CodeDraw, DepthBlockWeights, DepthWeights, Norm
 from fastcar_cli.kernels.native.library import formats, instruction_set, instruction_sets, unavailable
 from fastcar_cli.kernels.native.linear import Product, linear
@@ -15,7 +15,6 @@ __all__ = [
     "DepthBlockWeights",
     "DepthWeights",
     "Linear",
-    "MLPs",
     "Norm",
     "Product",
     "formats",

@@ -106,10 +106,43 @@ def _decoder(blocks: Sequence[BlockWeights], eps: float, threads: int) -> Any:
     return STRUCTS.Decoder(layers=len(blocks), width=width, threads=threads, eps=eps, blocks=layers)
 
 
+def _caches(
+    decoder: Any,
+    keys: Tensor,
+    values: Tensor,
+    aligned: Tensor,
+    outputs: Tensor | None,
+    older: Mapping[str, Tensor],
+    sizes: tuple[int, int, int],
+) -> int:
+    """Fill in the caches of all layers; `sizes` are rows, kv heads and head width. Returns how many slots they have."""
+    (rows, _, d), of_heads = sizes, (decoder.layers, *sizes[:2])
+    slots, older_slots = keys.shape[3], older["older_keys"].shape[3] if older else 0
+    decoder.positions = 0 if outputs is None else outputs.shape[2]
+    caches: list[tuple[str, Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = [
+        ("keys", keys, (*of_heads, slots, d), _FLOATS),
+        ("values", values, (*of_heads, slots, d), (keys.dtype,)),
+        ("aligned", aligned, (*of_heads, aligned.shape[3], d), (keys.dtype,)),
+        ("outputs", outputs, (decoder.layers, rows, decoder.positions, decoder.width), _FLOATS),
+    ]
+    for name, tensor in older.items() if older_slots else ():
+        shape = (*of_heads, d) if name.endswith("means") else (*of_heads, older_slots, d)[: tensor.dim()]
+        caches.append((name, tensor, shape, (torch.int8 if name in ("older_keys", "older_values") else torch.float32,)))
+    for name, cache, shape, dtypes in caches:
+        if cache is not None:
+            expect(name, cache, shape, *dtypes)
+            for i, part in enumerate(cache):
+                setattr(decoder.blocks[i], name, part.data_ptr())
+    decoder.slots, decoder.aligned_slots, decoder.older_slots = slots, aligned.shape[3], older_slots
+    decoder.cache_format = BY_DTYPE[keys.dtype].number
+    decoder.output_format = 0 if outputs is None else BY_DTYPE[outputs.dtype].number
+    return slots + older_slots
+
+
 class DecoderPass:
     """All blocks and the last norm on one or more tokens of every row. Weights and caches are used in place.
 
-    norm: weight of the last norm, float32 [width]; None: hidden states are those behind the last block. eps: of all
+    norm: weight of the last norm, float32 [width]; None: hidden states are those after the last block. eps: of all
     norms.
     keys, values: [layers, rows, kv_heads, slots, head width], float32 or bfloat16.
     aligned: the keys that TAS reads. Its slots may differ, or it may be the same tensor as keys.
@@ -165,40 +198,14 @@ class DecoderPass:
             raise ValueError(f"heads are {d} wide, expected an even number")
         if most < 1 or not 1 <= rows * most <= MOST_ROWS or (pairs and rows % 2):
             raise ValueError(f"{rows} rows of {most} tokens: expected 1 to {MOST_ROWS} in all, an even number in pairs")
-        slots, aligned_slots, positions = keys.shape[3], aligned.shape[3], 0 if outputs is None else outputs.shape[2]
-        older_slots = older["older_keys"].shape[3] if older else 0
-        layers, heads_of = len(blocks), (len(blocks), rows, kv_heads)
-        caches: dict[str, tuple[Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = {
-            "keys": (keys, (*heads_of, slots, d), _FLOATS),
-            "values": (values, (*heads_of, slots, d), (keys.dtype,)),
-            "aligned": (aligned, (*heads_of, aligned_slots, d), (keys.dtype,)),
-            "outputs": (outputs, (layers, rows, positions, decoder.width), _FLOATS),
-        }
-        if older is not None and older_slots:
-            for part in ("key", "value"):
-                caches |= {
-                    f"older_{part}s": (older[f"older_{part}s"], (*heads_of, older_slots, d), (torch.int8,)),
-                    f"older_{part}_scales": (older[f"older_{part}_scales"], (*heads_of, older_slots), (torch.float32,)),
-                    f"{part}_means": (older[f"{part}_means"], (*heads_of, d), (torch.float32,)),
-                }
-        for name, (tensor, shape, dtypes) in caches.items():
-            if tensor is not None:
-                expect(name, tensor, shape, *dtypes)
-                for i in range(layers):
-                    setattr(decoder.blocks[i], name, tensor[i].data_ptr())
+        self._slots = _caches(decoder, keys, values, aligned, outputs, older or {}, (rows, kv_heads, d))
+        slots, aligned_slots, older_slots = decoder.slots, decoder.aligned_slots, decoder.older_slots
         angles = (tokens, cos.shape[1], d)
         if angles[1] not in (1, rows):
             raise ValueError(f"cos has {angles[1]} rows, expected 1 or {rows}")
         for field, value in {
-            **{"rows": rows, "most": most, "heads": heads, "kv_heads": kv_heads, "head_width": d, "slots": slots},
-            **{"aligned_slots": aligned_slots, "older_slots": older_slots, "positions": positions},
-            **{
-                "pairs": pairs,
-                "released": released,
-                "cache_format": BY_DTYPE[keys.dtype].number,
-                "angle_rows": angles[1],
-            },
-            "output_format": 0 if outputs is None else BY_DTYPE[outputs.dtype].number,
+            **{"rows": rows, "most": most, "heads": heads, "kv_heads": kv_heads, "head_width": d},
+            **{"pairs": pairs, "released": released, "angle_rows": angles[1]},
             "norm": None if norm is None else expect("norm", norm, (decoder.width,), torch.float32),
             "start": expect("start", start, (rows,), torch.int64),
             "table": expect("table", table, (tokens, 6), torch.int64),
@@ -224,10 +231,10 @@ class DecoderPass:
         decoder.scratch = memory.data_ptr()
         # A small pass takes less than a millisecond, so the call itself must do little.
         self._run = partial(kernels().decode, ctypes.byref(decoder), ctypes.byref(self._step))
-        self._rows, self._width, self._layers, self._most, self._end = rows, decoder.width, layers, most, tokens
-        self._replays, self._slots = bool(positions), slots + older_slots
+        self._rows, self._width, self._layers, self._most, self._end = rows, decoder.width, len(blocks), most, tokens
+        self._replays = outputs is not None
         # What an address points to must live as long as this object.
-        self._held = (decoder, memory, blocks, norm, caches, start, table, cos, sin)
+        self._held = (decoder, memory, blocks, norm, keys, values, aligned, outputs, older, start, table, cos, sin)
 
     def __call__(
         self,
@@ -254,7 +261,7 @@ class DecoderPass:
         """
         step, count = self._step, x.shape[1]
         if not (min(tokens) >= 0 and max(tokens) + count <= self._end and 1 <= count <= self._most):
-            raise ValueError(f"tokens {tokens} and {count - 1} behind each: there are {self._end}, {self._most} a pass")
+            raise ValueError(f"tokens {tokens} and {count - 1} after each: there are {self._end}, {self._most} a pass")
         if (scores is None) != (replayed is None):
             raise ValueError("scores and replayed: both or neither")
         if thresholds is not None and (scores is None or not self._replays):
@@ -275,25 +282,3 @@ class DecoderPass:
         step.replayed = None if replayed is None else expect("replayed", replayed, per_layer, torch.bool)
         self._run()
         return float(step.mlp_ns) * 1e-9
-
-
-class MLPs:
-    """Only the norms and MLPs of all layers, to time their share of a pass."""
-
-    def __init__(self, blocks: Sequence[BlockWeights], eps: float, threads: int = 1) -> None:
-        self._kernels, self._decoder = kernels(), _decoder(blocks, eps, threads)
-        # The smallest attention: it is not run, so it needs no scratch memory.
-        self._decoder.heads = self._decoder.kv_heads = self._decoder.head_width = 1
-        self._blocks = blocks
-        self._scratch: Tensor | None = None
-
-    def __call__(self, x: Tensor, passes: int = 1) -> Tensor:
-        """Run each layer on the same x, float32 [rows, width]; returns what the last layer adds."""
-        d, y = self._decoder, torch.empty_like(x)
-        at = expect("x", x, (len(x), d.width), torch.float32)
-        if self._scratch is None or d.rows != len(x):
-            d.rows, d.most = len(x), 1
-            self._scratch = scratch(self._kernels.decoder_bytes(d))
-            d.scratch = self._scratch.data_ptr()
-        self._kernels.mlps(ctypes.byref(d), at, y.data_ptr(), passes)
-        return y

@@ -177,7 +177,7 @@ class CodeDraw:
         """
         (videos, tokens, depth), draw, count = self._shape, self._draw, hidden.shape[1]
         if not (min(first) >= 0 and max(first) + count <= tokens and 1 <= count <= self._most):
-            raise ValueError(f"tokens {first} and {count - 1} behind each: there are {tokens}, {self._most} a draw")
+            raise ValueError(f"tokens {first} and {count - 1} after each: there are {tokens}, {self._most} a draw")
         latent = torch.empty(videos, count, self._latent)
         logits = torch.empty(depth, videos, count, self._logits) if keep_logits else None
         self._first[:], self._top_p[: videos * count] = first, top_p
