@@ -14,7 +14,7 @@ from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.batch import Step, Watcher
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.prompts import Prompts
+from fastcar_cli.decoding.prompt_rows import PromptRows
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
@@ -160,7 +160,7 @@ def test_auto_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_tokens_with_the_same_prompt_so_far_are_computed_once(prompts: list[list[int]]) -> None:
-    batch = Prompts.of(tiny_model(), prompts, guided=False)
+    batch = PromptRows.of(tiny_model(), prompts, guided=False)
     wanted, back = batch.distinct()
     longest = batch.padded
 

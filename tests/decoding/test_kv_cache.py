@@ -15,7 +15,7 @@ from fastcar_cli.config import choices
 from fastcar_cli.decoding import trace
 from fastcar_cli.decoding.cache.kv_cache import KVCache
 from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache, packed
-from fastcar_cli.decoding.prompts import Prompts
+from fastcar_cli.decoding.prompt_rows import PromptRows
 from fastcar_cli.errors import RequestError
 from fastcar_cli.kernels import native
 from fastcar_cli.models import load
@@ -98,7 +98,7 @@ def test_what_is_not_finite_shows() -> None:
 def test_memory_is_what_the_plan_says(kv_dtype: str, frames: int, window: int | None) -> None:
     spec = tiny_model().spec
     rows, prompt, n = 2, 5, spec.tokens_per_frame
-    prompts = Prompts.of(tiny_model(), [[1] * prompt] * rows, guided=False)
+    prompts = PromptRows.of(tiny_model(), [[1] * prompt] * rows, guided=False)
     kind = Int8KVCache if kv_dtype == "int8" else KVCache
     cache = kind(spec.decoder, prompts, frames * n, n, torch.bfloat16, window, 4)
     asked = Demand(rows, frames, prompt, window, 4, kv_dtype)

@@ -139,15 +139,6 @@ def test_a_row_does_not_depend_on_its_neighbours(
             assert torch.equal(alone(x[r : r + 1]), together[r : r + 1])
 
 
-def test_a_bias_of_one_call_stays_in_that_call() -> None:
-    weight, x, other = random_linear("float32", 30, 20, bias=True), random(2, 20), random(30, seed=8)
-    assert weight.bias is not None
-    product = Product(weight, 2)
-    own = product(x)
-    torch.testing.assert_close(product(x, other), own - weight.bias + other)
-    assert torch.equal(product(x), own)
-
-
 @pytest.mark.parametrize("value", [float("nan"), INF])
 @pytest.mark.parametrize("place", [0, 40, 130])
 def test_weights_that_are_not_finite_show(any_set: str, place: int, value: float) -> None:

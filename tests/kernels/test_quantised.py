@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 
 from fastcar_cli.kernels import native
+from fastcar_cli.kernels.native.library import kernels
 from fastcar_cli.weights.formats import (
     FORMATS,
     PACKED,
@@ -49,7 +51,10 @@ def test_the_tables_of_formats_are_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     rows = [(f.name, f.bits, 8 * f.scale.itemsize if f.scale else 0, f.group or 0) for f in FORMATS.values()]
     for name in native.instruction_sets():
         monkeypatch.setenv("FASTCAR_KERNELS_ISA", name)
-        assert native.formats() == rows
+        table = kernels()
+        found = [table.formats[i] for i in range(table.formats_count)]
+        names = [ctypes.string_at(row.name).decode() for row in found]
+        assert [(name, r.bits, r.scale_bits, r.group) for name, r in zip(names, found, strict=True)] == rows
 
 
 @given(arrays("int8", (2, 64), elements=st.integers(-8, 7)).map(torch.from_numpy))

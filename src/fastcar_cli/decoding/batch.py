@@ -15,7 +15,7 @@ from fastcar_cli.decoding.cache.kv_cache import KVCache
 from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.draws import Draws
 from fastcar_cli.decoding.inputs import Inputs
-from fastcar_cli.decoding.prompts import Places, Prompts
+from fastcar_cli.decoding.prompt_rows import Places, PromptRows
 from fastcar_cli.decoding.replay.controller import Size
 from fastcar_cli.decoding.replay.replay import Replay
 from fastcar_cli.decoding.replay.scores import BlockState
@@ -121,7 +121,7 @@ class Batch:
 
     model: Network
     settings: DecodeSettings
-    prompts: Prompts
+    prompts: PromptRows
     places: Places
     cache: KVCache
     replay: Replay | None
@@ -134,7 +134,7 @@ class Batch:
     def of(
         cls,
         model: Network,
-        prompts: Sequence[Sequence[int]] | Prompts,
+        prompts: Sequence[Sequence[int]] | PromptRows,
         settings: DecodeSettings,
         uniforms: Tensor,
         backend: MLPBackend | None = None,
@@ -147,8 +147,8 @@ class Batch:
         `Network.added` takes it.
         """
         spec, frame = model.spec, model.spec.tokens_per_frame
-        if not isinstance(prompts, Prompts):
-            prompts = Prompts.of(model, prompts, settings.sampling.guided, conditions)
+        if not isinstance(prompts, PromptRows):
+            prompts = PromptRows.of(model, prompts, settings.sampling.guided, conditions)
         tokens, slack = settings.frames * frame, settings.draft.slack
         cache = (Int8KVCache if settings.kv_dtype == "int8" else KVCache)(
             spec.decoder, prompts, tokens + slack, frame, model.dtype, settings.window, settings.sinks
@@ -183,7 +183,7 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """See `Prompts.rows`."""
+        """See `PromptRows.rows`."""
         return self.prompts.rows
 
     def fill(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:

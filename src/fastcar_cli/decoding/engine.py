@@ -21,7 +21,7 @@ from fastcar_cli.decoding.drafts.drafts import Drafter, DraftSettings
 from fastcar_cli.decoding.drafts.length import DraftWindow
 from fastcar_cli.decoding.executors.executor import Executor
 from fastcar_cli.decoding.executors.select import choose
-from fastcar_cli.decoding.prompts import KeptPrompts
+from fastcar_cli.decoding.prompt_rows import SavedPrefill
 from fastcar_cli.decoding.sampling import uniforms
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import RequestError
@@ -42,16 +42,16 @@ class Decode(Batch):
 
     Attributes:
         executor: runs the passes; chosen when decoding begins, where it is not set before.
-        kept: where what the prompts leave is read from, or written to; None: nowhere.
+        saved: where what the prompts leave is read from, or written to; None: nowhere.
         windows: what `--draft auto` has learned of earlier videos like these; None: nothing.
-        executor_name: its name, kept after `release`; None before decoding begins.
+        executor_name: its name, also after `release`; None before decoding begins.
         why: the reason for the choice, for people.
 
     """
 
     executor: Executor | None = None
     drafter: Drafter | None = None
-    kept: KeptPrompts | None = None
+    saved: SavedPrefill | None = None
     windows: DraftWindow | None = None
     executor_name: str | None = None
     why: str = ""
@@ -131,19 +131,19 @@ class Decode(Batch):
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:
-        """Fill the caches with what the prompts leave, computed or kept: last hidden states [rows, width]."""
-        executor, kept, began = self.start(), self.kept, time.perf_counter()
-        if kept is not None and (hidden := kept.read()) is not None:
+        """Fill the caches with what the prompts leave, computed or saved: last hidden states [rows, width]."""
+        executor, began = self.start(), time.perf_counter()
+        # A file that was read is not held open.
+        saved, self.saved = self.saved, None
+        if saved is not None and (hidden := saved.read()) is not None:
             for layer in range(self.model.spec.decoder.layers):
-                self.fill(layer, *kept.layer(layer))
+                self.fill(layer, *saved.layer(layer))
                 self.observers.prefilled(layer + 1, self.model.spec.decoder.layers)
         else:
-            self.observers.on_prompt = None if kept is None else kept.take
+            self.observers.on_prompt = None if saved is None else saved.take
             hidden = executor.prefill()
-            if kept is not None:
-                kept.write(hidden)
-        # A file that was read is not held open.
-        self.kept = None
+            if saved is not None:
+                saved.write(hidden)
         synchronise(self.model.device)
         self.clock.prefill = time.perf_counter() - began
         return hidden

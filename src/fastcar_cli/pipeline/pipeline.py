@@ -291,7 +291,7 @@ class VideoPipeline:
         run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)
         if (file := self.config.runtime.keep_prefill) is not None:
-            decode.kept = KeptFile(Path(file), decode, self.config.model)
+            decode.saved = KeptFile(Path(file), decode, self.config.model)
 
         def shown(pixels: Callable[[], Tensor | None], first: int) -> Iterator[Frame]:
             """Frames from index `first` on, of pixels [P, frames, H, W, 3] or of one frame [P, H, W, 3]."""

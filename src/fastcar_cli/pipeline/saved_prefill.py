@@ -25,7 +25,7 @@ _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class KeptFile:
-    """A safetensors file, see `KeptPrompts`: written layer by layer where there is none, else read.
+    """A safetensors file, see `SavedPrefill`: written layer by layer where there is none, else read.
 
     What it holds is that of a model's weights, their format, an executor, the prompts and an attention window, all of
     which are in its metadata; thresholds, drafts and the format of keys and values may change. Raises RequestError
@@ -74,21 +74,21 @@ class KeptFile:
         return RequestError(said, key="keep_prefill", value=self._path, hint="give another name, or delete the file")
 
     def read(self) -> Tensor | None:
-        """See `KeptPrompts`."""
+        """See `SavedPrefill`."""
         # A view would keep the whole file mapped.
         return None if self._file is None else self._file.get_tensor("hidden").clone()
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `KeptPrompts`."""
+        """See `SavedPrefill`."""
         keys, values, outputs = (self._file.get_tensor(f"{layer}.{part}") for part in _PARTS)
         return keys, values, outputs
 
     def take(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
-        """See `KeptPrompts`. Raises RunError where the file can't be written."""
+        """See `SavedPrefill`. Raises RunError where the file can't be written."""
         self._append(keys, values, outputs[:, outputs.shape[1] - self._last :])
 
     def write(self, hidden: Tensor) -> None:
-        """See `KeptPrompts`. Raises RunError where the file can't be written."""
+        """See `SavedPrefill`. Raises RunError where the file can't be written."""
         self._append(hidden)
         assert self._to is not None
         self._to.close()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.decoding.inputs import Inputs, Restore, snapshot
-from fastcar_cli.decoding.prompts import Prompts
+from fastcar_cli.decoding.prompt_rows import PromptRows
 from fastcar_cli.models.decoder_spec import DecoderSpec
 
 
@@ -90,7 +90,7 @@ class KVCache:
     def __init__(
         self,
         spec: DecoderSpec,
-        prompts: Prompts,
+        prompts: PromptRows,
         tokens: int,
         frame: int,
         dtype: torch.dtype,

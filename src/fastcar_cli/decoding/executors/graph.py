@@ -96,7 +96,7 @@ class GraphExecutor(Executor):
             batch.clock.capture += time.perf_counter() - began
         ops, launch = self._launches[count]
         self._passed, batch.draws.latent = launch(), None
-        return Step(inputs, batch.draws, ops.state.hidden[:, : inputs.count], None)
+        return Step(inputs, batch.draws, ops.hidden[:, : inputs.count], None)
 
     def logits(self, x: Tensor, d: int) -> Tensor:
         """See `Executor.logits`; by the kernels once a pass has run."""
@@ -114,17 +114,17 @@ class GraphExecutor(Executor):
         return ops, self._captured(ops) if self._capture else partial(self._run, ops)
 
     def _run(self, ops: TritonOps) -> Passed:
-        """One pass from the first input tokens on, which it counts up; all results are in the state and the batch.
+        """One pass from the first input tokens on, which it counts up; all results are in `ops` and the batch.
 
         Returns what `advance` needs. The only input of a pass is final, so that the pass itself learns from it.
         """
-        batch, state, model, replay = self._batch, ops.state, self._batch.model, self._batch.replay
+        batch, model, replay = self._batch, self._batch.model, self._batch.replay
         draws, added, rows, count = batch.draws, batch.places.added, batch.rows, ops.inputs
         inputs = InputsOnDevice(self._first + self._drafts[:count, None], rows)
-        state.tokens.copy_(inputs.tokens(rows, self._first.device))
+        ops.tokens.copy_(inputs.tokens(rows, self._first.device))
         restores = self._overwrites(inputs)
         if replay is not None:
-            state.thresholds.copy_(replay.thresholds(inputs).transpose(0, 1))
+            ops.thresholds.copy_(replay.thresholds(inputs).transpose(0, 1))
         codes = draws.buffer.transpose(0, 1)
         with multiplied_by(ops.multiply):
             x = model.feedback_latent(model.embed(inputs.of(codes)))
@@ -133,14 +133,14 @@ class GraphExecutor(Executor):
         x = x.repeat(1, rows // len(self._first), 1).flatten(0, 1)
         for layer, block in enumerate(model.llm.blocks):
             x = ops.block(layer, block, x)
-        state.hidden.copy_(ops.norm(model.llm.norm, x).view(count, rows, -1).transpose(0, 1))
-        flags, scores = state.flags.view(torch.bool).transpose(1, 2), state.scores.transpose(1, 2)
+        ops.hidden.copy_(ops.norm(model.llm.norm, x).view(count, rows, -1).transpose(0, 1))
+        flags, scores = ops.flags.view(torch.bool).transpose(1, 2), ops.scores.transpose(1, 2)
         if replay is not None and count == 1:
             replay.advance(inputs, None, flags, scores)
         after = inputs.index(codes, shift=1)
         given = None if draws.given is None else draws.given.transpose(0, 1)[after].transpose(0, 1).flatten(0, 1)
         positions = (inputs.tokens(len(self._first), self._first.device).T + 1).flatten()
-        drawn, _ = draws.sampler.draw(state.hidden.flatten(0, 1), positions, ops.logits, given)
+        drawn, _ = draws.sampler.draw(ops.hidden.flatten(0, 1), positions, ops.logits, given)
         codes[after] = drawn.view(len(self._first), count, -1).transpose(0, 1)
         self._first.add_(1)
         return Passed(flags, scores, restores, count) if count > 1 else Passed()

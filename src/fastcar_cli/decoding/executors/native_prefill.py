@@ -22,22 +22,19 @@ def possible(batch: Batch) -> bool:
     return batch.rows <= TOKENS and not bool(batch.cache.pad.any())
 
 
-def _distinct(batch: Batch) -> tuple[list[int], Tensor | slice]:
-    """Rows whose prompts differ, and for every row which of these is its own: videos of one input share its prefill."""
-    every, places = list(range(batch.rows)), batch.places
-    if batch.rows == 1 or places.prompt_added is not None or places.memories:
-        return every, slice(None)
-    distinct, back = torch.unique(batch.prompts.ids, dim=0, return_inverse=True)
-    return [int((back == i).nonzero()[0]) for i in range(len(distinct))], back
-
-
 def prefill(batch: Batch, x: Tensor, blocks: list[native.BlockWeights], threads: int) -> Tensor:
     """Run the prompts from the first block's inputs x [rows, padded, width] on; fills the caches.
 
     Returns the last hidden states before the final norm, float32 [rows, width].
     """
     model, prompts, settings = batch.model, batch.prompts, batch.settings
-    chosen, back = _distinct(batch)
+    # Videos with the same prompt share its run.
+    groups = [videos for videos, _ in prompts.apart()]
+    chosen, back = [row for videos in groups for row in prompts.rows_of(videos[0])], [0] * batch.rows
+    for videos in groups:
+        for video in videos:
+            for row, first in zip(prompts.rows_of(video), prompts.rows_of(videos[0]), strict=True):
+                back[row] = chosen.index(first)
     spec, rows, padded = model.spec.decoder, len(chosen), prompts.padded
     x, index, none = x[chosen].float(), torch.arange(padded), torch.zeros(padded, dtype=torch.int64)
     cos, sin = (angles.float() for angles in model.llm.rotary(index[:, None], model.dtype))

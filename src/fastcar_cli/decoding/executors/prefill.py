@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.decoding.cache.kv_cache import prompt_mask
-from fastcar_cli.decoding.prompts import Prompts
+from fastcar_cli.decoding.prompt_rows import PromptRows
 from fastcar_cli.models.decoder import Block, Branch, attention, rotate
 
 PREFILL_TOKENS = 512
@@ -21,14 +21,14 @@ memory than hidden states."""
 
 @dataclass
 class Part:
-    """The prompt of one or more videos that have the same one, see `Prompts.apart`.
+    """The prompt of one or more videos that have the same one, see `PromptRows.apart`.
 
     videos: the rows of each. x: the residual stream [rows, padded, width]. positions: [rows, padded]. cos, sin: [rows,
     1, padded, head_dim].
     """
 
     videos: list[list[int]]
-    prompts: Prompts
+    prompts: PromptRows
     x: Tensor
     positions: Tensor
     cos: Tensor
@@ -41,7 +41,7 @@ class Part:
 
     @cached_property
     def distinct(self) -> tuple[Tensor, Tensor]:
-        """See `Prompts.distinct`."""
+        """See `PromptRows.distinct`."""
         return self.prompts.distinct()
 
 

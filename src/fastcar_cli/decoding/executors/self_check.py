@@ -11,13 +11,13 @@ import hashlib
 import json
 import os
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastcar_cli._version import __version__
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.batch import Batch
 from fastcar_cli.decoding.executors import graph
@@ -29,8 +29,7 @@ from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.errors import RunError
 from fastcar_cli.models.network import Network
 from fastcar_cli.system.device import out_of_memory
-from fastcar_cli.system.files import file_text, write_whole
-from fastcar_cli.system.plain_data import parse_json
+from fastcar_cli.system.files import write_whole
 
 TOKENS = 12
 """Input tokens that are decoded both ways, for each of the settings tried."""
@@ -39,46 +38,39 @@ ALLOWED = {"tokens": 0.75, "replay decisions": 0.05, "hidden states": 0.1, "logi
 """Where sums are rounded to 16 bit: shares that may differ, and the median distance of vectors over their length.
 
 The likeliest codes are drawn then, and still sound bfloat16 differs from float32 in a quarter of the tokens of mini:
-the vectors behind them distinguish rounding from a fault.
+their vectors distinguish rounding from a fault.
 """
 EXACT = {"tokens": 0.0, "replay decisions": 0.0, "hidden states": 1e-3, "logits": 1e-3}
 """The same in float32."""
 
 
 def verdict_file() -> Path:
-    """Where verdicts are kept: `$XDG_CACHE_HOME/fastcar/graph.json`, by default under `~/.cache`."""
+    """The file of verdicts: `$XDG_CACHE_HOME/fastcar/graph.json`, by default under `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastcar" / "graph.json"
 
 
 def _key(batch: Batch) -> str:
     """What a verdict depends on, as a readable text with the shapes and the size of the weights hashed."""
-    device = batch.model.device
-    spec = json.dumps(batch.model.spec.to_dict(), sort_keys=True) + str(batch.model.weights_bytes())
-    inputs = graph.inputs_limit(batch)
-    parts = [torch.cuda.get_device_name(device), f"torch {torch.__version__}", f"cuda {torch.version.cuda}"]
-    for name in ("triton", "fastcar"):
-        try:
-            parts.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            parts.append(f"{name} unknown")
-    shapes = hashlib.sha256(spec.encode()).hexdigest()[:12]
-    rows = f"{batch.rows} rows" + (f" of {inputs} tokens" if inputs > 1 else "")
-    return ", ".join([*parts, str(batch.model.dtype), f"weights {batch.model.weight_format}", rows, f"shapes {shapes}"])
+    import triton
+
+    model, inputs = batch.model, graph.inputs_limit(batch)
+    spec = json.dumps(model.spec.to_dict(), sort_keys=True) + str(model.weights_bytes())
+    parts = (
+        torch.cuda.get_device_name(model.device),
+        *(f"torch {torch.__version__}", f"cuda {torch.version.cuda}", f"triton {triton.__version__}"),
+        *(f"fastcar {__version__}", str(model.dtype), f"weights {model.weight_format}"),
+        f"{batch.rows} rows" + (f" of {inputs} tokens" if inputs > 1 else ""),
+        f"shapes {hashlib.sha256(spec.encode()).hexdigest()[:12]}",
+    )
+    return ", ".join(parts)
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        verdicts = parse_json(file_text(file))
+        verdicts = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return verdicts if isinstance(verdicts, dict) else {}
-
-
-def _write(file: Path, verdicts: dict[str, Any]) -> None:
-    """Keep the verdicts; where the cache can't be written the check runs again next time."""
-    with contextlib.suppress(OSError, RunError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(verdicts, indent=1) + "\n")
 
 
 def unproven(batch: Batch) -> str | None:
@@ -97,7 +89,10 @@ def unproven(batch: Batch) -> str | None:
                 return f"the self-check of the CUDA graph ran out of memory: {e}"
             why = str(e)
         verdicts = _read(file) | {key: why}
-        _write(file, verdicts)
+        # Where the cache can't be written the check runs again next time.
+        with contextlib.suppress(OSError, RunError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(verdicts, indent=1) + "\n")
     why = verdicts[key]
     return None if why is None else f"the self-check of the CUDA graph failed on this device: {why} ({file})"
 
@@ -109,39 +104,20 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int 
     same codes, keys, values and MLP outputs in both ways. Raises RunError where the kernels don't compile or the graph
     can't be captured.
     """
-    n = batch.frame
+    n, exact = batch.frame, batch.model.dtype is torch.float32
     settings = replace(batch.settings, frames=2 + -(-tokens // n), rule=ReplayRule(Tau((0.0,))), keep_tas=False)
     for window in (None, max(4, n // 4)):
         runs: list[tuple[Tensor, ...]] = []
-        for kind in (PlainExecutor, GraphExecutor):
+        for plain in (True, False):
             shape = batch.prompts.videos, settings.frames * n, batch.draws.codes.shape[2]
-            noise = torch.full(shape, 0.5 if batch.model.dtype is torch.float32 else 0.0)
+            noise = torch.full(shape, 0.5 if exact else 0.0)
             one = Batch.of(batch.model, batch.prompts.unpadded(), replace(settings, window=window), noise)
-            executor: Executor = PlainExecutor(one) if kind is PlainExecutor else GraphExecutor(one, inputs, capture)
-            most = min(inputs, one.cache.most_inputs)
-            executor.prefill()
-            one.fast_forward()
-            given = one.draws.buffer.clone()
-            drawn: list[Tensor] = []
-            hidden: list[Tensor] = []
-            t = n
-            while t < n + tokens:
-                # What was drawn before does not count: both ways continue from the same tokens.
-                one.draws.buffer.copy_(given)
-                one.draws.latent = None
-                passed, accepted = Inputs((t,) * one.prompts.videos, most), 1 + len(drawn) % most
-                one.draws.buffer[:, t + accepted : t + most] = 0
-                step = executor.step(passed)
-                drawn.append(step.codes.clone())
-                hidden.append(step.hidden.clone())
-                executor.advance(passed, (accepted,) * one.prompts.videos)
-                t += accepted
+            executor = PlainExecutor(one) if plain else GraphExecutor(one, inputs, capture)
+            drawn, hidden = _passes(one, executor, n, tokens, min(inputs, one.cache.most_inputs))
             assert one.replay is not None
-            decisions = one.replay.replayed[:, :, n : n + tokens]
-            states = torch.stack(hidden)
-            # Behind the same states in both ways.
-            logits = _logits(executor, batch.model, (runs[0][2] if runs else states)[0, :, 0])
-            runs.append((torch.stack(drawn), decisions, states, logits))
+            # Both ways draw after the same states.
+            logits = _logits(executor, batch.model, (runs[0][2] if runs else hidden)[0, :, 0])
+            runs.append((drawn, one.replay.replayed[:, :, n : n + tokens], hidden, logits))
         (codes, decisions, states, logits), (other_codes, other_decisions, other_states, other_logits) = runs
         differing = {
             "tokens": (codes != other_codes).float().mean(),
@@ -149,12 +125,30 @@ def difference(batch: Batch, inputs: int = 1, capture: bool = True, tokens: int 
             "hidden states": _distance(other_states, states),
             "logits": _distance(other_logits, logits),
         }
-        allowed = EXACT if batch.model.dtype is torch.float32 else ALLOWED
         for what, share in differing.items():
             # NaN is above nothing.
-            if not float(share) <= allowed[what]:
+            if not float(share) <= (EXACT if exact else ALLOWED)[what]:
                 return f"{what} differ by {float(share):.1%}, window {window or 'off'}"
     return None
+
+
+def _passes(one: Batch, executor: Executor, first: int, tokens: int, most: int) -> tuple[Tensor, Tensor]:
+    """Codes and hidden states of passes of `most` inputs, of which a different number is accepted each time."""
+    executor.prefill()
+    one.fast_forward()
+    given, drawn, hidden, t = one.draws.buffer.clone(), list[Tensor](), list[Tensor](), first
+    while t < first + tokens:
+        # What was drawn before does not count: both ways continue from the same tokens.
+        one.draws.buffer.copy_(given)
+        one.draws.latent = None
+        inputs, accepted = Inputs((t,) * one.prompts.videos, most), 1 + len(drawn) % most
+        one.draws.buffer[:, t + accepted : t + most] = 0
+        step = executor.step(inputs)
+        drawn.append(step.codes.clone())
+        hidden.append(step.hidden.clone())
+        executor.advance(inputs, (accepted,) * one.prompts.videos)
+        t += accepted
+    return torch.stack(drawn), torch.stack(hidden)
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:
@@ -164,7 +158,7 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _logits(executor: Executor, model: Network, hidden: Tensor) -> Tensor:
-    """Logits [depth, rows, codes] behind hidden states [rows, width], along the first code of every codebook."""
+    """Logits [depth, rows, codes] of hidden states [rows, width], along the first code of every codebook."""
     first, logits = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device), []
     x, total = hidden, torch.zeros((), dtype=hidden.dtype, device=hidden.device)
     for d, book in enumerate(model.codebooks):

@@ -19,31 +19,23 @@ from fastcar_cli.models.depth import DepthSpec
 from fastcar_cli.weights.quantised import QuantisedLinear
 
 
-class DeviceState:
-    """What a pass reads and writes besides the batch: the input tokens, int64 [inputs, rows], the hidden states [rows,
-    inputs, width], and of the replay rule thresholds, scores (float32) and flags (uint8), each [layers, inputs, rows].
-    """
-
-    def __init__(self, batch: Batch, inputs: int) -> None:
-        device, spec = batch.model.device, batch.model.spec.decoder
-        self.tokens = torch.zeros(inputs, batch.rows, dtype=torch.int64, device=device)
-        self.hidden = torch.zeros(batch.rows, inputs, spec.width, dtype=batch.model.dtype, device=device)
-        self.thresholds = torch.full((spec.layers, inputs, batch.rows), torch.inf, device=device)
-        self.scores = torch.zeros_like(self.thresholds)
-        self.flags = torch.zeros(self.thresholds.shape, dtype=torch.uint8, device=device)
-
-
 class TritonOps:
     """Triton kernels for passes of this many input tokens of each row, in lines (`kernels.gpu.append`): input 0 of all
     rows, input 1 of all rows, and on. The MLP of a block in which every line replays reads no weight.
+
+    Besides the batch a pass reads and writes `tokens`, its inputs int64 [inputs, rows], `hidden` [rows, inputs, width]
+    and, of the replay rule, `thresholds`, `scores` (float32) and `flags` (uint8), each [layers, inputs, rows].
     """
 
     def __init__(self, batch: Batch, inputs: int) -> None:
         model, rows, cache = batch.model, batch.rows, batch.cache
-        self.inputs, self._batch, self.state = inputs, batch, DeviceState(batch, inputs)
-        lines = rows * inputs
-        spec = model.spec.decoder
-        like = self.state.hidden
+        self.inputs, self._batch, lines = inputs, batch, rows * inputs
+        spec, device = model.spec.decoder, model.device
+        self.tokens = torch.zeros(inputs, rows, dtype=torch.int64, device=device)
+        self.hidden = like = torch.zeros(rows, inputs, spec.width, dtype=model.dtype, device=device)
+        self.thresholds = torch.full((spec.layers, inputs, rows), torch.inf, device=device)
+        self.scores = torch.zeros_like(self.thresholds)
+        self.flags = torch.zeros(self.thresholds.shape, dtype=torch.uint8, device=device)
 
         def empty(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=like.device)
@@ -84,10 +76,10 @@ class TritonOps:
 
     def block(self, layer: int, block: Block, x: Tensor) -> Tensor:
         """One decoder block on the residual stream x [lines, width], which is overwritten."""
-        batch, s, attn = self._batch, self.state, block.self_attn
+        batch, attn = self._batch, block.self_attn
         cache, replay = batch.cache, batch.replay
-        tokens = s.tokens.flatten()
-        limits, scores, flags = (x[layer].flatten() for x in (s.thresholds, s.scores, s.flags))
+        tokens = self.tokens.flatten()
+        limits, scores, flags = (x[layer].flatten() for x in (self.thresholds, self.scores, self.flags))
         scored = replay is not None and bool(replay.scored[layer])
         gate = None
         h = self.norm(block.input_layernorm, x)

@@ -2,7 +2,7 @@
 
 from fastcar_cli.kernels.native.decoder import BlockWeights, CrossWeights, DecoderPass
 from fastcar_cli.kernels.native.depth import CodeDraw, DepthBlockWeights, DepthWeights, Norm
-from fastcar_cli.kernels.native.library import formats, instruction_set, instruction_sets, unavailable
+from fastcar_cli.kernels.native.library import instruction_set, instruction_sets, unavailable
 from fastcar_cli.kernels.native.linear import Product, linear
 from fastcar_cli.kernels.native.structs import MOST_ROWS, Linear
 
@@ -17,7 +17,6 @@ __all__ = [
     "Linear",
     "Norm",
     "Product",
-    "formats",
     "instruction_set",
     "instruction_sets",
     "linear",

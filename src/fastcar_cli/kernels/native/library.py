@@ -90,13 +90,6 @@ def _kernels_of(library: ctypes.CDLL, name: str) -> Any:
     return library.fastcar_kernels(instruction_sets().index(name)).contents
 
 
-def formats() -> list[tuple[str, int, int, int]]:
-    """The kernels' own table of formats: name, bits of a weight and of a scale, weights that share one (0: a row)."""
-    table = kernels()
-    rows = (table.formats[i] for i in range(table.formats_count))
-    return [(ctypes.string_at(row.name).decode(), row.bits, row.scale_bits, row.group) for row in rows]
-
-
 def scratch(size: int) -> Tensor:
     """Zeroed memory of this many bytes, aligned to a cache line.
 

@@ -19,25 +19,18 @@ class Product:
             raise ValueError(f"{rows} rows and {threads} threads, expected at least one of each")
         self._kernels, self._linear = kernels(), linear
         self.product = STRUCTS.Product(matrix=matrix("linear", linear), rows=rows, threads=threads)
-        # Fields of a struct in a struct are slow to read.
-        self._bias, self._shape = self.product.matrix.bias, (rows, linear.outputs, linear.inputs)
+        self._shape = rows, linear.outputs, linear.inputs
         self._scratch = scratch(self._kernels.product_bytes(self.product))
         self.product.scratch = self._scratch.data_ptr()
 
-    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Float32 [..., in] to float32 [..., out], of `rows` inputs in all. A bias float32 [out] given here replaces
-        the map's own, for a projection that adds another vector for every token.
-        """
+    def __call__(self, x: Tensor) -> Tensor:
+        """Float32 [..., in] to float32 [..., out], of `rows` inputs in all."""
         p, (rows, outputs, inputs), shape = self.product, self._shape, x.shape[:-1]
-        if bias is not None:
-            p.matrix.bias = expect("bias", bias, (outputs,), torch.float32)
         if shape.numel() != rows:
             raise ValueError(f"x has {shape.numel()} rows, expected {rows}")
         y = torch.empty(*shape, outputs)
         p.x, p.y = expect("x", x, (*shape, inputs), torch.float32), y.data_ptr()
         self._kernels.product(ctypes.byref(p))
-        if bias is not None:
-            p.matrix.bias = self._bias
         return y
 
 

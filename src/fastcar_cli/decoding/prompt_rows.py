@@ -14,7 +14,7 @@ from fastcar_cli.models.network import Network
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptRows:
     """Prompts as rows of token ids, padded on the left: conditional rows first, then the unconditional ones.
 
     Attributes:
@@ -35,7 +35,7 @@ class Prompts:
     @classmethod
     def of(
         cls, model: Network, rows: Sequence[Sequence[int]], guided: bool, conditions: Tensor | None = None
-    ) -> Prompts:
+    ) -> PromptRows:
         """The prompts with these token ids, one list a row, on the device of a model."""
         longest, device = max(map(len, rows)), model.device
         ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
@@ -80,17 +80,15 @@ class Prompts:
         i = torch.arange(self.padded, device=self.ids.device)[None] - self.pad[:, None]
         return torch.where(i >= 0, i, torch.ones_like(i))
 
-    def apart(self) -> list[tuple[list[int], Prompts]]:
+    def apart(self) -> list[tuple[list[int], PromptRows]]:
         """Videos with the same prompt, and this prompt as if they were alone: padded no more than its own rows need.
 
         Videos that are given more than a prompt count as different.
         """
-        if self.videos == 1:
-            return [([0], self)]
         alike: dict[Any, list[int]] = {}
         rows = self.unpadded()
         for video in range(self.videos):
-            key = video if self.conditions is not None else tuple(tuple(rows[row]) for row in self.rows_of(video))
+            key = video if self.conditions is not None else str([rows[row] for row in self.rows_of(video)])
             alike.setdefault(key, []).append(video)
         found = []
         for videos in alike.values():
@@ -122,20 +120,20 @@ class Prompts:
         return torch.tensor(computed), back.flatten()
 
 
-class KeptPrompts(Protocol):
-    """What the prompts of a batch leave, kept from one decode to another, see `Batch.fill`."""
+class SavedPrefill(Protocol):
+    """What the prompts of a batch leave, see `Batch.fill`, saved by one decode for others."""
 
     def read(self) -> Tensor | None:
-        """The last hidden states [rows, width]; None where nothing is kept. Raises RequestError for another batch's."""
+        """The last hidden states [rows, width]; None: nothing is saved. Raises RequestError for another batch's."""
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and MLP outputs of a layer, once `read` has given something."""
 
     def take(self, layer: int, keys: Tensor, values: Tensor, outputs: Tensor) -> None:
-        """Keep those of a layer; layers come in their order."""
+        """Save those of a layer; layers come in their order."""
 
     def write(self, hidden: Tensor) -> None:
-        """Keep the last hidden states, behind all layers."""
+        """Save the last hidden states, after all layers."""
 
 
 def _by_video(parts: Sequence[Tensor]) -> Tensor | None:
@@ -150,13 +148,13 @@ class Places:
 
     Attributes:
         cos, sin: [T*N + slack, rows or 1, head_dim]; 1 where all prompts are equally long.
-        added: [T*N + slack, 1 or P, width] or None; behind the last token what it has.
+        added: [T*N + slack, 1 or P, width] or None; after the last token what it has.
         prompt_added: the same of the prompts' `aligned` tokens.
         memories: what the cross attention of each block reads; empty of a model without.
 
     """
 
-    def __init__(self, model: Network, prompts: Prompts, tokens: int, slack: int = 0) -> None:
+    def __init__(self, model: Network, prompts: PromptRows, tokens: int, slack: int = 0) -> None:
         lengths = prompts.lengths
         lengths = lengths if bool((lengths != lengths[0]).any()) else lengths[:1]
         positions = lengths[None] + torch.arange(tokens + slack, device=lengths.device)[:, None]
