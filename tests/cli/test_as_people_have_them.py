@@ -244,7 +244,6 @@ def test_the_null_device_takes_a_video(run: Run, tmp_path: Path) -> None:
         ["generate", "--input"],
         ["generate", "a ball", "--set", "runtime.keep_prefill="],
         ["generate", "a ball", "-o"],
-        ["sweep", "vbench-score"],
         ["fpga"],
     ],
 )

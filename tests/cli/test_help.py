@@ -45,13 +45,23 @@ def test_options_are_in_a_handful_of_groups(run: Run, name: str) -> None:
     assert len(panels) == len(set(panels))
 
 
-def test_every_option_of_a_setting_shows_its_default(run: Run) -> None:
+def test_every_common_option_of_a_setting_shows_its_default(run: Run) -> None:
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", run("generate", "--help").stdout).split())
     for setting in settings().values():
-        if setting.flag is not None:
+        if setting.flag is not None and setting.common:
             option = text[text.index(f" {setting.flag} ") :]
             assert f"[default: {setting.default}]" in option[: option.index("]") + 1], setting.flag
     assert "0 to -4 is useful" in text
+
+
+def test_rarer_options_are_keys_and_still_understood(run: Run) -> None:
+    shown, keys = run("generate", "--help").stdout, run("config", "--keys").stdout
+    for setting in settings().values():
+        assert setting.key in keys
+        if setting.flag is not None and not setting.common:
+            assert f" {setting.flag} " not in shown
+    assert run("generate", "a ball", "--top-k", "5", "--start", "-1").returncode == 2
+    assert "--input" in run("generate", "a ball", "--start", "1").stderr
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_sigterm_keeps_the_cells_of_a_sweep(tmp_path: Path) -> None:
     # It sleeps after the first frame that it decodes, before any cell is finished.
     status, _, stderr = _stopped(tmp_path, 1, signal.SIGTERM, *arguments, "--json")
     assert status == 128 + signal.SIGTERM, stderr
-    assert "0 cells are kept" in stderr
+    assert "0 cells are saved" in stderr
     assert list((tmp_path / "out" / "cells").iterdir()) == []
 
 

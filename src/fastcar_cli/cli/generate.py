@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,6 @@ import typer
 
 from fastcar_cli.cli.flags import check_file, check_made, given, one_of, refuse
 from fastcar_cli.cli.options import (
-    Address,
     ConfigFile,
     Debug,
     EngineName,
@@ -20,7 +20,6 @@ from fastcar_cli.cli.options import (
     Overrides,
     Quiet,
     Shard,
-    Workers,
     options,
 )
 from fastcar_cli.config.environment import notices, surroundings
@@ -30,161 +29,155 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline.engines import check_engine
 
 if TYPE_CHECKING:
+    from fastcar_cli.cli.inputs import Given
     from fastcar_cli.pipeline.pipeline import VideoPipeline
+
+Prompts = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the video shows.")]
+PromptsFile = Annotated[
+    Path | None, typer.Option("--prompts", help="File with one prompt a line, or JSON: VBench's lists, or .jsonl.")
+]
+InputFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--input",
+        metavar="FILE",
+        help="Frames to continue: a video, GIF, picture, folder of pictures, or .npz; repeat it for more videos.",
+    ),
+]
+Actions = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        help="Actions of the input, a row a frame: .npz, .npy, .csv, .tsv or .json. An .npz may bring its own.",
+    ),
+]
+Address = Annotated[str | None, typer.Option(help="Address of a running Ray cluster.", hidden=True)]
+Workers = Annotated[int | None, typer.Option(help="Workers on Ray at once.", min=1, hidden=True)]
+Truth = Annotated[bool, typer.Option("--truth", help="Show the input's frames beside the prediction, and its error.")]
+Example = Annotated[
+    bool, typer.Option("--example", help="Begin with the bundled model's own example: a prompt, or a clip.")
+]
+Seeds = Annotated[str | None, typer.Option(help="Seeds of every prompt: 0-3, 0,5,7 or both. [default: one seed]")]
+Names = Annotated[
+    str | None,
+    typer.Option(help="vbench: also name videos {prompt}-{index}.mp4, in the folder vbench.", hidden=True),
+]
+KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Skip prompts that are refused; status 1 at the end.")]
+TextEmbedding = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Vectors of a text encoder, up to 512 rows, as .npy, .pt, ...")
+]
+From = Annotated[Path | None, typer.Option("--from", help="Make the video of an earlier file again, from its recipe.")]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="File (.mp4, .gif), a name without suffix for a folder of PNGs, or NAME/ for a folder of videos. An "
+        "existing folder, several videos and files of prompts make folders of videos too. "
+        "[default: named after the prompt]",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Write over an existing file, or another video of that name.")]
+Preview = Annotated[bool, typer.Option("--preview", help="Show frames in the terminal as they are decoded.")]
+Report = Annotated[
+    Path | None, typer.Option("--report", help="Folder for CSVs of the emulated accelerator.", hidden=True)
+]
+Trace = Annotated[Path | None, typer.Option("--trace", help="File (.npz) of the replay decisions, for `fastcar fpga`.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print files, memory, time and replay ceiling; write nothing.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print replay by layer and frame.", hidden=True)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request of `generate`, checked: the run, its inputs and seeds, whether it is a list that a later run resumes.
+
+    `recipe` is that of the earlier video `source`; `notes` are for the user.
+    """
+
+    run: RunConfig
+    begin: Given
+    seeds: range | tuple[int, ...]
+    listed: bool
+    recipe: dict[str, Any] | None
+    source: Path | None
+    notes: list[str]
+
+    @property
+    def count(self) -> int:
+        """Number of videos."""
+        return max(self.begin.count, 1) * len(self.seeds)
 
 
 @options()
 def generate(
     ctx: typer.Context,
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the video shows.")] = None,
-    prompts_file: Annotated[
-        Path | None, typer.Option("--prompts", help="File with one prompt a line, or JSON: VBench's lists, or .jsonl.")
-    ] = None,
-    inputs: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--input",
-            metavar="FILE",
-            help="Frames to continue: a video, GIF, picture, folder of pictures, or .npz; repeat it for more videos.",
-        ),
-    ] = None,
-    actions: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Actions of the input, a row a frame: .npz, .npy, .csv, .tsv or .json. An .npz may bring its own.",
-        ),
-    ] = None,
-    truth: Annotated[
-        bool, typer.Option("--truth", help="Show the input's own frames beside the prediction, and how far it is off.")
-    ] = False,
-    start: Annotated[
-        int | None, typer.Option(help="First frame of the input that is used, counted from 0. [default: 0]")
-    ] = None,
-    step: Annotated[int | None, typer.Option(help="Frames of the input from one to the next. [default: 1]")] = None,
-    key: Annotated[str | None, typer.Option(help="Array of an .npz input that holds the frames.")] = None,
-    goal: Annotated[
-        bool, typer.Option("--goal", help="Put the clip's last frame first (goal-conditioned models).")
-    ] = False,
-    example: Annotated[
-        bool, typer.Option("--example", help="Begin with the bundled model's own example: a prompt, or a clip.")
-    ] = False,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds of every prompt: 0-3, 0,5,7 or both. [default: one seed]")
-    ] = None,
-    names: Annotated[
-        str | None, typer.Option(help="vbench: also name videos {prompt}-{index}.mp4, in the folder vbench.")
-    ] = None,
+    prompts: Prompts = None,
+    prompts_file: PromptsFile = None,
+    inputs: InputFiles = None,
+    actions: Actions = None,
+    truth: Truth = False,
+    example: Example = False,
+    seeds: Seeds = None,
+    names: Names = None,
     shard: Shard = None,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Leave out prompts that are refused; status 1 at the end.")
-    ] = False,
-    text_embedding: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A text's vectors, up to 512 rows: .npy, .npz or .safetensors (models that read a text so).",
-        ),
-    ] = None,
-    from_: Annotated[
-        Path | None, typer.Option("--from", help="Make the video of an earlier file again, from its recipe.")
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="File (.mp4, .gif), or a name without suffix: a folder of PNGs. A folder that is there, or NAME/, "
-            "gets a file a video, as does NAME with several videos or a file of prompts. "
-            "[default: named after the prompt]",
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write over an existing file, or another video of that name.")
-    ] = False,
-    preview: Annotated[
-        bool, typer.Option("--preview", help="Show frames in the terminal as they are decoded.")
-    ] = False,
+    keep_going: KeepGoing = False,
+    text_embedding: TextEmbedding = None,
+    from_: From = None,
+    output: Output = None,
+    force: Force = False,
+    preview: Preview = False,
     *,
     flags: Flags,
-    report_to: Annotated[
-        Path | None, typer.Option("--report", help="Folder for CSVs of the emulated accelerator.")
-    ] = None,
-    trace_to: Annotated[
-        Path | None, typer.Option("--trace", help="File (.npz) for the replay decisions, for `fastcar fpga`.")
-    ] = None,
+    report_to: Report = None,
+    trace_to: Trace = None,
     config: ConfigFile = None,
     set_: Overrides = None,
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="Print files, memory, time and replay ceiling; write nothing.")
-    ] = False,
+    dry: DryRun = False,
     as_json: Json = False,
     form: Format = "table",
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Replay by layer and frame.")] = False,
+    verbose: Verbose = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Make videos from prompts, or from frames that they continue."""
-    from fastcar_cli.cli.inputs import ONE_RUN, Given, example_of, is_list, texts_of
+    """Make videos from prompts, or from frames that they continue.
+
+    Rarer settings are keys: `fastcar config --keys` lists them, --set KEY=VALUE sets one.
+    """
+    from fastcar_cli.cli import many, writing
+    from fastcar_cli.cli.inputs import is_list
     from fastcar_cli.cli.output import folder_for
-    from fastcar_cli.inputs.embedding import read_embedding
-    from fastcar_cli.pipeline.clips import Inputs
-    from fastcar_cli.pipeline.recipe import prompt_of
+    from fastcar_cli.cli.render import Results, console, note
 
     if quiet or (verbose and as_json):
         refuse(ctx, ("verbose", "preview"), f"with {'--quiet' if quiet else '--json'}", "leave one of them out")
     listed = is_list(ctx, seeds, output)
     check_engine(engine, address, workers)
     one_of("--names", names, ("vbench",))
-    chosen = None if seeds is None else parse_seeds(seeds)
     shard_of((), shard)
-    texts, sources = texts_of(prompts or [], prompts_file)
     run, recipe, notes = _settings(config, set_ or [], flags, from_)
-    begun = None if recipe is None or texts or inputs else prompt_of(recipe, str(from_))
-    if example:
-        if texts or inputs or from_ is not None:
-            raise RequestError(
-                "--example is what the video begins with", hint="leave the prompt, --input or --from out"
-            )
-        texts, inputs = example_of(run.model)
     notes += _without_effect(ctx, run)
     _check_files(ctx, run, report_to, trace_to)
-    several = len(texts) > 1 and prompts_file is not None and run.generation.seed is not None
-    listed |= several and not given(ctx).keys() & ONE_RUN
-    each = chosen or _seeds_of(run, listed)
-    clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key, goal)
-    begin = Given(texts, sources, clips, begun, None if text_embedding is None else read_embedding(text_embedding))
-    begin.check(ctx, run, needed=not dry)
-    run = begin.context(run)
-    count = max(begin.count, 1) * len(each)
-    if count > MOST:
-        raise RequestError(f"a list of {count:,} videos", allowed=f"{MOST:,}")
-    folder = None if dry else folder_for(output, count, listed=prompts_file is not None, force=force)
-
-    from fastcar_cli.cli import many, writing
-    from fastcar_cli.cli.preview import Preview, lacking
-    from fastcar_cli.cli.render import Results, console, note
-
-    at_once = min(count, many.BATCH) if listed else count
+    begin = _Begin(prompts or [], prompts_file, inputs or [], actions or [], example, text_embedding, from_)
+    plan = _plan(ctx, run, begin, recipe, notes, seeds=seeds, listed=listed, needed=not dry)
+    folder = None if dry else folder_for(output, plan.count, listed=prompts_file is not None, force=force)
+    at_once = min(plan.count, many.BATCH) if plan.listed else plan.count
     if dry:
         from fastcar_cli.cli.dry_run import dry_run
 
-        dry_run(run, len(shard_of(range(count), shard)), at_once, as_json, quiet)
+        dry_run(plan.run, len(shard_of(range(plan.count), shard)), at_once, as_json, quiet)
         return
     terminal, results = console(quiet), Results(quiet)
-    if preview and (why := lacking(terminal)) is not None:
-        preview = False
-        notes.append(f"no preview: {why}")
-    pipe = writing.load(run, at_once, terminal)
-    jobs = begin.jobs(pipe, each, truth=truth)
+    shown, lacking = _preview(preview, terminal)
+    pipe = writing.load(plan.run, at_once, terminal)
+    jobs = plan.begin.jobs(pipe, plan.seeds, truth=truth)
     if trace_to is not None or report_to is not None:
-        _check_one_batch("--report" if trace_to is None else "--trace", pipe, count)
-    for text in notes + _notes_on(pipe, recipe, from_):
+        _check_one_batch("--report" if trace_to is None else "--trace", pipe, plan.count)
+    for text in [*plan.notes, *lacking, *_notes_on(pipe, plan.recipe, plan.source)]:
         note(terminal, text)
-    if listed and (output is None or folder is not None):
+    if plan.listed and (output is None or folder is not None):
         many.make(
             pipe, jobs, folder or Path("."), vbench=names is not None, shard=shard, engine=engine, address=address,
             workers=workers, keep_going=keep_going, force=force, as_json=as_json, terminal=terminal, results=results,
@@ -192,9 +185,76 @@ def generate(
         return
     writing.make(
         pipe, jobs, output if folder is None else None, folder, keep_going=keep_going, force=force, truth=truth,
-        preview=Preview() if preview else None, trace_to=trace_to, report_to=report_to, as_json=as_json,
+        preview=shown, trace_to=trace_to, report_to=report_to, as_json=as_json,
         verbose=verbose, terminal=terminal, results=results,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """Prompts, inputs and an earlier video, as the options name them."""
+
+    prompts: list[str]
+    file: Path | None
+    inputs: list[Path]
+    actions: list[Path]
+    example: bool
+    embedding: Path | None
+    earlier: Path | None
+
+    def texts(self, model: str) -> tuple[list[str], list[str | None], list[Path]]:
+        """Prompts, where each is from, and input files; the model's example where it is wanted. Raises RequestError."""
+        from fastcar_cli.cli.inputs import example_of, texts_of
+
+        texts, sources = texts_of(self.prompts, self.file)
+        if not self.example:
+            return texts, sources, self.inputs
+        if texts or self.inputs or self.earlier is not None:
+            raise RequestError("--example is an input of its own", hint="leave the prompt, --input or --from out")
+        texts, inputs = example_of(model)
+        return texts, [], inputs
+
+
+def _plan(
+    ctx: typer.Context,
+    run: RunConfig,
+    begin: _Begin,
+    recipe: dict[str, Any] | None,
+    notes: list[str],
+    *,
+    seeds: str | None,
+    listed: bool,
+    needed: bool,
+) -> Plan:
+    """Check a request before a model is loaded; with `needed` an input has to be given. Raises RequestError."""
+    from fastcar_cli.cli.inputs import ONE_RUN, Given
+    from fastcar_cli.inputs.embedding import read_embedding
+    from fastcar_cli.pipeline.clips import Inputs
+    from fastcar_cli.pipeline.recipe import prompt_of
+
+    texts, sources, files = begin.texts(run.model)
+    begun = None if recipe is None or texts or files else prompt_of(recipe, str(begin.earlier))
+    several = len(texts) > 1 and begin.file is not None and run.generation.seed is not None
+    listed |= several and not given(ctx).keys() & ONE_RUN
+    each = parse_seeds(seeds) if seeds is not None else _seeds_of(run, listed)
+    clips = Inputs(tuple(files), tuple(begin.actions), run.input)
+    vectors = None if begin.embedding is None else read_embedding(begin.embedding)
+    what = Given(texts, sources, clips, begun, vectors)
+    what.check(ctx, run, needed=needed)
+    plan = Plan(what.context(run), what, each, listed, recipe, begin.earlier, notes)
+    if plan.count > MOST:
+        raise RequestError(f"a list of {plan.count:,} videos", allowed=f"{MOST:,}")
+    return plan
+
+
+def _preview(wanted: bool, terminal: Any) -> tuple[Any, list[str]]:
+    """The preview, and a note where this terminal can show none."""
+    from fastcar_cli.cli.preview import Preview, lacking
+
+    if not wanted:
+        return None, []
+    why = lacking(terminal)
+    return (Preview(), []) if why is None else (None, [f"no preview: {why}"])
 
 
 def _settings(
@@ -207,7 +267,7 @@ def _settings(
     if "replay.tau" in flags and "replay.ratio" in flags:
         raise RequestError(
             f"--tau {flags['replay.tau']} and --replay-ratio {flags['replay.ratio']:g} exclude each other",
-            hint="a ratio is kept by moving tau",
+            hint="a controller holds a ratio by moving tau",
         )
     named = [*flags, *(o.partition("=")[0].strip() for o in overrides)]
     if earlier is None:

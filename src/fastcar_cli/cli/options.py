@@ -69,11 +69,13 @@ def _values(setting: Setting) -> Complete | None:
     return words(setting.values) if setting.values else None
 
 
-def _options_of(setting: Setting) -> dict[str, tuple[str, Any]]:
+def _options_of(setting: Setting, hidden: bool) -> dict[str, tuple[str, Any]]:
     """Parameters of a command by name, each with its key and annotation; former names of a key are hidden."""
     kind: Any = setting.kind | None
     assert setting.flag is not None
-    shown = Annotated[kind, typer.Option(setting.flag, help=sentence(setting), autocompletion=_values(setting))]
+    shown = Annotated[
+        kind, typer.Option(setting.flag, help=sentence(setting), autocompletion=_values(setting), hidden=hidden)
+    ]
     named = {setting.flag.strip("-").replace("-", "_"): (setting.key, shown)}
     for old, new in RENAMED.items():
         if new == setting.key:
@@ -83,12 +85,14 @@ def _options_of(setting: Setting) -> dict[str, tuple[str, Any]]:
 
 
 def options(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each of these keys, all that have a flag by default.
+    """Give a command an option for each of these keys; by default for all that have a flag, of which help shows the
+    common ones.
 
     They are where the command has its parameter `flags`, which gets the values given.
     """
     chosen = [settings()[key] for key in keys] or [s for s in settings().values() if s.flag is not None]
-    named = {name: option for setting in chosen for name, option in _options_of(setting).items()}
+    hidden = {s.key for s in chosen if not (keys or s.common)}
+    named = {name: option for s in chosen for name, option in _options_of(s, s.key in hidden).items()}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)

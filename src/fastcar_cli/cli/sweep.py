@@ -56,9 +56,6 @@ InputFiles = Annotated[
 Actions = Annotated[
     list[Path] | None, typer.Option(metavar="FILE", help="Actions of the inputs: one file for all, or one each.")
 ]
-Start = Annotated[int | None, typer.Option(help="First frame of an input, counted from 0. [default: 0]")]
-Step = Annotated[int | None, typer.Option(help="Frames of an input from one to the next. [default: 1]")]
-ArrayKey = Annotated[str | None, typer.Option(help="Array of an .npz input that holds the frames.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the sweep.")]
 _OWN = "[default: the configuration's]"
 Taus = Annotated[str | None, _list("--tau", f"Thresholds: off, numbers (0 to -4 is useful), -inf. {_OWN}")]
@@ -91,16 +88,13 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print grid and expected
 Json = Annotated[bool, typer.Option("--json", help="Print results.json on standard output.")]
 
 
-@options("model", "generation.frames")
+@options("model", "generation.frames", "input.start", "input.step", "input.key")
 def sweep(
     ctx: typer.Context,
     prompts: Prompts = None,
     prompts_file: PromptsFile = None,
     inputs: InputFiles = None,
     actions: Actions = None,
-    start: Start = None,
-    step: Step = None,
-    key: ArrayKey = None,
     output: Output = None,
     tau: Taus = None,
     replay_ratio: Ratios = None,
@@ -140,7 +134,9 @@ def sweep(
     from fastcar_cli.sweep.metrics import parse_metrics
     from fastcar_cli.sweep.session import Request
 
-    clips = Inputs(tuple(inputs or ()), tuple(actions or ()), start, step, key)
+    below = surroundings()
+    run = load_config(config, set_ or [], flags, below)
+    clips = Inputs(tuple(inputs or ()), tuple(actions or ()), run.input)
     _check(ctx, clips, bool(prompts or prompts_file is not None))
     texts, notes = ([], []) if clips else join_prompts(prompts or [], prompts_file)
     check_engine(engine, address, workers)
@@ -150,10 +146,9 @@ def sweep(
     chosen = _axes(ctx, axis, {"score": score, "gate": gate, "draft": draft}, draft_window, tau, replay_ratio)
     if output is None and not dry:
         raise RequestError("-o is missing: a sweep needs a folder", hint="-o DIR")
-    below = surroundings()
     above = [*flags, *(["replay.tau"] if tau else []), *(o.partition("=")[0].strip() for o in set_ or [])]
     request = Request(
-        config=load_config(config, set_ or [], flags, below),
+        config=run,
         prompts=tuple(texts),
         seeds=parse_seeds(seeds),
         **chosen,
@@ -219,7 +214,7 @@ def _axes(
 
 
 def _more_axes(window: str | None, backend: str | None) -> dict[str, Any]:
-    """The axes of a `Request` that stand alone, parsed. Raises RequestError."""
+    """The axes of a `Request` that are parsed alone. Raises RequestError."""
     from fastcar_cli.sweep import grid as parse
 
     return {

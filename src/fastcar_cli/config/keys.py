@@ -32,39 +32,58 @@ class Section(BaseModel):
 
 
 def setting(
-    default: Any, meaning: str, *, flag: str | None = "", by_model: bool = False, unset: str = "none", **limits: Any
+    default: Any,
+    meaning: str,
+    *,
+    flag: str | None = "",
+    by_model: bool = False,
+    unset: str = "none",
+    common: bool = False,
+    **limits: Any,
 ) -> Any:
     """A key with its default, meaning and limits.
 
     The command line sets it by `flag`; an empty one is called as the key, with None there is none. `by_model`: the
-    default is the model's own preference. `unset`: what another default of None stands for.
+    default is the model's own preference. `unset`: the meaning of any other default of None. `common`: the help of
+    `generate` shows the option; the others are listed by `fastcar config --keys`.
     """
-    extra: Any = {"flag": flag, "by_model": by_model, "unset": unset}
+    extra: Any = {"flag": flag, "by_model": by_model, "unset": unset, "common": common}
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
 class Generation(Section):
     """What to make."""
 
-    frames: int | None = setting(None, "frames of the video, context frames included", by_model=True, ge=1, le=LARGEST)
-    context: int | None = setting(None, "frames of the input to continue: 1 or 9", by_model=True, ge=1, le=LARGEST)
+    frames: int | None = setting(
+        None, "frames of the video, context frames included", by_model=True, common=True, ge=1, le=LARGEST
+    )
+    context: int | None = setting(None, "context frames of the input: 1 or 9", by_model=True, ge=1, le=LARGEST)
     size: str | None = setting(
         None, "WIDTHxHEIGHT of the frames, where a model makes several sizes", by_model=True, pattern=SIZES
     )
-    seed: int | None = setting(None, "seed of the first video", unset="drawn, and printed", ge=0, lt=2**63)
-    samples: int = setting(1, "videos per prompt or input; seeds count up", ge=1, le=1024)
+    seed: int | None = setting(None, "seed of the first video", unset="drawn, and printed", common=True, ge=0, lt=2**63)
+    samples: int = setting(1, "videos per prompt or input; seeds count up", common=True, ge=1, le=1024)
+
+
+class Input(Section):
+    """Which frames of an input are used."""
+
+    start: int | None = setting(None, "first frame of an input that is used, from 0", unset="0", ge=0, le=LARGEST)
+    step: int | None = setting(None, "frames of an input from one to the next", unset="1", ge=1, le=LARGEST)
+    key: str | None = setting(None, "array of an .npz input that holds the frames", min_length=1)
+    goal: bool = setting(False, "put the last frame of a clip first, for goal-conditioned models")
 
 
 class Sampling(Section):
     """How codes are drawn."""
 
-    cfg: float | None = setting(None, "guidance scale; 1 is none", by_model=True, ge=0, le=1000)
-    temperature: float | None = setting(None, "temperature; 0 takes the likeliest code", by_model=True, ge=0, le=1000)
-    top_k: int | None = setting(None, "likeliest codes kept; 0 keeps all", by_model=True, ge=0, le=LARGEST)
-    top_p: float | None = setting(None, "probability mass kept", by_model=True, gt=0, le=1)
-    first_frame_top_p: float | None = setting(
-        None, "probability mass kept in the first frame", flag=None, by_model=True, gt=0, le=1
+    cfg: float | None = setting(None, "guidance scale; 1 is none", by_model=True, common=True, ge=0, le=1000)
+    temperature: float | None = setting(
+        None, "temperature; 0 takes the likeliest code", by_model=True, common=True, ge=0, le=1000
     )
+    top_k: int | None = setting(None, "sample among the k likeliest codes; 0: all", by_model=True, ge=0, le=LARGEST)
+    top_p: float | None = setting(None, "sample among codes of this probability mass", by_model=True, gt=0, le=1)
+    first_frame_top_p: float | None = setting(None, "top_p of the first frame", flag=None, by_model=True, gt=0, le=1)
 
     @field_validator("temperature", mode="after")
     @classmethod
@@ -79,23 +98,25 @@ class Replay(Section):
 
     tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = setting(
         OFF,
-        "replay threshold: a number, 'off', or one of these per layer with commas between them; lower replays more, "
+        "replay threshold: off, a number, or one number per layer with commas between them; lower replays more, "
         "0 to -4 is useful",
+        common=True,
     )
     ratio: float | None = setting(
         None,
-        "replay ratio that a controller keeps by moving the threshold, such as 0.8; instead of tau",
+        "replay ratio, such as 0.8, that a controller holds by moving the threshold; instead of tau",
         flag="--replay-ratio",
+        common=True,
         gt=0,
         lt=1,
         allow_inf_nan=False,
     )
     controller: choices.Controller = setting(
-        "layer", "what keeps the ratio: all layers with one threshold, or each layer", flag=None
+        "layer", "scope of the ratio: one threshold for all layers, or one per layer", flag=None
     )
-    score: choices.Score = setting("tas", "what the threshold is compared with")
+    score: choices.Score = setting("tas", "score that is compared with the threshold", common=True)
     tas: choices.TasDefinition | None = setting(None, "definition of the temporal attention score", by_model=True)
-    gate: choices.Gate | None = setting(None, "who decides on a replay: each row, or a guided pair", by_model=True)
+    gate: choices.Gate | None = setting(None, "unit that replays: each row, or a guided pair", by_model=True)
     max_age: int | None = setting(
         None,
         "most consecutive replays of one cached MLP output",
@@ -106,14 +127,14 @@ class Replay(Section):
     )
     first_frame: int = setting(0, "first decoded frame that may replay, from 0", flag=None, ge=0, le=LARGEST)
     eligible: choices.Eligible = setting(
-        "codes", "tokens that may replay: those of frames, or frame delimiters too", flag=None
+        "codes", "tokens that may replay: codes of frames, or frame delimiters too", flag=None
     )
 
     @field_validator("ratio", mode="after")
     @classmethod
     def _one_of_both(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value is not None and not info.data.get("tau", OFF).off:
-            raise ValueError(f"none beside 'replay.tau' {info.data['tau']}; a ratio is kept by moving tau")
+            raise ValueError(f"none beside 'replay.tau' {info.data['tau']}; a controller holds a ratio by moving tau")
         return value
 
 
@@ -131,13 +152,20 @@ class Draft(Section):
 
     kind: choices.Draft | None = setting(
         None,
-        "draft tokens that one pass verifies: aligned codes of the last frame (frame), these and what the last pass "
-        "drew (jacobi), or what is fastest here (auto)",
+        "draft tokens that one pass verifies, for the same video in less time: the previous frame's codes (frame), "
+        "these and the last pass's draws (jacobi), or the fastest here (auto)",
         flag="--draft",
         unset="auto in generate, else off",
+        common=True,
     )
     window: int | None = setting(
-        None, "most tokens of a video in a pass with drafts", flag="--draft-window", unset="16 or fewer", ge=1, le=1024
+        None,
+        "draft length: most input tokens of a video in one pass",
+        flag="--draft-window",
+        unset="16 or fewer",
+        common=True,
+        ge=1,
+        le=1024,
     )
 
 
@@ -145,21 +173,24 @@ class Attention(Section):
     """Which earlier tokens are attended to."""
 
     window: Annotated[int | None, BeforeValidator(_read_window)] = setting(
-        None, "last tokens attended to, or 'off' for all", unset="off", ge=1, le=LARGEST
+        None, "number of latest tokens attended to, or off for all", unset="off", common=True, ge=1, le=LARGEST
     )
-    sinks: int = setting(4, "first prompt tokens kept beside a window", ge=0, le=LARGEST)
-    kv_dtype: choices.KVDtype = setting("auto", "format of keys and values; auto: as the model")
+    sinks: int = setting(4, "first prompt tokens attended to beside a window", common=True, ge=0, le=LARGEST)
+    kv_dtype: choices.KVDtype = setting("auto", "format of the KV cache; auto: as the model", common=True)
 
 
 class Backend(Section):
-    """Who executes the MLPs."""
+    """Where the MLPs run."""
 
-    name: choices.Backend = setting("torch", "who executes the MLPs", flag="--backend")
+    name: choices.Backend = setting(
+        "torch", "where MLPs run: here, or on an emulated FPGA accelerator", flag="--backend", common=True
+    )
     preset: str | None = setting(
         None,
         "accelerator of fpga-sim: a preset or a YAML file",
         flag="--fpga",
         unset="edge-small, or paper-u280 for larger weights",
+        common=True,
         min_length=1,
     )
 
@@ -168,18 +199,18 @@ class Runtime(Section):
     """Where and in what precision."""
 
     device: str = setting("auto", "device: auto, cpu, cuda or cuda:N", pattern=DEVICES)
-    dtype: choices.Dtype = setting("auto", "format of the weights; a converted model has its own")
+    dtype: choices.Dtype = setting("auto", "format of the weights; a converted model has its own", common=True)
     pixel_dtype: choices.PixelDtype = setting(
-        "float32", "dtype that frames are decoded in; bfloat16 for models with a video tokenizer"
+        "float32", "dtype of the pixel decoder; bfloat16 for models with a video tokenizer"
     )
     keep_prefill: str | None = setting(
         None,
-        "file (.safetensors) that what the prompts leave is kept in, and read from by later runs of the same input",
+        "file (.safetensors) that saves the prompt's KV cache for later runs of the same input",
         flag="--keep-prefill",
         min_length=1,
     )
     executor: choices.Executor = setting(
-        "auto", "who runs a decode pass: native CPU kernels, a CUDA graph or plain torch; auto: the fastest"
+        "auto", "runs decode passes: native CPU kernels, a CUDA graph or plain torch; auto: the fastest"
     )
     threads: int | None = setting(
         None, "CPU threads", unset="all, two in the native kernels for a bundled model", ge=1, le=1024

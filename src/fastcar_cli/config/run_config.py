@@ -23,6 +23,7 @@ from fastcar_cli.config.keys import (
     Backend,
     Draft,
     Generation,
+    Input,
     Replay,
     Runtime,
     Sampling,
@@ -41,8 +42,9 @@ RENAMED = {"runtime.kernels": "runtime.executor"}
 class RunConfig(Section):
     """Everything a run is decided by."""
 
-    model: str = setting("table", MODELS, min_length=1)
+    model: str = setting("table", MODELS, common=True, min_length=1)
     generation: Generation = Generation()
+    input: Input = Input()
     sampling: Sampling = Sampling()
     replay: Replay = Replay()
     draft: Draft = Draft()
@@ -108,6 +110,7 @@ class Setting:
     values: tuple[str, ...]
     default: str
     by_model: bool
+    common: bool
 
     @property
     def help(self) -> str:
@@ -136,9 +139,16 @@ def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
         words = choices.values(kind)
         # A value that is read from its text is given as a text.
         read = any(isinstance(m, BeforeValidator) for m in field.metadata)
-        numbers: list[type] = [k for k in (int, float) if k in (kind, *get_args(kind)) and not read]
+        numbers: list[type] = [k for k in (bool, int, float) if k in (kind, *get_args(kind)) and not read]
         yield Setting(
-            prefix + name, flag, (numbers or [str])[0], str(field.description), words, default, extra["by_model"]
+            prefix + name,
+            flag,
+            (numbers or [str])[0],
+            str(field.description),
+            words,
+            default,
+            extra["by_model"],
+            extra["common"],
         )
 
 

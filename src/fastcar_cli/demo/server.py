@@ -34,11 +34,11 @@ SCRIPTS = ("core.js", "player.js", "demo.js")
 
 
 class Left(Exception):
-    """The page that asked for a video was closed."""
+    """The page that wants a video was closed."""
 
 
 class _Job:
-    """A video that a page asked for: its form, the lines of the answer, and whether the page was closed."""
+    """A video that a page wants: its form, the lines of the answer, and whether the page was closed."""
 
     def __init__(self, form: dict[str, str]) -> None:
         self.form, self.left = form, threading.Event()

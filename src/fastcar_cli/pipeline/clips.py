@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from fastcar_cli.config.keys import Input
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.clip import Excerpt, Wanted, read_clip
 from fastcar_cli.media.reader import frames_of
@@ -14,28 +15,17 @@ from fastcar_cli.models.network import Spec
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a user gave, not yet read.
-
-    `actions` is one file for all inputs or one each. `start` and `step` count frames of an input, `key` names the
-    array of an .npz file that holds them, with `goal` the last one comes first.
-    """
+    """Files of inputs, not yet read; `actions` is one file for all of them or one each, `use` selects frames."""
 
     files: tuple[Path, ...] = ()
     actions: tuple[Path, ...] = ()
-    start: int | None = None
-    step: int | None = None
-    key: str | None = None
-    goal: bool = False
+    use: Input = field(default_factory=Input)
 
     def __bool__(self) -> bool:
         return bool(self.files)
 
     def check(self) -> None:
         """Refuse what can't be, before a model is loaded. Raises RequestError."""
-        if self.start is not None and self.start < 0:
-            raise RequestError("frames are counted from 0", key="start", value=self.start, allowed="0 or more")
-        if self.step is not None and self.step < 1:
-            raise RequestError("not a step forward", key="step", value=self.step, allowed="1 or more")
         if len(self.actions) not in (0, 1, len(self.files)):
             raise RequestError(
                 f"{len(self.actions)} files for {len(self.files)} inputs",
@@ -46,21 +36,21 @@ class Inputs:
             for file in files:
                 if not file.exists():
                     raise RequestError(f"there is no such {kind}", key=option, value=file)
-        if self.goal and self.actions:
+        if self.use.goal and self.actions:
             raise RequestError(
                 (Key("goal"), " and ", Key("actions"), " exclude each other"), hint="actions lead forward in time"
             )
 
     def single(self) -> bool:
         """Whether every input is one picture. Raises RequestError for one that can't be read."""
-        return all(len([*islice(frames_of(file, self.key), 2)]) == 1 for file in self.files)
+        return all(len([*islice(frames_of(file, self.use.key), 2)]) == 1 for file in self.files)
 
     def read(self, spec: Spec, model: str, frames: int, *, whole: bool = False) -> list[Excerpt]:
         """The part of each that a model is given for so many frames in all; `whole`: none may be missing.
 
         Raises RequestError as `read_clip` does, and for a goal that the model doesn't take.
         """
-        if spec.contexts and self.goal:
+        if spec.contexts and self.use.goal:
             raise RequestError(f"the model {model!r} takes none", key="goal", hint="leave it out")
         height, width = spec.frame_size
         wanted = Wanted(
@@ -70,12 +60,12 @@ class Inputs:
             height=height,
             width=width,
             actions=spec.conditions,
-            start=self.start,
-            step=self.step or 1,
+            start=self.use.start,
+            step=self.use.step or 1,
             whole=whole,
-            goal=self.goal,
+            goal=self.use.goal,
             last=bool(spec.contexts),
         )
         actions: list[Path | None] = [*self.actions] if len(self.actions) == len(self.files) else []
         actions = actions or [self.actions[0] if self.actions else None] * len(self.files)
-        return [read_clip(file, wanted, own, self.key) for file, own in zip(self.files, actions, strict=True)]
+        return [read_clip(file, wanted, own, self.use.key) for file, own in zip(self.files, actions, strict=True)]

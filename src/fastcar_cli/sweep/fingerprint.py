@@ -32,7 +32,8 @@ def fingerprint(
     pipe: VideoPipeline, model: str, metrics: tuple[str, ...], lpips: Path | None, backends: tuple[str, ...]
 ) -> dict[str, Any]:
     """Everything that changes a cell apart from its own parameters, as flat keys."""
-    keys = {k: v for k, v in flat(pipe.effective).items() if k not in SWEPT}
+    # Cells name the frames of an input by their hash.
+    keys = {k: v for k, v in flat(pipe.effective).items() if k not in SWEPT and not k.startswith("input.")}
     network = pipe.model.network
     keys |= {
         "fastcar": __version__,
