@@ -9,21 +9,18 @@ from fastcar_cli._version import __version__
 if TYPE_CHECKING:
     from fastcar_cli.config.run_config import RunConfig
     from fastcar_cli.pipeline.pipeline import Frame, VideoPipeline
-    from fastcar_cli.pipeline.videos import Pipeline, Video
+    from fastcar_cli.pipeline.pipeline import VideoPipeline as Pipeline
+    from fastcar_cli.pipeline.videos import Video
 
 __all__ = ["Frame", "Pipeline", "RunConfig", "Video", "VideoPipeline", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     # torch and pydantic are imported when they are used, not with the package.
-    if name in ("VideoPipeline", "Frame"):
+    if name in ("Pipeline", "VideoPipeline", "Frame", "Video"):
         from fastcar_cli.pipeline import pipeline
 
-        return getattr(pipeline, name)
-    if name in ("Pipeline", "Video"):
-        from fastcar_cli.pipeline import videos
-
-        return getattr(videos, name)
+        return getattr(pipeline, "VideoPipeline" if name == "Pipeline" else name)
     if name == "RunConfig":
         from fastcar_cli.config.run_config import RunConfig
 

@@ -60,5 +60,5 @@ def test_a_video_is_saved_with_its_recipe_and_shown_in_a_notebook(pipe: Pipeline
 
 
 def test_an_unknown_option_is_named() -> None:
-    with pytest.raises(RequestError, match="tauu is no option"):
+    with pytest.raises(RequestError, match="tauu is not an option"):
         Pipeline.from_pretrained("mini", tauu=-2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from fastcar_cli.cli.app import app
 from fastcar_cli.config.presets import preset_folder
 from fastcar_cli.config.run_config import RunConfig, flat
 from fastcar_cli.config.tau import Tau
-from fastcar_cli.decoding.replay.controller import Target
-from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.errors import RequestError
 from fastcar_cli.media import open_writer, read_frames, read_recipe
 from fastcar_cli.pipeline.pipeline import VideoPipeline
@@ -108,10 +105,6 @@ def test_a_stranger_names_no_preset_on_this_machine(preset: object) -> None:
 
 def test_a_recipe_follows_the_settings_of_its_pipeline() -> None:
     pipe = VideoPipeline.from_config(RunConfig.from_dict({"model": "mini", "replay": {"tau": -1}}))
-    rule = ReplayRule(Tau((-3.0,)), "released", max_age=2, replay_delimiters=True, score="input")
-    sampling = replace(pipe.settings.sampling, top_k=5, cfg=1.0)
-    other = pipe.with_settings(frames=2, sampling=sampling, rule=rule, window=16, sinks=1, kv_dtype="int8")
-    settings = flat(recipe_of(other, PROMPT, 1)["settings"])
     wanted = {
         "generation.frames": 2,
         "sampling.top_k": 5,
@@ -127,11 +120,13 @@ def test_a_recipe_follows_the_settings_of_its_pipeline() -> None:
         "attention.sinks": 1,
         "attention.kv_dtype": "int8",
     }
+    other = pipe.with_config(pipe.config.changed({k: v for k, v in wanted.items() if k != "replay.gate"}))
+    settings = flat(recipe_of(other.resolved, other.model, PROMPT, 1)["settings"])
     assert settings | wanted == settings
-    assert RunConfig.from_dict(other.effective).replay.tau == Tau((-3.0,))
-    kept = other.with_settings(rule=ReplayRule(target=Target(0.5, "global")))
-    assert (kept.effective["replay"]["ratio"], kept.effective["replay"]["controller"]) == (0.5, "global")
-    assert pipe.effective["replay"]["tau"] == -1.0 and pipe.frames == 8
+    assert other.resolved.replay.tau == Tau((-3.0,)) and other.resolved.generation.frames == 2
+    held = other.with_config(pipe.config.changed({"replay.tau": "off", "replay.ratio": 0.5})).resolved
+    assert (held.replay.ratio, held.replay.controller, held.draft.kind) == (0.5, "layer", "auto")
+    assert pipe.resolved.replay.tau == Tau((-1.0,)) and pipe.frames == 8
 
 
 def test_only_what_makes_the_tokens_is_taken() -> None:

@@ -27,7 +27,7 @@ def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: boo
     from fastcar_cli.checkpoints.memory_plan import choose_dtype, default_dtype
     from fastcar_cli.checkpoints.names import BUNDLED
     from fastcar_cli.checkpoints.open import known, open_folder, open_model
-    from fastcar_cli.pipeline.pipeline import VideoPipeline
+    from fastcar_cli.pipeline.resolve import memory_plans
 
     repository = hub.repository_of(run.model)
     if repository is not None:
@@ -40,7 +40,7 @@ def dry_run(run: RunConfig, videos: int, at_once: int, as_json: bool, quiet: boo
         files = _files(checkpoint)
         sizes = {os.path.relpath(f, folder): f.stat().st_size if f.is_file() else 0 for f in files}
         missing = {name: 0 for name in sizes if not (folder / name).is_file()}
-    plans = VideoPipeline.plans(run, videos=at_once, checkpoint=checkpoint)
+    plans = memory_plans(run, videos=at_once, checkpoint=checkpoint)
     dtype: str = run.runtime.dtype
     any_plan = next(iter(plans.values()))
     if run.model in BUNDLED and dtype == "auto":

@@ -11,14 +11,12 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from fastcar_cli.checkpoints.memory_plan import memory_errors
 from fastcar_cli.cli.inputs import Job, accepted, keys_of
@@ -30,6 +28,7 @@ from fastcar_cli.media import default_name, open_writer, read_recipe
 from fastcar_cli.pipeline.engines import open_engine
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.pipeline.recipe import recipe_of
+from fastcar_cli.pipeline.videos import Video
 from fastcar_cli.sweep.names import check_names, link_name
 from fastcar_cli.system.files import file_text, sha256_of, staging, write_whole
 from fastcar_cli.system.plain_data import parse_json
@@ -40,15 +39,6 @@ if TYPE_CHECKING:
 
 BATCH = 8
 """Videos decoded at once, of which a kill leaves none: one of `mini` takes 0.31 seconds of a core, alone 0.49."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """A decoded video: its place in the task, frames uint8 [T, H, W, 3], and its report with the recipe."""
-
-    place: int
-    images: NDArray[np.uint8]
-    report: dict[str, Any]
 
 
 class Maker:
@@ -63,24 +53,16 @@ class Maker:
         """As `engines.Worker` describes."""
         return partial(Maker, self.base.config)
 
-    def work(self, task: Sequence[tuple[int, Job]]) -> Iterator[Made]:
-        """The videos of a batch."""
-        pipe, jobs = self.base, [job for _, job in task]
-        images: list[list[NDArray[np.uint8]]] = [[] for _ in jobs]
+    def work(self, task: Sequence[tuple[int, Job]]) -> Iterator[tuple[int, Video]]:
+        """The videos of a batch, with their places in the list."""
+        prompts, seeds = [job.prompt for _, job in task], [job.seed for _, job in task]
 
         def on_step(done: int, total: int) -> None:
-            self.on_step(len(jobs) * done / total)
+            self.on_step(len(task) * done / total)
 
         with memory_errors(LESS):
-            for frame in pipe.stream([job.prompt for job in jobs], [job.seed for job in jobs], on_step):
-                images[frame.video].append(frame.image)
-                if len(images[frame.video]) < pipe.frames:
-                    continue
-                job = jobs[frame.video]
-                report = pipe.report(frame.video) | keys_of(job, pipe.context)
-                report["recipe"] = recipe_of(pipe, job.prompt, job.seed, pipe.prompt_ids(frame.video))
-                yield Made(task[frame.video][0], np.stack(images[frame.video]), report)
-                images[frame.video] = []
+            for (place, _), video in zip(task, self.base.videos(prompts, seeds, on_step), strict=True):
+                yield place, video
 
 
 def named(jobs: Sequence[Job], folder: Path) -> list[Job]:
@@ -162,14 +144,15 @@ def make(
 
 def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, dict[str, Any]]:
     """Reports of the videos that are there, by place. Raises RequestError for another video, unless it may go."""
-    alike = recipe_of(pipe, "", 0)
+    alike = recipe_of(pipe.resolved, pipe.model, "", 0)
     reports: dict[int, dict[str, Any]] = {}
     for place, job in enumerate(jobs):
         if job.path is None or not job.path.exists():
             continue
         recipe = {**alike, "prompt": job.prompt, "seed": job.seed}
         if not isinstance(job.prompt, str):
-            recipe = recipe_of(pipe, job.prompt, job.seed, pipe.model.tokenizer.read(job.prompt).ids)
+            ids = pipe.model.tokenizer.read(job.prompt).ids
+            recipe = recipe_of(pipe.resolved, pipe.model, job.prompt, job.seed, ids)
         recipe = json.loads(json.dumps(recipe))
         report, digest = _report(job.path)
         if report is not None and report["recipe"] == recipe:
@@ -214,7 +197,7 @@ def _make(
     """Decode and write videos; the reports of those on disk join the others."""
     # As in `writing.write`.
     gc.freeze()
-    maker, paths, before = Maker(pipe.config, pipe), {place: job.path for place, job in left}, len(reports)
+    maker, jobs, before = Maker(pipe.config, pipe), dict(left), len(reports)
     with (
         open_engine(maker, engine, address, workers) as run,
         staging(folder) as hidden,
@@ -224,20 +207,20 @@ def _make(
         maker.on_step = lambda videos: bar.update(task, completed=written + videos)
         size = min(pipe.batch_size(BATCH), -(-len(left) // run.workers))
         written = 0
-        for made in run(left[i : i + size] for i in range(0, len(left), size)):
-            path, report = paths[made.place], made.report
+        for place, video in run(left[i : i + size] for i in range(0, len(left), size)):
+            job, scale = jobs[place], pipe.config.video.scale
+            report, path = video.report | keys_of(job, pipe.context) | {"recipe": video.recipe}, job.path
             assert path is not None
-            scale = pipe.config.video.scale
             try:
-                with open_writer(hidden / path.name, fps=pipe.fps, scale=scale, recipe=report["recipe"]) as writer:
-                    for image in made.images:
+                with open_writer(hidden / path.name, fps=pipe.fps, scale=scale, recipe=video.recipe) as writer:
+                    for image in video.frames:
                         writer.add(image)
                 report["video"] |= {"path": str(path), "width": writer.width, "height": writer.height}
                 report["video"]["sha256"] = sha256_of(hidden / path.name)
                 with uninterrupted():
                     os.replace(hidden / path.name, path)
                     write_whole(path.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
-                    reports[made.place] = report
+                    reports[place] = report
             except (OSError, RunError) as e:
                 why = e.strerror if isinstance(e, OSError) else str(e).rpartition(": ")[2]
                 raise RunError(f"{path} could not be written: {why}", hint="what is finished is kept") from None

@@ -20,7 +20,6 @@ from fastcar_cli.errors import Key, Text
 from fastcar_cli.media import Writer, check_target, default_name, open_writer
 from fastcar_cli.media.metrics import beside, compare
 from fastcar_cli.pipeline.pipeline import Frame, VideoPipeline
-from fastcar_cli.pipeline.recipe import recipe_of
 from fastcar_cli.system.files import make_folder, write_whole
 from fastcar_cli.system.signals import status, uninterrupted
 
@@ -78,7 +77,7 @@ def write(
             """A file is opened with its first frame and closed with its last: batches come one after another."""
             if video not in written:
                 job = jobs[video]
-                recipe = recipe_of(pipe, job.prompt, job.seed, pipe.prompt_ids(video))
+                recipe = pipe.recipe(job.prompt, job.seed, video)
                 with uninterrupted():
                     writer = open_writer(
                         paths[video], fps=pipe.fps, scale=pipe.config.video.scale, recipe=recipe, new=new, aside=aside
@@ -119,8 +118,8 @@ def write(
             prompts, seeds = [j.prompt for j in jobs], [j.seed for j in jobs]
             try:
                 with memory_errors(LESS):
-                    for frame in pipe.stream(prompts, seeds, on_step, on_begin=on_begin):
-                        add(frame)
+                    for _ in pipe.videos(prompts, seeds, on_step, on_begin, on_frame=add):
+                        pass
             except KeyboardInterrupt as e:
                 stop = e
         if preview is not None:

@@ -13,9 +13,8 @@ from fastcar_cli.checkpoints.names import BUNDLED, REPOSITORIES
 from fastcar_cli.checkpoints.open import spec_of
 from fastcar_cli.config.run_config import load_config
 from fastcar_cli.errors import RequestError
-from fastcar_cli.media import default_name, open_writer
+from fastcar_cli.media import default_name
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_cli.pipeline.recipe import recipe_of
 from fastcar_cli.sweep.worker import draft_data, replay_map
 
 SHOWN_SIDE = 256
@@ -47,7 +46,9 @@ class Maker:
             raise RequestError("the prompt is empty", hint="describe the video in a few words")
         seed = form.get("seed", "").strip()
         if seed and not (seed.isascii() and seed.isdigit() and int(seed) < 2**63):
-            raise RequestError(f"the seed {seed[:40]!r} is no whole number", allowed="0 to 2^63 - 1, or none for any")
+            raise RequestError(
+                f"the seed {seed[:40]!r} is not a whole number", allowed="0 to 2^63 - 1, or none for any"
+            )
         scale = max(1, round(SHOWN_SIDE / max(spec_of(name).frame_spec.size)))
         flags = {"replay.tau": form.get("tau", "off"), "draft.kind": form.get("draft", "auto"), "video.scale": scale}
         run = load_config(flags={"model": name, **flags})
@@ -57,20 +58,13 @@ class Maker:
         pipe = self._pipe.with_config(run)
         first = int(seed) if seed else secrets.randbelow(2**31)
         notes = pipe.notices([prompt])
-        images = [frame.image for frame in pipe.stream([prompt], [first], on_step)]
-        recipe = recipe_of(pipe, prompt, first, pipe.prompt_ids(0))
+        (video,) = pipe.videos([prompt], [first], on_step)
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "video.mp4"
-            with open_writer(file, fps=pipe.fps, scale=scale, recipe=recipe) as writer:
-                for image in images:
-                    writer.add(image)
-            video = file.read_bytes()
-        return _results(pipe, form, notes), video
+            return _results(pipe, video.report, form, notes), video.save(Path(folder) / "video.mp4", scale).read_bytes()
 
 
-def _results(pipe: VideoPipeline, form: dict[str, str], notes: list[str]) -> dict[str, Any]:
+def _results(pipe: VideoPipeline, report: dict[str, Any], form: dict[str, str], notes: list[str]) -> dict[str, Any]:
     """What the player reads: the results of a sweep with one cell, which is its own reference."""
-    report = pipe.report(0)
     draft = report["draft"]
     cell = {
         "id": "video",

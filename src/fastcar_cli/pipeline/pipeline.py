@@ -7,30 +7,24 @@ into batches that fit; what a batch did is a `Run` (run_report.py), which owns a
 
 from __future__ import annotations
 
-import math
+import operator
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastcar_cli.checkpoints.memory_plan import (
-    Demand,
-    MemoryPlan,
-    choose_dtype,
-    default_dtype,
-    make_plan,
-    videos_that_fit,
-)
+from fastcar_cli.checkpoints.memory_plan import Demand, choose_dtype, default_dtype, videos_that_fit
 from fastcar_cli.checkpoints.names import BUNDLED
 from fastcar_cli.checkpoints.open import open_model
-from fastcar_cli.config.run_config import RunConfig
+from fastcar_cli.config.run_config import RunConfig, load_config, settings
 from fastcar_cli.decoding.batch import Watcher
 from fastcar_cli.decoding.drafts.length import DraftWindow
 from fastcar_cli.decoding.engine import Decode, begin
@@ -38,11 +32,21 @@ from fastcar_cli.decoding.executors.select import row_limit
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Prompt
-from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
+from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_cli.models.decoder import Decoder
+from fastcar_cli.pipeline.recipe import recipe_of
 from fastcar_cli.pipeline.report import Run
-from fastcar_cli.pipeline.resolve import effective, resolve_device, settings_of, spec_in
+from fastcar_cli.pipeline.resolve import (
+    PROMPT_TOKENS,
+    decode_settings,
+    given,
+    memory_plans,
+    resolve,
+    resolve_device,
+    spec_in,
+)
 from fastcar_cli.pipeline.saved_prefill import KeptFile
+from fastcar_cli.pipeline.videos import Video
 from fastcar_cli.system.limits import cores
 
 if TYPE_CHECKING:
@@ -51,9 +55,6 @@ if TYPE_CHECKING:
 
 OnBegin = Callable[[str, int, int], None]
 """Receives what comes before the first token, "input" (pictures to tokens) or "prompt", its work done and all of it."""
-
-PROMPT_TOKENS = 64
-"""Tokens of a prompt with its template that a plan assumes."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,8 @@ class VideoPipeline:
     `tokens_per_frame` is N, `grid` the rows and columns of codes a frame.
 
     Example:
-        >>> pipe = VideoPipeline.from_config(RunConfig())
-        >>> for frame in pipe.stream(["a red ball rolling to the right"], [0]):
-        ...     print(frame.index, frame.image.shape)
+        >>> pipe = VideoPipeline.from_pretrained("table", tau=-2)
+        >>> pipe("a red ball rolls to the right", seed=1).save("ball.mp4")
 
     """
 
@@ -85,7 +85,7 @@ class VideoPipeline:
         settings: DecodeSettings | None = None,
         load_seconds: float = 0.0,
     ) -> None:
-        """Resolve what `config` leaves open; `settings` replace those that follow from it.
+        """Resolve what `config` leaves open; `settings` replace those that follow from it, not the recipe.
 
         Raises RequestError for what this model can't do.
         """
@@ -94,24 +94,34 @@ class VideoPipeline:
         self.name, self.layers = model.name, spec.decoder.layers
         self.tokens_per_frame, self.grid = spec.tokens_per_frame, spec.grid
         self.context = spec.pictures(spec.layout.context)
-        self.settings = settings or settings_of(model, config)
+        self.resolved = resolve(model, config)
+        self.settings = settings or decode_settings(model, self.resolved)
         self.frames = spec.pictures(spec.layout.context + self.settings.frames)
-        self.fps = spec.fps if config.video.fps is None else config.video.fps
+        self.fps = given(self.resolved.video.fps)
         self.height, self.width = spec.frame_size
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
             from fastcar_fpga import check_memory, check_weights, preset_for, workload_of
 
-            self._preset = preset_for(config.backend.preset, spec)
+            self._preset = preset_for(self.resolved.backend.preset, spec)
             check_weights(model.network.weight_format, self._preset)
             check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
             self._check_window()
-        self.effective = effective(config, self.settings, self.frames, self.fps)
-        if self._preset is not None and config.backend.preset is None:
-            self.effective["backend"]["preset"] = self._preset.name
         self._runs: list[Run] = []
         # By the number of videos, which decides what a pass takes.
         self._windows: dict[int, DraftWindow] = {}
+
+    @classmethod
+    def from_pretrained(cls, model: str, **options: Any) -> VideoPipeline:
+        """Load a model by name or folder; `options` are those of `fastcar generate`, as tau=-2 or kv_dtype="int8".
+
+        Drafts are `auto` as there, which changes no video. Raises RequestError for what can't be done here, and for an
+        unknown option.
+        """
+        keys = {s.flag.strip("-").replace("-", "_"): s.key for s in settings().values() if s.flag is not None}
+        if unknown := sorted(options.keys() - keys.keys()):
+            raise RequestError(f"{unknown[0]} is not an option", allowed=", ".join(keys))
+        return cls.from_config(load_config(flags={keys[name]: v for name, v in options.items()} | {"model": model}))
 
     @classmethod
     def from_config(
@@ -130,7 +140,7 @@ class VideoPipeline:
         if bundled:
             dtype = default_dtype(device) if dtype == "auto" else dtype
         else:
-            plans = cls.plans(config, videos=videos, device=device, checkpoint=checkpoint)
+            plans = memory_plans(config, videos=videos, device=device, checkpoint=checkpoint)
             dtype = choose_dtype(dtype, device, plans)
             total = plans[dtype].weights
             if on_load is not None:
@@ -142,30 +152,6 @@ class VideoPipeline:
         model = checkpoint.load(dtype, device, progress, config.size)
         model.network.draw_in(getattr(torch, config.runtime.pixel_dtype))
         return cls(model, config, load_seconds=time.perf_counter() - began)
-
-    @staticmethod
-    def plans(
-        config: RunConfig, *, videos: int = 1, device: str | None = None, checkpoint: Checkpoint | None = None
-    ) -> dict[str, MemoryPlan]:
-        """What a run would need by dtype, from the model's configuration alone; nothing is loaded."""
-        device = device or resolve_device(config.runtime.device)
-        checkpoint = checkpoint or open_model(config.model)
-        spec = checkpoint.spec.sized(config.size).continuing(config.generation.context)
-        pictures = (config.generation.frames or spec.frames) - 1
-        frames = max(1, 1 + pictures // spec.frame_spec.pictures - spec.layout.context)
-        guided = checkpoint.defaults.cfg if config.sampling.cfg is None else config.sampling.cfg
-        layers, replay = spec.decoder.layers, config.replay
-        replaying = layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers))
-        rows, prompt = videos * (1 if guided == 1.0 else 2), spec.layout.prompt or PROMPT_TOKENS
-        attention = config.attention
-        demand = Demand(rows, frames, prompt, attention.window, attention.sinks, attention.kv_dtype)
-        every, pixels = replay.eligible == "all", getattr(torch, config.runtime.pixel_dtype).itemsize
-        return {
-            name: make_plan(
-                spec, form, demand, device=device, replaying=replaying, delimiters=every, pixel_itemsize=pixels
-            )
-            for name, form in checkpoint.formats.items()
-        }
 
     def batch_size(self, videos: int) -> int:
         """How many of so many videos are decoded at once: what memory and the accelerator have room for."""
@@ -254,6 +240,46 @@ class VideoPipeline:
             ):
                 yield replace(frame, video=first + frame.video)
 
+    def videos(
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        on_step: Callable[[int, int], None] | None = None,
+        on_begin: OnBegin | None = None,
+        on_frame: Callable[[Frame], None] | None = None,
+    ) -> Iterator[Video]:
+        """Decode as `stream` does; every video as soon as it is complete, in the order of the prompts.
+
+        `on_frame` gets each frame as soon as it is decoded.
+        """
+        images: list[list[NDArray[np.uint8]]] = [[] for _ in prompts]
+        for frame in self.stream(prompts, seeds, on_step, on_begin=on_begin):
+            if on_frame is not None:
+                on_frame(frame)
+            i = frame.video
+            images[i].append(frame.image)
+            if len(images[i]) == self.frames:
+                yield Video(np.stack(images[i]), self.fps, self.report(i), self.recipe(prompts[i], seeds[i], i))
+                images[i] = []
+
+    @overload
+    def __call__(self, prompt: str, seed: SupportsIndex | None = None) -> Video: ...
+    @overload
+    def __call__(self, prompt: list[Prompt], seed: SupportsIndex | None = None) -> list[Video]: ...
+    def __call__(self, prompt: str | list[Prompt], seed: SupportsIndex | None = None) -> Video | list[Video]:
+        """Decode one video a prompt, a `str` being one; the first draws from `seed`, the others from the next ones.
+
+        Without a seed one is drawn, which the video's report has. Prompts of a model that continues frames are `Clip`s.
+        Raises RequestError for a prompt that the model does not take, and for a seed that is not a number.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        drawn = secrets.randbelow(2**31) if seed is None else seed
+        first = operator.index(drawn) if isinstance(drawn, SupportsIndex) else -1
+        if not 0 <= first <= 2**63 - len(prompts):
+            raise RequestError("not allowed", key="seed", value=repr(seed), allowed="whole numbers from 0 to 2**63 - 1")
+        made = [*self.videos(prompts, range(first, first + len(prompts)))]
+        return made[0] if isinstance(prompt, str) else made
+
     def run(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> Decode:
         """Decode as `stream` does, without looking at the frames; the engine's state of the last batch."""
         for _ in self.stream(prompts, seeds):
@@ -335,6 +361,10 @@ class VideoPipeline:
     def codes(self) -> NDArray[np.int64]:
         """Codes of the last call of `stream`, [videos, T*N, depth]."""
         return np.concatenate([run.decode.codes.cpu().numpy() for run in self._runs])
+
+    def recipe(self, prompt: Prompt, seed: int, video: int) -> dict[str, Any]:
+        """What makes a video again; `video` is its index in the last call of `stream`."""
+        return recipe_of(self.resolved, self.model, prompt, seed, self.prompt_ids(video))
 
     def prompt_ids(self, video: int) -> tuple[int, ...]:
         """Token ids of a video's prompt. Raises ValueError before its batch is begun."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from fastcar_cli.config.presets import fpga_presets
 from fastcar_cli.config.run_config import RunConfig, current, flat, later_wins, nested
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Prompt, TokenisedClip
+from fastcar_cli.models.checkpoint import LoadedModel
 from fastcar_fpga import load_preset
-
-if TYPE_CHECKING:
-    from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 _TAKEN = (
     "model",
@@ -38,15 +36,17 @@ _TAKEN = (
 _DECIDED = ("generation.seed", "generation.samples")
 
 
-def recipe_of(pipe: VideoPipeline, prompt: Prompt, seed: int, ids: Sequence[int] = ()) -> dict[str, Any]:
-    """The recipe of one video of a pipeline: prompt, seed, settings, which model and which weights, version.
+def recipe_of(
+    run: RunConfig, loaded: LoadedModel, prompt: Prompt, seed: int, ids: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The recipe of one video of a resolved run: prompt, seed, settings, which model and which weights, version.
 
     `ids` are those of a prompt of frames, which stand for the frames: they take a few bytes, and another machine
     might read the same frames as others. Beside them are the actions; of the input there is its name.
     """
-    model, preset = pipe.effective["model"], pipe.effective["backend"]["preset"]
-    settings = {k: v for k, v in flat(pipe.effective).items() if k.startswith(_TAKEN)}
-    settings["runtime.dtype"] = pipe.model.network.weight_format
+    model, preset = run.model, run.backend.preset
+    settings = {k: v for k, v in flat(run.to_dict()).items() if k.startswith(_TAKEN)}
+    settings["runtime.dtype"] = loaded.network.weight_format
     if not public_name(model):
         del settings["model"]
     recipe: dict[str, Any] = {"prompt": str(prompt), "seed": seed, "settings": nested(settings)}
@@ -55,10 +55,10 @@ def recipe_of(pipe: VideoPipeline, prompt: Prompt, seed: int, ids: Sequence[int]
         recipe["input"] = {"ids": list(ids), "actions": actions}
     if preset not in fpga_presets():
         del recipe["settings"]["backend"]["preset"]
-        if settings["backend.name"] == "fpga-sim":
+        if preset is not None and run.backend.name == "fpga-sim":
             recipe["accelerator"] = load_preset(preset).name
     source = open_model(model).identity
-    recipe["model"] = {"name": pipe.name, "weights": source.weights, "commit": source.commit}
+    recipe["model"] = {"name": loaded.name, "weights": source.weights, "commit": source.commit}
     return {**recipe, "version": __version__}
 
 

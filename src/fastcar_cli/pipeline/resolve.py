@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
+from fastcar_cli.checkpoints.memory_plan import Demand, MemoryPlan, make_plan
 from fastcar_cli.checkpoints.names import BUNDLED
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.config.keys import DEVICES
-from fastcar_cli.config.run_config import RunConfig, tau_to_plain
+from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.replay.controller import Target, max_ratio
 from fastcar_cli.decoding.replay.replay import ReplayRule
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
 from fastcar_cli.models.network import Layout, Spec
 
 SMALL_MODEL_THREADS = 2
@@ -25,55 +28,127 @@ SMALL_MODEL_THREADS = 2
 DRAFT_WINDOW = 16
 """Most tokens of a video that a pass takes where no other number is given."""
 
+PROMPT_TOKENS = 64
+"""Tokens of a prompt with its template that a plan assumes."""
+
 T = TypeVar("T")
 
 
-def _choose(value: T | None, default: T) -> T:
-    return default if value is None else value
+def resolve(model: LoadedModel, config: RunConfig) -> RunConfig:
+    """The configuration with the model's own choice for what it leaves open.
 
-
-def settings_of(model: LoadedModel, config: RunConfig) -> DecodeSettings:
-    """How a model decodes under a configuration. Raises RequestError for what this model can't do."""
-    spec, own, s, replay = spec_in(model, config), model.defaults, config.sampling, config.replay
-    pictures = _choose(config.generation.frames, spec.frames)
-    _check_frames(model.name, spec, pictures)
-    frames = 1 + (pictures - 1) // spec.frame_spec.pictures
-    sampling = replace(own.sampling, **s.model_dump(exclude_none=True))
-    layers = spec.decoder.layers
-    replay.tau.by_layer(layers)
-    rule = ReplayRule(
-        tau=replay.tau,
-        tas_definition=_choose(replay.tas, own.tas),
-        pairs=_choose(replay.gate, own.gate) == "pair" and sampling.cfg != 1.0,
-        max_age=replay.max_age,
-        replay_delimiters=replay.eligible == "all",
-        target=_target(config, frames - spec.layout.context, spec.layout),
-        score=replay.score,
-        first_frame=replay.first_frame,
+    Only `generation.seed` and what means "none" stay open. Raises RequestError for what this model can't do.
+    """
+    spec, own, replay, draft = spec_in(model, config), model.defaults, config.replay, config.draft
+    frames = spec.frames if config.generation.frames is None else config.generation.frames
+    _check_frames(model.name, spec, frames)
+    sampling = config.sampling.model_copy(
+        update={key: getattr(own.sampling, key) for key, value in config.sampling if value is None}
     )
+    replay.tau.by_layer(spec.decoder.layers)
+    _check_ratio(config, decoded_frames(spec, frames), spec.layout)
     if sampling.cfg != 1.0 and not spec.layout.guided:
         raise RequestError(
             f"the model {model.name!r} has no guidance", key="cfg", value=f"{sampling.cfg:g}", allowed="1"
         )
-    threads = config.runtime.threads
+    gate = "pair" if (replay.gate or own.gate) == "pair" and sampling.cfg != 1.0 else "row"
+    kind, window = draft.kind or "auto", _draft_length(config, spec.tokens_per_frame)
+    backend, executor = config.backend, config.runtime.executor
+    if backend.name != "torch" and executor not in ("auto", "torch"):
+        raise RequestError(
+            ("does not go with ", Key("backend.name"), f" {backend.name}"),
+            key="executor",
+            value=executor,
+            allowed=(Key("executor"), " torch"),
+        )
+    if backend.name == "fpga-sim" and backend.preset is None:
+        from fastcar_fpga import preset_for
+
+        backend = backend.model_copy(update={"preset": preset_for(None, spec).name})
+    return config.model_copy(
+        update={
+            "generation": config.generation.model_copy(update={"frames": frames}),
+            "sampling": sampling,
+            "replay": replay.model_copy(update={"tas": replay.tas or own.tas, "gate": gate}),
+            "draft": draft.model_copy(update={"kind": kind, "window": 1 if kind == "off" else window}),
+            "backend": backend,
+            "video": config.video.model_copy(update={"fps": config.video.fps or spec.fps}),
+        }
+    )
+
+
+def decode_settings(model: LoadedModel, run: RunConfig) -> DecodeSettings:
+    """How a model decodes under a resolved configuration."""
+    spec, replay, threads = spec_in(model, run), run.replay, run.runtime.threads
     if threads is None and model.name in BUNDLED:
         threads = min(SMALL_MODEL_THREADS, torch.get_num_threads())
     return DecodeSettings(
-        frames=frames - spec.layout.context,
-        sampling=sampling,
-        rule=rule,
-        draft=_draft(config, spec.tokens_per_frame),
-        window=config.attention.window,
-        sinks=config.attention.sinks,
-        kv_dtype=config.attention.kv_dtype,
-        executor=_executor(config),
+        frames=decoded_frames(spec, given(run.generation.frames)),
+        sampling=replace(model.defaults.sampling, **run.sampling.model_dump()),
+        rule=ReplayRule(
+            tau=replay.tau,
+            tas_definition=given(replay.tas),
+            pairs=replay.gate == "pair",
+            max_age=replay.max_age,
+            replay_delimiters=replay.eligible == "all",
+            target=None if replay.ratio is None else Target(replay.ratio, replay.controller),
+            score=replay.score,
+            first_frame=replay.first_frame,
+        ),
+        draft=DraftSettings(given(run.draft.kind), given(run.draft.window)),
+        window=run.attention.window,
+        sinks=run.attention.sinks,
+        kv_dtype=run.attention.kv_dtype,
+        executor=run.runtime.executor,
         threads=threads,
     )
+
+
+def given(value: T | None) -> T:
+    """A value that `resolve` filled in."""
+    assert value is not None
+    return value
+
+
+def memory_plans(
+    config: RunConfig, *, videos: int = 1, device: str | None = None, checkpoint: Checkpoint | None = None
+) -> dict[str, MemoryPlan]:
+    """The memory of a run by dtype, from the shapes of the model alone."""
+    device = device or resolve_device(config.runtime.device)
+    checkpoint = checkpoint or open_model(config.model)
+    spec = checkpoint.spec.sized(config.size).continuing(config.generation.context)
+    guided = checkpoint.defaults.cfg if config.sampling.cfg is None else config.sampling.cfg
+    layers, replay, attention = spec.decoder.layers, config.replay, config.attention
+    demand = Demand(
+        videos * (1 if guided == 1.0 else 2),
+        max(1, decoded_frames(spec, config.generation.frames or spec.frames)),
+        spec.layout.prompt or PROMPT_TOKENS,
+        attention.window,
+        attention.sinks,
+        attention.kv_dtype,
+    )
+    return {
+        name: make_plan(
+            spec,
+            form,
+            demand,
+            device=device,
+            replaying=layers if replay.ratio is not None else sum(t < math.inf for t in replay.tau.by_layer(layers)),
+            delimiters=replay.eligible == "all",
+            pixel_itemsize=getattr(torch, config.runtime.pixel_dtype).itemsize,
+        )
+        for name, form in checkpoint.formats.items()
+    }
 
 
 def spec_in(model: LoadedModel, config: RunConfig) -> Spec:
     """The model's specification, continuing from what the configuration says."""
     return model.network.spec.continuing(config.generation.context)
+
+
+def decoded_frames(spec: Spec, frames: int) -> int:
+    """Latent frames that are decoded for a video of so many frames, context frames included."""
+    return 1 + (frames - 1) // spec.frame_spec.pictures - spec.layout.context
 
 
 def _check_frames(name: str, spec: Spec, frames: int) -> None:
@@ -96,16 +171,14 @@ def _check_frames(name: str, spec: Spec, frames: int) -> None:
     raise RequestError(said, key="frames", value=frames, allowed=allowed)
 
 
-def _target(config: RunConfig, frames: int, layout: Layout) -> Target | None:
-    """The replay ratio to keep. Raises RequestError for one that this many decoded frames can't reach."""
+def _check_ratio(config: RunConfig, frames: int, layout: Layout) -> None:
+    """Refuse a replay ratio that this many decoded frames can't reach. Raises RequestError."""
     replay = config.replay
-    if replay.ratio is None:
-        return None
     dense = () if replay.eligible == "all" else layout.delimiters
     # Where prompts hold frames, the first decoded one may replay.
     first = max(replay.first_frame, not layout.behind)
     most = max_ratio(frames, layout.stride, replay.max_age, dense, first)
-    if replay.ratio > most:
+    if replay.ratio is not None and replay.ratio > most:
         why = "a prompt and the first frame are always computed" if first else "a prompt is always computed"
         age = () if replay.max_age is None else (" and ", Key("replay.max_age"), f" {replay.max_age}")
         raise RequestError(
@@ -114,49 +187,16 @@ def _target(config: RunConfig, frames: int, layout: Layout) -> Target | None:
             value=f"{replay.ratio:g}",
             allowed=f"above 0, at most {int(most * 1e4) / 1e4:g}; more frames allow more",
         )
-    return Target(replay.ratio, replay.controller)
 
 
-def _draft(config: RunConfig, frame: int) -> DraftSettings:
-    """How tokens are drafted. Raises RequestError for more of them in a pass than a frame or the attention holds."""
-    kind, window, attention = config.draft.kind or "auto", config.draft.window, config.attention.window
+def _draft_length(config: RunConfig, frame: int) -> int:
+    """Most tokens of a video in a pass. Raises RequestError for more than a frame or the attention holds."""
+    window, attention = config.draft.window, config.attention.window
     most = min(frame, attention or frame)
     if window is not None and window > most:
         what = "a frame has" if most == frame else "the attention window has"
         raise RequestError(f"{what} {most} tokens", key="draft.window", value=window, allowed=f"1 to {most}")
-    return DraftSettings() if kind == "off" else DraftSettings(kind, min(window or DRAFT_WINDOW, most))
-
-
-def _executor(config: RunConfig) -> str:
-    """Who decodes. Raises RequestError for what does not go with another MLP backend."""
-    backend, executor = config.backend.name, config.runtime.executor
-    if backend != "torch" and executor not in ("auto", "torch"):
-        raise RequestError(
-            ("does not go with ", Key("backend.name"), f" {backend}"),
-            key="executor",
-            value=executor,
-            allowed=(Key("executor"), " torch"),
-        )
-    return executor
-
-
-def effective(config: RunConfig, settings: DecodeSettings, frames: int, fps: int) -> dict[str, Any]:
-    """The configuration with what the settings say in place of what it leaves open or says otherwise.
-
-    `frames` counts the context frames too.
-    """
-    data, rule, target = config.to_dict(), settings.rule, settings.rule.target
-    data["generation"]["frames"] = frames
-    data["sampling"] = {key: value for key, value in asdict(settings.sampling).items() if key in data["sampling"]}
-    data["replay"] |= {"tau": tau_to_plain(rule.tau), "score": rule.score, "tas": rule.tas_definition}
-    data["replay"] |= {"gate": "pair" if rule.pairs else "row", "max_age": rule.max_age}
-    data["replay"] |= {"eligible": "all" if rule.replay_delimiters else "codes", "first_frame": rule.first_frame}
-    data["replay"] |= {"ratio": None} if target is None else {"ratio": target.ratio, "controller": target.scope}
-    data["draft"] = {"kind": settings.draft.kind, "window": settings.draft.window}
-    data["attention"] = {"window": settings.window, "sinks": settings.sinks, "kv_dtype": settings.kv_dtype}
-    data["runtime"]["executor"] = settings.executor
-    data["video"]["fps"] = fps
-    return data
+    return min(window or DRAFT_WINDOW, most)
 
 
 def resolve_device(device: str) -> str:

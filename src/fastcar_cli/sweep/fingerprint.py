@@ -33,7 +33,8 @@ def fingerprint(
 ) -> dict[str, Any]:
     """Everything that changes a cell apart from its own parameters, as flat keys."""
     # Cells name the frames of an input by their hash.
-    keys = {k: v for k, v in flat(pipe.effective).items() if k not in SWEPT and not k.startswith("input.")}
+    keys = flat(pipe.resolved.to_dict())
+    keys = {k: v for k, v in keys.items() if k not in SWEPT and not k.startswith("input.")}
     network = pipe.model.network
     keys |= {
         "fastcar": __version__,

@@ -94,7 +94,7 @@ class Session:
                 raise RequestError("no thresholds given", hint=(Key("tau"), " off,0,-1,-2,-4"))
             taus = () if tau.off else tau.values
         clips = named_clips(request.inputs, pipe)
-        gate = request.config.replay.gate or pipe.effective["replay"]["gate"]
+        gate = request.config.replay.gate or str(pipe.resolved.replay.gate)
         grid = _grid_of(request, tuple(clips) or request.prompts, taus, request.gates or (gate,))
         if len(grid) > MOST:
             raise RequestError(
@@ -193,7 +193,7 @@ class Session:
                 store.read()
                 # Another shard may have joined axes of its own.
                 store.axes = store.compare(self.fingerprint())[1]
-            config = self.worker.base.effective
+            config = self.worker.base.resolved.to_dict()
             results = build(store, self.worker.base, config, self.worker.scorer.keys)
             notes = write_tables(store.folder, results)
             if self.request.vbench:

@@ -21,7 +21,7 @@ from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_cli.errors import Key
 from fastcar_cli.inputs.prompt import Clip, Prompt
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_cli.pipeline.recipe import recipe_of
+from fastcar_cli.pipeline.videos import Video
 from fastcar_cli.sweep.grid import OFF as NO_DRAFTS
 from fastcar_cli.sweep.grid import Cell
 from fastcar_cli.sweep.metrics import Scorer
@@ -112,35 +112,36 @@ class Worker:
             short.run([self.begin(cell.prompt)], [cell.seed])
         self._warm.add(cell.backend)
 
-    def decode(self, cell: Cell) -> tuple[VideoPipeline, NDArray[np.uint8]]:
-        """Decode a cell; its pipeline with the report, and the frames uint8 [T, H, W, 3]."""
+    def decode(self, cell: Cell) -> tuple[VideoPipeline, Video]:
+        """Decode a cell; its pipeline, and the video."""
         with memory_errors(("fewer ", Key("frames"), " need less; finished cells are kept")):
             self.warm_up(cell)
             pipe = self.pipe(cell)
-            return pipe, np.stack([f.image for f in pipe.stream([self.begin(cell.prompt)], [cell.seed])])
+            (video,) = pipe.videos([self.begin(cell.prompt)], [cell.seed])
+            return pipe, video
 
     def work(self, task: Task) -> Iterator[Finding]:
         """Each cell of a task in turn, as soon as it is done."""
         reference = task.reference
         for cell in task.cells:
-            pipe, images = self.decode(cell)
-            run = {k: pipe.report(0)["timing"][k] for k in ("decode_s", "tokens_per_s")}
+            pipe, video = self.decode(cell)
+            run = {k: video.report["timing"][k] for k in ("decode_s", "tokens_per_s")}
             if cell.dense:
-                reference = images
+                reference = video.frames
             if cell in task.known:
                 yield Timing(cell, run)
                 continue
-            yield self._measure(cell, pipe, images, None if cell.dense else reference, run)
+            yield self._measure(cell, pipe, video, None if cell.dense else reference, run)
 
     def _measure(
         self,
         cell: Cell,
         pipe: VideoPipeline,
-        images: NDArray[np.uint8],
+        video: Video,
         reference: NDArray[np.uint8] | None,
         run: dict[str, float],
     ) -> CellRecord:
-        report = pipe.report(0)
+        report, images = video.report, video.frames
         replay = report["replay"]
         means, frames = (None, None) if reference is None else self.scorer.score(images, reference)
         accelerator = report["backend"]
@@ -160,9 +161,8 @@ class Worker:
             "digest": hashlib.sha256(images.tobytes()).hexdigest(),
             "runs": [run],
         }
-        recipe = recipe_of(pipe, self.begin(cell.prompt), cell.seed, pipe.prompt_ids(0))
         tokens = token_data(pipe, self.tokens == "all") if self.tokens else None
-        return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, recipe, tokens)
+        return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, video.recipe, tokens)
 
 
 def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from fastcar_cli import Pipeline
 from fastcar_cli.kernels import native
-from fastcar_cli.pipeline.videos import Pipeline
 from fastcar_lab.bench import measure, window
 from fastcar_lab.bench.cases import Benchmark
 from fastcar_lab.bench.rival import Rival
