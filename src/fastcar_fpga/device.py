@@ -13,13 +13,13 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.system.plain_data import checked
 
 
-class Section(BaseModel):
+class Entry(BaseModel):
     """A part of a file: no other keys than its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Constant(Section):
+class Constant(Entry):
     """A number with its unit, where it comes from, and what kind of knowledge that is."""
 
     value: float = Field(ge=0, le=1e9, allow_inf_nan=False)
@@ -61,7 +61,7 @@ def constants(part: BaseModel, prefix: str = "") -> dict[str, Constant]:
     return found
 
 
-class Bank(Section):
+class Bank(Entry):
     """A memory of a board: its channels, and the ports from logic to it, with the clock that they reach.
 
     energy: of a bit from a cell to the logic.
@@ -75,14 +75,14 @@ class Bank(Section):
     energy: Annotated[Constant, In("pJ/bit", zero=True)]
 
 
-class Power(Section):
+class Power(Entry):
     """board: all of it under load, as published. idle: what flows beside the activity that the emulator counts."""
 
     board: Annotated[Constant, In("W", zero=True)]
     idle: Annotated[Constant, In("W", zero=True)]
 
 
-class Resources(Section):
+class Resources(Entry):
     """What the logic has."""
 
     source: str
@@ -93,7 +93,7 @@ class Resources(Section):
     URAM: int
 
 
-class Device(Section):
+class Device(Entry):
     """A board; memories by the name of their part."""
 
     name: str

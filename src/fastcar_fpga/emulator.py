@@ -39,7 +39,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """A run on an accelerator under one scheduler.
 
     by_core: cycles each core's MAC array multiplied; layer_cycles, layer_bytes [layers].
@@ -165,7 +165,7 @@ class Emulator:
         *,
         dense: bool = False,
         tokens: NDArray[np.int64] | None = None,
-    ) -> Result:
+    ) -> RunResult:
         """Emulate the decisions `replayed` [layers, slots, passes]; `dense` computes every row instead.
 
         tokens [slots, passes]: the input token in each slot of the Index Register, as `Windows` has them; None: a pass
@@ -222,7 +222,7 @@ class Emulator:
             components["chain"] = Totals(cycles=chain * work.layers)
         share = np.array([((slots - i + c - 1) // c).sum() for i in range(c)]) / slots.sum()
         others = sum(components[k].macs for k in ("projections", "attention", "rest")) * share / self.rates.macs
-        return Result(
+        return RunResult(
             scheduler,
             components,
             core_rows * self.mlp.macs / self.rates.macs + others,

@@ -95,7 +95,7 @@ def load_part(name: str) -> Part:
 
 
 @dataclass(frozen=True)
-class Stream:
+class ReadStream:
     """How one stream reads a channel, or several that meet there.
 
     port: picoseconds that a burst takes in its share of the ports. ahead: bursts requested and not delivered yet.
@@ -124,7 +124,7 @@ class Stream:
 class Dram:
     """A channel and what its banks did last; `refreshes` counts those that were due."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ReadStream) -> None:
         part, t = stream.part, stream.part.timing
         clock = 2e6 / part.rate
         self.stream = stream
@@ -186,7 +186,7 @@ class Dram:
 
 
 @lru_cache(maxsize=256)
-def share(stream: Stream) -> float:
+def share(stream: ReadStream) -> float:
     """The share of a channel's peak that endless streams reach, over whole intervals between refreshes."""
     dram, count, begin = Dram(stream), 0, (0, 0, 0)
     while True:

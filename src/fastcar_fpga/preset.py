@@ -10,8 +10,8 @@ from fastcar_cli.config.presets import fpga_presets, preset_folder, read_preset
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.plain_data import checked
 from fastcar_cli.weights.formats import GROUP
-from fastcar_fpga.device import Bank, Constant, Device, In, Section, constants, load_device
-from fastcar_fpga.memory import Order, Part, Stream, load_part, share
+from fastcar_fpga.device import Bank, Constant, Device, Entry, In, constants, load_device
+from fastcar_fpga.memory import Order, Part, ReadStream, load_part, share
 
 MAX_FITTED = 2
 """Constants of a preset that may be fitted to a measurement."""
@@ -23,7 +23,7 @@ Weights = Literal["lockstep", "multicast", "private"]
 """How cores get a layer's weights: layer.py says what each means."""
 
 
-class Scales(Section):
+class Scales(Entry):
     """Scales of weights that lie apart: `size` of an output, read by one port of `port`, a piece after the other.
 
     use: cycles of an output in which no more are read.
@@ -39,7 +39,7 @@ class Scales(Section):
         return self.size.value * (latency / self.piece.value + 1 / self.port.value) + self.use.value
 
 
-class Hbm(Section):
+class Hbm(Entry):
     """Memory and how it lies: channels that the cores share, or that are dealt to them where weights are private.
 
     part: of the device's memories. ports: of `beat` bytes at port_clock; requests have `burst` beats. order: where the
@@ -72,7 +72,7 @@ class Hbm(Section):
         return self
 
 
-class Core(Section):
+class Core(Entry):
     """One core: MAC array, and what keys and values have in its place; vector unit, local weight buffer."""
 
     mac_array: Annotated[Constant, In("MAC/cycle")]
@@ -82,7 +82,7 @@ class Core(Section):
     buffer: Annotated[Constant, In("KiB")]
 
 
-class Format(Section):
+class Format(Entry):
     """Numbers: `float` passes values through, in any bits; others hold weights and int8 activations (formats.py)."""
 
     kind: Literal["float", "int8", "int8-exact", "int4"]
@@ -101,7 +101,7 @@ class Format(Section):
         return self.weight_bits + (16 / GROUP if self.kind == "int4" else 0)
 
 
-class Drs(Section):
+class Drs(Entry):
     """Cost of Dynamic Resource Scheduling.
 
     dispatch: cycles a dispatched packet takes; left out, one for each of its words. fetch: a dropped packet
@@ -115,7 +115,7 @@ class Drs(Section):
     queue: Annotated[Constant, In("packets", whole=True)]
 
 
-class Rest(Section):
+class Rest(Entry):
     """Depth transformer and heads: timed by the core model, or one constant a step."""
 
     mode: Literal["modelled", "constant"]
@@ -128,7 +128,7 @@ class Rest(Section):
         return self
 
 
-class Chain(Section):
+class Chain(Entry):
     """What of a layer nothing overlaps, as each of its steps waits for the one before.
 
     waits: products whose first tile is loaded only then, beside those that open projections, attention and MLP. passes:
@@ -142,7 +142,7 @@ class Chain(Section):
     heads: Annotated[Constant | None, In("cycles/head", zero=True)] = None
 
 
-class Ring(Section):
+class Ring(Entry):
     """Cards in a ring, each with its share of heads and outputs: after `gathers` steps a layer each gets all parts."""
 
     gathers: Annotated[Constant, In("1", whole=True)]
@@ -155,7 +155,7 @@ class Ring(Section):
         return hops * (self.hop.value + size / cards / self.rate.value) * 1e-9
 
 
-class Energy(Section):
+class Energy(Entry):
     """Prices of activity in the logic; the device has those of its memories and what flows besides."""
 
     mac: Annotated[Constant, In("pJ/MAC", zero=True)]
@@ -163,7 +163,7 @@ class Energy(Section):
     buffer: Annotated[Constant, In("pJ/byte", zero=True)]
 
 
-class Preset(Section):
+class Preset(Entry):
     """An accelerator."""
 
     name: str
@@ -236,7 +236,7 @@ class Preset(Section):
         channels = int(self.hbm.channels.value)
         return max(1, channels // self.cores) / (channels * self.meeting)
 
-    def stream(self, chunk: float = 0, stride: float = 0) -> Stream:
+    def stream(self, chunk: float = 0, stride: float = 0) -> ReadStream:
         """How a channel is read; chunk, stride: bytes of all channels that lie together, and from one to the next.
 
         Cores that meet in a channel are served a request each, and begin in banks behind each other.
@@ -248,7 +248,7 @@ class Preset(Section):
         turn = max(1, int(hbm.beat.value * hbm.burst.value) // part.burst_bytes)
         apart = part.bank_bursts * (part.banks * _ROWS + 1)
         meet = (self.meeting, turn, apart) if self.meeting > 1 else ()
-        return Stream(part, hbm.order, round(port), int(hbm.ahead.value), *bursts, *meet)
+        return ReadStream(part, hbm.order, round(port), int(hbm.ahead.value), *bursts, *meet)
 
     def rate(self, chunk: float = 0, stride: float = 0) -> float:
         """Bytes a cycle, all cores together, of a stream that never ends: by the memory, and by requests under way."""

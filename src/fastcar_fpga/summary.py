@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastcar_cli.system.files import csv_of, make_folder, write_whole
 from fastcar_fpga.decisions import Decisions, Windows
 from fastcar_fpga.device import constants
-from fastcar_fpga.emulator import Emulator, Result
+from fastcar_fpga.emulator import Emulator, RunResult
 from fastcar_fpga.layer import START, Registers
 from fastcar_fpga.memory import share
 from fastcar_fpga.preset import Preset
@@ -37,7 +37,7 @@ class EnergyReport:
         return {f"{name}_j": joules for name, joules in asdict(self).items()}
 
 
-def energy_of(result: Result, preset: Preset) -> EnergyReport:
+def energy_of(result: RunResult, preset: Preset) -> EnergyReport:
     """Energy of a run under both models."""
     prices, memory, power = preset.energy, preset.bank.energy.value, preset.card.power
     seconds = result.cycles * preset.seconds_per_cycle
@@ -72,12 +72,12 @@ class Comparison:
     emulator: Emulator
     computing: NDArray[np.bool_]
     tokens: NDArray[np.int64]
-    drs: Result
-    static: Result
-    ideal: Result
-    dense: Result
-    replay: Result
-    drafts: Result
+    drs: RunResult
+    static: RunResult
+    ideal: RunResult
+    dense: RunResult
+    replay: RunResult
+    drafts: RunResult
 
     def per_token(self) -> dict[str, dict[str, float]]:
         """What a final token of every video costs with one token a pass and in the passes that ran."""
@@ -171,7 +171,7 @@ def write_csvs(folder: Path, comparison: Comparison) -> None:
     compute: list[tuple[Any, ...]] = []
     energies: list[tuple[Any, ...]] = []
     for scheduler in ("drs", "static", "ideal", "dense"):
-        run: Result = getattr(comparison, scheduler)
+        run: RunResult = getattr(comparison, scheduler)
         for name, t in run.components.items():
             seconds = t.cycles * preset.seconds_per_cycle
             compute.append((scheduler, name, round(t.cycles), seconds, round(t.macs), round(t.vector_elements)))

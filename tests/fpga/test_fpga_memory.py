@@ -15,7 +15,7 @@ from support.fpga_presets import constant, preset
 
 from fastcar_cli.config.presets import fpga_presets, preset_folder
 from fastcar_cli.errors import RequestError
-from fastcar_fpga.memory import Dram, Order, Part, Stream, load_part, share
+from fastcar_fpga.memory import Dram, Order, Part, ReadStream, load_part, share
 from fastcar_fpga.preset import load_preset
 from fastcar_lab.accelerator.points import Next, closed, stream_share, streams
 
@@ -35,7 +35,7 @@ def test_two_streams_in_a_channel_have_the_share_of_the_formula(name: str, order
 
 
 def test_streams_that_meet_are_served_a_request_each() -> None:
-    stream = Stream(load_part("DDR4-2400"), "groups", 1, 64, streams=3, turn=2, apart=1000)
+    stream = ReadStream(load_part("DDR4-2400"), "groups", 1, 64, streams=3, turn=2, apart=1000)
     assert [stream.burst(n) for n in range(8)] == [0, 1, 1000, 1001, 2000, 2001, 2, 3]
 
 
@@ -66,19 +66,19 @@ def test_published_streams() -> None:
 def test_a_port_slower_than_the_memory_sets_the_rate() -> None:
     part = load_part("HBM2-1800")
     # 256 bit at 225 MHz: half of the peak, and the refresh passes while the port works off what is there.
-    half = share(Stream(part, "groups", round(32e6 / (32 * 225)), 256))
+    half = share(ReadStream(part, "groups", round(32e6 / (32 * 225)), 256))
     assert half == pytest.approx(225 / 450, rel=0.01)
-    assert share(Stream(part, "groups", round(32e6 / (32 * 225)), 64)) < half
+    assert share(ReadStream(part, "groups", round(32e6 / (32 * 225)), 64)) < half
 
 
 def test_a_port_that_passes_less_than_a_burst_between_refreshes() -> None:
     part = load_part("HBM2-1800")
-    assert share(Stream(part, "groups", 10**9, 64)) == pytest.approx(32 / 1e6 / part.peak, rel=0.01)
+    assert share(ReadStream(part, "groups", 10**9, 64)) == pytest.approx(32 / 1e6 / part.peak, rel=0.01)
 
 
 def test_few_bursts_under_way_are_bound_by_their_latency() -> None:
     part = load_part("DDR4-2400")
-    alone = share(Stream(part, "groups", 1, 1))
+    alone = share(ReadStream(part, "groups", 1, 1))
     # One after another: tCL and the burst, and a row is opened now and then.
     assert 0.6 * 3.33 / (14.16 + 3.33) < alone < 3.34 / (14.16 + 3.33)
 
@@ -87,7 +87,7 @@ def test_few_bursts_under_way_are_bound_by_their_latency() -> None:
 def test_channels_that_refresh_out_of_step_cost_nothing_where_ports_hold_what_a_refresh_delays(
     ahead: int, least: float, most: float
 ) -> None:
-    stream = Stream(load_part("HBM2-1800"), "groups", 1, ahead)
+    stream = ReadStream(load_part("HBM2-1800"), "groups", 1, ahead)
     channels = [Dram(stream) for _ in range(24)]
     turns = [channel.refi * i // 24 for i, channel in enumerate(channels)]
     # A burst of each is used once all have theirs, and makes room for a later one.
@@ -113,7 +113,7 @@ def test_requests_under_way_within_a_latency_bound_a_rate() -> None:
 
 def test_pieces_of_a_row_cost_opening_one_each() -> None:
     part = load_part("DDR4-2400")
-    shares = [share(Stream(part, "rows", 1, 4, chunk, 4096)) for chunk in (1, 4, 32, 128)]
+    shares = [share(ReadStream(part, "rows", 1, 4, chunk, 4096)) for chunk in (1, 4, 32, 128)]
     assert shares == sorted(shares) and shares[0] < 0.2 < 0.55 < shares[-1]
     keys = preset(hbm__keys="token").keys_per_cycle(6, 256)
     assert keys < preset().keys_per_cycle(6, 256) == preset().bytes_per_cycle
@@ -123,7 +123,7 @@ def test_pieces_of_a_row_cost_opening_one_each() -> None:
 @given(st.sampled_from(["DDR4-2400", "HBM2-1800", "LPDDR4-3200"]), st.sampled_from(["groups", "rows"]), st.data())
 def test_commands_keep_the_distances_of_the_data_sheet(name: str, order: Order, data: st.DataObject) -> None:
     part = load_part(name)
-    dram = Dram(Stream(part, order, 1, data.draw(st.sampled_from([1, 4, 64]))))
+    dram = Dram(ReadStream(part, order, 1, data.draw(st.sampled_from([1, 4, 64]))))
     seen: list[tuple[int, int, tuple[int, int, int]]] = []
     for burst in range(600):
         done = dram.read(burst)

@@ -21,7 +21,7 @@ from fastcar_cli.config.run_config import RunConfig
 from fastcar_cli.errors import RequestError
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_fpga.decisions import Decisions, Windows, read, save
-from fastcar_fpga.emulator import SCHEDULERS, Emulator, Result
+from fastcar_fpga.emulator import SCHEDULERS, Emulator, RunResult
 from fastcar_fpga.summary import compare, emulate
 from fastcar_lab.accelerator.rtl import bundle
 
@@ -51,7 +51,7 @@ def saved(of: Windows, **changes: Any) -> Decisions:
     return Decisions(of.final(7), windows=of, **values)
 
 
-def same(a: Result, b: Result) -> bool:
+def same(a: RunResult, b: RunResult) -> bool:
     return asdict(a).keys() == asdict(b).keys() and all(
         np.array_equal(x, y) for x, y in zip(asdict(a).values(), asdict(b).values(), strict=True)
     )

@@ -72,28 +72,22 @@ def fpga(
     """Emulate an FPGA accelerator on replay decisions, saved or drawn; `fastcar fpga rtl` writes its RTL."""
     import fastcar_fpga
 
-    if table:
-        refuse_all_but(ctx, ("table", "preset", "as_json"), "with --table, which emulates the published runs")
-    if drafts:
-        with_drafts = ("drafts", "preset", "rows", "as_json")
-        refuse_all_but(ctx, with_drafts, "with --drafts, at the shape of the published runs")
-    if trace is not None:
-        with_file = ("trace", "preset", "window", "sinks", "explain", "report", "as_json")
-        refuse_all_but(ctx, with_file, "with a file of decisions, which holds its own")
+    for asked, others, why in (
+        (table, "table preset as_json", "with --table, which emulates the published runs"),
+        (drafts, "drafts preset rows as_json", "with --drafts, at the shape of the published runs"),
+        (trace, "trace preset window sinks explain report as_json", "with a file of decisions, which holds its own"),
+    ):
+        if asked:
+            refuse_all_but(ctx, tuple(others.split()), why)
     attention = load_config(None, (), flags).attention
     if attention.window is None:
         refuse(ctx, ("sinks",), "where everything is attended to", "it needs --window with a number of tokens")
-    if pair_correlation and rows % 2:
-        raise RequestError(f"--pair-correlation with --rows {rows}: rows have no pairs", hint="an even number of rows")
     check_made("--report", report)
     one_of("--spread", spread, ("eligible", "all"))
     one_of("--profile", profile, ("flat", "valley"))
     if table or drafts:
-        accelerator = fastcar_fpga.load_preset(preset or "paper-u280")
-        if table:
-            plugins.of_fpga("table", "--table")(accelerator, as_json)
-        else:
-            plugins.of_fpga("drafts", "--drafts")(accelerator, rows if "rows" in given(ctx) else 2, as_json)
+        name, own = ("table", ()) if table else ("drafts", (rows if "rows" in given(ctx) else 2,))
+        plugins.of_fpga(name, f"--{name}")(fastcar_fpga.load_preset(preset or "paper-u280"), *own, as_json)
         return
     if trace is not None:
         saved = fastcar_fpga.read(trace)
@@ -101,22 +95,26 @@ def fpga(
             saved = replace(saved, window=attention.window, sinks=attention.sinks)
         comparisons = [fastcar_fpga.emulate(fastcar_fpga.preset_for(preset, saved.model), saved)]
     else:
-        shape: dict[str, Any] = {"rows": rows, "frames": frames, "prompt": prompt_tokens}
-        shape |= {"window": attention.window, "sinks": attention.sinks}
-        how: dict[str, Any] = {"seed": seed, "spread": spread, "pair_correlation": pair_correlation, "profile": profile}
+        shape = dict(rows=rows, frames=frames, prompt=prompt_tokens, window=attention.window, sinks=attention.sinks)
+        how = dict(seed=seed, spread=spread, pair_correlation=pair_correlation, profile=profile)
         comparisons = _drawn(model, preset, shape, _ratios(replay), how)
     if report is not None:
         fastcar_fpga.write_csvs(report, comparisons[-1])
+    _print(comparisons, explain=explain, as_json=as_json)
+
+
+def _print(comparisons: list[Comparison], *, explain: bool, as_json: bool) -> None:
+    """Print runs as one JSON document, as a table, or with `explain` the terms of the last one."""
+    from fastcar_fpga import explain as lines_of
+
     documents = [f.to_dict() for f in comparisons]
-    if explain:
-        lines = fastcar_fpga.explain(comparisons[-1])
-        if as_json:
-            documents[-1]["explain"] = lines
-        else:
-            typer.echo("\n".join(lines))
+    lines = lines_of(comparisons[-1]) if explain else []
     if as_json:
+        documents[-1] |= {"explain": lines} if explain else {}
         typer.echo(json.dumps({"runs": documents}))
-    elif not explain:
+    elif explain:
+        typer.echo("\n".join(lines))
+    else:
         _summary(documents, comparisons[0].emulator.work)
 
 
@@ -127,6 +125,9 @@ def _drawn(
     from fastcar_cli.checkpoints.open import spec_of
     from fastcar_fpga import Emulator, compare, draw, preset_for, workload_of
 
+    if how["pair_correlation"] and shape["rows"] % 2:
+        message = f"--pair-correlation with --rows {shape['rows']}: rows have no pairs"
+        raise RequestError(message, hint="an even number of rows")
     spec = spec_of(model)
     accelerator = preset_for(preset, spec)
     work = workload_of(spec, **shape)

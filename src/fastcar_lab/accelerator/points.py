@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fastcar_cli.system.files import csv_of, write_whole
 from fastcar_fpga.device import Constant
-from fastcar_fpga.memory import Stream, load_part, share
+from fastcar_fpga.memory import ReadStream, load_part, share
 from fastcar_fpga.preset import load_preset
 from fastcar_lab.accelerator.predicted import POINTS, UNKNOWN, points_of, predict
 
@@ -69,11 +69,11 @@ def stream_share(name: str, order: Next) -> float:
     part = load_part(name)
     columns, banks = part.row // part.burst_bytes, part.bank_bursts
     if order == "bank":
-        return share(Stream(part, "rows", 1, 64, columns, banks * part.banks))
+        return share(ReadStream(part, "rows", 1, 64, columns, banks * part.banks))
     if order in ("apart", "meet"):
         other = _FAR * banks * part.banks + (banks if order == "apart" else 0)
-        return share(Stream(part, "groups", 1, 64, streams=2, turn=_REQUEST // part.burst_bytes, apart=other))
-    return share(Stream(part, "rows" if order == "rows" else "groups", 1, 64))
+        return share(ReadStream(part, "groups", 1, 64, streams=2, turn=_REQUEST // part.burst_bytes, apart=other))
+    return share(ReadStream(part, "rows" if order == "rows" else "groups", 1, 64))
 
 
 def streams() -> Iterator[list[Any]]:

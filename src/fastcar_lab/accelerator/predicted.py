@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastcar_fpga.device import Constant, constants
-from fastcar_fpga.emulator import Emulator, Result
+from fastcar_fpga.emulator import Emulator, RunResult
 from fastcar_fpga.preset import Preset, load_preset
 from fastcar_fpga.summary import energy_of
 from fastcar_fpga.workload import Workload
@@ -151,7 +151,7 @@ def _share(model: Workload, cards: int) -> Workload:
     return replace(model, **{part: getattr(model, part) // cards for part in (*parts, "resident_weights")})
 
 
-def _pass(preset: Preset, point: Point) -> tuple[float, Result]:
+def _pass(preset: Preset, point: Point) -> tuple[float, RunResult]:
     """Seconds of a decode pass, and what a card does in it."""
     model = _share(point.model, point.cards)
     result = Emulator(preset, replace(model, prompt=point.context - 1)).run(
