@@ -25,7 +25,7 @@ def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--model", model, "--repeats", "1", "--metrics", TINY_METRICS, "-o", out]
     # Greedy decoding of a tiny model soon repeats itself, so that some drafts are right.
     done = sweep(BALL, "--tau", "off,-2", "--axis", "draft", "--draft-window", "2,4", *options, "--set",
-                 "sampling.temperature=0", "--tokens")  # fmt: skip
+                 "sampling.temperature=0")  # fmt: skip
     assert done.exit_code == 0, done.exception
     return out
 

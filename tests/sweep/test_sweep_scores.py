@@ -1,21 +1,17 @@
-"""A sweep over scores at equal ratios, and what it keeps of every token."""
+"""A sweep over scores at equal ratios."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.sweeping import BALL, TINY_METRICS, cell_files, results, sweep, tiny_folder
 
-from fastcar_cli.decoding import trace
 from fastcar_cli.decoding.replay.scores import SCORES
 from fastcar_cli.errors import RequestError
-from fastcar_cli.models import load
 from fastcar_cli.sweep.grid import AXES, Cell
 
-LAYERS, N, FRAMES = 3, 4, 4
 RATIOS = "0.5"
 SAID = "a small red ball rolling to the right on the grass"
 """Leaves nothing open, so that its reading is the same without a seed."""
@@ -29,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("sweep") / "out"
-    options = ["--model", model, "--repeats", "1", "--metrics", TINY_METRICS, "--tokens", "-o", out]
+    options = ["--model", model, "--repeats", "1", "--metrics", TINY_METRICS, "-o", out]
     done = sweep(SAID, "--axis", "score", "--replay-ratio", RATIOS, *options)
     assert done.exit_code == 0, done.exception
     return out
@@ -49,51 +45,11 @@ def test_every_score_at_equal_ratios(folder: Path) -> None:
     assert {"score", "kept_ratio", "kernels"} <= {*columns}
 
 
-def _tokens(folder: Path, cell: dict[str, object]) -> dict[str, np.ndarray]:
-    with np.load(folder / "cells" / f"{cell['id']}.tokens.npz") as data:
-        return dict(data)
-
-
-def test_tokens_are_what_a_trace_shows(folder: Path, model: Path) -> None:
-    import torch
-
-    data = results(folder)
-    dense = _tokens(folder, data["cells"][0])
-    loaded = load(str(model))
-    passes = FRAMES * N - 1
-    codes = torch.from_numpy(dense["codes"].astype(np.int64))[None]
-    seen = trace(loaded, [SAID], codes, tau=float("inf"), cfg=2.5, tas="attention", mlp_tokens=range(passes))
-    assert not dense["replayed"].any()
-    names = list(dense["names"])
-    assert names == list(SCORES)
-    np.testing.assert_allclose(dense["scores"][0], seen.tas.numpy(), atol=1e-5)
-    mlp = seen.mlp.permute(0, 2, 1, 3)
-    change = (mlp[:, :, N:] - mlp[:, :, :-N]).norm(dim=-1).numpy()
-    np.testing.assert_allclose(dense["change"][:, :, N:], change, atol=1e-5)
-    np.testing.assert_allclose(dense["scores"][names.index("oracle")][:, :, N:], -change, atol=1e-5)
-    cosine = torch.cosine_similarity(mlp[:, :, N:], mlp[:, :, :-N], dim=-1).numpy()
-    np.testing.assert_allclose(dense["cosine"][:, :, N:], cosine, atol=1e-5)
-    out = seen.block_out.permute(1, 2, 0, 3)[:, :, 1:]
-    moved = (out[:, :, N:] - out[:, :, :-N]).norm(dim=-1).numpy()
-    np.testing.assert_allclose(dense["input"][1:, :, N:], moved[:-1], atol=1e-4)
-
-
-def test_tokens_of_a_replayed_video_hold_its_decisions(folder: Path) -> None:
-    data = results(folder)
-    for cell in data["cells"][1:]:
-        tokens = _tokens(folder, cell)
-        assert tokens["replayed"].mean() == pytest.approx(cell["replay"]["ratio"])
-        assert np.isnan(tokens["change"][:, :, :N]).all() and np.isfinite(tokens["change"][:, :, N:]).all()
-        assert (tokens["scores"][0][:, :, N:] <= tokens["tas_reach"][:, :, N:] + 1e-5).all()
-
-
-def test_a_finished_sweep_does_nothing_and_others_join(folder: Path, model: Path) -> None:
+def test_a_finished_sweep_does_nothing(folder: Path, model: Path) -> None:
     before = cell_files(folder)
     options = ["--model", model, "--repeats", "1", "--metrics", TINY_METRICS, "-o", folder]
-    assert sweep(SAID, "--axis", "score", "--replay-ratio", RATIOS, "--tokens", *options).exit_code == 0
+    assert sweep(SAID, "--axis", "score", "--replay-ratio", RATIOS, *options).exit_code == 0
     assert cell_files(folder) == before
-    refused = sweep(SAID, "--axis", "score", "--replay-ratio", RATIOS, *options)
-    assert isinstance(refused.exception, RequestError) and "tokens" in str(refused.exception)
 
 
 def test_a_ratio_of_the_configuration_is_the_axis(model: Path) -> None:

@@ -12,7 +12,7 @@ GROUPS = {
     "Replay, drafts and attention": "--tau --replay-ratio --replay --score --tas --gate --max-replay-age --draft "
     "--draft-window --axis --window --sinks --kv-dtype --spread --pair-correlation --profile",
     "How codes are drawn": "--cfg --temperature --top-k --top-p",
-    "What is measured": "--seq --decode --repeats --metrics --lpips-weights --tokens --table --drafts --explain",
+    "What is measured": "--seq --decode --repeats --metrics --lpips-weights --table --drafts --explain",
     "Weights and machine": "--dtype --depth-dtype --calibrate --pixel-dtype --device --executor --threads --backend "
     "--fpga --preset --keep-prefill --shard --engine --address --workers",
     "Settings and results": "--config --set --dry-run --preview --report --trace --save --compare "

@@ -71,7 +71,6 @@ Axis = Annotated[
 ]
 Drafts = Annotated[str | None, _list("--draft", "Drafts: off, frame, jacobi, auto. [default: off]", DRAFTS)]
 DraftLengths = Annotated[str | None, _list("--draft-window", "Draft lengths of --draft. [default: 16]")]
-Tokens = Annotated[bool, typer.Option("--tokens", help="Save scores and true changes of every token as .npz.")]
 Seeds = Annotated[str, typer.Option(help="Seeds: 0-3, 0,5,7 or both.")]
 Windows = Annotated[str | None, _list("--window", f"Attention windows in tokens, or off. {_OWN}")]
 Gates = Annotated[str | None, _list("--gate", f"Gates: {', '.join(GATES)}. {_OWN}", GATES)]
@@ -102,7 +101,6 @@ def sweep(
     axis: Axis = None,
     draft: Drafts = None,
     draft_window: DraftLengths = None,
-    tokens: Tokens = False,
     seeds: Seeds = "0",
     window: Windows = None,
     gate: Gates = None,
@@ -161,7 +159,6 @@ def sweep(
         engine=engine,
         address=address,
         workers=workers,
-        tokens="all" if tokens else None,
         inputs=clips,
     )
     notes += notices(below, above)

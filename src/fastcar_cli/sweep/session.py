@@ -28,7 +28,7 @@ from fastcar_cli.sweep.results import build
 from fastcar_cli.sweep.runner import outstanding, run_groups
 from fastcar_cli.sweep.store import Store
 from fastcar_cli.sweep.summary import write_tables
-from fastcar_cli.sweep.worker import Worker
+from fastcar_cli.sweep.worker import Record, Worker
 from fastcar_cli.system.plugins import can_judge
 
 
@@ -36,7 +36,7 @@ from fastcar_cli.system.plugins import can_judge
 class Request:
     """A sweep as requested, parsed but not yet checked against a model. None: the configuration's own value.
 
-    `tokens`: what is kept of every token, see `Worker`. `inputs` replace prompts.
+    `record` gives arrays to save with each cell; the fingerprint has its name. `inputs` replace prompts.
     """
 
     config: RunConfig
@@ -57,7 +57,7 @@ class Request:
     scores: tuple[str, ...] | None = None
     ratios: tuple[float, ...] | None = None
     drafts: tuple[str, ...] | None = None
-    tokens: str | None = None
+    record: Record | None = None
     inputs: Inputs = field(default_factory=Inputs)
 
     @property
@@ -119,7 +119,7 @@ class Session:
         for ratio in grid.ratios:
             # Refuses what these frames can't reach.
             pipe.with_config(config.changed({"replay.ratio": ratio}))
-        worker = Worker(config, scorer, "fidelity" in request.metrics, pipe, request.tokens, clips)
+        worker = Worker(config, scorer, "fidelity" in request.metrics, pipe, request.record, clips)
         for draft in grid.drafts:
             # Refuses a window above a frame.
             worker.pipe(replace(next(grid.cells()), draft=draft))
@@ -140,7 +140,7 @@ class Session:
         """What the results depend on besides the axes."""
         request = self.request
         keys = fingerprint(self.worker.base, request.config.model, request.metrics, request.lpips, self.grid.backends)
-        return {**keys, "tokens": request.tokens} if request.tokens else keys
+        return {**keys, "tokens": request.record.__name__} if request.record else keys
 
     @contextlib.contextmanager
     def opened(self, folder: Path) -> Iterator[Store]:

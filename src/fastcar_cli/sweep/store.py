@@ -3,7 +3,7 @@
 DIR/sweep.json          what decides the results (fingerprint), and the axes of all runs so far
 DIR/cells/<id>.mp4      the video
 DIR/cells/<id>.npz      decoded frames of a dense cell, which the others are compared with
-DIR/cells/<id>.tokens.npz   what was seen of every token, with `tokens`
+DIR/cells/<id>.tokens.npz   arrays of a `record`
 DIR/cells/<id>.json     everything measured, with hashes of the files above; written last
 """
 
@@ -95,7 +95,7 @@ class CellRecord:
     """A decoded cell: its document, its frames uint8 [T, H, W, 3], and what its file carries.
 
     The document holds `metrics`, `frames`, `fidelity`, `replay`, `fpga`, `kernels` (who decoded), `digest` (of the
-    frames) and `runs`, a list of {"decode_s", "tokens_per_s"}. `tokens`: see `tokens.token_data`.
+    frames) and `runs`, a list of {"decode_s", "tokens_per_s"}. `arrays` are those of a `Record`.
     """
 
     cell: Cell
@@ -104,7 +104,7 @@ class CellRecord:
     fps: int
     scale: int
     recipe: dict[str, Any]
-    tokens: dict[str, NDArray[Any]] | None = None
+    arrays: dict[str, NDArray[Any]] | None = None
 
 
 @dataclass
@@ -226,8 +226,8 @@ class Store:
             for image in record.images:
                 writer.add(image)
         arrays: dict[str, dict[str, Any]] = {".npz": {"frames": record.images}} if record.cell.dense else {}
-        if record.tokens is not None:
-            arrays[".tokens.npz"] = record.tokens
+        if record.arrays is not None:
+            arrays[".tokens.npz"] = record.arrays
         for suffix, held in arrays.items():
             write_arrays(self.cells_folder / f"{name}{suffix}", held)
         try:
@@ -250,13 +250,10 @@ class Store:
 
     def frames(self, reference: Cell) -> NDArray[np.uint8]:
         """Decoded frames of a finished dense cell. Raises RunError."""
-        return self._arrays(f"{reference.id}.npz")["frames"]
+        return self.arrays(f"{reference.id}.npz")["frames"]
 
-    def tokens(self, cell: Cell) -> dict[str, NDArray[Any]]:
-        """What `tokens.token_data` gave for a finished cell. Raises RunError."""
-        return self._arrays(f"{cell.id}.tokens.npz")
-
-    def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
+    def arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        """A file of arrays among the cells. Raises RunError."""
         file = self.cells_folder / name
         try:
             return read_arrays(file)

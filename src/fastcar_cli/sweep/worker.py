@@ -26,7 +26,6 @@ from fastcar_cli.sweep.grid import OFF as NO_DRAFTS
 from fastcar_cli.sweep.grid import Cell
 from fastcar_cli.sweep.metrics import Scorer
 from fastcar_cli.sweep.store import CellRecord
-from fastcar_cli.sweep.tokens import token_data
 from fastcar_cli.system.plugins import world_of
 
 
@@ -52,6 +51,8 @@ class Timing:
 
 
 Finding = CellRecord | Timing
+Record = Callable[[VideoPipeline], dict[str, NDArray[Any]]]
+"""Arrays to save with a cell, from the pipeline that decoded it."""
 
 
 class Worker:
@@ -63,16 +64,15 @@ class Worker:
         scorer: Scorer,
         fidelity: bool,
         pipe: VideoPipeline | None = None,
-        tokens: str | None = None,
+        record: Record | None = None,
         clips: Mapping[str, Clip] | None = None,
     ) -> None:
         """Load the model of `config` unless a pipeline that has it is given.
 
-        `fidelity` judges videos where the model's world has a judge. `tokens` keeps what `token_data` gives: `all` of
-        it, or `codes` and decisions. `clips` are the clips of prompts by name.
+        `fidelity` judges videos where the model's world has a judge. `clips` are the clips of prompts by name.
         """
         self.clips = dict(clips or {})
-        self.tokens = tokens
+        self.record = record
         self.config, self.scorer = config, scorer
         self.base = pipe or VideoPipeline.from_config(config)
         base = self.base
@@ -85,7 +85,7 @@ class Worker:
         lpips = self.scorer.lpips
         scorer = replace(self.scorer, lpips=None if lpips is None else lpips.resolve())
         fidelity = self.judge is not None
-        return partial(Worker, self.config, scorer, fidelity, tokens=self.tokens, clips=self.clips)
+        return partial(Worker, self.config, scorer, fidelity, record=self.record, clips=self.clips)
 
     def begin(self, prompt: str) -> Prompt:
         """What videos of a prompt begin with: the clip of that name, else the text itself."""
@@ -161,8 +161,8 @@ class Worker:
             "digest": hashlib.sha256(images.tobytes()).hexdigest(),
             "runs": [run],
         }
-        tokens = token_data(pipe, self.tokens == "all") if self.tokens else None
-        return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, video.recipe, tokens)
+        arrays = self.record(pipe) if self.record else None
+        return CellRecord(cell, document, images, pipe.fps, self.config.video.scale, video.recipe, arrays)
 
 
 def draft_data(pipe: VideoPipeline, report: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def operator_norm(linear: nn.Module, width: int) -> float:
 
 
 def constants(block: Block, seen: dict[str, float]) -> dict[str, float]:
-    """The constants of one layer, from its weights and the extremes seen (`sweep.tokens.BY_LAYER`)."""
+    """The constants of one layer, from its weights and the extremes seen (`observed.BY_LAYER`)."""
     mlp, norm = block.mlp, block.post_attention_layernorm
     width, inner = norm.weight.shape[0], mlp.gate_proj.out_features
     gate, up, down = operator_norm(mlp.gate_proj, width), operator_norm(mlp.up_proj, width), operator_norm(

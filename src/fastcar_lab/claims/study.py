@@ -21,8 +21,8 @@ from fastcar_cli.sweep.metrics import Scorer
 from fastcar_cli.sweep.results import cells_of
 from fastcar_cli.sweep.session import Request, Session
 from fastcar_cli.sweep.store import Store
-from fastcar_cli.sweep.tokens import observed
 from fastcar_cli.system.files import make_folder, read_arrays, write_arrays
+from fastcar_lab.claims.observed import codes, observed
 from fastcar_lab.claims.prompts import kinds_of
 from fastcar_lab.claims.stats import Values, by_kind, over_kinds
 
@@ -127,7 +127,7 @@ class Study:
         config = self.base.changed(dict(job.config))
         request = Request(
             config=config, prompts=self.prompts[: job.prompts], seeds=self.seeds, taus=(), repeats=1,
-            metrics=self._metrics(), tokens="codes",
+            metrics=self._metrics(), record=codes,
         )  # fmt: skip
         weights = {k for k, _ in job.config} & {"runtime.dtype", "model"}
         return Session.open(replace(request, **dict(job.axes)), None if weights else self.pipe)
@@ -191,20 +191,20 @@ class Study:
         return self.folder / OBSERVED / f"{Cell.from_dict(cell).id}.npz"
 
     def observed(self, cell: dict[str, Any]) -> Arrays:
-        """What was seen of every token of a dense video, see `sweep.tokens.observed`; extremes are of some videos."""
+        """What was seen of every token of a dense video, see `observed.observed`; extremes are of some videos."""
         return read_arrays(self._observations(cell))
 
     def tokens(self, cell: dict[str, Any], folder: str = MAIN) -> Arrays:
-        """Decisions and codes of a cell, see `sweep.tokens.token_data`."""
-        return self._sessions[folder][1].tokens(Cell.from_dict(cell))
+        """Decisions and codes of a cell, see `observed.codes`."""
+        return self._sessions[folder][1].arrays(f"{cell['id']}.tokens.npz")
 
     def images(self, cell: dict[str, Any], folder: str = MAIN) -> NDArray[np.uint8]:
         """Frames uint8 [T, H, W, 3] of a cell, from its codes."""
         n = self.frame
-        codes = torch.from_numpy(self.tokens(cell, folder)["codes"].astype(np.int64)).to(self.pipe.model.network.device)
+        own = torch.from_numpy(self.tokens(cell, folder)["codes"].astype(np.int64)).to(self.pipe.model.network.device)
         with torch.inference_mode():
-            frame_decoder = self.pipe.model.network.frame_decoder(codes.new_zeros(1, 1))
-            frames = torch.cat([frame_decoder.frame(part[None]) for part in codes.split(n)])
+            frame_decoder = self.pipe.model.network.frame_decoder(own.new_zeros(1, 1))
+            frames = torch.cat([frame_decoder.frame(part[None]) for part in own.split(n)])
             return self.pipe.model.network.to_bytes(frames).cpu().numpy()
 
     def scorer(self) -> Scorer:

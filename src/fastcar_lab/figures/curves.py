@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fastcar_cli.config.tau import Tau
-from fastcar_cli.errors import RequestError
+from fastcar_cli.sweep.report.build import read_results
 from fastcar_cli.sweep.results import SETTING, dense_line
 from fastcar_cli.system.extras import pyplot
 from fastcar_cli.system.files import csv_of, write_whole
-from fastcar_cli.system.plain_data import parse_json
 from fastcar_lab.claims.quality import EQUAL, KEYS, values
 from fastcar_lab.claims.stats import Estimate, estimate
 
@@ -27,7 +26,7 @@ def compare(sweeps: Sequence[Path], output: Path) -> tuple[str, Path]:
 
     Raises RequestError for a folder without results.
     """
-    lines = [line for sweep in sweeps for line in lines_of(_results(sweep))]
+    lines = [line for sweep in sweeps for line in lines_of(read_results(sweep / "results.json"))]
     output.mkdir(parents=True, exist_ok=True)
     rows = [_flat(line) for line in lines]
     write_whole(output / "curves.csv", csv_of(list(rows[0]), [list(row.values()) for row in rows]))
@@ -48,20 +47,6 @@ def save_figure(
         figure.savefig(file, dpi=130)
     plt.close(figure)
     return files
-
-
-def _results(folder: Path) -> dict[str, Any]:
-    """results.json of a sweep. Raises RequestError where there is none."""
-    file = folder / "results.json"
-    try:
-        document = parse_json(file.read_text(encoding="utf-8"))
-        if {"cells", "model"} <= set(document):
-            return document
-    except OSError as e:
-        raise RequestError(f"{folder} is no folder of a finished sweep: {file.name}: {e.strerror}") from None
-    except (ValueError, TypeError):
-        pass
-    raise RequestError(f"{file} holds no results of a sweep", hint="fastcar sweep ... -o DIR writes them")
 
 
 def lines_of(results: dict[str, Any]) -> list[dict[str, Any]]:

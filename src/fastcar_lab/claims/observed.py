@@ -78,17 +78,16 @@ class _TokenRecorder:
         self._past[place] = (now[0].clone(), now[1].clone(), now[2].clone())
 
 
-def token_data(pipe: VideoPipeline, observe: bool = True) -> dict[str, NDArray[Any]]:
+def codes(pipe: VideoPipeline) -> dict[str, NDArray[Any]]:
     """Of the last video of a pipeline: `replayed` bool [layers, rows, T*N - 1], and `codes` int16 [T*N, depth] (int32
-    where there are more than 32,768); with `observe` also what `observed` gives.
+    where there are more than 32,768).
     """
     decode = pipe.decode
     assert decode is not None
     shape = (len(decode.model.llm.blocks), decode.rows, decode.draws.tokens - 1)
     replayed = np.zeros(shape, bool) if decode.replay is None else decode.replay.replayed.cpu().numpy()
     integers = np.int16 if decode.model.spec.codes <= 2**15 else np.int32
-    arrays: dict[str, NDArray[Any]] = {"replayed": replayed, "codes": decode.codes[0].cpu().numpy().astype(integers)}
-    return {**arrays, **observed(decode)} if observe else arrays
+    return {"replayed": replayed, "codes": decode.codes[0].cpu().numpy().astype(integers)}
 
 
 def observed(decode: Decode) -> dict[str, NDArray[Any]]:
