@@ -48,16 +48,16 @@ class Windows:
     def within(self, tokens: int) -> Windows:
         """The same passes with at most so many input tokens of a video: a longer one is taken in several.
 
-        One of them whose tokens all follow a rejected one is left out, since its drafts are then known to be wrong.
+        A part whose tokens all follow a rejected one is left out: its drafts are then known to be wrong.
         """
         parts = -(-self.taken // tokens)
         number = np.repeat(np.arange(len(parts)), parts)
         offset = (np.arange(len(number)) - (parts.cumsum() - parts)[number]) * tokens
         taken = np.minimum(self.taken[number] - offset, tokens)
         accepted = np.clip(self.accepted[number] - offset[:, None], 0, taken[:, None])
-        kept = (offset == 0) | accepted.any(1)
-        inputs = np.repeat(kept, taken)
-        return Windows(taken[kept], accepted[kept], self.replayed[:, :, inputs])
+        used = (offset == 0) | accepted.any(1)
+        inputs = np.repeat(used, taken)
+        return Windows(taken[used], accepted[used], self.replayed[:, :, inputs])
 
     @property
     def first(self) -> Counts:
@@ -160,7 +160,7 @@ def read(file: Path) -> Decisions:
     """Read what `save` wrote. Raises RequestError naming the file for anything else."""
     try:
         if file.is_file() and not zipfile.is_zipfile(file):
-            raise RequestError(f"{file} is no file of replay decisions", hint="`generate --trace` writes them")
+            raise RequestError(f"{file} is not a file of replay decisions", hint="`generate --trace` writes them")
         data = read_arrays(file)
         meta = checked(_Meta, parse_json(str(data["meta"])), file)
         count = math.prod(meta.shape)
@@ -177,7 +177,7 @@ def read(file: Path) -> Decisions:
     except FileNotFoundError:
         raise RequestError(f"{file}: there is no such file") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
-        raise RequestError(f"{file} is no file of replay decisions, or damaged: {e}") from None
+        raise RequestError(f"{file} is not a file of replay decisions, or damaged: {e}") from None
 
 
 def draw(

@@ -5,7 +5,7 @@ is a table with lines between its entries. The rounding of every shift is `shift
 
 A vector of a token is coded as q * mantissa * 2^-exponent / 127 (`Coded`). A weight row has the scale 127 * multiplier
 * 2^-exponent, with one exponent a matrix (`Rows`). Between the products, and at the end, numbers are fixed point with
-FRACTION bits behind the point.
+FRACTION fractional bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXACT_TERMS = 1024
 """Products of two int8 numbers that float32 adds without rounding, in any order: 1,024 x 128 x 127 < 2^24."""
 
 FRACTION = 16
-"""Bits behind the point of a fixed-point number, which has 32 in all: steps of 1.5e-5, up to 32,768."""
+"""Fractional bits of a fixed-point number of 32 bits: steps of 1.5e-5, up to 32,768."""
 
 LIMIT = 2**31 - 1
 """The largest fixed-point number; larger ones, and smaller than its negative, become it."""

@@ -99,8 +99,8 @@ class ReadStream:
     """How one stream reads a channel, or several that meet there.
 
     port: picoseconds that a burst takes in its share of the ports. ahead: bursts requested and not delivered yet.
-    chunk, stride: bursts that lie one behind the other, and from the first of them to the next first; 0: all do.
-    streams: those that meet, served in turn, `turn` bursts each; the same place of the next lies `apart` bursts on.
+    chunk, stride: bursts in a row, and from the first of a chunk to the first of the next; 0: one endless chunk.
+    streams: how many share the channel, served in turn, `turn` bursts each; the next one lies `apart` bursts on.
     """
 
     part: Part

@@ -43,8 +43,8 @@ class Hbm(Entry):
     """Memory and how it lies: channels that the cores share, or that are dealt to them where weights are private.
 
     part: of the device's memories. ports: of `beat` bytes at port_clock; requests have `burst` beats. order: where the
-    next burst of a stream lies. capacity: of the memory, where it is not the device's. keys: whether those of a layer
-    lie one behind the other (layer), or those of a token (token). ahead: bursts of a channel that are requested and not
+    next burst of a stream lies. capacity: of the memory, where it is not the device's. keys: of a layer one
+    after the other (layer), or of a token (token). ahead: bursts of a channel that are requested and not
     there yet. requests: of a port under way; None: as many as it takes. window: tiles a core's buffer holds under
     multicast; otherwise it has two halves.
     """
@@ -230,7 +230,7 @@ class Preset(Entry):
 
     @property
     def dealt(self) -> float:
-        """What a core has of the channels: whole ones, or with others one; all of them where the cores share."""
+        """A core's share of the channels: 1 if the cores share them all, else whole channels or a part of one."""
         if self.hbm.weights != "private":
             return 1.0
         channels = int(self.hbm.channels.value)
@@ -239,7 +239,7 @@ class Preset(Entry):
     def stream(self, chunk: float = 0, stride: float = 0) -> ReadStream:
         """How a channel is read; chunk, stride: bytes of all channels that lie together, and from one to the next.
 
-        Cores that meet in a channel are served a request each, and begin in banks behind each other.
+        Cores that share a channel are served in turn, one request each, and start in consecutive banks.
         """
         hbm, part = self.hbm, self.part
         across = part.burst_bytes * hbm.channels.value

@@ -159,7 +159,7 @@ WRONG = {
     "--input gone.mp4": "--input gone.mp4: there is no such file or folder",
     "--input short --frames 16": "has 3 frames, needed: 16, or just the 2 that the model continues from",
     "--input long --actions moves.csv": "takes no actions",
-    "--input text.mp4": "is neither a video nor a picture",
+    "--input text.mp4": "is not a video or an image",
     "--input long --frames 1": "--frames 1: 2 of them are given",
     "--input long --frames 400": "--frames 400: ",
     "--input long --step 0": "--step 0: not allowed",
@@ -250,4 +250,4 @@ def test_wrong_requests_end_processes_so(process: Run, free: str, tmp_path: Path
     (tmp_path / "text.mp4").write_text("text")
     done = process("generate", "--model", free, "--input", "text.mp4", "--json", "-o", "out")
     assert done.stdout == ""
-    _refused(done, "is neither a video nor a picture")
+    _refused(done, "is not a video or an image")

@@ -256,7 +256,7 @@ def test_any_bytes_are_a_request_error(data: bytes, start: bytes, suffix: str) -
 @pytest.mark.parametrize("name", ["gone.mp4", "https://example.org/a.mp4", "empty"])
 def test_nothing_there(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RequestError, match="no such file or folder|holds no picture"):
+    with pytest.raises(RequestError, match="no such file or folder|holds no image"):
         read_clip(tmp_path / name, _wanted())
 
 
@@ -266,7 +266,7 @@ def test_postscript_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n")
-    with pytest.raises(RequestError, match="is neither a video nor a picture"):
+    with pytest.raises(RequestError, match="is not a video or an image"):
         list(frames_of(tmp_path / "a.png"))
     assert not (tmp_path / "ran").exists()
 
@@ -281,7 +281,7 @@ def test_what_is_no_picture_is_named(tmp_path: Path, name: str, said: str) -> No
 def test_text_and_playlists_are_no_videos(tmp_path: Path) -> None:
     for name in ("a.txt", "a.mp4", "a.m3u8"):
         (tmp_path / name).write_text("#EXTM3U\n#EXTINF:1,\n/etc/hostname\n")
-        with pytest.raises(RequestError, match="neither a video nor a picture"):
+        with pytest.raises(RequestError, match="is not a video or an image"):
             read_clip(tmp_path / name, _wanted())
 
 

@@ -168,8 +168,8 @@ def make(
     reports = []
     for i, video in written.items():
         writer = video.writer
-        if writer.kept is not None:
-            note(terminal, f"the {writer.path} that was there is now {writer.kept}; --force writes over it")
+        if writer.renamed is not None:
+            note(terminal, f"the {writer.path} that was there is now {writer.renamed}; --force overwrites it")
         report = pipe.report(i) | keys_of(taken[i], pipe.context) | compared(video, taken[i], pipe.context)
         # A stop may fall between the videos of a frame that is decoded.
         size = {"width": writer.width, "height": writer.height}

@@ -1,1 +1,1 @@
-"""What a video begins with: prompts, lists of prompts, clips, actions; words of the bundled worlds."""
+"""Inputs of a video: prompts, lists of prompts, clips, actions; words of the bundled worlds."""

@@ -1,4 +1,4 @@
-"""What a video begins with, a text or frames and the actions between them, and what a model reads in it."""
+"""Prompts: texts, or frames and the actions between them, and the token ids that a model reads in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clip:
     """Frames of a video from its first on, and an action a frame.
 
     Attributes:
-        frames: uint8 [S, H, W, 3], or float32 in 0 .. 1; those behind a model's context frames are not looked at.
+        frames: uint8 [S, H, W, 3], or float32 in 0 .. 1; those after a model's context frames are ignored.
         actions: float32 [S, A] or one row less, row t leads from frame t to frame t + 1; None without.
         name: what to call it, such as its file.
         text: a text as vectors float32 [words, width], all of which are attended to; None of a model without text.
@@ -85,7 +85,7 @@ def _check_actions(name: str, actions: NDArray[np.float32] | None) -> None:
 
 
 Prompt = str | Clip | TokenisedClip
-"""What a video begins with."""
+"""A text, or the frames and actions that a model continues."""
 
 
 def text_of(prompt: Prompt, model: str = "the model") -> str:

@@ -1,7 +1,4 @@
-"""Video files: frames, recipes and actions read from them and written to them.
-
-`writer` and `reader` know files alone; `inputs` and `clip` make of them what a model is given.
-"""
+"""Video and image files: frames and recipes read from them and written to them, and image metrics."""
 
 from fastcar_cli.media.reader import frames_of, read_frames, read_recipe
 from fastcar_cli.media.writer import Writer, check_target, default_name, open_writer

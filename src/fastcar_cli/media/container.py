@@ -1,4 +1,4 @@
-"""Videos as their containers say they are to be shown: which stream, turned how, on what ground."""
+"""Decodes videos as players show them: the right stream, turned upright, on a white ground, in sRGB."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUND = (255, 255, 255, 255)
 """What shows through transparent pixels: white, as on a page."""
 
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
-"""Decoders that see the transparency of a codec, beside FFmpeg's own that do not."""
+"""Decoders with transparency; FFmpeg's own have none."""
 
 _HDR = (16, 18)
 """Transfer functions of HDR videos, PQ and HLG, as FFmpeg numbers them."""
@@ -33,7 +33,7 @@ _SAVE = "save it as JPEG or PNG"
 
 
 def on_ground(image: Image.Image) -> Image8:
-    """A picture as uint8 [H, W, 3] in sRGB, transparent pixels laid on the ground."""
+    """An image as uint8 [H, W, 3] in sRGB, with transparent pixels on the ground."""
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         whole = _in_srgb(image.convert("RGBA"))
         image = Image.alpha_composite(Image.new("RGBA", whole.size, GROUND), whole)
@@ -43,7 +43,7 @@ def on_ground(image: Image.Image) -> Image8:
 
 
 def _in_srgb(image: Image.Image) -> Image.Image:
-    """A picture whose colours were those of its own profile, such as Display P3; a damaged profile says nothing."""
+    """An image converted from its own colour profile, such as Display P3; a damaged profile is ignored."""
     profile = image.info.pop("icc_profile", None)
     if profile:
         try:
@@ -57,7 +57,7 @@ def _in_srgb(image: Image.Image) -> Image.Image:
 
 
 class _Nameless:
-    """A file without its name, which would have a say in what FFmpeg takes it for (text as a drawing of letters)."""
+    """A file without its name, by which FFmpeg would guess its format (text as a drawing of letters)."""
 
     def __init__(self, stream: Any) -> None:
         self.read, self.seek, self.tell, self.close = stream.read, stream.seek, stream.tell, stream.close
@@ -78,7 +78,7 @@ def open_container(path: Path) -> Iterator[Any]:
 
 
 def in_hdr(path: Path) -> bool:
-    """Whether a picture is in HDR, which Pillow does not say; not for what PyAV can't open."""
+    """Whether an image is in HDR, which Pillow does not report; False for files that PyAV can't open."""
     with suppress(OSError), open_container(path) as container:
         return any(s.codec_context is not None and s.codec_context.color_trc in _HDR for s in container.streams.video)
     return False
@@ -103,10 +103,10 @@ def video_frames(path: Path) -> Iterator[Image8]:
         raise _damaged(path, f"{where}: {e.strerror}", index + 1) from None
     except OSError:
         raise RequestError(
-            "is neither a video nor a picture that can be read, or a damaged one",
+            "is not a video or an image that can be read, or it is damaged",
             key="input",
             value=path,
-            allowed="a video, a GIF, a picture, a folder of pictures, or an .npz file with frames",
+            allowed="a video, a GIF, an image, a folder of images, or an .npz file with frames",
         ) from None
 
 
@@ -177,7 +177,7 @@ def _deinterlaced(frames: Iterator[Any]) -> Iterator[Any]:
 
 
 def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
-    """Pixels in sRGB with square sides, the display matrix applied, transparent ones laid on the ground."""
+    """Square pixels in sRGB, with the display matrix applied and transparent ones on the ground."""
     import av
 
     clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
@@ -200,8 +200,8 @@ def _as_shown(frame: Any, aspect: Any, path: Path) -> Image8:
 
 
 def _turned(image: Image8, matrix: NDArray[np.int32], path: Path) -> Image8:
-    """The picture whose point (x, y) is shown at (a x + c y, b x + d y), of a matrix a, b, c, d; sizes do not count."""
-    if not matrix.any():  # of programs that write none
+    """The image whose point (x, y) is shown at (a x + c y, b x + d y), of a matrix a, b, c, d; only signs count."""
+    if not matrix.any():  # some programs write zeros
         return image
     a, b, c, d = np.sign(np.where(abs(matrix) < abs(matrix).max() / 100, 0, matrix))
     if a and d and not b and not c:

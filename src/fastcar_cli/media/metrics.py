@@ -31,7 +31,7 @@ def psnr_of(mean_squared_error: float) -> float | None:
 
 
 def error_of(psnr_db: float | None) -> float:
-    """The mean squared error behind a PSNR."""
+    """The mean squared error of a PSNR."""
     return 0.0 if psnr_db is None else 255.0**2 / 10 ** (psnr_db / 10)
 
 
@@ -110,8 +110,8 @@ def beside(truth: Images, predicted: Images) -> Images:
 def compare(predicted: Images, truth: Images, context: int) -> dict[str, Any]:
     """How far the predicted frames of a clip are from the true ones, in total and frame by frame.
 
-    Both are uint8 [T, H, W, 3] and begin with `context` frames that are given, which are not counted: what a model
-    makes of them is its tokenizer's work. PSNR (dB, None where frames are identical) is that of all predicted pixels
+    Both are uint8 [T, H, W, 3] and begin with `context` frames that are given, which are not counted: they show
+    the tokenizer alone. PSNR (dB, None where frames are identical) is that of all predicted pixels
     together, SSIM and the temporal error (mean absolute error of the difference to the frame before, 0..255) are
     means over frames; the first predicted frame's difference is to the last of the context. All totals are None
     where no frame was predicted. Raises ValueError for clips of different shapes.

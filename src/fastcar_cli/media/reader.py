@@ -1,6 +1,6 @@
-"""Frames out of whatever a user has (a video, a GIF, a picture, a folder of pictures, an array), and recipes of videos.
+"""Reads frames from a video, a GIF, an image, a folder of images or an array, and recipes from videos.
 
-Each frame is decoded when it is requested, so a long video costs no more than the part that is used. Files are
+Each frame is decoded when it is requested, so unused frames of a long video cost nothing. Files are
 opened and handed over as streams: a playlist can't make a decoder read other files or addresses.
 """
 
@@ -25,13 +25,13 @@ from fastcar_cli.system.plain_data import parse_json
 
 Image8 = NDArray[np.uint8]
 Image8OrFloat = Image8 | NDArray[np.float32]
-"""Of arrays of floats the numbers as they are, 0 .. 255."""
+"""Arrays of floats keep their numbers, 0 .. 255."""
 
-PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".heic", ".heif")
-"""Suffixes of what is taken out of a folder; the rest of it is left alone."""
+IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif", ".heic", ".heif")
+"""Suffixes of the images in a folder; other files are ignored."""
 
 _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO", "AVIF", "HEIF")
-"""What Pillow is to read, by its names: for PostScript it would run another program. FFmpeg reads some of the rest."""
+"""Formats that Pillow reads, by its names; for PostScript it would run another program. FFmpeg reads others."""
 
 _MOVING = ("WEBP", "GIF", "AVIF")
 """Pillow's names of formats whose further images are frames (those of a JPEG are previews, of HEIF its parts)."""
@@ -110,10 +110,10 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def _folder(folder: Path) -> Iterator[Image8]:
-    """The pictures of a folder, in the order of their names, numbers in them by value."""
-    files = [f for f in folder.iterdir() if f.suffix.lower() in PICTURES and not f.name.startswith(".") and f.is_file()]
+    """The images of a folder, sorted by name, with numbers in names by value."""
+    files = [f for f in folder.iterdir() if f.suffix.lower() in IMAGES and not f.name.startswith(".") and f.is_file()]
     if not files:
-        raise RequestError("holds no picture", key="input", value=folder, allowed=", ".join(PICTURES))
+        raise RequestError("holds no image", key="input", value=folder, allowed=", ".join(IMAGES))
     for file in sorted(files, key=lambda f: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(f.name)]):
         yield next(_file(file))
 
@@ -124,7 +124,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _file(path: Path) -> Iterator[Image8]:
-    """The images of a picture or GIF, or the frames of a video."""
+    """The images of an image file, or the frames of a video."""
     try:
         _learn()
         with Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
@@ -142,19 +142,19 @@ def _file(path: Path) -> Iterator[Image8]:
         raise
     except Exception as e:  # whatever a damaged file makes Pillow raise
         why = str(e).strip().partition("\n")[0] or type(e).__name__
-        raise _refused(path, f"is a damaged picture ({why[:120]})") from None
+        raise _refused(path, f"is a damaged image ({why[:120]})") from None
     yield from video_frames(path)
 
 
 def _learn() -> None:
-    """Let Pillow know all its formats, not the commonest only, and HEIF where the package for it is installed."""
+    """Register all formats of Pillow, and HEIF if its package is installed."""
     Image.init()
     with contextlib.suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
 
 
 def _rgb(image: Image.Image, file: Path) -> Image8:
-    """Pixels as they are meant to be seen: turned as a camera says, on a ground, colours in RGB."""
+    """Pixels as viewers show them: turned as the camera says, on a ground, in RGB."""
     if image.mode.startswith(("I", "F")):
         raise _refused(file, "has more than 8 bits a colour", "save it with 8 bits a colour")
     if max(image.size) > _SIDE:

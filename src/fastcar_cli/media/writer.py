@@ -1,7 +1,7 @@
 """Frames to files: MP4 (H.264), GIF, or a folder of PNGs, by the suffix of the name.
 
-A file appears under its final name only when it is whole: frames go to a hidden neighbour that gets
-the name at the end. The recipe of a video travels in the file.
+A file appears under its final name only when it is whole: frames go to a hidden file beside it, which is renamed at
+the end. The file holds the video's recipe.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MOST_GIF_FPS = 50
 
 
 def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> None:
-    """Refuse a name that can't be written (at so many frames a second), before any work. Raises RequestError.
+    """Check, before any work, that a video can be written under a name at a frame rate. Raises RequestError.
 
-    Folders above it may be missing. Without `force` an existing file is refused too, but for a video of fastcar.
+    Parent folders may be missing. Without `force`, files that fastcar did not write are refused.
     """
     if str(path) == os.devnull:
         return
@@ -51,7 +51,7 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
         raise RequestError(f"{path}: a GIF can't have {fps} frames a second", allowed=f"1 to {MOST_GIF_FPS}, or .mp4")
     parent = next((p for p in path.absolute().parents if os.path.exists(p)), Path("/"))
     if not parent.is_dir():
-        raise RequestError(f"{path}: {parent} is no folder")
+        raise RequestError(f"{path}: {parent} is not a folder")
     if not os.access(parent, os.W_OK):
         raise RequestError(f"{path}: the folder {parent} is not writable")
     try:
@@ -65,7 +65,7 @@ def check_target(path: Path, fps: int | None = None, *, force: bool = True) -> N
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise RequestError(f"{path} is a pipe or a device, needed: a file or a folder", hint="/dev/null takes a video")
     if path.suffix and path.exists() and not force and _recipe(path) is None:
-        raise RequestError(f"{path} is there already and is no video of fastcar", hint="--force writes over it")
+        raise RequestError(f"{path} exists and fastcar did not write it", hint="--force overwrites it")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RequestError(f"{path} exists and is not an empty folder", hint="name a new folder")
 
@@ -90,7 +90,7 @@ class Writer:
 
     Used as a context manager it closes at the end and aborts on an exception. `path` is the requested name, and
     after `close` the one that the file got; `width` and `height` are those of the frames in the file, in pixels.
-    With `aside` another video of this name is kept under `kept`.
+    With `aside` another video of this name is renamed to `renamed`.
     """
 
     path: Path
@@ -99,13 +99,13 @@ class Writer:
     recipe: dict[str, Any]
     new: bool
     aside: bool = False
-    kept: Path | None = field(default=None, init=False)
+    renamed: Path | None = field(default=None, init=False)
     frames: int = field(default=0, init=False)
     width: int = field(default=0, init=False)
     height: int = field(default=0, init=False)
     _done: bool = field(default=False, init=False)
     _divisor: ClassVar[int] = 1
-    """What the sides of a frame must be multiples of; what is over is cut off."""
+    """Sides of a frame are cropped to multiples of this."""
 
     def __post_init__(self) -> None:
         with self._guard():
@@ -126,7 +126,7 @@ class Writer:
             self.frames += 1
 
     def close(self) -> None:
-        """Finish the file and give it its name; without a single frame nothing is left."""
+        """Finish the file and give it its name; without a frame it leaves no file."""
         if self._done:
             return
         if not self.frames:
@@ -138,7 +138,7 @@ class Writer:
             self._done = True
 
     def abort(self) -> None:
-        """Leave nothing behind."""
+        """Discard the file."""
         if not self._done:
             self._done = True
             with contextlib.suppress(Exception):
@@ -178,7 +178,7 @@ class _FileWriter(Writer):
     def _finish(self) -> None:
         """Give the hidden file its name."""
         if self.aside and self.path.exists() and _recipe(self.path) != json.loads(json.dumps(self.recipe)):
-            self.kept = set_aside(self.path)
+            self.renamed = set_aside(self.path)
         self.path = publish(self._hidden, self.path, new=self.new)
 
     def _discard(self) -> None:
@@ -292,8 +292,8 @@ class _PngWriter(Writer):
 def open_writer(
     path: Path, *, fps: int, scale: int = 1, recipe: dict[str, Any], new: bool = False, aside: bool = False
 ) -> Writer:
-    """A writer for this name; an existing file is replaced, with `new` kept and the name numbered, or with `aside`
-    given another name where it is another video.
+    """A writer for this name. An existing file is replaced; with `new` the new file's name is numbered instead, with
+    `aside` another video is renamed first.
 
     A folder of PNGs is always new. Raises RequestError for a name that can't be written.
     """

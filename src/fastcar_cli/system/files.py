@@ -63,7 +63,7 @@ def _remove_left(folder: Path, begin: str) -> None:
 def hidden_beside(path: Path, make: Callable[[Path], None]) -> Path:
     """Let `make` make something under a hidden name beside `path`; it raises FileExistsError where one exists.
 
-    What killed processes of this machine left in place of `path` is removed.
+    Removes the hidden files for `path` of killed processes of this machine.
     """
     begin = f".{path.stem[:30]}-fastcar-{_machine()}-"
     _remove_left(path.parent, begin)
@@ -158,7 +158,7 @@ def write_whole(path: Path, data: bytes | str, *, new: bool = False) -> None:
             temporary.write_bytes(data.encode() if isinstance(data, str) else data)
             publish(temporary, path, new=new)
         except OSError as e:
-            raise RunError(f"{path} could not be written: {e.strerror or e}", hint="what is finished is kept") from None
+            raise RunError(f"{path} could not be written: {e.strerror or e}", hint="finished files stay") from None
         finally:
             if temporary is not None:
                 with contextlib.suppress(OSError):
@@ -346,7 +346,7 @@ def locked(file: Path, busy: FastcarError, seconds: float = 0.0) -> Iterator[Non
 
 
 class LenientFile(io.FileIO):
-    """A file whose first error is kept, not raised."""
+    """A file that stores its first error instead of raising it."""
 
     error: OSError | None = None
 

@@ -23,7 +23,7 @@ Size = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
 Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 """How many: none, or more."""
 Layers = Annotated[int, Field(strict=True, ge=1, le=1024)]
-"""How many parts behind one another: at least 1, and none that would take minutes to build."""
+"""How many parts in sequence: at least 1, and not so many that they take minutes to build."""
 MaybeLayers = Annotated[int, Field(strict=True, ge=0, le=1024)]
 Number = Annotated[float, Field(strict=True, ge=-_MOST, le=_MOST)]
 Factor = Annotated[float, Field(strict=True, gt=0, le=_MOST)]
@@ -31,7 +31,7 @@ Setting = Annotated[float, Field(strict=True, ge=0, le=_MOST)]
 
 
 class Foreign(BaseModel):
-    """Of a file of others: what is not read may be anything, and null is as good as absent."""
+    """A file of other programs: unknown keys are ignored, and null counts as absent."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def parse_json(text: str, *, finite: bool = False) -> Any:
@@ -107,5 +107,5 @@ def checked(kind: type[T], data: Any, file: Path | str, key: str = "") -> T:
 def read_checked(kind: type[T], file: Path, data: object = None, *, of: str = "model") -> T:
     """What a JSON file of a checkpoint holds, or its `data` where they are there already; see `checked`."""
     if data is None:
-        data = read_json(file, hint=f"the folder is no {of} checkpoint")
+        data = read_json(file, hint=f"the folder holds no {of} checkpoint")
     return checked(kind, data, file)

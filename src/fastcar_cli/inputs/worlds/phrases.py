@@ -16,7 +16,7 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.prompt import OnProgress, Prompt, Reading, text_of
 from fastcar_cli.system.plain_data import WHOLE
 
-_BEHIND_IN = ("from", "and", "then", "while")
+_AFTER_IN = ("from", "and", "then", "while")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 OUT_OF_PLACE = "~"
 _OBJECT_GROUPS = 3
@@ -94,7 +94,7 @@ class PhraseTokenizer:
         One that ends with "in" may not where that belongs to what follows: "rolls in slowly" holds one, "rolls in front
         of" and "rolls in the evening" do not.
         """
-        if words[end - 1] != "in" or end == len(words) or words[end] in _BEHIND_IN:
+        if words[end - 1] != "in" or end == len(words) or words[end] in _AFTER_IN:
             return True
         nexts = (self._phrases.get(tuple(words[end : end + n])) for n in range(1, self._longest + 1))
         return any(token is not None and token not in self._attributes for token in nexts)
@@ -102,7 +102,7 @@ class PhraseTokenizer:
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with a value drawn from the seed for each attribute that the prompt leaves open.
 
-        Attributes of the object go before the prompt's own tokens, motion and background behind them,
+        Attributes of the object go before the prompt's own tokens, motion and background after them,
         in the order of the groups. A reading without any token stays as it is.
         """
         rng = random.Random(seed)

@@ -60,8 +60,8 @@ class PlacementTokenizer(PhraseTokenizer):
             "|".join(sorted((p for t in tokens for p in self.phrases.get(t, ())), key=len, reverse=True))
             for tokens in (self.things, looks, self.groups["ground"], ("moves", "bounces", "turns"))
         )
-        behind = rf"\b({thing}) (?:(?:that|which) )?(?:is|are) ((?:{look})(?: (?:and )?(?:{look}))*)\b"
-        self._said_behind = re.compile(behind)
+        after = rf"\b({thing}) (?:(?:that|which) )?(?:is|are) ((?:{look})(?: (?:and )?(?:{look}))*)\b"
+        self._looks_after = re.compile(after)
         self._several = re.compile(rf"\b({thing})e?s\b")
         self._counted = re.compile(rf"\b({'|'.join(_COUNTS)}) ((?:(?:{look}) (?:and )?)*(?:{thing}))\b")
         # A ground is no colour: "a gray cube".
@@ -71,15 +71,15 @@ class PlacementTokenizer(PhraseTokenizer):
         self._deeds = set(self._drawable).difference(self.things, looks, self._attributes)
 
     def _arranged(self, words: list[str]) -> list[str]:
-        """Looks said behind a thing before it: "a ball that is red and small" as "a red and small ball".
+        """The words with looks before their thing: "a ball that is red and small" as "a red and small ball".
 
-        Several things of a kind become one behind another, and what is said not to move does not move.
+        Several things of a kind become one after another, and things said not to move do not move.
         """
         text = " ".join(words)
         for said, meant in _SAID_OTHERWISE.items():
             text = re.sub(rf"\b{said}\b", meant, text)
         text = self._several.sub(r"\1", text)
-        text = self._said_behind.sub(r"\2 \1", self._denied.sub("does not move", text))
+        text = self._looks_after.sub(r"\2 \1", self._denied.sub("does not move", text))
         text = self._counted.sub(lambda m: " ".join([m[2]] * _COUNTS[m[1]]), text)
         return self._colour.sub(lambda m: " ".join(w + OUT_OF_PLACE for w in m[1].split()), text).split()
 
@@ -90,7 +90,7 @@ class PlacementTokenizer(PhraseTokenizer):
         return " ".join(said[first:] + said[:first])
 
     def _planned(self, tokens: Sequence[str]) -> tuple[str, ...]:
-        """The tokens as the nearest scene of which a placement is kept says them: with its deeds in its order."""
+        """The tokens as the nearest scene with a placement says them: with its deeds in its order."""
         wanted = self.signature(tokens).split()
         near = [p for p in map(str.split, self.layouts) if p.count("thing") == wanted.count("thing")]
         if " ".join(wanted) in self.layouts or not near or "thing" not in wanted:
@@ -142,7 +142,7 @@ class PlacementTokenizer(PhraseTokenizer):
     def complete(self, reading: Reading, seed: int) -> Reading:
         """The reading with looks, surroundings and a placement drawn from the seed where the prompt leaves them open.
 
-        A prompt of which no placement is kept is read as the nearest one. One without any token, or with too many,
+        A prompt without a placement is read as the nearest one with one. One without any token, or with too many,
         stays as it is.
         """
         rng = random.Random(seed)
@@ -179,10 +179,10 @@ class PlacementTokenizer(PhraseTokenizer):
             notices.append(
                 f"the model {model!r} has no placement of {' '.join(tokens)!r} and draws the nearest: {said!r}"
             )
-        behind = [*tokens[max(i for i, t in enumerate(tokens) if t in self.things) + 1 :]] if count else []
-        lost = [t for t in behind if any(t in values for values in self.looks.values())]
+        after = [*tokens[max(i for i, t in enumerate(tokens) if t in self.things) + 1 :]] if count else []
+        lost = [t for t in after if any(t in values for values in self.looks.values())]
         if lost:
-            notices.append(f"the model {model!r} leaves out {', '.join(lost)}: no thing is named behind")
+            notices.append(f"the model {model!r} leaves out {', '.join(lost)}: no thing follows")
         return notices
 
 
