@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,29 +130,26 @@ def sweep(
     Every cell is compared with the dense video of its prompt and seed.
     """
     from fastcar_cli.pipeline.clips import Inputs
-    from fastcar_cli.sweep.grid import join_prompts
     from fastcar_cli.sweep.metrics import parse_metrics
     from fastcar_cli.sweep.session import Request
 
     below = surroundings()
     run = load_config(config, set_ or [], flags, below)
     clips = Inputs(tuple(inputs or ()), tuple(actions or ()), run.input)
-    _check(ctx, clips, bool(prompts or prompts_file is not None))
-    texts, notes = ([], []) if clips else join_prompts(prompts or [], prompts_file)
+    texts, notes = _prompts(ctx, clips, prompts or [], prompts_file)
     check_engine(engine, address, workers)
     one_of("--names", names, ("vbench",))
     if shard is not None:
         parse_shard(shard)
-    chosen = _axes(ctx, axis, {"score": score, "gate": gate, "draft": draft}, draft_window, tau, replay_ratio)
+    given = {"tau": tau, "replay_ratio": replay_ratio, "score": score, "gate": gate, "draft": draft}
+    chosen = _axes(ctx, axis, {**given, "draft_window": draft_window, "window": window, "backend": backend})
     if output is None and not dry:
         raise RequestError("-o is missing: a sweep needs a folder", hint="-o DIR")
-    above = [*flags, *(["replay.tau"] if tau else []), *(o.partition("=")[0].strip() for o in set_ or [])]
     request = Request(
         config=run,
         prompts=tuple(texts),
         seeds=parse_seeds(seeds),
         **chosen,
-        **_more_axes(window, backend),
         repeats=repeats,
         metrics=parse_metrics(metrics, lpips_weights),
         lpips=lpips_weights,
@@ -161,62 +160,54 @@ def sweep(
         workers=workers,
         inputs=clips,
     )
+    above = [*flags, *(["replay.tau"] if tau else []), *(o.partition("=")[0].strip() for o in set_ or [])]
     notes += notices(below, above)
-    if dry:
+    if dry or output is None:
         _dry_run(request, output, as_json, quiet, notes)
-        return
-    assert output is not None
-    _sweep(request, output, notes, quiet, as_json)
+    else:
+        _sweep(request, output, notes, quiet, as_json)
 
 
-def _check(ctx: typer.Context, clips: Inputs, prompted: bool) -> None:
-    """Refuse inputs that can't be read, and options without effect. Raises RequestError."""
+def _prompts(ctx: typer.Context, clips: Inputs, given: list[str], file: Path | None) -> tuple[list[str], list[str]]:
+    """Prompts and notices, both empty with inputs. Raises RequestError, also for options without effect."""
+    from fastcar_cli.sweep.grid import join_prompts
+
     clips.check()
     if not clips:
         refuse(ctx, ("actions", "start", "step", "key"), "without --input", "it needs --input with frames")
-    elif prompted:
+        return join_prompts(given, file)
+    if given or file is not None:
         raise RequestError("--input and prompts exclude each other", hint="a model takes frames or a text")
+    return [], []
 
 
-def _axes(
-    ctx: typer.Context,
-    axis: str | None,
-    named: dict[str, str | None],
-    draft_window: str | None,
-    tau: str | None,
-    replay_ratio: str | None,
-) -> dict[str, Any]:
-    """The axes of a `Request` that depend on each other, parsed. Raises RequestError."""
+def _axes(ctx: typer.Context, axis: str | None, given: dict[str, str | None]) -> dict[str, Any]:
+    """The axes of a `Request` from the texts of their options; None: the configuration's. Raises RequestError."""
     from fastcar_cli.sweep import grid as parse
 
-    ratios = None if replay_ratio is None else parse.parse_ratios(replay_ratio)
+    def read(name: str, reader: Callable[..., Any], *more: Any) -> Any:
+        text = given[name]
+        return None if text is None else reader(text, *more)
+
+    ratios = read("replay_ratio", parse.parse_ratios)
     if axis is not None:
         parse.parse_names("axis", axis, tuple(parse.AXES))
-        if named[axis] is not None:
+        if given[axis] is not None:
             raise RequestError(f"--axis {axis} and --{axis} exclude each other", hint="leave one of them out")
-        named = {**named, axis: ",".join(parse.AXES[axis])}
-        if axis == "draft" and draft_window is None:
-            draft_window = ",".join(map(str, parse.DRAFT_WINDOWS))
-        if axis == "score" and tau is None and ratios is None:
+        given[axis] = ",".join(parse.AXES[axis])
+        if axis == "draft" and given["draft_window"] is None:
+            given["draft_window"] = ",".join(map(str, parse.DRAFT_WINDOWS))
+        if axis == "score" and given["tau"] is None and ratios is None:
             ratios = parse.RATIOS
-    if named["draft"] is None:
+    if given["draft"] is None:
         refuse(ctx, ("draft_window",), "without --draft", "it needs --draft or --axis draft")
+    names = {"gate": GATES, "score": SCORES, "backend": BACKENDS}
     return {
-        "taus": () if tau is None and ratios else None if tau is None else parse.parse_taus(tau),
+        "taus": () if given["tau"] is None and ratios else read("tau", parse.parse_taus),
         "ratios": ratios,
-        "gates": None if named["gate"] is None else parse.parse_names("gate", named["gate"], GATES),
-        "scores": None if named["score"] is None else parse.parse_names("score", named["score"], SCORES),
-        "drafts": None if named["draft"] is None else parse.parse_drafts(named["draft"], draft_window),
-    }
-
-
-def _more_axes(window: str | None, backend: str | None) -> dict[str, Any]:
-    """The axes of a `Request` that are parsed alone. Raises RequestError."""
-    from fastcar_cli.sweep import grid as parse
-
-    return {
-        "windows": None if window is None else parse.parse_windows(window),
-        "backends": None if backend is None else parse.parse_names("backend", backend, BACKENDS),
+        "drafts": read("draft", parse.parse_drafts, given["draft_window"]),
+        "windows": read("window", parse.parse_windows),
+        **{f"{name}s": read(name, partial(parse.parse_names, name), allowed) for name, allowed in names.items()},
     }
 
 

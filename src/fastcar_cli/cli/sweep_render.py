@@ -80,22 +80,22 @@ def show_plan(out: Console, document: dict[str, Any]) -> None:
     plan = document["plan"]
     for key in ("prompts", "seeds"):
         table.add_row(key, str(len(plan[key])))
-    table.add_row("tau", ", ".join(str(Tau.read(t)) for t in plan["tau"]))
-    if plan["ratio"]:
-        table.add_row("ratio", ", ".join(f"{r:g}" for r in plan["ratio"]))
-    table.add_row("score", ", ".join(plan["score"]))
-    table.add_row("window", ", ".join("off" if w is None else str(w) for w in plan["window"]))
-    table.add_row("gate", ", ".join(plan["gate"]))
-    table.add_row("backend", ", ".join(plan["backend"]))
-    table.add_row("draft", ", ".join(plan["draft"]))
+    words = {
+        "tau": [str(Tau.read(t)) for t in plan["tau"]],
+        "ratio": [f"{r:g}" for r in plan["ratio"]],
+        "score": plan["score"],
+        "window": ["off" if w is None else str(w) for w in plan["window"]],
+        **{key: plan[key] for key in ("gate", "backend", "draft")},
+    }
+    for key, values in words.items():
+        if values:
+            table.add_row(key, ", ".join(values))
     table.add_row("cells", f"{document['cells']}" + (f" (shard {document['shard']})" if document["shard"] else ""))
     table.add_row("decodes", f"{document['decodes']} at {plan['repeats']} a cell, {document['left']} of them left")
     seconds = document["expected_s"]
     expected = "not measured" if seconds is None else duration(sum(seconds.values()))
-    table.add_row(
-        "expected",
-        expected + (" at most, metrics not counted (one short dense decode was measured)" if seconds else ""),
-    )
+    more = " at most, metrics not counted (one short dense decode was measured)" if seconds else ""
+    table.add_row("expected", expected + more)
     out.print(table)
 
 

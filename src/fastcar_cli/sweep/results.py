@@ -6,26 +6,32 @@ wherever its cells were decoded.
 
 from __future__ import annotations
 
+import io
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fastcar_cli._version import __version__
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.decoding.replay.scores import SCORES
-from fastcar_cli.errors import RunError
+from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.media.metrics import error_of, psnr_of
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.profile.machine import names_of
 from fastcar_cli.sweep.grid import OFF, Cell
 from fastcar_cli.sweep.store import Store
+from fastcar_cli.system.extras import need
+from fastcar_cli.system.files import csv_of, write_whole
 
 QUALITY = ("ssim", "ms_ssim", "psnr_db", "lpips", "temporal")
 """The knee is that of the first of these that was measured."""
 SETTING = ("tau", "ratio", "score", "window", "gate", "backend", "draft")
 """What makes a line of the summary."""
 CURVE = ("window", "gate", "backend", "score")
+PARQUET = "results.parquet"
 _WORSE_IS_MORE = ("lpips", "temporal")
 
 
@@ -34,16 +40,12 @@ def build(store: Store, pipe: VideoPipeline, config: dict[str, Any], metrics: Se
     axes = store.axes
     ranks = {key: {_hashable(v): i for i, v in enumerate(axes[key])} for key in axes if isinstance(axes[key], list)}
 
-    def order(document: dict[str, Any]) -> tuple[int, ...]:
-        keys = (("prompts", "prompt"), ("seeds", "seed"), ("window", "window"), ("backend", "backend"))
-        rest = (("draft", "draft"), ("score", "score"), ("gate", "gate"), ("tau", "tau"), ("ratio", "ratio"))
-        dense = Cell.from_dict(document).dense
-        first = [ranks[axis].get(_hashable(document[key]), -1) for axis, key in keys]
-        return (
-            *first,
-            0 if dense else 1,
-            *(ranks.get(axis, {}).get(_hashable(document.get(key)), -1) for axis, key in rest),
-        )
+    def order(document: dict[str, Any]) -> list[int]:
+        cell = Cell.from_dict(document)
+        values = {"prompts": cell.prompt, "seeds": cell.seed, **document}
+        place = {axis: ranks.get(axis, {}).get(_hashable(values.get(axis)), -1) for axis in ranks}
+        group, rest = ("prompts", "seeds", "window", "backend"), ("draft", "score", "gate", "tau", "ratio")
+        return [*(place[axis] for axis in group), 0 if cell.dense else 1, *(place.get(axis, -1) for axis in rest)]
 
     cells = cells_of(sorted(store.cells.values(), key=order))
     summary = summarise(cells, metrics)
@@ -253,3 +255,63 @@ def inert(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         setting = {k: x[k] for k in SETTING}
         lines.append({**setting, "why": f"tau {Tau.read(x['tau'])}: {did}"})
     return lines
+
+
+def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """One flat row a cell. `tau` is a number (-inf possible), empty for a dense cell, which `dense` names."""
+    table = []
+    judged = next((list(c["fidelity"]) for c in results["cells"] if c["fidelity"]), [])
+    for c in results["cells"]:
+        decode = c["speed"]["decode_s"]
+        row: dict[str, Any] = {k: c[k] for k in ("id", "prompt", "seed")}
+        row |= {"dense": c["reference"] is None, "tau": None if c["tau"] is None else float(c["tau"])}
+        row |= {"kept_ratio": c["ratio"], "score": c["score"]}
+        row |= {k: c[k] for k in ("window", "gate", "backend", "draft", "reference", "video")}
+        row |= {k: c["replay"][k] for k in ("ratio", "eligible_ratio")}
+        row |= {"tokens_per_pass": (c["drafts"] or {}).get("tokens_per_pass"), "same_video": c["same_video"]}
+        row |= {f"decode_s_{k}": decode[k] for k in ("median", "min", "max")}
+        row |= {
+            "kernels": c["speed"]["kernels"],
+            "runs": len(decode["runs"]),
+            **{k: c["speed"][k] for k in ("tokens_per_s", "speedup")},
+        }
+        row |= {key: None if c["metrics"] is None else c["metrics"][key] for key in results["metrics"]}
+        row |= {f"right_{k.removesuffix('_right')}": (c["fidelity"] or {}).get(k) for k in judged}
+        row |= {f"fpga_{k}": (c["fpga"] or {}).get(k) for k in ("cycles", "latency_s", "energy_j")}
+        table.append(row)
+    return table
+
+
+def _parquet(table: Sequence[dict[str, Any]]) -> bytes:
+    pyarrow, parquet = (need(name, PARQUET) for name in ("pyarrow", "pyarrow.parquet"))
+    whole, flags = (
+        {"seed", "window", "runs", "fpga_cycles"},
+        {"dense", "same_video", *(k for k in table[0] if k.startswith("right_"))},
+    )
+    words = {"id", "prompt", "score", "gate", "backend", "draft", "reference", "video", "kernels"}
+
+    def kind(name: str) -> Any:
+        if name in words:
+            return pyarrow.string()
+        return pyarrow.int64() if name in whole else pyarrow.bool_() if name in flags else pyarrow.float64()
+
+    schema = pyarrow.schema([(name, kind(name)) for name in table[0]])
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(list(table), schema=schema), out)
+    return out.getvalue()
+
+
+def write_tables(folder: Path, results: dict[str, Any]) -> list[str]:
+    """Write the files, each whole; notes for the user where one needs a package that is missing. Raises RunError."""
+    table, notes = rows(results), []
+    if table:
+        cells = ([str(v).lower() if isinstance(v, bool) else v for v in row.values()] for row in table)
+        write_whole(folder / "results.csv", csv_of(list(table[0]), cells))
+        try:
+            write_whole(folder / PARQUET, _parquet(table))
+        except RequestError as e:
+            # One of an earlier run would hold other numbers.
+            (folder / PARQUET).unlink(missing_ok=True)
+            notes.append(f"{e}; {e.hint}")
+    write_whole(folder / "results.json", json.dumps(results, ensure_ascii=False, allow_nan=False) + "\n")
+    return notes

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fastcar_cli._version import __version__
 from fastcar_cli.checkpoints.hub import repository_of
+from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.config.lists import MOST, parse_shard, shard_of
-from fastcar_cli.config.run_config import RunConfig
+from fastcar_cli.config.run_config import RunConfig, flat
 from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_cli.errors import Key, RequestError
+from fastcar_cli.inputs.prompt import Clip
 from fastcar_cli.pipeline.clips import Inputs
 from fastcar_cli.pipeline.engines import Engine, open_engine
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_cli.sweep.clips import named_clips
-from fastcar_cli.sweep.fingerprint import fingerprint
 from fastcar_cli.sweep.grid import OFF, Cell, Grid, Group
 from fastcar_cli.sweep.lock import lock_folder, master
 from fastcar_cli.sweep.metrics import Scorer
 from fastcar_cli.sweep.names import VBENCH_FPS, check_names, link_names
 from fastcar_cli.sweep.report.build import write_report
-from fastcar_cli.sweep.results import build
-from fastcar_cli.sweep.runner import outstanding, run_groups
-from fastcar_cli.sweep.store import Store
-from fastcar_cli.sweep.summary import write_tables
-from fastcar_cli.sweep.worker import Record, Worker
+from fastcar_cli.sweep.results import build, write_tables
+from fastcar_cli.sweep.store import CellRecord, Store
+from fastcar_cli.sweep.worker import Record, Task, Worker
+from fastcar_cli.system.files import sha256_of
 from fastcar_cli.system.plugins import can_judge
+from fastcar_fpga import preset_for
+
+SWEPT = (
+    "generation.seed",
+    "generation.samples",
+    "replay.tau",
+    "replay.gate",
+    "replay.score",
+    "attention.window",
+    "backend.name",
+    "backend.preset",
+)
+"""Keys that the grid decides, or (`backend.preset`) that matter for some of its cells only."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +109,7 @@ class Session:
             if nothing or len(tau.values) > 1:
                 raise RequestError("no thresholds given", hint=(Key("tau"), " off,0,-1,-2,-4"))
             taus = () if tau.off else tau.values
-        clips = named_clips(request.inputs, pipe)
+        clips = _named_clips(request.inputs, pipe)
         gate = request.config.replay.gate or str(pipe.resolved.replay.gate)
         grid = _grid_of(request, tuple(clips) or request.prompts, taus, request.gates or (gate,))
         if len(grid) > MOST:
@@ -137,9 +153,27 @@ class Session:
         return None if self.request.shard is None else parse_shard(self.request.shard)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the results depend on besides the axes."""
-        request = self.request
-        keys = fingerprint(self.worker.base, request.config.model, request.metrics, request.lpips, self.grid.backends)
+        """Everything that changes a cell apart from its own parameters, as flat keys."""
+        request, pipe = self.request, self.worker.base
+        # Cells name the frames of an input by their hash.
+        keys = flat(pipe.resolved.to_dict())
+        keys = {k: v for k, v in keys.items() if k not in SWEPT and not k.startswith("input.")}
+        network = pipe.model.network
+        keys |= {
+            "fastcar": __version__,
+            "torch": torch.__version__.split("+")[0],
+            "model": pipe.name,
+            "model weights": open_model(request.config.model).identity.weights,
+            "runtime.device": network.device.type,
+            "runtime.dtype": network.weight_format,
+            "metrics": ",".join(request.metrics),
+        }
+        if request.lpips is not None:
+            keys["lpips weights"] = sha256_of(request.lpips)
+        if "fpga-sim" in self.grid.backends:
+            accelerator = preset_for(pipe.config.backend.preset, pipe.spec)
+            known = (accelerator, accelerator.card, accelerator.part)
+            keys["backend.preset"] = hashlib.sha256(repr(known).encode()).hexdigest()
         return {**keys, "tokens": request.record.__name__} if request.record else keys
 
     @contextlib.contextmanager
@@ -153,9 +187,10 @@ class Session:
             store.read()
             yield store
 
-    def left(self, store: Store | None) -> int:
-        """Decodes that are not on disk."""
-        return outstanding(self.groups, self.grid.repeats, store)
+    def left(self, store: Store | None, backend: str | None = None) -> int:
+        """Decodes that are not on disk, of one backend or all."""
+        groups = [g for g in self.groups if backend in (None, g.reference.backend)]
+        return sum(max(0, self.grid.repeats - (store.runs(c) if store else 0)) for g in groups for c in g.all)
 
     def expected_seconds(self, store: Store | None) -> dict[str, float]:
         """Seconds that are left by backend: the wall time of one short dense decode for each video left.
@@ -164,8 +199,6 @@ class Session:
         """
         seconds: dict[str, float] = {}
         for backend in self.grid.backends:
-            groups = [g for g in self.groups if g.reference.backend == backend]
-            decodes = outstanding(groups, self.grid.repeats, store)
             cell = Cell(self.grid.prompts[0], self.grid.seeds[0], None, self.grid.windows[0], "row", backend)
             self.worker.warm_up(cell)
             pipe = self.worker.pipe(cell)
@@ -173,7 +206,7 @@ class Session:
             began = time.perf_counter()
             short.run([self.worker.begin(cell.prompt)], [cell.seed])
             share = pipe.settings.frames / short.settings.frames
-            seconds[backend] = (time.perf_counter() - began) * share * decodes
+            seconds[backend] = (time.perf_counter() - began) * share * self.left(store, backend)
         return seconds
 
     def engine(self) -> contextlib.AbstractContextManager[Engine]:
@@ -182,8 +215,20 @@ class Session:
         return open_engine(self.worker, request.engine, request.address, request.workers)
 
     def run(self, store: Store, engine: Engine) -> None:
-        """Decode what is missing of the grid."""
-        run_groups(self.groups, self.grid.repeats, store, engine, self.on_done)
+        """Decode what is missing; every cell is on disk before the next one.
+
+        Timings repeat in rounds over the whole grid: in a round each group decodes its dense cell and then its
+        others, so that a slow minute of the machine meets all of them. After the first round every cell is finished;
+        later ones add timings. Raises what a decode or the disk raises; everything decoded before stays.
+        """
+        for done in range(1, self.grid.repeats + 1):
+            for finding in engine(t for g in self.groups if (t := _task_of(g, done, store)) is not None):
+                if isinstance(finding, CellRecord):
+                    store.put(finding)
+                else:
+                    store.add_run(finding.cell, finding.run)
+                if self.on_done is not None:
+                    self.on_done(finding.cell)
 
     def finish(self, store: Store) -> tuple[dict[str, Any], list[str], list[str]]:
         """Write the tables, the names of `--names` and the report; the results, what is where, notes for the user."""
@@ -201,6 +246,41 @@ class Session:
             if results["cells"]:
                 written.append(f"report: {write_report(store.folder)}")
         return results, written, notes
+
+
+def _task_of(group: Group, repeats: int, store: Store) -> Task | None:
+    """What a group still needs to have every cell timed `repeats` times, one run a cell; None where nothing."""
+    cells = tuple(c for c in group.all if store.runs(c) < repeats)
+    if not cells:
+        return None
+    known = frozenset(c for c in cells if store.runs(c))
+    alone = group.reference not in cells and len(known) < len(cells)
+    return Task(cells, known, store.frames(group.reference) if alone else None)
+
+
+def _named_clips(inputs: Inputs, pipe: VideoPipeline) -> dict[str, Clip]:
+    """Clips by names with a hash of their contents, so that a folder never mixes two clips of one name.
+
+    Raises RequestError for what can't be read, and a clip that is given twice.
+    """
+    spec = pipe.spec
+    if inputs and not spec.layout.context:
+        raise RequestError(f"the model {pipe.name!r} takes a text, no frames", key="input", hint="give it prompts")
+    clips: dict[str, Clip] = {}
+    for excerpt in inputs.read(spec, pipe.name, pipe.frames):
+        clip = excerpt.clip
+        digest = hashlib.sha256(clip.frames[: pipe.context].tobytes())
+        digest.update(b"" if clip.actions is None else clip.actions.tobytes())
+        name = f"{clip.name} {digest.hexdigest()[:8]}"
+        if name in clips:
+            raise RequestError(
+                "is given twice",
+                key="input",
+                value=clip.name,
+                hint=("more videos of it come from more ", Key("seeds")),
+            )
+        clips[name] = replace(clip, frames=clip.frames[: pipe.context])
+    return clips
 
 
 def _grid_of(

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fastcar_cli.config.run_config import RENAMED
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.media import open_writer
-from fastcar_cli.sweep.fingerprint import difference
 from fastcar_cli.sweep.grid import OFF, Cell, Grid
 from fastcar_cli.sweep.lock import master
 from fastcar_cli.system.files import file_text, make_folder, read_arrays, sha256_of, write_arrays, write_whole
@@ -270,3 +270,20 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     both["seeds"] = sorted(both["seeds"])
     both["tau"] = sorted(both["tau"], key=lambda t: (t is not None, 0.0 if t is None else -float(t)))
     return both
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """The first thing in which two configurations differ, in words; None where they agree.
+
+    An accelerator named by one of them only is no difference: a sweep may add `--backend fpga-sim` later.
+    """
+    before = {RENAMED.get(key, key): value for key, value in before.items()}
+    for key in sorted({*before, *now}):
+        if key == "backend.preset" and not (key in before and key in now):
+            continue
+        was, is_ = before.get(key, "absent"), now.get(key, "absent")
+        if was != is_:
+            if key in ("model weights", "lpips weights", "backend.preset"):
+                return f"{key} has other contents"
+            return f"{key} was {was!r} there and is {is_!r} now"
+    return None
