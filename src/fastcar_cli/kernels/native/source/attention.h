@@ -5,9 +5,9 @@
 namespace {
 
 // Slots of a tile, whose scores are computed together, and queries whose weighted values are summed side by side.
-constexpr long TILE_SLOTS = 32, SIDE_BY_SIDE = WIDE ? 8 : 4;
+constexpr int64_t TILE_SLOTS = 32, SIDE_BY_SIDE = WIDE ? 8 : 4;
 // Fewer queries save less by transposed keys than transposing costs; and numbers of the longest key that is transposed.
-constexpr long FROM_QUERIES = 8, MOST_TRANSPOSED = 128;
+constexpr int64_t FROM_QUERIES = 8, MOST_TRANSPOSED = 128;
 // Score of a slot that is masked.
 constexpr float MASKED = -1e30f;
 
@@ -18,18 +18,18 @@ struct HeadCache {
 
 // What an input attends to: the first `slots` slots, of them those that mask says (null: all).
 struct Seen {
-    long slots;
+    int64_t slots;
     const uint8_t* mask;
 };
 
 // p[q][s] = row s times query q, for rows s to `count` of d numbers and Q queries, `step` floats apart. If it
 // prefetches, with each cache line the one `ahead` bytes after it.
 template <class Format, int Q, bool prefetches>
-INLINE void score_rows(const char* rows, long d, long count, long ahead, const float* query, long step,
-                       float (*p)[TILE_SLOTS], long s = 0) {
+INLINE void score_rows(const char* rows, int64_t d, int64_t count, int64_t ahead, const float* query, int64_t step,
+                       float (*p)[TILE_SLOTS], int64_t s = 0) {
     // As many rows as the registers hold sums of.
     constexpr int R = Q == 1 ? Format::one : (WIDE ? 4 : 2) / Format::sums;
-    long row = d * Format::size;
+    int64_t row = d * Format::size;
     PrefetchDistance near{ceil_div(row, CACHE_LINE), ahead, 0};
     for (; s + R <= count; s += R)
         dot<Format, R, Q, prefetches>(rows + s * row, row, d, near, query, step, *p + s, TILE_SLOTS);
@@ -38,13 +38,13 @@ INLINE void score_rows(const char* rows, long d, long count, long ahead, const f
 
 // out[q] += the sum of p[q][s] times row s from `begin` on to `end`, for Q queries and B vectors of each row.
 template <class Format, int B, int Q, bool prefetches>
-INLINE void add_weighted_columns(const char* rows, long row, long begin, long end, long ahead,
-                                 const float (*p)[TILE_SLOTS], float* const* out, long k) {
+INLINE void add_weighted_columns(const char* rows, int64_t row, int64_t begin, int64_t end, int64_t ahead,
+                                 const float (*p)[TILE_SLOTS], float* const* out, int64_t k) {
     constexpr int width = B * LANES * Format::size;
     Floats sums[Q][B];
     for (int q = 0; q < Q; q++)
         for (int b = 0; b < B; b++) sums[q][b] = load(out[q] + k + b * LANES);
-    for (long s = begin; s < end; s++) {
+    for (int64_t s = begin; s < end; s++) {
         const char* at = rows + s * row + k * Format::size;
         for (int c = 0; c < width && prefetches; c += CACHE_LINE) prefetch(at + c + ahead);
         for (int b = 0; b < B; b++) {
@@ -58,9 +58,9 @@ INLINE void add_weighted_columns(const char* rows, long row, long begin, long en
 
 // out[q] += the sum of p[q][s] times row s of d numbers, from `begin` on to `end`, with prefetches as above.
 template <class Format, int Q, bool prefetches>
-INLINE void add_weighted_rows(const char* rows, long d, long begin, long end, long ahead, const float (*p)[TILE_SLOTS],
-                              float* const* out) {
-    long row = d * Format::size, k = 0;
+INLINE void add_weighted_rows(const char* rows, int64_t d, int64_t begin, int64_t end, int64_t ahead,
+                              const float (*p)[TILE_SLOTS], float* const* out) {
+    int64_t row = d * Format::size, k = 0;
     auto add_columns = [&](auto vectors) __attribute__((always_inline)) {
         constexpr int B = decltype(vectors)::count;
         for (; k + B * LANES <= d; k += B * LANES)
@@ -74,7 +74,8 @@ INLINE void add_weighted_rows(const char* rows, long d, long begin, long end, lo
     if constexpr (most > 1) add_columns(Count<1>{});
     for (; k < d; k++)
         for (int q = 0; q < Q; q++)
-            for (long s = begin; s < end; s++) out[q][k] += p[q][s] * Format::read(rows + s * row + k * Format::size);
+            for (int64_t s = begin; s < end; s++)
+                out[q][k] += p[q][s] * Format::read(rows + s * row + k * Format::size);
 }
 
 // Transposes LANES rows: interleaves the numbers of rows i and i + LANES / 2, log2(LANES) times.
@@ -102,10 +103,10 @@ INLINE void transpose(Floats* rows) {
 // tile[k][s] = number k of row s, for `count` rows of d numbers, a multiple of LANES; rows from `count` on are zeros.
 // With each cache line the one `ahead` bytes after it is prefetched.
 template <class Format>
-void transpose_tile(const char* rows, long d, long count, long ahead, float (*tile)[TILE_SLOTS]) {
-    long row = d * Format::size;
-    for (long s = 0; s < TILE_SLOTS; s += LANES)
-        for (long k = 0; k < d; k += LANES) {
+void transpose_tile(const char* rows, int64_t d, int64_t count, int64_t ahead, float (*tile)[TILE_SLOTS]) {
+    int64_t row = d * Format::size;
+    for (int64_t s = 0; s < TILE_SLOTS; s += LANES)
+        for (int64_t k = 0; k < d; k += LANES) {
             Floats block[LANES];
             for (int i = 0; i < LANES; i++) {
                 const char* at = rows + (s + i) * row + k * Format::size;
@@ -142,7 +143,7 @@ INLINE void score_tile(const float (*tile)[TILE_SLOTS], const float* const* quer
             return all;
         }
     };
-    for (long s = 0; s < TILE_SLOTS; s += V * LANES) {
+    for (int64_t s = 0; s < TILE_SLOTS; s += V * LANES) {
         // Lanes l, l + LANES / 2, then l + LANES / 4 and so on; of the last four lanes, 0 and 2 before 1 and 3.
         Sums all = sum_in_order<0, 1>([&](int lane) __attribute__((always_inline)) {
             Sums sums[P] = {};
@@ -162,10 +163,10 @@ INLINE void score_tile(const float (*tile)[TILE_SLOTS], const float* const* quer
 }
 
 // The widths that `score_tile` is compiled for. Without AVX-512 longer keys gain nothing: sums across lanes weigh less.
-inline bool can_transpose(long d) { return d == 32 || (WIDE && (d == 64 || d == MOST_TRANSPOSED)); }
+inline bool can_transpose(int64_t d) { return d == 32 || (WIDE && (d == 64 || d == MOST_TRANSPOSED)); }
 
 template <class Format, int Q>
-INLINE void score_tile(long d, const float (*tile)[TILE_SLOTS], const float* const* query, float (*p)[TILE_SLOTS]) {
+INLINE void score_tile(int64_t d, const float (*tile)[TILE_SLOTS], const float* const* query, float (*p)[TILE_SLOTS]) {
     if (d == 32)
         score_tile<Format, 32, Q>(tile, query, p);
     else if (WIDE && d == 64)
@@ -180,21 +181,21 @@ INLINE void score_tile(long d, const float (*tile)[TILE_SLOTS], const float* con
 struct Queries {
     Rows query, output;
     float* state;
-    long groups, inputs, heads;
-    float* state_of(long n) const { return state + 2 * n * LANES; }
+    int64_t groups, inputs, heads;
+    float* state_of(int64_t n) const { return state + 2 * n * LANES; }
     // Calls f(i, n) for every input i and the row n of each of its queries.
     template <class F>
     void for_each(F f) const {
-        for (long i = 0; i < inputs; i++)
-            for (long n = i * heads; n < i * heads + groups; n++) f(i, n);
+        for (int64_t i = 0; i < inputs; i++)
+            for (int64_t n = i * heads; n < i * heads + groups; n++) f(i, n);
     }
 };
 
 // Turns `count` scores p into softmax weights e^(p - top) and adds them to `weight_sum`; masked slots (mask may be
 // null) and those from `count` to `slots` get 0. If a score is above `top`, top rises to it, and weight_sum and the
 // d numbers of `output` are scaled down to the new top.
-template <long slots = TILE_SLOTS>
-inline void add_to_softmax(float* p, long count, const uint8_t* mask, float* output, long d, Floats& weight_sum,
+template <int64_t slots = TILE_SLOTS>
+inline void add_to_softmax(float* p, int64_t count, const uint8_t* mask, float* output, int64_t d, Floats& weight_sum,
                            float& top) {
     constexpr int vectors = slots / LANES;
     Floats maxima = broadcast(MASKED), scores[vectors];
@@ -212,7 +213,7 @@ inline void add_to_softmax(float* p, long count, const uint8_t* mask, float* out
     if (peak > top) {
         Floats shrink = exp(broadcast(top - peak));
         weight_sum *= shrink;
-        for (long k = 0; k < d; k++) output[k] *= shrink[0];
+        for (int64_t k = 0; k < d; k++) output[k] *= shrink[0];
         top = peak;
     }
     for (int v = 0; v < vectors; v++) {
@@ -223,8 +224,8 @@ inline void add_to_softmax(float* p, long count, const uint8_t* mask, float* out
     }
 }
 
-inline void begin_attention(const Queries& queries, long d) {
-    queries.for_each([&](long, long n) {
+inline void begin_attention(const Queries& queries, int64_t d) {
+    queries.for_each([&](int64_t, int64_t n) {
         memset(queries.output[n], 0, 4 * d);
         memset(queries.state_of(n), 0, 4 * LANES);
         queries.state_of(n)[LANES] = MASKED;
@@ -233,8 +234,8 @@ inline void begin_attention(const Queries& queries, long d) {
 
 // Appends nothing: what `attend` calls where no input has its key and value still to be written.
 struct NothingDue {
-    static bool due(long, long) { return false; }
-    static void write(long) {}
+    static bool due(int64_t, int64_t) { return false; }
+    static void write(int64_t) {}
 };
 
 // Adds the keys and values of `cache` to the softmax of every query, as far as its input sees them. Slots are processed
@@ -244,12 +245,12 @@ struct NothingDue {
 // Where appends.due(i, s) for the tile from slot s on, appends.write(i) writes
 // the key and value of input i, after the queries of the inputs before it and before its own.
 template <class Format, class Appends = NothingDue>
-void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, long d, Appends appends = {}) {
-    long row = d * Format::size, slots = 0;
-    for (long i = 0; i < queries.inputs; i++) slots = seen[i].slots > slots ? seen[i].slots : slots;
+void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, int64_t d, Appends appends = {}) {
+    int64_t row = d * Format::size, slots = 0;
+    for (int64_t i = 0; i < queries.inputs; i++) slots = seen[i].slots > slots ? seen[i].slots : slots;
     bool transposes = queries.inputs * queries.groups >= FROM_QUERIES && can_transpose(d);
     alignas(CACHE_LINE) float tile[MOST_TRANSPOSED][TILE_SLOTS];
-    for (long s = 0; s < slots; s += TILE_SLOTS) {
+    for (int64_t s = 0; s < slots; s += TILE_SLOTS) {
         const char *keys = cache.keys + s * row, *values = cache.values + s * row;
         const char* next = s + TILE_SLOTS < slots ? keys + TILE_SLOTS * row : cache.next;
         auto transpose_keys = [&] {
@@ -259,26 +260,26 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
         // Additions to one sum wait for each other, so queries are collected until enough can be summed side by side:
         // four, or eight of transposed keys with AVX-512.
         struct {
-            long input, row, count;  // count: how many slots of the tile the query sees
+            int64_t input, row, count;  // count: how many slots of the tile the query sees
         } waiting[SIDE_BY_SIDE];
-        long held = 0;
+        int64_t held = 0;
         // The first queries that read the tile fetch what is read next.
         bool prefetches = true;
-        auto add_tile = [&](auto size, long first) {
+        auto add_tile = [&](auto size, int64_t first) {
             constexpr int Q = decltype(size)::count, pair = Q > 1 ? 2 : 1;
             float p[Q][TILE_SLOTS], *out[Q];
             const float* query[Q];
             for (int q = 0; q < Q; q++) query[q] = queries.query[waiting[first + q].row];
             for (int q = 0; q < Q && transposes; q += pair) score_tile<Format, pair>(d, tile, query + q, p + q);
             // How many slots all of these queries see, and whether they lie evenly apart.
-            long all_see = waiting[first].count, step = query[Q > 1] - query[0];
+            int64_t all_see = waiting[first].count, step = query[Q > 1] - query[0];
             bool evenly = true;
             for (int q = 1; q < Q; q++) {
                 all_see = min(all_see, waiting[first + q].count);
                 evenly = evenly && query[q] == query[0] + q * step;
             }
             if (Q <= 4 && !transposes) {
-                long together = evenly ? all_see : 0;
+                int64_t together = evenly ? all_see : 0;
                 if (prefetches)
                     score_rows<Format, Q, true>(keys, d, together, values - keys, query[0], step, p);
                 else
@@ -304,7 +305,7 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
             prefetches = false;
         };
         auto add_waiting = [&] {
-            long first = 0;
+            int64_t first = 0;
             auto add = [&](auto size) {
                 for (; first + size.count <= held; first += size.count) add_tile(size, first);
             };
@@ -313,8 +314,8 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
             add(Count<1>{});
             held = 0;
         };
-        queries.for_each([&](long i, long n) {
-            long count = min(TILE_SLOTS, seen[i].slots - s);
+        queries.for_each([&](int64_t i, int64_t n) {
+            int64_t count = min(TILE_SLOTS, seen[i].slots - s);
             if (count <= 0) return;
             if (n == i * queries.heads && appends.due(i, s)) {
                 add_waiting();
@@ -328,10 +329,10 @@ void attend(const HeadCache& cache, const Seen* seen, const Queries& queries, lo
     }
 }
 
-inline void end_attention(const Queries& queries, long d) {
-    queries.for_each([&](long, long n) {
+inline void end_attention(const Queries& queries, int64_t d) {
+    queries.for_each([&](int64_t, int64_t n) {
         float weight_sum = lane_sum(load(queries.state_of(n)));
-        for (long k = 0; k < d; k++) queries.output[n][k] /= weight_sum;
+        for (int64_t k = 0; k < d; k++) queries.output[n][k] /= weight_sum;
     });
 }
 

@@ -8,12 +8,12 @@ struct Workspace {
     Inputs normed, attended, hidden;
     Rows q, k, v, branch, gate, query, output;
     float *softmax_state, *head_scores, *normed_row;
-    long bytes;
+    int64_t bytes;
 
     Workspace(const Decoder& d, char* memory) {
         Scratch scratch{memory};
         const Block& b = d.blocks[0];
-        long inputs = d.rows * d.most, items = inputs * d.heads;
+        int64_t inputs = d.rows * d.most, items = inputs * d.heads;
         normed = scratch.inputs(inputs, d.width);
         q = scratch.rows(inputs, b.q.outputs);
         k = scratch.rows(inputs, b.k.outputs);
@@ -31,9 +31,9 @@ struct Workspace {
     }
 };
 
-inline void rotate(const float* x, const float* cos, const float* sin, long d, float* out) {
-    long half = d / 2;
-    for (long j = 0; j < half; j++) {
+inline void rotate(const float* x, const float* cos, const float* sin, int64_t d, float* out) {
+    int64_t half = d / 2;
+    for (int64_t j = 0; j < half; j++) {
         float a = x[j], b = x[half + j];
         out[j] = a * cos[j] - b * sin[j];
         out[half + j] = b * cos[half + j] + a * sin[half + j];
@@ -41,18 +41,18 @@ inline void rotate(const float* x, const float* cos, const float* sin, long d, f
 }
 
 template <class Format>
-inline void write_row(const float* x, long n, void* rows, long row) {
+inline void write_row(const float* x, int64_t n, void* rows, int64_t row) {
     char* at = static_cast<char*>(rows) + row * n * Format::size;
-    for (long k = 0; k < n; k++) Format::write(at + k * Format::size, x[k]);
+    for (int64_t k = 0; k < n; k++) Format::write(at + k * Format::size, x[k]);
 }
 
 // Row `from` of floats less their mean, to row `to` in int8. NaN and infinity show in the scale.
 template <class Format>
-inline void write_int8(const void* rows, long from, const float* mean, long n, float* x, void* older, float* scales,
-                       long to) {
+inline void write_int8(const void* rows, int64_t from, const float* mean, int64_t n, float* x, void* older,
+                       float* scales, int64_t to) {
     const char* at = static_cast<const char*>(rows) + from * n * Format::size;
     float most = 0;
-    for (long k = 0; k < n; k++) {
+    for (int64_t k = 0; k < n; k++) {
         x[k] = Format::read(at + k * Format::size) - mean[k];
         float size = __builtin_fabsf(x[k]);
         // True of a NaN too, which then stays.
@@ -61,16 +61,16 @@ inline void write_int8(const void* rows, long from, const float* mean, long n, f
     float scale = scales[to] = most / 127;
     float factor = scale > 1e-30f && most < __builtin_inff() ? 1 / scale : 0;
     auto out = static_cast<int8_t*>(older) + to * n;
-    for (long k = 0; k < n; k++) out[k] = int8_t(int(__builtin_rintf(factor ? x[k] * factor : 0)));
+    for (int64_t k = 0; k < n; k++) out[k] = int8_t(int(__builtin_rintf(factor ? x[k] * factor : 0)));
 }
 
-inline const At& place_of(const Decoder& d, long token) { return reinterpret_cast<const At*>(d.table)[token]; }
+inline const At& place_of(const Decoder& d, int64_t token) { return reinterpret_cast<const At*>(d.table)[token]; }
 
 // Writes the rotated key and the value of input i of row r, of KV head g, to the caches.
 template <class Format>
-inline void write_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g,
-                        long i) {
-    long input = r * step.count + i, head = r * d.kv_heads + g, n = d.head_width;
+inline void write_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, int64_t r, int64_t g,
+                        int64_t i) {
+    int64_t input = r * step.count + i, head = r * d.kv_heads + g, n = d.head_width;
     const At& to = place_of(d, step.tokens[r] + i);
     write_row<Format>(w.k[input] + g * n, n, b.keys, head * d.slots + to.slot);
     write_row<Format>(w.k[input] + g * n, n, b.aligned, head * d.aligned_slots + to.aligned_to);
@@ -80,17 +80,17 @@ inline void write_input(const Decoder& d, const Block& b, const Step& step, cons
 // For the heads of row r that share KV head g, and input i of the row: rotates their queries and the new key, moves
 // what lies in its slot to the older ones and, where `scored`, computes the heads' share of TAS.
 template <class Format>
-void prepare_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, long i,
-                   bool scored) {
-    long input = r * step.count + i, token = step.tokens[r] + i;
+void prepare_input(const Decoder& d, const Block& b, const Step& step, const Workspace& w, int64_t r, int64_t g,
+                   int64_t i, bool scored) {
+    int64_t input = r * step.count + i, token = step.tokens[r] + i;
     const At& to = place_of(d, token);
-    long n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = input * d.heads + first;
-    long head = r * d.kv_heads + g, bytes = n * Format::size, at = head * d.slots + to.slot;
-    long angle = (token * d.angle_rows + (d.angle_rows == 1 ? 0 : r)) * n;
+    int64_t n = d.head_width, groups = d.heads / d.kv_heads, first = g * groups, item = input * d.heads + first;
+    int64_t head = r * d.kv_heads + g, bytes = n * Format::size, at = head * d.slots + to.slot;
+    int64_t angle = (token * d.angle_rows + (d.angle_rows == 1 ? 0 : r)) * n;
     const float *cos = d.cos + angle, *sin = d.sin + angle;
     float* key = w.query[item];
     if (to.moved_to >= 0) {
-        long moved_to = head * d.older_slots + to.moved_to;
+        int64_t moved_to = head * d.older_slots + to.moved_to;
         write_int8<Format>(b.keys, at, b.key_means + head * n, n, key, b.older_keys, b.older_key_scales, moved_to);
         write_int8<Format>(b.values, at, b.value_means + head * n, n, key, b.older_values, b.older_value_scales,
                            moved_to);
@@ -101,7 +101,7 @@ void prepare_input(const Decoder& d, const Block& b, const Step& step, const Wor
 
     float scale = inverse_sqrt(float(n));
     auto aligned = static_cast<const char*>(b.aligned) + (head * d.aligned_slots + to.aligned_from) * bytes;
-    for (long h = 0; h < groups; h++) {
+    for (int64_t h = 0; h < groups; h++) {
         float* q = w.q[input] + (first + h) * n;
         if (b.q_norm) rms_norm(q, b.q_norm, n, float(d.eps), q);
         float* query = w.query[item + h];
@@ -111,15 +111,15 @@ void prepare_input(const Decoder& d, const Block& b, const Step& step, const Wor
             const float* tas_query = d.released ? w.output[item + h] : query;
             dot<Format, 1, 1>(aligned, bytes, n, PrefetchDistance{0, 0, 0}, tas_query, 0, w.head_scores + item + h, 0);
         }
-        for (long k = 0; k < n; k++) query[k] *= scale;
+        for (int64_t k = 0; k < n; k++) query[k] *= scale;
     }
 }
 
 // Whether an input before input i of row r attends to what lies in the slot that i overwrites.
-inline bool overwrites(const Decoder& d, const Step& step, long r, long i) {
+inline bool overwrites(const Decoder& d, const Step& step, int64_t r, int64_t i) {
     if (!i) return false;
     // An input sees at least as much as the one before it, so the last one before i decides.
-    long slot = place_of(d, step.tokens[r] + i).slot;
+    int64_t slot = place_of(d, step.tokens[r] + i).slot;
     return slot >= d.start[r] && slot < place_of(d, step.tokens[r] + i - 1).length;
 }
 
@@ -130,25 +130,29 @@ struct LateWrites {
     const Block& b;
     const Step& step;
     const Workspace& w;
-    long r, g;
-    bool due(long i, long s) const {
-        long slot = place_of(d, step.tokens[r] + i).slot - d.start[r];
+    int64_t r, g;
+    bool due(int64_t i, int64_t s) const {
+        int64_t slot = place_of(d, step.tokens[r] + i).slot - d.start[r];
         return slot >= s && slot < s + TILE_SLOTS && overwrites(d, step, r, i);
     }
-    void write(long i) const { write_input<Format>(d, b, step, w, r, g, i); }
+    void write(int64_t i) const { write_input<Format>(d, b, step, w, r, g, i); }
 };
 
 // Attention of these heads for the inputs from `begin` on to `end` of the row; appends: see `attend`.
 template <class Format, class Appends>
-void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g, long begin,
-                   long end, Appends appends) {
-    long n = d.head_width, groups = d.heads / d.kv_heads, first = r * step.count + begin;
-    long item = first * d.heads + g * groups, head = r * d.kv_heads + g, bytes = n * Format::size;
-    long start = head * d.slots + d.start[r], older = head * d.older_slots;
-    Queries queries{{w.query[item], w.query.step}, {w.output[item], w.output.step}, w.softmax_state + 2 * LANES * item,
-                    groups, end - begin, d.heads};
+void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Workspace& w, int64_t r, int64_t g,
+                   int64_t begin, int64_t end, Appends appends) {
+    int64_t n = d.head_width, groups = d.heads / d.kv_heads, first = r * step.count + begin;
+    int64_t item = first * d.heads + g * groups, head = r * d.kv_heads + g, bytes = n * Format::size;
+    int64_t start = head * d.slots + d.start[r], older = head * d.older_slots;
+    Queries queries{{w.query[item], w.query.step},
+                    {w.output[item], w.output.step},
+                    w.softmax_state + 2 * LANES * item,
+                    groups,
+                    end - begin,
+                    d.heads};
     Seen seen[MOST_ROWS], older_seen[MOST_ROWS];
-    for (long i = 0; i < queries.inputs; i++) {
+    for (int64_t i = 0; i < queries.inputs; i++) {
         const At& to = place_of(d, step.tokens[r] + begin + i);
         const uint8_t* mask = step.mask ? step.mask + (first + i) * (d.slots + d.older_slots) : nullptr;
         seen[i] = {to.length - d.start[r], mask ? mask + d.start[r] : nullptr};
@@ -164,12 +168,12 @@ void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Wor
                older_seen, queries, n);
     }
     // What the next head reads first.
-    long next = head + 1 < d.rows * d.kv_heads ? head + 1 : head;
+    int64_t next = head + 1 < d.rows * d.kv_heads ? head + 1 : head;
     const char* then = keys + (next * d.slots + d.start[next / d.kv_heads]) * bytes;
     if (has_older) then = static_cast<const char*>(b.older_keys) + next * d.older_slots * n;
     attend<Format>({keys + start * bytes, values + start * bytes, then}, seen, queries, n, appends);
     end_attention(queries, n);
-    queries.for_each([&](long i, long q) {
+    queries.for_each([&](int64_t i, int64_t q) {
         memcpy(w.attended[first + i] + (g * groups + q % d.heads) * n, queries.output[q], 4 * n);
     });
 }
@@ -178,17 +182,17 @@ void attend_inputs(const Decoder& d, const Block& b, const Step& step, const Wor
 // mask they attend together, and one that overwrites what others before it see is appended where they come to its slot.
 // With a mask it is appended after these have attended.
 template <class Format>
-void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, long r, long g,
+void attend_group(const Decoder& d, const Block& b, const Step& step, const Workspace& w, int64_t r, int64_t g,
                   bool scored) {
     // prepare_input overwrites the older slot that input i moves a token to: those that still see it attend before.
-    auto moves = [&](long i) {
+    auto moves = [&](int64_t i) {
         const At &to = place_of(d, step.tokens[r] + i), &before = place_of(d, step.tokens[r] + i - 1);
         return to.moved_to >= 0 && to.moved_to < before.older;
     };
     bool together = !step.mask;
-    for (long i = 1; i < step.count; i++) together = together && !moves(i);
-    long begin = 0;
-    for (long i = 0; i < step.count; i++) {
+    for (int64_t i = 1; i < step.count; i++) together = together && !moves(i);
+    int64_t begin = 0;
+    for (int64_t i = 0; i < step.count; i++) {
         bool late = overwrites(d, step, r, i);
         if (!together && i > begin && (late || moves(i))) {
             attend_inputs<Format>(d, b, step, w, r, g, begin, i, NothingDue{});
@@ -205,48 +209,50 @@ void attend_group(const Decoder& d, const Block& b, const Step& step, const Work
 
 // Cross attention of all inputs, added to step.x. Keys and values are normed before, and never rotated.
 inline void attend_memory(Team& team, const Decoder& d, const Block& b, const Step& step, const Workspace& w) {
-    long rows = d.rows * step.count, width = d.width, n = d.head_width, groups = d.heads / d.kv_heads;
-    for (long r = 0; r < rows; r++) rms_norm(step.x + r * width, b.cross_norm, width, float(d.eps), w.normed[r]);
-    product(team, b.cross_q, w.normed, rows, w.q, [](long, long) {});
-    parallel_for(team, d.rows * d.kv_heads, [&](long head) {
-        with_cache_format(d.cache_format, [&](auto format) {
+    int64_t rows = d.rows * step.count, width = d.width, n = d.head_width, groups = d.heads / d.kv_heads;
+    for (int64_t r = 0; r < rows; r++) rms_norm(step.x + r * width, b.cross_norm, width, float(d.eps), w.normed[r]);
+    product(team, b.cross_q, w.normed, rows, w.q);
+    parallel_for(team, d.rows * d.kv_heads, [&](int64_t head) {
+        CacheFormats::with(d.cache_format, [&](auto format) {
             using Format = decltype(format);
-            long memory = head * d.words * n * Format::size, first = head % d.kv_heads * groups;
+            int64_t memory = head * d.words * n * Format::size, first = head % d.kv_heads * groups;
             auto keys = static_cast<const char*>(b.memory_keys) + memory;
-            long input = head / d.kv_heads * step.count, item = input * d.heads + first;
-            Queries queries{{w.query[item], w.query.step}, {w.output[item], w.output.step},
-                            w.softmax_state + 2 * LANES * item, groups, step.count, d.heads};
+            int64_t input = head / d.kv_heads * step.count, item = input * d.heads + first;
+            Queries queries{{w.query[item], w.query.step},
+                            {w.output[item], w.output.step},
+                            w.softmax_state + 2 * LANES * item,
+                            groups,
+                            step.count,
+                            d.heads};
             Seen seen[MOST_ROWS];
-            queries.for_each([&](long i, long row) {
+            queries.for_each([&](int64_t i, int64_t row) {
                 float *q = w.q[input + i] + (first + row % d.heads) * n, *query = queries.query[row];
                 if (b.cross_q_norm) rms_norm(q, b.cross_q_norm, n, float(d.eps), q);
-                for (long k = 0; k < n; k++) query[k] = q[k] * inverse_sqrt(float(n));
+                for (int64_t k = 0; k < n; k++) query[k] = q[k] * inverse_sqrt(float(n));
                 seen[i] = {d.words, nullptr};
             });
             begin_attention(queries, n);
             attend<Format>({keys, static_cast<const char*>(b.memory_values) + memory, keys}, seen, queries, n);
             end_attention(queries, n);
-            queries.for_each([&](long i, long row) {
+            queries.for_each([&](int64_t i, int64_t row) {
                 memcpy(w.attended[input + i] + (first + row % d.heads) * n, queries.output[row], 4 * n);
             });
         });
     });
-    product(team, b.cross_o, w.attended, rows, w.branch, [&](long first, long last) {
-        for (long r = 0; r < rows; r++) add(step.x + r * width + first, w.branch[r] + first, last - first);
-    });
+    product(team, b.cross_o, w.attended, rows, w.branch, add_to({step.x, width}, w.branch, rows));
 }
 
 // The replay rule for one layer: writes the scores [inputs] of these tokens and which inputs replay.
-inline void decide_replay(const Decoder& d, const Step& step, const Workspace& w, long layer, bool* replays) {
-    long inputs = d.rows * step.count;
+inline void decide_replay(const Decoder& d, const Step& step, const Workspace& w, int64_t layer, bool* replays) {
+    int64_t inputs = d.rows * step.count;
     float* scores = step.scores + layer * inputs;
-    for (long n = 0; n < inputs; n++) {
+    for (int64_t n = 0; n < inputs; n++) {
         float score = 0;
-        for (long h = 0; h < d.heads; h++) score += w.head_scores[n * d.heads + h];
+        for (int64_t h = 0; h < d.heads; h++) score += w.head_scores[n * d.heads + h];
         scores[n] = score / (__builtin_sqrtf(float(d.head_width)) * float(d.heads));
     }
-    for (long n = 0, half = inputs / 2; n < inputs; n++) {
-        long low = d.pairs ? n % half : n;
+    for (int64_t n = 0, half = inputs / 2; n < inputs; n++) {
+        int64_t low = d.pairs ? n % half : n;
         float gated = d.pairs ? (scores[low] + scores[low + half]) / 2.0f : scores[n];
         replays[n] = step.thresholds && gated > step.thresholds[layer * inputs + n];
         step.replayed[layer * inputs + n] = replays[n];
@@ -255,7 +261,7 @@ inline void decide_replay(const Decoder& d, const Step& step, const Workspace& w
 
 // The MLP branch of w.normed, to w.branch; after_chunk(first, last) is called after each chunk of outputs.
 template <class AfterChunk>
-void mlp(Team& team, const Block& b, const Workspace& w, long rows, AfterChunk after_chunk) {
+void mlp(Team& team, const Block& b, const Workspace& w, int64_t rows, AfterChunk after_chunk) {
     gated_product(team, b.gate, b.up, w.normed, rows, w.hidden, w.gate);
     product(team, b.down, w.hidden, rows, w.branch, after_chunk);
 }
@@ -265,89 +271,70 @@ void decode(const Decoder* decoder, Step* request) {
     const Step& step = *request;
     Team team(d.threads);
     Workspace w(d, static_cast<char*>(d.scratch));
-    long rows = d.rows * step.count, width = d.width;
+    int64_t rows = d.rows * step.count, width = d.width;
+    Rows x{step.x, width};
     // The inputs whose MLP is computed, in the order of w.normed.
-    long computing[MOST_ROWS];
+    int64_t computing[MOST_ROWS];
     bool replays[MOST_ROWS];
     int64_t mlp_ns = 0;
-    for (long layer = 0; layer < d.layers; layer++) {
+    for (int64_t layer = 0; layer < d.layers; layer++) {
         const Block& b = d.blocks[layer];
         bool scored = step.scores && (!step.scored || step.scored[layer]);
         if (step.places) add(step.x, step.places, rows * width);
-        for (long r = 0; r < rows; r++) rms_norm(step.x + r * width, b.norm1, width, float(d.eps), w.normed[r]);
-        const Matrix* const maps[] = {&b.q, &b.k, &b.v};
-        const Rows mapped[] = {w.q, w.k, w.v};
-        products(team, maps, w.normed, rows, mapped);
-        parallel_for(team, d.rows * d.kv_heads, [&](long head) {
-            with_cache_format(d.cache_format, [&](auto format) {
+        for (int64_t r = 0; r < rows; r++) rms_norm(x[r], b.norm1, width, float(d.eps), w.normed[r]);
+        products<3>(team, {&b.q, &b.k, &b.v}, w.normed, rows, {w.q, w.k, w.v});
+        parallel_for(team, d.rows * d.kv_heads, [&](int64_t head) {
+            CacheFormats::with(d.cache_format, [&](auto format) {
                 attend_group<decltype(format)>(d, b, step, w, head / d.kv_heads, head % d.kv_heads, scored);
             });
         });
-        product(team, b.o, w.attended, rows, w.branch, [&](long first, long last) {
-            for (long r = 0; r < rows; r++) add(step.x + r * width + first, w.branch[r] + first, last - first);
-        });
-
+        product(team, b.o, w.attended, rows, w.branch, add_to(x, w.branch, rows));
         if (b.cross_norm) attend_memory(team, d, b, step, w);
-        for (long r = 0; r < rows; r++) replays[r] = false;
+        for (int64_t r = 0; r < rows; r++) replays[r] = false;
         if (scored) decide_replay(d, step, w, layer, replays);
         int64_t mlp_start = monotonic_ns();
-        long count = 0;
-        for (long r = 0; r < rows; r++)
+        int64_t count = 0;
+        for (int64_t r = 0; r < rows; r++)
             if (!replays[r]) {
-                rms_norm(step.x + r * width, b.norm2, width, float(d.eps), w.normed[count]);
+                rms_norm(x[r], b.norm2, width, float(d.eps), w.normed[count]);
                 computing[count++] = r;
             }
         auto with_outputs = [&](auto format) {
             using Format = decltype(format);
-            auto cached_output = [&](long n) {
-                long r = n / step.count, place = (step.tokens[r] + n % step.count) % d.positions;
+            auto cached_output = [&](int64_t n) {
+                int64_t r = n / step.count, place = (step.tokens[r] + n % step.count) % d.positions;
                 return static_cast<char*>(b.outputs) + (r * d.positions + place) * width * Format::size;
             };
             // A computed output is added as the replay cache holds it, rounded, so that its replay adds the same.
-            auto add_cached = [&](long r, long first, long last) {
+            auto add_cached = [&](int64_t r, int64_t first, int64_t last) {
                 const char* at = cached_output(r);
-                for (long k = first; k < last; k++) step.x[r * width + k] += Format::read(at + k * Format::size);
+                for (int64_t k = first; k < last; k++) x[r][k] += Format::read(at + k * Format::size);
             };
-            for (long r = 0; r < rows; r++)
+            for (int64_t r = 0; r < rows; r++)
                 if (replays[r]) add_cached(r, 0, width);
             if (count)
-                mlp(team, b, w, count, [&](long first, long last) {
-                    for (long n = 0; n < count; n++) {
+                mlp(team, b, w, count, [&](int64_t first, int64_t last) {
+                    for (int64_t n = 0; n < count; n++) {
                         char* at = cached_output(computing[n]);
-                        for (long k = first; k < last; k++) Format::write(at + k * Format::size, w.branch[n][k]);
+                        for (int64_t k = first; k < last; k++) Format::write(at + k * Format::size, w.branch[n][k]);
                         add_cached(computing[n], first, last);
                     }
                 });
         };
         if (b.outputs)
-            with_cache_format(d.output_format, with_outputs);
+            CacheFormats::with(d.output_format, with_outputs);
         else
-            mlp(team, b, w, rows, [&](long first, long last) {
-                for (long r = 0; r < rows; r++) add(step.x + r * width + first, w.branch[r] + first, last - first);
-            });
+            mlp(team, b, w, rows, add_to(x, w.branch, rows));
         mlp_ns += monotonic_ns() - mlp_start;
     }
     request->mlp_ns = mlp_ns;
     if (!d.norm) return;
-    for (long r = 0; r < rows; r++) {
-        rms_norm(step.x + r * width, d.norm, width, float(d.eps), w.normed_row);
-        memcpy(step.x + r * width, w.normed_row, 4 * width);
+    for (int64_t r = 0; r < rows; r++) {
+        rms_norm(x[r], d.norm, width, float(d.eps), w.normed_row);
+        memcpy(x[r], w.normed_row, 4 * width);
     }
 }
 
 int64_t decoder_bytes(const Decoder* d) { return Workspace(*d, nullptr).bytes; }
-
-// Only norms and MLPs, each layer on the same x [rows, width]; y [rows, width] is what the last layer adds.
-void mlps(const Decoder* decoder, const float* x, float* y, int64_t passes) {
-    const Decoder& d = *decoder;
-    Team team(d.threads);
-    Workspace w(d, static_cast<char*>(d.scratch));
-    for (long n = 0; n < passes * d.layers; n++) {
-        const Block& b = d.blocks[n % d.layers];
-        for (long r = 0; r < d.rows; r++) rms_norm(x + r * d.width, b.norm2, d.width, float(d.eps), w.normed[r]);
-        mlp(team, b, w, d.rows, [](long, long) {});
-    }
-    for (long r = 0; r < d.rows; r++) memcpy(y + r * d.width, w.branch[r], 4 * d.width);
-}
 
 }  // namespace

@@ -11,11 +11,11 @@ struct DepthWorkspace {
     Rows state, q, k, v, branch, query, output, logits;
     float* softmax_state;
     Candidate* candidates;
-    long bytes;
+    int64_t bytes;
 
     DepthWorkspace(const Depth& d, char* memory) {
         Scratch scratch{memory};
-        long items = d.rows * d.heads, head_width = d.width / d.heads;
+        int64_t items = d.rows * d.heads, head_width = d.width / d.heads;
         first = scratch.inputs(d.rows, d.first.inputs);
         later = scratch.inputs(d.rows, d.later.inputs);
         normed = scratch.inputs(d.rows, d.width);
@@ -28,46 +28,42 @@ struct DepthWorkspace {
         logits = scratch.rows(d.rows, d.classifier.outputs);
         softmax_state = scratch.floats(2 * LANES * items);
         // Members of the team sample side by side, each draw with candidates of its own.
-        long candidate_floats = d.rows * d.classifier.outputs * sizeof(Candidate) / 4;
+        int64_t candidate_floats = d.rows * d.classifier.outputs * sizeof(Candidate) / 4;
         candidates = reinterpret_cast<Candidate*>(scratch.floats(candidate_floats));
         bytes = scratch.used;
     }
 };
 
-inline void copy_rows(const float* source, long step, Rows to, long rows, long n) {
-    for (long r = 0; r < rows; r++) memcpy(to[r], source + r * step, 4 * n);
+inline void copy_rows(const float* source, int64_t step, Rows to, int64_t rows, int64_t n) {
+    for (int64_t r = 0; r < rows; r++) memcpy(to[r], source + r * step, 4 * n);
 }
 
 // Writes the logits of one depth to w.logits; the input is w.first at depth 0, w.later after it.
-void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, long depth) {
-    long rows = d.rows, width = d.width, head_width = width / d.heads;
+void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, int64_t depth) {
+    int64_t rows = d.rows, width = d.width, head_width = width / d.heads;
     if (!d.first.weight) {
-        product(team, d.classifier, w.first, rows, w.logits, [](long, long) {});
+        product(team, d.classifier, w.first, rows, w.logits);
         return;
     }
     const Matrix& map = depth ? d.later : d.first;
     const Inputs& input = depth ? w.later : w.first;
-    product(team, map, input, rows, w.state, [&](long first, long last) {
-        for (long r = 0; r < rows; r++)
+    product(team, map, input, rows, w.state, [&](int64_t first, int64_t last) {
+        for (int64_t r = 0; r < rows; r++)
             add(w.state[r] + first, d.depth_embeddings + depth * width + first, last - first);
     });
-    auto to_state = [&](long first, long last) {
-        for (long r = 0; r < rows; r++) add(w.state[r] + first, w.branch[r] + first, last - first);
-    };
-    for (long block = 0; block < d.blocks_count; block++) {
+    auto to_state = add_to(w.state, w.branch, rows);
+    for (int64_t block = 0; block < d.blocks_count; block++) {
         const DepthBlock& b = d.blocks[block];
-        for (long r = 0; r < rows; r++) layer_norm(w.state[r], b.norm1, b.norm1_bias, width, w.normed[r]);
-        const Matrix* const maps[] = {&b.q, &b.k, &b.v};
-        const Rows mapped[] = {w.q, w.k, w.v};
-        products(team, maps, w.normed, rows, mapped);
+        for (int64_t r = 0; r < rows; r++) layer_norm(w.state[r], b.norm1, b.norm1_bias, width, w.normed[r]);
+        products<3>(team, {&b.q, &b.k, &b.v}, w.normed, rows, {w.q, w.k, w.v});
         float scale = inverse_sqrt(float(head_width));
-        for (long i = 0; i < rows * d.heads; i++) {
-            long r = i / d.heads, h = i % d.heads;
-            long slot = ((block * rows + r) * d.heads + h) * d.depth * head_width;
+        for (int64_t i = 0; i < rows * d.heads; i++) {
+            int64_t r = i / d.heads, h = i % d.heads;
+            int64_t slot = ((block * rows + r) * d.heads + h) * d.depth * head_width;
             float *keys = d.keys + slot, *values = d.values + slot, *query = w.query[i];
             memcpy(keys + depth * head_width, w.k[r] + h * head_width, 4 * head_width);
             memcpy(values + depth * head_width, w.v[r] + h * head_width, 4 * head_width);
-            for (long k = 0; k < head_width; k++) query[k] = w.q[r][h * head_width + k] * scale;
+            for (int64_t k = 0; k < head_width; k++) query[k] = w.q[r][h * head_width + k] * scale;
             auto at = [](float* p) { return reinterpret_cast<const char*>(p); };
             Seen seen{depth + 1, nullptr};
             Queries queries{{query, 0}, {w.output[i], 0}, w.softmax_state + 2 * LANES * i, 1, 1, 1};
@@ -77,47 +73,46 @@ void depth_step(Team& team, const Depth& d, const DepthWorkspace& w, long depth)
             memcpy(w.attended[r] + h * head_width, w.output[i], 4 * head_width);
         }
         product(team, b.o, w.attended, rows, w.branch, to_state);
-        for (long r = 0; r < rows; r++) layer_norm(w.state[r], b.norm2, b.norm2_bias, width, w.normed[r]);
-        product(team, b.up, w.normed, rows, w.mlp_hidden, [&](long first, long last) {
-            for (long r = 0; r < rows; r++)
+        for (int64_t r = 0; r < rows; r++) layer_norm(w.state[r], b.norm2, b.norm2_bias, width, w.normed[r]);
+        product(team, b.up, w.normed, rows, w.mlp_hidden, [&](int64_t first, int64_t last) {
+            for (int64_t r = 0; r < rows; r++)
                 combine(w.mlp_hidden[r] + first, w.mlp_hidden[r] + first, last - first,
                         [](Floats a, Floats) { return gelu(a); });
         });
         product(team, b.down, w.mlp_hidden, rows, w.branch, to_state);
     }
-    for (long r = 0; r < rows; r++) layer_norm(w.state[r], d.norm, d.norm_bias, width, w.normed[r]);
-    product(team, d.classifier, w.normed, rows, w.logits, [](long, long) {});
+    for (int64_t r = 0; r < rows; r++) layer_norm(w.state[r], d.norm, d.norm_bias, width, w.normed[r]);
+    product(team, d.classifier, w.normed, rows, w.logits);
 }
 
 // Returns 0, or 1 + the depth at which sampling failed (a non-finite logit, or a given code out of range).
 int64_t draw(const Depth* transformer, const Draw* request) {
     const Draw& a = *request;
     bool guided = a.sampling.guidance != 1;
-    long draws = a.videos * a.count;
+    int64_t draws = a.videos * a.count;
     Depth d = *transformer;
     Team team(d.threads);
     // Laid out for the most rows, so that padding stays zero whatever the count.
     DepthWorkspace w(d, static_cast<char*>(d.scratch));
     d.rows = guided ? 2 * draws : draws;
-    long codes = d.classifier.outputs, code_width = d.later.inputs;
+    int64_t codes = d.classifier.outputs, code_width = d.later.inputs;
     float guidance = float(a.sampling.guidance);
     copy_rows(a.hidden, d.first.inputs, w.first, d.rows, d.first.inputs);
-    auto position = [&](long n) { return (n / a.count * a.tokens + a.first[n / a.count] + n % a.count) * d.depth; };
-    auto given = [&](long n, long depth) { return a.given ? a.given[position(n) + depth] : -1; };
+    auto position = [&](int64_t n) { return (n / a.count * a.tokens + a.first[n / a.count] + n % a.count) * d.depth; };
+    auto given = [&](int64_t n, int64_t depth) { return a.given ? a.given[position(n) + depth] : -1; };
     bool all_given = a.given;
-    for (long n = 0; n < draws; n++) {
+    for (int64_t n = 0; n < draws; n++) {
         memset(a.latent + n * code_width, 0, 4 * code_width);
         all_given = all_given && given(n, 0) >= 0;
     }
-    for (long depth = 0; depth < d.depth; depth++) {
+    for (int64_t depth = 0; depth < d.depth; depth++) {
         // Skipped where nothing needs the logits: without a transformer, for given codes, if they are not returned.
         if (d.first.weight || !all_given || a.logits) depth_step(team, d, w, depth);
         bool failed = false;
-        parallel_for(team, draws, [&](long n) {
+        parallel_for(team, draws, [&](int64_t n) {
             float* logits = w.logits[n];
             if (guided)
-                combine(logits, w.logits[draws + n], codes,
-                        [&](Floats c, Floats u) { return u + guidance * (c - u); });
+                combine(logits, w.logits[draws + n], codes, [&](Floats c, Floats u) { return u + guidance * (c - u); });
             if (a.logits) memcpy(a.logits + (depth * draws + n) * codes, logits, 4 * codes);
             int64_t code = given(n, depth);
             if (code < 0)
@@ -130,7 +125,7 @@ int64_t draw(const Depth* transformer, const Draw* request) {
             a.codes[position(n) + depth] = code;
             float* latent = a.latent + n * code_width;
             add(latent, d.codebooks[depth] + code * code_width, code_width);
-            for (long r = n; r < d.rows; r += draws) memcpy(w.later[r], latent, 4 * code_width);
+            for (int64_t r = n; r < d.rows; r += draws) memcpy(w.later[r], latent, 4 * code_width);
         });
         if (failed) return depth + 1;
     }

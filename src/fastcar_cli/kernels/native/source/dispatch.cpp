@@ -63,13 +63,13 @@ struct KernelSet {
 };
 
 // The i-th best kernels that this processor runs; null after the last.
-KernelSet kernel_set(long i) {
+KernelSet kernel_set(int64_t i) {
 #if defined(__x86_64__)
     Has has = processor();
     const bool runs[] = {has.zen5, has.avx512vnni, has.avx512, has.avx2vnni, has.avx2, true};
-    constexpr KernelSet all[] = {{"zen5", &kernels_zen5},         {"avx512vnni", &kernels_avx512vnni},
-                                 {"avx512", &kernels_avx512},     {"avx2+vnni", &kernels_avx2vnni},
-                                 {"avx2+fma", &kernels_avx2},     {"plain", &kernels_plain}};
+    constexpr KernelSet all[] = {{"zen5", &kernels_zen5},     {"avx512vnni", &kernels_avx512vnni},
+                                 {"avx512", &kernels_avx512}, {"avx2+vnni", &kernels_avx2vnni},
+                                 {"avx2+fma", &kernels_avx2}, {"plain", &kernels_plain}};
     for (int k = 0; k < 6; k++)
         if (runs[k] && i-- == 0) return all[k];
     return {nullptr, nullptr};

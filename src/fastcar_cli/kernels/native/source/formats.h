@@ -13,9 +13,9 @@ constexpr bool WIDE = LANES == 16;
 // Rows of float inputs, `step` numbers apart.
 struct FloatInputs {
     const float* at;
-    long step;
+    int64_t step;
     template <class Format>
-    INLINE FloatInputs from(long block, long row) const {
+    INLINE FloatInputs from(int64_t block, int64_t row) const {
         return {at + block * Format::block_inputs + row * step, step};
     }
 };
@@ -36,8 +36,8 @@ struct FloatFormat {
     static constexpr int few = 0;
     static constexpr int block_inputs = CACHE_LINE / size, block_bytes = CACHE_LINE, input_bytes = 4 * block_inputs;
     static constexpr int input_scales = 0, weight_scale_bytes = 0;
-    static long bytes(long n) { return n * size; }
-    static long scale_bytes(long) { return 0; }
+    static int64_t bytes(int64_t n) { return n * size; }
+    static int64_t scale_bytes(int64_t) { return 0; }
 };
 
 struct Float32 : FloatFormat<4> {
@@ -65,7 +65,7 @@ struct BFloat16 : FloatFormat<2> {
 // A list of formats; a format's place in it is its number.
 template <class... All>
 struct FormatList {
-    static constexpr long count = sizeof...(All);
+    static constexpr int64_t count = sizeof...(All);
     static constexpr FormatRow rows[] = {All::row...};
     template <class F>
     static void for_each(F f) {
@@ -74,22 +74,12 @@ struct FormatList {
     // Calls f(format) with the struct of this number.
     template <class F>
     static void with(int64_t number, F f) {
-        long i = 0;
+        int64_t i = 0;
         ((i++ == number ? f(All{}) : void()), ...);
     }
 };
 
 typedef FormatList<Float32, BFloat16, Int8, Int4> Formats;
 typedef FormatList<Float32, BFloat16> CacheFormats;
-
-template <class F>
-inline void with_format(int64_t format, F f) {
-    Formats::with(format, f);
-}
-
-template <class F>
-inline void with_cache_format(int64_t format, F f) {
-    CacheFormats::with(format, f);
-}
 
 }  // namespace

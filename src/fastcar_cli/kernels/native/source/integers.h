@@ -17,11 +17,11 @@ namespace {
 // are one piece of memory (rows 80 cache lines apart took 1.5 times as long on a Zen 4 core), then all scales likewise.
 struct QuantisedInputs {
     const char *integers, *scales;
-    long count;
+    int64_t count;
     template <class Format>
-    INLINE QuantisedInputs from(long block, long row) const {
-        long k = block * count + row;
-        return {integers + k * Format::input_bytes, scales + k * Format::input_scales * long(sizeof(float)), count};
+    INLINE QuantisedInputs from(int64_t block, int64_t row) const {
+        int64_t k = block * count + row;
+        return {integers + k * Format::input_bytes, scales + k * Format::input_scales * int64_t(sizeof(float)), count};
     }
 };
 
@@ -48,8 +48,8 @@ INLINE Ints add_pair_products(Ints sums, Int16s a, Int16s b) {
 
 // The first `bytes` bytes at an address, then zeros.
 template <class V>
-INLINE V load_part(const char* at, long bytes) {
-    long count = bytes < 0 ? 0 : bytes < long(sizeof(V)) ? bytes : long(sizeof(V));
+INLINE V load_part(const char* at, int64_t bytes) {
+    int64_t count = bytes < 0 ? 0 : bytes < int64_t(sizeof(V)) ? bytes : int64_t(sizeof(V));
 #if defined(__AVX512BW__)
     uint64_t mask = count < 64 ? (uint64_t(1) << count) - 1 : ~uint64_t(0);
     if constexpr (sizeof(V) == 64) return bit_cast<V>(_mm512_maskz_loadu_epi8(mask, at));
@@ -76,11 +76,11 @@ constexpr int GROUPS = LANES;
 typedef uint16_t Scales __attribute__((vector_size(2 * GROUPS)));
 #if defined(__AVX2__)
 constexpr int RUN = 4;
-constexpr long REGISTER_GROUPS = LANES / 4;
+constexpr int64_t REGISTER_GROUPS = LANES / 4;
 // A block fills four registers, with 16 bytes of each group. After the four registers and their 32-bit words are
 // transposed, all bytes of a lane belong to one group, so that no sums across lanes are needed.
-inline long first_lane(long g) { return g % REGISTER_GROUPS * 4 + g / REGISTER_GROUPS; }
-inline long input_offset(long g, long k) { return k / 4 * long(sizeof(Uint8s)) + 4 * first_lane(g); }
+inline int64_t first_lane(int64_t g) { return g % REGISTER_GROUPS * 4 + g / REGISTER_GROUPS; }
+inline int64_t input_offset(int64_t g, int64_t k) { return k / 4 * int64_t(sizeof(Uint8s)) + 4 * first_lane(g); }
 #if defined(__AVX512F__)
 typedef __m512i Register;
 #define INTRINSIC(name) _mm512_##name
@@ -138,9 +138,9 @@ INLINE Floats scaled(GroupSums sums, const char* scales, Floats weight_scales) {
 #endif
 template <int first, int last>
 INLINE GroupSums add_products(GroupSums sums, const Uint8s* low, const Uint8s* high, const char* x, const char* y) {
-    for (long v = first; v < last; v++) {
-        sums = add_line(sums, low[v], x + v * long(sizeof(Register)));
-        sums = add_line(sums, high[v], y + v * long(sizeof(Register)));
+    for (int64_t v = first; v < last; v++) {
+        sums = add_line(sums, low[v], x + v * int64_t(sizeof(Register)));
+        sums = add_line(sums, high[v], y + v * int64_t(sizeof(Register)));
     }
     return sums;
 }
@@ -155,8 +155,8 @@ INLINE Floats float16s_to_floats(Scales scales) {
     Ints infinite = (size >= 65536.0f) & 0x7F800000;
     return bit_cast<Floats>(bit_cast<Ints>(size) | infinite | (word & 0x8000) << 16);
 }
-inline long first_lane(long g) { return g; }
-inline long input_offset(long g, long) { return 16 * g; }
+inline int64_t first_lane(int64_t g) { return g; }
+inline int64_t input_offset(int64_t g, int64_t) { return 16 * g; }
 INLINE void to_input_order(Uint8s*) {}
 INLINE Floats scales_by_lane(Scales scales) { return float16s_to_floats(scales); }
 typedef Ints GroupSums;
@@ -188,9 +188,9 @@ INLINE Floats scaled(Ints sums, const char* scales, Floats weight_scales) {
 
 // The scale that quantises n numbers to integers up to `largest`. It is NaN where a number is NaN or infinite, so that
 // results of the group are NaN too.
-INLINE float quantisation_scale(const float* x, long n, float largest) {
+INLINE float quantisation_scale(const float* x, int64_t n, float largest) {
     Floats top = {}, nan_or_zero = {};
-    for (long k = 0; k < n; k += LANES) {
+    for (int64_t k = 0; k < n; k += LANES) {
         Floats v = load(x + k), size = bit_cast<Floats>(bit_cast<Ints>(v) & 0x7FFFFFFF);
         top = size > top ? size : top;
         nan_or_zero += v * 0.0f;
@@ -201,9 +201,9 @@ INLINE float quantisation_scale(const float* x, long n, float largest) {
     return peak / largest + lane_sum(nan_or_zero);
 }
 
-// The unit of a row of n inputs: a power of two such that the scale that quantises them to integers up to `largest` is at
-// most 32,767 units. It is NaN where a number is NaN or infinite.
-inline float scale_unit(const float* x, long n, float largest) {
+// The unit of a row of n inputs: a power of two such that the scale that quantises them to integers up to `largest` is
+// at most 32,767 units. It is NaN where a number is NaN or infinite.
+inline float scale_unit(const float* x, int64_t n, float largest) {
     float smallest = quantisation_scale(x, n, largest) / 32767;
     uint32_t power = (bit_cast<uint32_t>(smallest) + 0x7FFFFF) & 0x7F800000;
     return bit_cast<float>(power) + (smallest - smallest);
@@ -220,10 +220,10 @@ INLINE Ints scale_and_round(const float* x, float factor) {
 // even inputs of a block come first, as weights are widened in pairs.
 //
 // block_bytes, block_inputs: weights of a block. input_bytes, input_scales: quantised inputs and their scales for a
-// block. weight_scale_bytes: scales of a block's weights. units: whether scales of inputs are multiples of a unit, which
-// each row of inputs has. few: up to so many inputs meet one weight row at a time in panels, whose sums then stay in
-// registers. halves: whether halves of blocks of `many` weight rows meet all inputs, as whole ones don't fit
-// the registers.
+// block. weight_scale_bytes: scales of a block's weights. units: whether scales of inputs are multiples of a unit,
+// which each row of inputs has. few: up to so many inputs meet one weight row at a time in panels, whose sums then stay
+// in registers. halves: whether halves of blocks of `many` weight rows meet all inputs, as whole ones don't fit the
+// registers.
 struct Int8 {
     typedef QuantisedInputs Inputs;
     static constexpr FormatRow row{"int8", 8, 32, 0};
@@ -232,10 +232,10 @@ struct Int8 {
     static constexpr int input_bytes = 2 * CACHE_LINE, input_scales = 1, weight_scale_bytes = 0, sums = 1;
     static constexpr int one = 4, two = LANES == 16 ? 4 : 2, many = LANES / 4, from_inputs = 3, few = 4;
     static constexpr bool units = false, halves = false;
-    static long bytes(long n) { return n; }
-    static long scale_bytes(long) { return 0; }
+    static int64_t bytes(int64_t n) { return n; }
+    static int64_t scale_bytes(int64_t) { return 0; }
 
-    static void quantise(const float* x, char* out, float* scale, long, float) {
+    static void quantise(const float* x, char* out, float* scale, int64_t, float) {
         *scale = quantisation_scale(x, group_size, 32767);
         float factor = *scale > 0 ? 1 / *scale : 0;
         uint16_t integers[group_size];
@@ -256,12 +256,12 @@ struct Int8 {
 
     // Only the last block of a row may be partial: it has `tail` weights. `row` are the bytes from one row to the next.
     template <bool full, int R>
-    static INLINE Unpacked<R> unpack(const char* weights, long row, const char*, long, long tail) {
+    static INLINE Unpacked<R> unpack(const char* weights, int64_t row, const char*, int64_t, int64_t tail) {
         Unpacked<R> w;
         for (int j = 0; j < R; j++)
             for (int v = 0; v < w.vectors; v++) {
                 const char* at = weights + j * row + v * sizeof(Int16s);
-                Int16s both = full ? load_as<Int16s>(at) : load_part<Int16s>(at, tail - v * long(sizeof(Int16s)));
+                Int16s both = full ? load_as<Int16s>(at) : load_part<Int16s>(at, tail - v * int64_t(sizeof(Int16s)));
                 w.even[j][v] = both << 8 >> 8;
                 w.odd[j][v] = both >> 8;
             }
@@ -278,8 +278,7 @@ struct Int8 {
             for (int j = 0; j < R; j++)
                 products[j] = add_pair_products(add_pair_products(products[j], w.even[j][v], even), w.odd[j][v], odd);
         }
-        for (int j = 0; j < R; j++)
-            sums[j] += __builtin_convertvector(products[j], Floats) * load_as<float>(scale);
+        for (int j = 0; j < R; j++) sums[j] += __builtin_convertvector(products[j], Floats) * load_as<float>(scale);
     }
 };
 
@@ -295,12 +294,12 @@ struct Int4 {
     static constexpr int sums = 1, one = LANES == 16 ? 4 : 1, two = one, many = LANES == 4 ? 1 : 2;
     static constexpr bool units = true, halves = LANES == 8;
     static constexpr int from_inputs = 3, few = 0;
-    static long bytes(long n) { return n / 2; }
-    static long scale_bytes(long n) { return n / group_size * 2; }
+    static int64_t bytes(int64_t n) { return n / 2; }
+    static int64_t scale_bytes(int64_t n) { return n / group_size * 2; }
 
     // Quantises group g of a block. `scale` gets, for each block, LANES scales in the lanes of their groups and then
     // LANES corrections.
-    static void quantise(const float* x, char* out, float* scale, long g, float unit) {
+    static void quantise(const float* x, char* out, float* scale, int64_t g, float unit) {
         // The multiple is NaN in a row of zeros and in one with a NaN.
         float multiple = quantisation_scale(x, group_size, 127) / unit;
         int32_t n = multiple > 0 ? int32_t(multiple) : 0;
@@ -330,13 +329,14 @@ struct Int4 {
 
     // As in Int8. scales: of the weights, scale_row bytes from one row to the next.
     template <bool full, int R>
-    static INLINE Unpacked<R> unpack(const char* weights, long row, const char* scales, long scale_row, long tail) {
+    static INLINE Unpacked<R> unpack(const char* weights, int64_t row, const char* scales, int64_t scale_row,
+                                     int64_t tail) {
         Unpacked<R> w;
         for (int j = 0; j < R; j++) {
             const char *at = weights + j * row, *from = scales + j * scale_row;
             w.scales[j] = scales_by_lane(full ? load_as<Scales>(from) : load_part<Scales>(from, scale_bytes(tail)));
             Uint8s both[w.vectors];
-            for (long v = 0, size = sizeof(Uint8s); v < w.vectors; v++)
+            for (int64_t v = 0, size = sizeof(Uint8s); v < w.vectors; v++)
                 both[v] =
                     full ? load_as<Uint8s>(at + v * size) : load_part<Uint8s>(at + v * size, bytes(tail) - v * size);
             to_input_order(both);

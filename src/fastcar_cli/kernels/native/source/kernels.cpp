@@ -7,7 +7,7 @@ namespace {
 struct ProductWorkspace {
     Inputs x;
     Rows y;
-    long bytes;
+    int64_t bytes;
 
     ProductWorkspace(const Product& p, char* memory) {
         Scratch scratch{memory};
@@ -24,11 +24,12 @@ void single_product(const Product* request) {
     Team team(p.threads);
     ProductWorkspace w(p, static_cast<char*>(p.scratch));
     copy_rows(p.x, p.matrix.inputs, w.x, p.rows, p.matrix.inputs);
-    product(team, p.matrix, w.x, p.rows, w.y, [](long, long) {});
-    for (long r = 0; r < p.rows; r++) memcpy(p.y + r * p.matrix.outputs, w.y[r], 4 * p.matrix.outputs);
+    product(team, p.matrix, w.x, p.rows, w.y);
+    for (int64_t r = 0; r < p.rows; r++) memcpy(p.y + r * p.matrix.outputs, w.y[r], 4 * p.matrix.outputs);
 }
 
 }  // namespace
 
-extern "C" const Kernels NAME = {Formats::count, Formats::rows,
-                                 decoder_bytes, decode, mlps, depth_bytes, draw, product_bytes, single_product};
+extern "C" const Kernels NAME = {
+    Formats::count, Formats::rows, decoder_bytes, decode, depth_bytes, draw, product_bytes, single_product,
+};

@@ -10,18 +10,18 @@
 namespace {
 
 // The most inputs that share the reading of a panel.
-constexpr long PANEL_INPUTS = 16;
+constexpr int64_t PANEL_INPUTS = 16;
 // The most weight rows of a panel, and bytes of it: while it is multiplied, the next one is prefetched.
-constexpr long PANEL_ROWS = 32, PANEL_BYTES = 128 << 10;
+constexpr int64_t PANEL_ROWS = 32, PANEL_BYTES = 128 << 10;
 // Bytes of a segment of all inputs.
-constexpr long SEGMENT_BYTES = 24 << 10;
+constexpr int64_t SEGMENT_BYTES = 24 << 10;
 
 // The largest part of n no larger than `most` so that all parts are about as large.
-inline long even_part(long n, long most) { return ceil_div(n, ceil_div(n, most)); }
+inline int64_t even_part(int64_t n, int64_t most) { return ceil_div(n, ceil_div(n, most)); }
 
 // Calls f(Count<n>), for n of 1 to N.
 template <int N, class F>
-INLINE void with_count(long n, F f) {
+INLINE void with_count(int64_t n, F f) {
     if (n == N)
         f(Count<N>{});
     else if constexpr (N > 1)
@@ -31,12 +31,12 @@ INLINE void with_count(long n, F f) {
 // Adds the products of `blocks` blocks of a weight row with N quantised inputs to sums [N], which are 0 if `fresh`
 // whatever they hold and stay in registers. With each block as many bytes are prefetched from `next` on.
 template <bool full, int N, class Format>
-INLINE void multiply_row(Format, Weights w, long blocks, long tail, const char* next, QuantisedInputs x, Floats* sums,
-                         bool fresh) {
+INLINE void multiply_row(Format, Weights w, int64_t blocks, int64_t tail, const char* next, QuantisedInputs x,
+                         Floats* sums, bool fresh) {
     Floats own[N] = {};
     if (!fresh) memcpy(own, sums, sizeof own);
-    for (long c = 0; c < blocks; c++) {
-        for (long k = 0; k < Format::block_bytes; k += CACHE_LINE) prefetch(next + c * Format::block_bytes + k);
+    for (int64_t c = 0; c < blocks; c++) {
+        for (int64_t k = 0; k < Format::block_bytes; k += CACHE_LINE) prefetch(next + c * Format::block_bytes + k);
         auto unpacked = Format::template unpack<full, 1>(w.at + c * Format::block_bytes, w.row,
                                                          w.scales + c * Format::weight_scale_bytes, w.scale_row, tail);
         for (int i = 0; i < N; i++) {
@@ -49,8 +49,8 @@ INLINE void multiply_row(Format, Weights w, long blocks, long tail, const char* 
 
 // As above for R weight rows and any number of inputs, to sums [inputs][R].
 template <bool full, int R, class Format>
-INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const char* next, QuantisedInputs x,
-                             long inputs, Floats* sums, bool fresh) {
+INLINE void multiply_segment(Format, Weights w, int64_t blocks, int64_t tail, const char* next, QuantisedInputs x,
+                             int64_t inputs, Floats* sums, bool fresh) {
     if constexpr (R == 1 && Format::few > 0)
         if (inputs <= Format::few) {
             with_count<Format::few>(inputs, [&](auto count) __attribute__((always_inline)) {
@@ -58,24 +58,24 @@ INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const ch
             });
             return;
         }
-    constexpr long lines = R * Format::block_bytes / CACHE_LINE;
+    constexpr int64_t lines = R * Format::block_bytes / CACHE_LINE;
     // One line with each input and the rest before: a core waits for few lines at a time (16 of its L1 cache on Golden
     // Cove), and behind a burst of prefetches what is multiplied now comes late from the L2 cache.
-    auto prefetch_line = [&](long c, long i) __attribute__((always_inline)) {
+    auto prefetch_line = [&](int64_t c, int64_t i) __attribute__((always_inline)) {
         if (i < lines) prefetch(next + (c * lines + i) * CACHE_LINE);
     };
-    auto multiply_block = [&](auto first, long c) __attribute__((always_inline)) {
-        for (long k = inputs; k < lines; k++) prefetch_line(c, k);
-        auto unpacked = Format::template unpack<full, R>(
-            w.at + c * Format::block_bytes, w.row, w.scales + c * Format::weight_scale_bytes, w.scale_row, tail);
+    auto multiply_block = [&](auto first, int64_t c) __attribute__((always_inline)) {
+        for (int64_t k = inputs; k < lines; k++) prefetch_line(c, k);
+        auto unpacked = Format::template unpack<full, R>(w.at + c * Format::block_bytes, w.row,
+                                                         w.scales + c * Format::weight_scale_bytes, w.scale_row, tail);
         GroupSums products[Format::halves ? PANEL_INPUTS : 1][R];
         if constexpr (Format::halves)
-            for (long i = 0; i < inputs; i++) {
+            for (int64_t i = 0; i < inputs; i++) {
                 prefetch_line(c, i);
                 QuantisedInputs input = x.from<Format>(c, i);
                 Format::template multiply_half<0>(unpacked, input.integers, input.scales, products[i], sums);
             }
-        for (long i = 0; i < inputs; i++) {
+        for (int64_t i = 0; i < inputs; i++) {
             if (!Format::halves) prefetch_line(c, i);
             QuantisedInputs input = x.from<Format>(c, i);
             Floats own[R] = {};
@@ -88,18 +88,18 @@ INLINE void multiply_segment(Format, Weights w, long blocks, long tail, const ch
         }
     };
     if (fresh) multiply_block(Count<1>{}, 0);
-    for (long c = fresh; c < blocks; c++) multiply_block(Count<0>{}, c);
+    for (int64_t c = fresh; c < blocks; c++) multiply_block(Count<0>{}, c);
 }
 
 // Adds the products of `lines` cache lines of R weight rows with N inputs to sums [N][R]: of every P-th vector, so that
 // the sums fit the registers.
 template <int R, int N, int P, bool prefetches, class Format>
-INLINE void multiply_lines(Format, const char* w, long row, long lines, const char* next, const float* x, long x_step,
-                           Floats* sums, bool fresh) {
+INLINE void multiply_lines(Format, const char* w, int64_t row, int64_t lines, const char* next, const float* x,
+                           int64_t x_step, Floats* sums, bool fresh) {
     constexpr int line_weights = CACHE_LINE / Format::size, vectors = line_weights / LANES;
     Floats own[N][R] = {};
     if (!fresh) memcpy(own, sums, sizeof own);
-    for (long c = 0; c < lines; c++) {
+    for (int64_t c = 0; c < lines; c++) {
         for (int j = 0; j < R && prefetches; j++) prefetch(next + (c * R + j) * CACHE_LINE);
         for (int v = 0; v < vectors; v += P) {
             Floats weights[R];
@@ -116,22 +116,22 @@ INLINE void multiply_lines(Format, const char* w, long row, long lines, const ch
 
 // As above for float inputs; sums [partial sums][inputs][R].
 template <bool full, int R, class Format>
-INLINE void multiply_segment(Format, Weights w, long lines, long tail, const char* next, FloatInputs x, long inputs,
-                             Floats* sums, bool fresh) {
+INLINE void multiply_segment(Format, Weights w, int64_t lines, int64_t tail, const char* next, FloatInputs x,
+                             int64_t inputs, Floats* sums, bool fresh) {
     constexpr int P = Format::sums;
     char last[R * CACHE_LINE] = {};
     if (!full) {
         for (int j = 0; j < R; j++) memcpy(last + j * CACHE_LINE, w.at + j * w.row, tail * Format::size);
         w = {last, CACHE_LINE, nullptr, 0};
     }
-    long most = even_part(inputs, Format::most_inputs);
-    for (long i = 0, n; i < inputs; i += n) {
+    int64_t most = even_part(inputs, Format::most_inputs);
+    for (int64_t i = 0, n; i < inputs; i += n) {
         n = min(most, inputs - i);
         with_count<Format::most_inputs>(n, [&](auto count) __attribute__((always_inline)) {
             auto multiply = [&](auto prefetches, int p) __attribute__((always_inline)) {
-                multiply_lines<R, count.count, P, prefetches.count>(
-                    Format{}, w.at + p * LANES * Format::size, w.row, lines, next, x.at + i * x.step + p * LANES,
-                    x.step, sums + (p * inputs + i) * R, fresh);
+                multiply_lines<R, count.count, P, prefetches.count>(Format{}, w.at + p * LANES * Format::size, w.row,
+                                                                    lines, next, x.at + i * x.step + p * LANES, x.step,
+                                                                    sums + (p * inputs + i) * R, fresh);
             };
             if (i)
                 multiply(Count<0>{}, 0);
@@ -145,14 +145,14 @@ INLINE void multiply_segment(Format, Weights w, long lines, long tail, const cha
 // Multiplies `outputs` weight rows of n weights, R at a time, with at most PANEL_INPUTS inputs. Meanwhile as many
 // weights are prefetched from `next` on.
 template <int R, class Format>
-__attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long outputs, const char* next,
-                                              typename Format::Inputs x, long inputs, float* y, long y_step) {
+__attribute__((noinline)) void multiply_panel(Format, Weights w, int64_t n, int64_t outputs, const char* next,
+                                              typename Format::Inputs x, int64_t inputs, float* y, int64_t y_step) {
     constexpr int P = Format::sums;
     Floats sums[PANEL_ROWS * PANEL_INPUTS * P];
-    long blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
-    auto segment = [&](auto full, long c, long count) __attribute__((always_inline)) {
-        for (long o = 0; o < outputs; o += R) {
-            for (long k = 0; k < R * w.scale_row && c == 0; k += CACHE_LINE)
+    int64_t blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
+    auto segment = [&](auto full, int64_t c, int64_t count) __attribute__((always_inline)) {
+        for (int64_t o = 0; o < outputs; o += R) {
+            for (int64_t k = 0; k < R * w.scale_row && c == 0; k += CACHE_LINE)
                 prefetch(w.scales + (outputs + o) * w.scale_row + k);
             multiply_segment<full.count, R>(
                 Format{},
@@ -162,12 +162,12 @@ __attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long ou
             next += R * count * Format::block_bytes;
         }
     };
-    long most = SEGMENT_BYTES / (inputs * bytes_of_inputs<Format>(Format::block_inputs));
+    int64_t most = SEGMENT_BYTES / (inputs * bytes_of_inputs<Format>(Format::block_inputs));
     if (blocks) most = even_part(blocks, most ? most : 1);
-    for (long c = 0; c < blocks; c += most) segment(Count<1>{}, c, min(most, blocks - c));
+    for (int64_t c = 0; c < blocks; c += most) segment(Count<1>{}, c, min(most, blocks - c));
     if (tail) segment(Count<0>{}, blocks, 1);
-    for (long o = 0; o < outputs; o += R)
-        for (long i = 0; i < inputs; i++) {
+    for (int64_t o = 0; o < outputs; o += R)
+        for (int64_t i = 0; i < inputs; i++) {
             Float4 folded[R];
             for (int j = 0; j < R; j++) {
                 Floats all = sums[o * inputs * P + i * R + j];
@@ -181,26 +181,26 @@ __attribute__((noinline)) void multiply_panel(Format, Weights w, long n, long ou
 // Whether products with so many inputs are made in panels. Floats that the L1 cache nearly holds need none; two
 // quantised inputs that it can't hold do, unless blocks are multiplied in halves, which takes longer.
 template <class Format>
-constexpr bool in_panels(long n, long inputs) {
-    long bytes = inputs * bytes_of_inputs<Format>(n);
+constexpr bool in_panels(int64_t n, int64_t inputs) {
+    int64_t bytes = inputs * bytes_of_inputs<Format>(n);
     if (!Format::quantised) return inputs >= Format::from_inputs && bytes > 2 * L1_INPUTS;
     return inputs >= Format::from_inputs || (inputs == 2 && bytes > L1_INPUTS && !Format::halves);
 }
 
 // Multiplies weight rows first to last with all inputs. Past the last row the weights at `read_next` are prefetched.
 template <class Format>
-void multiply_panels(Weights w, long n, long first, long last, const char* read_next, typename Format::Inputs x,
-                     long inputs, float* y, long y_step) {
+void multiply_panels(Weights w, int64_t n, int64_t first, int64_t last, const char* read_next,
+                     typename Format::Inputs x, int64_t inputs, float* y, int64_t y_step) {
     constexpr int R = Format::many;
-    long size = PANEL_BYTES / w.row / R * R;
+    int64_t size = PANEL_BYTES / w.row / R * R;
     size = even_part(last - first, size < R ? R : min(size, PANEL_ROWS));
     size = ceil_div(size, R) * R;
-    for (long o = first, count; o < last; o += count) {
+    for (int64_t o = first, count; o < last; o += count) {
         count = min(size, last - o);
         if (count > R) count = count / R * R;
         const char* next = o + count == last ? read_next : w.at + (o + count) * w.row;
-        long most = even_part(inputs, PANEL_INPUTS);
-        for (long i = 0; i < inputs; i += most) {
+        int64_t most = even_part(inputs, PANEL_INPUTS);
+        for (int64_t i = 0; i < inputs; i += most) {
             auto multiply = [&](auto rows) {
                 multiply_panel<rows.count>(Format{}, w.from_row(o), n, count, next, x.template from<Format>(0, i),
                                            min(most, inputs - i), y + i * y_step + o, y_step);

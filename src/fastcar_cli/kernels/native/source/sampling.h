@@ -20,13 +20,13 @@ inline bool comes_after(const Candidate& a, const Candidate& b) {
 // Candidates in sampling order. A heap sorts only as many as the draw looks at.
 struct SortedCandidates {
     Candidate* all;
-    long n, in_heap;
+    int64_t n, in_heap;
 
-    SortedCandidates(Candidate* candidates, long count) : all(candidates), n(count), in_heap(count) {
-        for (long i = n / 2 - 1; i >= 0; i--) sink(i);
+    SortedCandidates(Candidate* candidates, int64_t count) : all(candidates), n(count), in_heap(count) {
+        for (int64_t i = n / 2 - 1; i >= 0; i--) sink(i);
     }
     // The i-th candidate. Those taken from the heap are stored behind it, the first of them last.
-    const Candidate& operator[](long i) {
+    const Candidate& operator[](int64_t i) {
         while (n - in_heap <= i) {
             Candidate first = all[0];
             all[0] = all[--in_heap];
@@ -37,9 +37,9 @@ struct SortedCandidates {
     }
 
    private:
-    void sink(long i) {
+    void sink(int64_t i) {
         Candidate moved = all[i];
-        for (long child = 2 * i + 1; child < in_heap; child = 2 * i + 1) {
+        for (int64_t child = 2 * i + 1; child < in_heap; child = 2 * i + 1) {
             if (child + 1 < in_heap && comes_after(all[child], all[child + 1])) child++;
             if (!comes_after(moved, all[child])) break;
             all[i] = all[child];
@@ -55,7 +55,7 @@ struct SortedCandidates {
 class Buckets {
    public:
     // memory: for n candidates. The largest logit is finite, none is NaN.
-    Buckets(const float* logits, long n, float largest, float temperature, Candidate* memory)
+    Buckets(const float* logits, int64_t n, float largest, float temperature, Candidate* memory)
         : logits_(logits), n_(n), largest_(largest / temperature), temperature_(temperature), memory_(memory) {
         for_each([&](const Candidate& c, int bucket) {
             masses_[bucket] += c.mass;
@@ -64,13 +64,13 @@ class Buckets {
     }
 
     // Leaves only the first k candidates and those whose logits equal the k-th one's.
-    void keep_first(long k) {
+    void keep_first(int64_t k) {
         int b = 0;
         for (; k > counts_[b]; b++) k -= counts_[b];
-        long count = members(b);
+        int64_t count = members(b);
         float least = SortedCandidates(memory_, count)[k - 1].logit;
         masses_[b] = 0;
-        for (long i = 0; i < count; i++)
+        for (int64_t i = 0; i < count; i++)
             if (memory_[i].logit >= least) masses_[b] += memory_[i].mass;
         for (int later = b + 1; later < COUNT; later++) masses_[later] = 0;
         least_ = least;
@@ -95,9 +95,9 @@ class Buckets {
                 sum += masses_[b];
                 continue;
             }
-            long count = members(b);
+            int64_t count = members(b);
             SortedCandidates sorted(memory_, count);
-            for (long i = 0; i < count && sorted[i].mass > 0; i++) {
+            for (int64_t i = 0; i < count && sorted[i].mass > 0; i++) {
                 found = sorted[i];
                 sum += found.mass;
                 if (enough(sum)) return found;
@@ -112,8 +112,8 @@ class Buckets {
 
     template <class F>
     INLINE void for_each(F f) const {
-        for (long i = 0; i < n_; i += LANES) {
-            long lanes = n_ - i < LANES ? n_ - i : LANES;
+        for (int64_t i = 0; i < n_; i += LANES) {
+            int64_t lanes = n_ - i < LANES ? n_ - i : LANES;
             float scaled[LANES] = {}, masses[LANES];
             int32_t buckets[LANES];
             memcpy(scaled, logits_ + i, lanes * sizeof(float));
@@ -124,13 +124,13 @@ class Buckets {
             place = place < float(COUNT - 1) ? place : float(COUNT - 1) - Floats{};
             Ints bucket = __builtin_convertvector(place, Ints);
             memcpy(buckets, &bucket, sizeof buckets);
-            for (long k = 0; k < lanes; k++) f(Candidate{scaled[k], masses[k], int32_t(i + k)}, buckets[k]);
+            for (int64_t k = 0; k < lanes; k++) f(Candidate{scaled[k], masses[k], int32_t(i + k)}, buckets[k]);
         }
     }
 
     // Writes those of a bucket to memory_; returns how many they are.
-    long members(int of) const {
-        long count = 0;
+    int64_t members(int of) const {
+        int64_t count = 0;
         for_each([&](const Candidate& c, int bucket) {
             if (bucket == of && c.logit >= least_) memory_[count++] = c;
         });
@@ -138,7 +138,7 @@ class Buckets {
     }
 
     const float* logits_;
-    long n_;
+    int64_t n_;
     float largest_, temperature_, least_ = -__builtin_inff();
     Candidate* memory_;
     double masses_[COUNT] = {};
@@ -146,9 +146,10 @@ class Buckets {
 };
 
 // The code that `uniform` in [0, 1) draws from n logits; -1 where a logit is NaN or infinite. memory: for n candidates.
-int64_t sample(const float* logits, long n, float uniform, const Sampling& settings, double top_p, Candidate* memory) {
-    long best = 0;
-    for (long i = 0; i < n; i++) {
+int64_t sample(const float* logits, int64_t n, float uniform, const Sampling& settings, double top_p,
+               Candidate* memory) {
+    int64_t best = 0;
+    for (int64_t i = 0; i < n; i++) {
         if (!(logits[i] < __builtin_inff())) return -1;
         if (logits[i] > logits[best]) best = i;
     }

@@ -136,7 +136,6 @@ struct Kernels {
     const FormatRow* formats;
     int64_t (*decoder_bytes)(const Decoder*);
     void (*decode)(const Decoder*, Step*);
-    void (*mlps)(const Decoder*, const float* x, float* y, int64_t passes);
     int64_t (*depth_bytes)(const Depth*);
     int64_t (*draw)(const Depth*, const Draw*);
     int64_t (*product_bytes)(const Product*);

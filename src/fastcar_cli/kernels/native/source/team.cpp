@@ -20,10 +20,10 @@ int64_t monotonic_ns() {
 }
 
 // One thread only: the helpers are written for POSIX threads.
-Team::Team(long) : members(1) {}
+Team::Team(int64_t) : members(1) {}
 Team::~Team() {}
-void Team::run(long chunks, void (*work)(void*, long), void* context) {
-    for (long i = 0; i < chunks; i++) work(context, i);
+void Team::run(int64_t chunks, void (*work)(void*, int64_t), void* context) {
+    for (int64_t i = 0; i < chunks; i++) work(context, i);
 }
 
 #else
@@ -37,14 +37,14 @@ void Team::run(long chunks, void (*work)(void*, long), void* context) {
 static int64_t clock_ns(clockid_t id) {
     timespec t;
     clock_gettime(id, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
+    return t.tv_sec * int64_t(1000000000) + t.tv_nsec;
 }
 
 int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
 namespace {
 
-constexpr long MAX_MEMBERS = 64;
+constexpr int64_t MAX_MEMBERS = 64;
 constexpr int64_t MICROSECOND = 1000, MILLISECOND = 1000 * MICROSECOND;
 // A helper without work spins this long before it parks.
 constexpr int64_t SPIN_TIME = 300 * MICROSECOND;
@@ -97,16 +97,16 @@ struct alignas(64) Sleeper {
 
 Ticket tickets[MAX_MEMBERS];
 Sleeper sleepers[MAX_MEMBERS];
-alignas(64) long chunks_done;
+alignas(64) int64_t chunks_done;
 // The open stage: written before its tickets, read only after a claim. A claimed chunk keeps the stage open.
-alignas(64) long members, chunks;
-void (*work)(void*, long);
+alignas(64) int64_t members, chunks;
+void (*work)(void*, int64_t);
 void* context;
 uint64_t stage;
 
 // Lock of the helpers: the process whose pass uses them, or 0.
 alignas(64) pid_t pass_owner;
-long helpers;
+int64_t helpers;
 // The process that the helpers belong to: a forked child has none of its parent's threads.
 pid_t helpers_process;
 int64_t solo_until, solo_time;
@@ -134,32 +134,32 @@ void count_pass() {
 }
 
 // Claims a chunk of the open stage for this member; returns its number, or -1 when none is left.
-long claim_chunk(long member) {
-    long count = __atomic_load_n(&members, __ATOMIC_RELAXED);
-    for (long k = 0; member < count && k < count; k++) {
-        long owner = (member + k) % count;
+int64_t claim_chunk(int64_t member) {
+    int64_t count = __atomic_load_n(&members, __ATOMIC_RELAXED);
+    for (int64_t k = 0; member < count && k < count; k++) {
+        int64_t owner = (member + k) % count;
         uint64_t ticket = atomic_load(tickets[owner].value);
         while (ticket & CHUNKS_LEFT) {
             if (__atomic_compare_exchange_n(&tickets[owner].value, &ticket, ticket - 1, false, __ATOMIC_SEQ_CST,
                                             __ATOMIC_SEQ_CST))
-                return chunks * (owner + 1) / members - long(ticket & CHUNKS_LEFT);
+                return chunks * (owner + 1) / members - int64_t(ticket & CHUNKS_LEFT);
         }
     }
     return -1;
 }
 
 // Whether a chunk of the open stage is left for this member.
-bool has_work(long member) {
-    long count = __atomic_load_n(&members, __ATOMIC_RELAXED);
-    for (long owner = 0; member < count && owner < count; owner++)
+bool has_work(int64_t member) {
+    int64_t count = __atomic_load_n(&members, __ATOMIC_RELAXED);
+    for (int64_t owner = 0; member < count && owner < count; owner++)
         if (atomic_load(tickets[owner].value) & CHUNKS_LEFT) return true;
     return false;
 }
 
 // Runs the chunks that this member can claim; returns how many there were.
-long run_chunks(long member) {
-    long count = 0;
-    for (long i = claim_chunk(member); i >= 0; i = claim_chunk(member)) {
+int64_t run_chunks(int64_t member) {
+    int64_t count = 0;
+    for (int64_t i = claim_chunk(member); i >= 0; i = claim_chunk(member)) {
         work(context, i);
         __atomic_fetch_add(&chunks_done, 1, __ATOMIC_SEQ_CST);
         count++;
@@ -168,7 +168,7 @@ long run_chunks(long member) {
 }
 
 // Blocks until a stage is published.
-void park(long member) {
+void park(int64_t member) {
     Sleeper& sleeper = sleepers[member];
     atomic_store(sleeper.parked, 1);
     // The leader publishes a stage before it checks who is parked, so one of the two sees the other's store.
@@ -181,7 +181,7 @@ void park(long member) {
     pthread_mutex_unlock(&sleeper.mutex);
 }
 
-void wake(long member) {
+void wake(int64_t member) {
     Sleeper& sleeper = sleepers[member];
     if (!atomic_load(sleeper.parked)) return;
     pthread_mutex_lock(&sleeper.mutex);
@@ -193,12 +193,12 @@ void wake(long member) {
 void* helper_loop(void* member) {
     for (;;) {
         int64_t wait_start = monotonic_ns();
-        for (int spins = 0; !run_chunks(long(member)); spin_pause()) {
+        for (int spins = 0; !run_chunks(intptr_t(member)); spin_pause()) {
             if (++spins % SPINS_PER_CLOCK_READ) continue;
             // The leader may be waiting for this core.
             sched_yield();
             if (monotonic_ns() - wait_start > SPIN_TIME) {
-                park(long(member));
+                park(intptr_t(member));
                 break;
             }
         }
@@ -208,7 +208,7 @@ void* helper_loop(void* member) {
 
 // Sets the state of a process without an open pass and without helpers.
 void reset() {
-    for (long i = 0; i < MAX_MEMBERS; i++) {
+    for (int64_t i = 0; i < MAX_MEMBERS; i++) {
         tickets[i].value = 0;
         sleepers[i].parked = 0;
         pthread_mutex_init(&sleepers[i].mutex, nullptr);
@@ -220,7 +220,7 @@ void reset() {
 }
 
 // Spawns helpers until there are `wanted` or the system allows no more. Signals are left to the program's own threads.
-void spawn_helpers(long wanted) {
+void spawn_helpers(int64_t wanted) {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -236,7 +236,7 @@ void spawn_helpers(long wanted) {
 
 }  // namespace
 
-Team::Team(long threads) : members(1) {
+Team::Team(int64_t threads) : members(1) {
     if (threads <= 1) return;
     // A forked child takes over the lock of a pass that its parent had open.
     int owner = 0;
@@ -262,22 +262,22 @@ Team::~Team() {
     atomic_store(pass_owner, pid_t(0));
 }
 
-void Team::run(long count, void (*body)(void*, long), void* argument) {
+void Team::run(int64_t count, void (*body)(void*, int64_t), void* argument) {
     if (alone_until && monotonic_ns() < alone_until) {
-        for (long i = 0; i < count; i++) body(argument, i);
+        for (int64_t i = 0; i < count; i++) body(argument, i);
         return;
     }
     ::chunks = count;
     ::work = body;
     ::context = argument;
     __atomic_store_n(&::members, members, __ATOMIC_RELAXED);
-    atomic_store(chunks_done, 0L);
+    atomic_store(chunks_done, int64_t(0));
     stage++;
-    for (long i = 0; i < members; i++)
+    for (int64_t i = 0; i < members; i++)
         atomic_store(tickets[i].value, stage << 32 | uint64_t(count * (i + 1) / members - count * i / members));
-    for (long i = 1; i < members; i++) wake(i);
+    for (int64_t i = 1; i < members; i++) wake(i);
     int64_t start = monotonic_ns();
-    long own = run_chunks(0);
+    int64_t own = run_chunks(0);
     if (atomic_load(chunks_done) == count) return;
     int64_t wait_start = monotonic_ns(), chunk = (wait_start - start) / (own ? own : 1);
     bool stalled = false;

@@ -8,23 +8,23 @@
 namespace {
 
 // Cache lines between a prefetch and its use, over all rows of a tile: enough to be on their way while memory answers.
-constexpr long PREFETCH_LINES = 128;
+constexpr int64_t PREFETCH_LINES = 128;
 // In bytes: quantised inputs of a tile that stay in the L1 cache while weight rows pass by one at a time, and rows that
 // are long enough for that. Shorter ones side by side are one piece of memory as well, and take fewer sums over lanes.
-constexpr long L1_INPUTS = 32 << 10, LONG_ROW = 1 << 10;
+constexpr int64_t L1_INPUTS = 32 << 10, LONG_ROW = 1 << 10;
 
 // Bytes from a cache line to the one to prefetch: `near` before line `split` of a row, `far` from there on.
 struct PrefetchDistance {
-    long split, near, far;
+    int64_t split, near, far;
 };
 
-constexpr long ceil_div(long n, long size) { return (n + size - 1) / size; }
-inline long min(long a, long b) { return a < b ? a : b; }
+constexpr int64_t ceil_div(int64_t n, int64_t size) { return (n + size - 1) / size; }
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Bytes of n inputs as products read them: quantised, with their scales, where the format needs that.
 template <class Format>
-constexpr long bytes_of_inputs(long n) {
-    return ceil_div(n, Format::block_inputs) * long(Format::input_bytes + Format::input_scales * sizeof(float));
+constexpr int64_t bytes_of_inputs(int64_t n) {
+    return ceil_div(n, Format::block_inputs) * int64_t(Format::input_bytes + Format::input_scales * sizeof(float));
 }
 
 // Into the L2 cache: some cores can wait for far fewer lines on their way to the L1 cache. With PREFETCH_ONCE into the
@@ -52,11 +52,11 @@ INLINE void store_lane_sums(const Float4* all, float* y) {
 // y[i y_step + j] = row j of w times input i, for R rows of n weights, `row` bytes apart, and N inputs. The order of
 // additions does not depend on R and N. x is zero up to a multiple of the weights in a cache line.
 template <class Format, int R, int N, bool prefetches = true>
-INLINE void dot(const char* w, long row, long n, PrefetchDistance ahead, const float* x, long x_step, float* y,
-                long y_step) {
+INLINE void dot(const char* w, int64_t row, int64_t n, PrefetchDistance ahead, const float* x, int64_t x_step, float* y,
+                int64_t y_step) {
     constexpr int line_weights = CACHE_LINE / Format::size, vectors = line_weights / LANES, P = Format::sums;
     Floats sums[R][N][P] = {};
-    auto multiply_line = [&](const char* at, long step, const float* in) __attribute__((always_inline)) {
+    auto multiply_line = [&](const char* at, int64_t step, const float* in) __attribute__((always_inline)) {
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++) {
             Floats inputs[N];
@@ -67,16 +67,16 @@ INLINE void dot(const char* w, long row, long n, PrefetchDistance ahead, const f
             }
         }
     };
-    long lines = n / line_weights, split = ahead.split < lines ? ahead.split : lines;
-    for (long c = 0; c < split; c++) {
+    int64_t lines = n / line_weights, split = ahead.split < lines ? ahead.split : lines;
+    for (int64_t c = 0; c < split; c++) {
         for (int j = 0; j < R && prefetches; j++) prefetch(w + j * row + c * CACHE_LINE + ahead.near);
         multiply_line(w + c * CACHE_LINE, row, x + c * line_weights);
     }
-    for (long c = split; c < lines; c++) {
+    for (int64_t c = split; c < lines; c++) {
         for (int j = 0; j < R && prefetches; j++) prefetch(w + j * row + c * CACHE_LINE + ahead.far);
         multiply_line(w + c * CACHE_LINE, row, x + c * line_weights);
     }
-    if (long tail = n % line_weights) {
+    if (int64_t tail = n % line_weights) {
         char last[R * CACHE_LINE] = {};
         for (int j = 0; j < R; j++)
             memcpy(last + j * CACHE_LINE, w + j * row + lines * CACHE_LINE, tail * Format::size);
@@ -102,21 +102,21 @@ struct Count {
 // Weights from some row on, and their scales; `row` and `scale_row` are the bytes from one row to the next.
 struct Weights {
     const char* at;
-    long row;
+    int64_t row;
     const char* scales;
-    long scale_row;
-    Weights from_row(long o) const { return {at + o * row, row, scales + o * scale_row, scale_row}; }
+    int64_t scale_row;
+    Weights from_row(int64_t o) const { return {at + o * row, row, scales + o * scale_row, scale_row}; }
 };
 
 // What is prefetched while weights are read in the order in which they are stored: those `rows` rows on, and where
 // these would lie past `end`, the ones another `jump` bytes on.
 struct ReadOrder {
     const char* end;
-    long rows, jump;
-    INLINE void prefetch_for(const char* at, long row, long bytes) const {
+    int64_t rows, jump;
+    INLINE void prefetch_for(const char* at, int64_t row, int64_t bytes) const {
         const char* to = at + rows * row;
         if (to >= end) to += jump;
-        for (long k = 0; k < bytes; k += CACHE_LINE) prefetch(to + k);
+        for (int64_t k = 0; k < bytes; k += CACHE_LINE) prefetch(to + k);
     }
 };
 
@@ -124,16 +124,16 @@ struct ReadOrder {
 // many weights are prefetched in the order in which they are stored, whatever S is: a core reads one long piece of
 // memory much faster than several pieces side by side (a Zen 4 core 29 GB/s, and 20 with four rows of 4 KiB).
 template <class Format, int R, int N, int S>
-INLINE void dot_quantised(Weights w, long n, ReadOrder order, QuantisedInputs x, float* y, long y_step) {
-    constexpr long block = Format::block_bytes, weight_scales = Format::weight_scale_bytes;
-    long blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
+INLINE void dot_quantised(Weights w, int64_t n, ReadOrder order, QuantisedInputs x, float* y, int64_t y_step) {
+    constexpr int64_t block = Format::block_bytes, weight_scales = Format::weight_scale_bytes;
+    int64_t blocks = n / Format::block_inputs, tail = n % Format::block_inputs;
     Float4 folded[N][R];
-    for (long k = 0; k < R * w.scale_row; k += CACHE_LINE) prefetch(w.scales + order.rows * w.scale_row + k);
+    for (int64_t k = 0; k < R * w.scale_row; k += CACHE_LINE) prefetch(w.scales + order.rows * w.scale_row + k);
 #pragma GCC unroll 1
     for (int j = 0; j < R; j += S) {
         Weights rows = w.from_row(j);
         Floats sums[S][N] = {};
-        auto multiply_block = [&](auto full, long c) __attribute__((always_inline)) {
+        auto multiply_block = [&](auto full, int64_t c) __attribute__((always_inline)) {
             order.prefetch_for(rows.at + S * c * block, w.row, S * (full.count ? block : w.row - c * block));
             for (int k = 0; k < S; k++) {
                 Weights from = rows.from_row(k);
@@ -145,7 +145,7 @@ INLINE void dot_quantised(Weights w, long n, ReadOrder order, QuantisedInputs x,
                 }
             }
         };
-        for (long c = 0; c < blocks; c++) multiply_block(Count<1>{}, c);
+        for (int64_t c = 0; c < blocks; c++) multiply_block(Count<1>{}, c);
         if (tail) multiply_block(Count<0>{}, blocks);
         for (int i = 0; i < N; i++)
             for (int k = 0; k < S; k++) folded[i][j + k] = fold_to_four(sums[k][i]);
@@ -155,7 +155,7 @@ INLINE void dot_quantised(Weights w, long n, ReadOrder order, QuantisedInputs x,
 
 // Calls f(tile, r) for all rows of inputs from r on, with tiles of N rows, then N / 2, down to 1.
 template <int N, class F>
-INLINE void for_input_tiles(long rows, long r, F f) {
+INLINE void for_input_tiles(int64_t rows, int64_t r, F f) {
     for (; r + N <= rows; r += N) f(Count<N>{}, r);
     if constexpr (N > 1) for_input_tiles<N / 2>(rows, r, f);
 }
@@ -163,45 +163,45 @@ INLINE void for_input_tiles(long rows, long r, F f) {
 // Multiplies weight rows first to last, R at a time, with all inputs, up to N at a time. Past the last row the weights
 // at `read_next` are prefetched.
 template <class Format, int R, int N>
-__attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long last, const char* read_next,
-                                             FloatInputs x, long rows, float* y, long y_step) {
-    constexpr long lines_ahead = PREFETCH_LINES / R;
-    long lines = w.row / CACHE_LINE, groups = 0, within = 0;
+__attribute__((noinline)) void multiply_rows(Weights w, int64_t n, int64_t first, int64_t last, const char* read_next,
+                                             FloatInputs x, int64_t rows, float* y, int64_t y_step) {
+    constexpr int64_t lines_ahead = PREFETCH_LINES / R;
+    int64_t lines = w.row / CACHE_LINE, groups = 0, within = 0;
     if (lines) groups = lines_ahead / lines, within = lines_ahead % lines;
-    long to_read_next = read_next - (w.at + last * w.row);
-    long o = first;
+    int64_t to_read_next = read_next - (w.at + last * w.row);
+    int64_t o = first;
     for (; o + R <= last; o += R) {
-        long left = (last - o) / R - 1;
+        int64_t left = (last - o) / R - 1;
         PrefetchDistance ahead{lines - within, groups * R * w.row + within * CACHE_LINE,
                                (groups + 1) * R * w.row + (within - lines) * CACHE_LINE};
         if (groups > left) ahead.near += to_read_next;
         if (groups + 1 > left) ahead.far += to_read_next;
-        for_input_tiles<N>(rows, 0, [&](auto tile, long r) __attribute__((always_inline)) {
-            dot<Format, R, tile.count>(w.at + o * w.row, w.row, n, ahead, x.at + r * x.step, x.step,
-                                       y + r * y_step + o, y_step);
+        for_input_tiles<N>(rows, 0, [&](auto tile, int64_t r) __attribute__((always_inline)) {
+            dot<Format, R, tile.count>(w.at + o * w.row, w.row, n, ahead, x.at + r * x.step, x.step, y + r * y_step + o,
+                                       y_step);
         });
     }
     for (; o < last; o++)
-        for_input_tiles<N>(rows, 0, [&](auto tile, long r) __attribute__((always_inline)) {
-            dot<Format, 1, tile.count>(w.at + o * w.row, w.row, n, PrefetchDistance{lines, 0, 0},
-                                       x.at + r * x.step, x.step, y + r * y_step + o, y_step);
+        for_input_tiles<N>(rows, 0, [&](auto tile, int64_t r) __attribute__((always_inline)) {
+            dot<Format, 1, tile.count>(w.at + o * w.row, w.row, n, PrefetchDistance{lines, 0, 0}, x.at + r * x.step,
+                                       x.step, y + r * y_step + o, y_step);
         });
 }
 
 // As above for quantised inputs. Long weight rows are read one at a time where the inputs stay in the L1 cache; else
 // the rows of a tile side by side, which share the loads of inputs.
 template <class Format, int R, int N>
-__attribute__((noinline)) void multiply_rows(Weights w, long n, long first, long last, const char* read_next,
-                                             QuantisedInputs x, long rows, float* y, long y_step) {
+__attribute__((noinline)) void multiply_rows(Weights w, int64_t n, int64_t first, int64_t last, const char* read_next,
+                                             QuantisedInputs x, int64_t rows, float* y, int64_t y_step) {
     const char* end = w.at + last * w.row;
-    long lines = w.row / CACHE_LINE + 1, o = first;
+    int64_t lines = w.row / CACHE_LINE + 1, o = first;
     auto multiply = [&](auto tile_rows, auto side) __attribute__((always_inline)) {
         constexpr int T = decltype(tile_rows)::count, S = decltype(side)::count;
         // At least PREFETCH_LINES ahead.
         ReadOrder order{end, S + (lines < PREFETCH_LINES ? ceil_div(PREFETCH_LINES - lines, lines) : 0),
                         read_next - end};
         for (; o + T <= last; o += T)
-            for_input_tiles<N>(rows, 0, [&](auto tile_inputs, long r) __attribute__((always_inline)) {
+            for_input_tiles<N>(rows, 0, [&](auto tile_inputs, int64_t r) __attribute__((always_inline)) {
                 dot_quantised<Format, T, tile_inputs.count, S>(w.from_row(o), n, order, x.from<Format>(0, r),
                                                                y + r * y_step + o, y_step);
             });

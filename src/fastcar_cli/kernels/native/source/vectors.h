@@ -47,33 +47,28 @@ inline To bit_cast(From value) {
 
 typedef float Float4 __attribute__((vector_size(16)));
 
-// Adds the upper half of the lanes to the lower half until four lanes are left.
-inline Float4 fold_to_four(Floats v) {
+// Combines the upper half of the lanes with the lower half by f until four lanes are left.
+template <class F>
+inline Float4 fold(Floats v, F f) {
 #if defined(__AVX512F__)
     typedef float Float8 __attribute__((vector_size(32)));
-    Float8 e = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-              __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-    return __builtin_shufflevector(e, e, 0, 1, 2, 3) + __builtin_shufflevector(e, e, 4, 5, 6, 7);
+    Float8 e = f(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+    return f(__builtin_shufflevector(e, e, 0, 1, 2, 3), __builtin_shufflevector(e, e, 4, 5, 6, 7));
 #elif defined(__AVX2__)
-    return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    return f(__builtin_shufflevector(v, v, 0, 1, 2, 3), __builtin_shufflevector(v, v, 4, 5, 6, 7));
 #else
     return v;
 #endif
+}
+inline Float4 fold_to_four(Floats v) {
+    return fold(v, [](auto a, auto b) { return a + b; });
 }
 
 // The largest of all lanes.
 inline float lane_maximum(Floats v) {
     auto larger = [](auto a, auto b) { return a > b ? a : b; };
-#if defined(__AVX512F__)
-    typedef float Float8 __attribute__((vector_size(32)));
-    Float8 e = larger(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
-                      __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
-    Float4 f = larger(__builtin_shufflevector(e, e, 0, 1, 2, 3), __builtin_shufflevector(e, e, 4, 5, 6, 7));
-#elif defined(__AVX2__)
-    Float4 f = larger(__builtin_shufflevector(v, v, 0, 1, 2, 3), __builtin_shufflevector(v, v, 4, 5, 6, 7));
-#else
-    Float4 f = v;
-#endif
+    Float4 f = fold(v, larger);
     f = larger(f, __builtin_shufflevector(f, f, 2, 3, 2, 3));
     return larger(f[0], f[1]);
 }
@@ -124,8 +119,8 @@ inline Floats gelu(Floats x) {
 
 // y[k] = f(y[k], z[k]) for k < n.
 template <class F>
-inline void combine(float* y, const float* z, long n, F f) {
-    long k = 0;
+inline void combine(float* y, const float* z, int64_t n, F f) {
+    int64_t k = 0;
     for (; k + LANES <= n; k += LANES) store(y + k, f(load(y + k), load(z + k)));
     if (k == n) return;
     float a[LANES] = {}, b[LANES] = {};
@@ -135,15 +130,15 @@ inline void combine(float* y, const float* z, long n, F f) {
     memcpy(y + k, a, 4 * (n - k));
 }
 
-inline void add(float* y, const float* z, long n) {
+inline void add(float* y, const float* z, int64_t n) {
     combine(y, z, n, [](Floats a, Floats b) { return a + b; });
 }
 
 // The sum of f(x[k]) for k < n; f(0) must be 0.
 template <class F>
-inline float sum(const float* x, long n, F f) {
+inline float sum(const float* x, int64_t n, F f) {
     Floats sums[4] = {};
-    long k = 0;
+    int64_t k = 0;
     for (; k + 4 * LANES <= n; k += 4 * LANES)
         for (int i = 0; i < 4; i++) sums[i] += f(load(x + k + i * LANES));
     for (; k < n; k += LANES) {
@@ -159,18 +154,18 @@ inline float inverse_sqrt(float x) {
     return 1.0f / square_root;
 }
 
-inline void rms_norm(const float* x, const float* weight, long n, float eps, float* out) {
+inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
     float squares = sum(x, n, [](Floats v) { return v * v; });
     float factor = inverse_sqrt(squares / float(n) + eps);
-    for (long k = 0; k < n; k++) out[k] = x[k] * factor * weight[k];
+    for (int64_t k = 0; k < n; k++) out[k] = x[k] * factor * weight[k];
 }
 
-inline void layer_norm(const float* x, const float* weight, const float* bias, long n, float* out) {
+inline void layer_norm(const float* x, const float* weight, const float* bias, int64_t n, float* out) {
     float mean = sum(x, n, [](Floats v) { return v; }) / float(n);
-    for (long k = 0; k < n; k++) out[k] = x[k] - mean;
+    for (int64_t k = 0; k < n; k++) out[k] = x[k] - mean;
     float squares = sum(out, n, [](Floats v) { return v * v; });
     float factor = inverse_sqrt(squares / float(n) + 1e-5f);
-    for (long k = 0; k < n; k++) out[k] = out[k] * factor * weight[k] + bias[k];
+    for (int64_t k = 0; k < n; k++) out[k] = out[k] * factor * weight[k] + bias[k];
 }
 
 }  // namespace
