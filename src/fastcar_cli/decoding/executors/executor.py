@@ -85,7 +85,9 @@ class Executor(ABC):
             for restore in restores:
                 restore(*rejected)
         if replay is not None and flags is not None and scores is not None:
-            replay.advance(inputs, accepted, flags[..., : inputs.count], scores[..., : inputs.count])
+            if ran > inputs.count:
+                flags, scores = flags[..., : inputs.count], scores[..., : inputs.count]
+            replay.advance(inputs, accepted, flags, scores)
         self._batch.draws.advance(inputs, accepted)
 
     def _overwrites(self, inputs: Inputs) -> Sequence[Restore]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
@@ -16,7 +16,7 @@ from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.executors import native_prefill
 from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
 from fastcar_cli.decoding.executors.prefill import Left, Part, in_pieces, run_block, run_prompts
-from fastcar_cli.decoding.inputs import Inputs
+from fastcar_cli.decoding.inputs import Inputs, Restore
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
 from fastcar_cli.models.decoder import Block, Branch, Memory
@@ -178,8 +178,12 @@ class NativeExecutor(HostExecutor):
         self._draw = code_draw(batch, self._codebooks, threads, most_inputs)
         sampling = batch.settings.sampling
         self._top_p = [sampling.top_p_of(index // batch.frame) for index in range(batch.draws.buffer.shape[1])]
-        # What a pass with one token of a row writes: scores and flags.
-        self._one = torch.full((spec.layers, batch.rows), torch.nan), torch.zeros(spec.layers, batch.rows).bool()
+        # What a pass with one token of a row writes: flags and scores [layers, rows, 1], and as the kernels take them.
+        flags, scores = (
+            torch.zeros(spec.layers, batch.rows, 1).bool(),
+            torch.full((spec.layers, batch.rows, 1), torch.nan),
+        )
+        self._one = flags, scores, flags[:, :, 0], scores[:, :, 0]
 
     def prefill(self) -> Tensor:
         """See `Executor.prefill`; packed weights are multiplied as they are, by each token of a prompt once."""
@@ -212,7 +216,9 @@ class NativeExecutor(HostExecutor):
 
     def advance(self, inputs: Inputs, accepted: tuple[int, ...]) -> None:
         """See `Executor.advance`. One thread puts back what drafts overwrote: torch's others would wait for cores."""
-        with _alone() if self._passed.restores else nullcontext():
+        if not self._passed.restores:
+            return super().advance(inputs, accepted)
+        with _alone():
             super().advance(inputs, accepted)
 
     def run(self, inputs: Inputs, latent: Tensor) -> Tensor:
@@ -222,18 +228,20 @@ class NativeExecutor(HostExecutor):
         rule: dict[str, Any] = {}
         flags = scores = None
         if replay is not None and (count > 1 or replay.reached(inputs)):
-            scores, flags = self._one
+            flags, scores, flat_flags, flat_scores = self._one
+            thresholds = replay.thresholds(inputs)
             if count > 1:
-                shape = (*scores.shape, count)
-                scores, flags = torch.full(shape, torch.nan).flatten(1), torch.zeros(shape, dtype=torch.bool).flatten(1)
-            thresholds = replay.thresholds(inputs).permute(1, 2, 0).flatten(1).contiguous()
-            rule = {"thresholds": thresholds, "scored": replay.scored, "scores": scores, "replayed": flags}
-        with _alone() if count > 1 else nullcontext():
-            restores = self._overwrites(inputs)
+                flat_scores = torch.full((len(flags), batch.rows * count), torch.nan)
+                flat_flags = torch.zeros(flat_scores.shape, dtype=torch.bool)
+                flags, scores = (flat.view(len(flags), batch.rows, count) for flat in (flat_flags, flat_scores))
+            limits = (thresholds[0] if count == 1 else thresholds.permute(1, 2, 0).flatten(1)).contiguous()
+            rule = {"thresholds": limits, "scored": replay.scored, "scores": flat_scores, "replayed": flat_flags}
+        restores: Sequence[Restore] = ()
+        if count > 1:
+            with _alone():
+                restores = self._overwrites(inputs)
         first = list(inputs.first * (batch.rows // len(inputs.first)))
         batch.clock.mlp += self._pass(x, first, places=self._places(inputs), mask=self._mask(inputs), **rule)
-        if flags is not None and scores is not None:
-            flags, scores = (of.unflatten(1, (batch.rows, count)) for of in (flags, scores))
         self._passed = Passed(flags, scores, restores, count)
         return x if self._dtype is torch.float32 else x.to(self._dtype)
 

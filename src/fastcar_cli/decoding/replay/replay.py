@@ -122,6 +122,7 @@ class Replay:
         self.by_token = torch.zeros(len(tokens), layers, rows, dtype=torch.bool, device=device)
         self.replayed = self.by_token.permute(1, 2, 0)[..., : size.tokens - 1]
         # Tables [tokens, rows, layers], as `Inputs.of` reads them.
+        self._decisions = self.by_token.mT
         self._tas = torch.full_like(self.by_token, math.nan, dtype=torch.float32).mT if keep_tas else None
         self.tas = None if self._tas is None else self._tas.permute(2, 1, 0)[..., : size.tokens - 1]
         self.ages = torch.zeros(frame, rows, layers, dtype=torch.int16, device=device)
@@ -199,9 +200,8 @@ class Replay:
         nothing.
         """
         flags = flags.permute(2, 1, 0)
-        by_token = self.by_token.mT
-        index = inputs.index(by_token)
-        by_token[index] = flags
+        index = inputs.index(self._decisions)
+        self._decisions[index] = flags
         if inputs.count > 1:
             self.passes.append(flags.mT.clone())
         if self._tas is not None:
