@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcar_cli.config.keys import Replay
+from fastcar_cli.config.keys import ReplayKeys
 from fastcar_cli.config.presets import presets
 from fastcar_cli.config.run_config import RunConfig, load_config, settings
 from fastcar_cli.config.tau import Tau
@@ -44,7 +44,7 @@ def test_what_is_no_threshold_is_refused(given: object) -> None:
 def test_thresholds_survive_every_way_of_writing_them(values: list[float]) -> None:
     layers = len(values)
     tau = Tau(tuple(values))
-    for written in (str(tau), tau.plain(), RunConfig(replay=Replay(tau=tau)).to_dict()["replay"]["tau"]):
+    for written in (str(tau), tau.plain(), RunConfig(replay=ReplayKeys(tau=tau)).to_dict()["replay"]["tau"]):
         assert Tau.read(written).by_layer(layers) == tau.by_layer(layers)
 
 

@@ -13,7 +13,7 @@ from support.sweeping import BALL, tiny_folder
 from support.tiny import tiny_model
 from torch import Tensor
 
-from fastcar_cli.config.keys import Replay as ReplayConfig
+from fastcar_cli.config.keys import ReplayKeys
 from fastcar_cli.config.tau import OFF, Tau
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.decoding.replay.replay import ReplayRule
@@ -118,7 +118,7 @@ def test_random_numbers_belong_to_the_video() -> None:
 
 
 def test_configuration_knows_every_score() -> None:
-    assert get_args(ReplayConfig.model_fields["score"].annotation) == tuple(SCORES)
+    assert get_args(ReplayKeys.model_fields["score"].annotation) == tuple(SCORES)
     assert all(entry.description for entry in SCORES.values())
 
 

@@ -229,7 +229,7 @@ def _plan(
     """Check a request before a model is loaded; with `needed` an input has to be given. Raises RequestError."""
     from fastcar_cli.cli.inputs import ONE_RUN, Given
     from fastcar_cli.inputs.embedding import read_embedding
-    from fastcar_cli.pipeline.clips import Inputs
+    from fastcar_cli.pipeline.clips import ClipFiles
     from fastcar_cli.pipeline.recipe import prompt_of
 
     texts, sources, files = begin.texts(run.model)
@@ -237,7 +237,7 @@ def _plan(
     several = len(texts) > 1 and begin.file is not None and run.generation.seed is not None
     listed |= several and not given(ctx).keys() & ONE_RUN
     each = parse_seeds(seeds) if seeds is not None else _seeds_of(run, listed)
-    clips = Inputs(tuple(files), tuple(begin.actions), run.input)
+    clips = ClipFiles(tuple(files), tuple(begin.actions), run.input)
     vectors = None if begin.embedding is None else read_embedding(begin.embedding)
     what = Given(texts, sources, clips, begun, vectors)
     what.check(ctx, run, needed=needed)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastcar_cli.config.run_config import RunConfig
     from fastcar_cli.inputs.clip import Excerpt
     from fastcar_cli.inputs.prompt import Prompt
-    from fastcar_cli.pipeline.clips import Inputs
+    from fastcar_cli.pipeline.clips import ClipFiles
     from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 
@@ -77,7 +77,7 @@ class Given:
 
     texts: list[str]
     sources: list[str | None]
-    inputs: Inputs
+    inputs: ClipFiles
     recipe: Prompt | None = None
     embedding: NDArray[np.float32] | None = None
 

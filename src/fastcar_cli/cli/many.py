@@ -41,17 +41,17 @@ BATCH = 8
 """Videos decoded at once, of which a kill leaves none: one of `mini` takes 0.31 seconds of a core, alone 0.49."""
 
 
-class Maker:
-    """Decodes batches of jobs, each with its place in the list; an `engines.Worker`."""
+class BatchMaker:
+    """Decodes batches of jobs, each with its place in the list; an `engines.TaskWorker`."""
 
     def __init__(self, config: RunConfig, pipe: VideoPipeline | None = None) -> None:
         self.base = pipe or VideoPipeline.from_config(config, videos=BATCH)
         self.on_step: Callable[[float], None] = lambda videos: None
         """Receives how many videos' worth of the batch is decoded."""
 
-    def again(self) -> Callable[[], Maker]:
-        """As `engines.Worker` describes."""
-        return partial(Maker, self.base.config)
+    def again(self) -> Callable[[], BatchMaker]:
+        """As `engines.TaskWorker` describes."""
+        return partial(BatchMaker, self.base.config)
 
     def work(self, task: Sequence[tuple[int, Job]]) -> Iterator[tuple[int, Video]]:
         """The videos of a batch, with their places in the list."""
@@ -197,7 +197,7 @@ def _make(
     """Decode and write videos; the reports of those on disk join the others."""
     # As in `writing.write`.
     gc.freeze()
-    maker, jobs, before = Maker(pipe.config, pipe), dict(left), len(reports)
+    maker, jobs, before = BatchMaker(pipe.config, pipe), dict(left), len(reports)
     with (
         open_engine(maker, engine, address, workers) as run,
         staging(folder) as hidden,

@@ -34,7 +34,7 @@ from fastcar_cli.pipeline.engines import check_engine
 from fastcar_cli.system.signals import status
 
 if TYPE_CHECKING:
-    from fastcar_cli.pipeline.clips import Inputs
+    from fastcar_cli.pipeline.clips import ClipFiles
     from fastcar_cli.sweep.session import Request, Session
     from fastcar_cli.sweep.store import Store
 
@@ -129,13 +129,13 @@ def sweep(
 
     Every cell is compared with the dense video of its prompt and seed.
     """
-    from fastcar_cli.pipeline.clips import Inputs
+    from fastcar_cli.pipeline.clips import ClipFiles
     from fastcar_cli.sweep.metrics import parse_metrics
     from fastcar_cli.sweep.session import Request
 
     below = surroundings()
     run = load_config(config, set_ or [], flags, below)
-    clips = Inputs(tuple(inputs or ()), tuple(actions or ()), run.input)
+    clips = ClipFiles(tuple(inputs or ()), tuple(actions or ()), run.input)
     texts, notes = _prompts(ctx, clips, prompts or [], prompts_file)
     check_engine(engine, address, workers)
     one_of("--names", names, ("vbench",))
@@ -168,7 +168,7 @@ def sweep(
         _sweep(request, output, notes, quiet, as_json)
 
 
-def _prompts(ctx: typer.Context, clips: Inputs, given: list[str], file: Path | None) -> tuple[list[str], list[str]]:
+def _prompts(ctx: typer.Context, clips: ClipFiles, given: list[str], file: Path | None) -> tuple[list[str], list[str]]:
     """Prompts and notices, both empty with inputs. Raises RequestError, also for options without effect."""
     from fastcar_cli.sweep.grid import join_prompts
 

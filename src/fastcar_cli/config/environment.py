@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Collection, Sequence
 
-from fastcar_cli.config.run_config import Given, Layer, file_layer, settings, value_of
+from fastcar_cli.config.run_config import GivenKey, Layer, file_layer, settings, value_of
 from fastcar_cli.errors import RequestError
 
 FILE = "fastcar.yaml"
@@ -47,7 +47,7 @@ def surroundings() -> list[Layer]:
             if near:
                 hint = f"did you mean {' or '.join(PREFIX + e for e in near)}?"
             raise RequestError(f"{name}: there is no setting for this variable of the environment", hint=hint)
-        layer.append(Given(keys[name], value_of(text, name), name, name))
+        layer.append(GivenKey(keys[name], value_of(text, name), name, name))
     return [*layers, layer]
 
 

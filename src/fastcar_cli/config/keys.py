@@ -51,7 +51,7 @@ def setting(
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
-class Generation(Section):
+class GenerationKeys(Section):
     """What to make."""
 
     frames: int | None = setting(
@@ -65,7 +65,7 @@ class Generation(Section):
     samples: int = setting(1, "videos per prompt or input; seeds count up", common=True, ge=1, le=1024)
 
 
-class Input(Section):
+class InputKeys(Section):
     """Which frames of an input are used."""
 
     start: int | None = setting(None, "first frame of an input that is used, from 0", unset="0", ge=0, le=LARGEST)
@@ -74,7 +74,7 @@ class Input(Section):
     goal: bool = setting(False, "put the last frame of a clip first, for goal-conditioned models")
 
 
-class Sampling(Section):
+class SamplingKeys(Section):
     """How codes are drawn."""
 
     cfg: float | None = setting(None, "guidance scale; 1 is none", by_model=True, common=True, ge=0, le=1000)
@@ -93,7 +93,7 @@ class Sampling(Section):
         return value
 
 
-class Replay(Section):
+class ReplayKeys(Section):
     """When an MLP is replayed."""
 
     tau: Annotated[InstanceOf[Tau], BeforeValidator(Tau.read)] = setting(
@@ -147,7 +147,7 @@ def _read_window(value: Any) -> Any:
     return None if value == "off" or value is False else value
 
 
-class Draft(Section):
+class DraftKeys(Section):
     """How many tokens one pass decodes; the video is the same."""
 
     kind: choices.Draft | None = setting(
@@ -169,7 +169,7 @@ class Draft(Section):
     )
 
 
-class Attention(Section):
+class AttentionKeys(Section):
     """Which earlier tokens are attended to."""
 
     window: Annotated[int | None, BeforeValidator(_read_window)] = setting(
@@ -179,7 +179,7 @@ class Attention(Section):
     kv_dtype: choices.KVDtype = setting("auto", "format of the KV cache; auto: as the model", common=True)
 
 
-class Backend(Section):
+class BackendKeys(Section):
     """Where the MLPs run."""
 
     name: choices.Backend = setting(
@@ -195,7 +195,7 @@ class Backend(Section):
     )
 
 
-class Runtime(Section):
+class RuntimeKeys(Section):
     """Where and in what precision."""
 
     device: str = setting("auto", "device: auto, cpu, cuda or cuda:N", pattern=DEVICES)
@@ -217,7 +217,7 @@ class Runtime(Section):
     )
 
 
-class Video(Section):
+class VideoKeys(Section):
     """How frames are written."""
 
     fps: int | None = setting(None, "frames per second of the file", by_model=True, ge=1, le=120)

@@ -19,16 +19,16 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from fastcar_cli.config import choices
 from fastcar_cli.config.keys import (
     MODELS,
-    Attention,
-    Backend,
-    Draft,
-    Generation,
-    Input,
-    Replay,
-    Runtime,
-    Sampling,
+    AttentionKeys,
+    BackendKeys,
+    DraftKeys,
+    GenerationKeys,
+    InputKeys,
+    ReplayKeys,
+    RuntimeKeys,
+    SamplingKeys,
     Section,
-    Video,
+    VideoKeys,
     setting,
 )  # fmt: skip
 from fastcar_cli.config.presets import parse_yaml, preset_folder, presets, read_preset
@@ -43,15 +43,15 @@ class RunConfig(Section):
     """Everything a run is decided by."""
 
     model: str = setting("table", MODELS, common=True, min_length=1)
-    generation: Generation = Generation()
-    input: Input = Input()
-    sampling: Sampling = Sampling()
-    replay: Replay = Replay()
-    draft: Draft = Draft()
-    attention: Attention = Attention()
-    backend: Backend = Backend()
-    runtime: Runtime = Runtime()
-    video: Video = Video()
+    generation: GenerationKeys = GenerationKeys()
+    input: InputKeys = InputKeys()
+    sampling: SamplingKeys = SamplingKeys()
+    replay: ReplayKeys = ReplayKeys()
+    draft: DraftKeys = DraftKeys()
+    attention: AttentionKeys = AttentionKeys()
+    backend: BackendKeys = BackendKeys()
+    runtime: RuntimeKeys = RuntimeKeys()
+    video: VideoKeys = VideoKeys()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: Text | None = "configuration") -> RunConfig:
@@ -252,7 +252,7 @@ def current(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenKey:
     """A value of a dotted key, what errors about it begin with, and where it is from, as `config --where` prints it."""
 
     key: str
@@ -261,7 +261,7 @@ class Given:
     source: str
 
 
-Layer = list[Given]
+Layer = list[GivenKey]
 """Values that are given in one place; a later layer wins."""
 
 
@@ -269,7 +269,7 @@ def file_layer(name: str, source: str) -> Layer:
     """The values of a preset or YAML file. Raises RequestError that names it."""
     data, path = read_preset("configuration", name, presets(), preset_folder())
     RunConfig.from_dict(data, str(path))
-    return [Given(key, value, str(path), source) for key, value in flat(current(data)).items()]
+    return [GivenKey(key, value, str(path), source) for key, value in flat(current(data)).items()]
 
 
 def value_of(text: str, where: Text) -> Any:
@@ -280,14 +280,14 @@ def value_of(text: str, where: Text) -> Any:
         raise RequestError(f"{shown(text)} is not valid YAML", where=where) from None
 
 
-def _override(text: str) -> Given:
+def _override(text: str) -> GivenKey:
     key, equals, value = text.partition("=")
     where = (Key("overrides"), f" {shown(text)}")
     if not equals:
         raise RequestError("needs the form key=value, such as replay.tau=-2", where=where)
     if not value.strip():
         raise RequestError("the value is empty", where=where, hint="give one, or leave the key out")
-    return Given(_known(key.strip(), where), value_of(value, where), where, "--set")
+    return GivenKey(_known(key.strip(), where), value_of(value, where), where, "--set")
 
 
 def load_sources(
@@ -296,10 +296,10 @@ def load_sources(
     flags: Mapping[str, Any] | None = None,
     below: Sequence[Layer] = (),
 ) -> tuple[RunConfig, dict[str, str]]:
-    """As `load_config`; also the source of each dotted key that is given, as `Given.source` has it."""
+    """As `load_config`; also the source of each dotted key that is given, as `GivenKey.source` has it."""
     layers = [*below, *([] if name is None else [file_layer(name, f"--config {name}")])]
     layers.append([_override(override) for override in overrides])
-    layers.append([Given(key, value, None, "command line") for key, value in (flags or {}).items()])
+    layers.append([GivenKey(key, value, None, "command line") for key, value in (flags or {}).items()])
     data: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in layers:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from fastcar_cli.config.keys import Input
+from fastcar_cli.config.keys import InputKeys
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.clip import Excerpt, Wanted, read_clip
 from fastcar_cli.media.reader import frames_of
@@ -14,12 +14,12 @@ from fastcar_cli.models.network import Spec
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ClipFiles:
     """Files of inputs, not yet read; `actions` is one file for all of them or one each, `use` selects frames."""
 
     files: tuple[Path, ...] = ()
     actions: tuple[Path, ...] = ()
-    use: Input = field(default_factory=Input)
+    use: InputKeys = field(default_factory=InputKeys)
 
     def __bool__(self) -> bool:
         return bool(self.files)

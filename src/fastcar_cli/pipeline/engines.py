@@ -25,7 +25,7 @@ RETRIES = 10
 """How often a task is done again after its worker or node was lost."""
 
 
-class Worker(Protocol):
+class TaskWorker(Protocol):
     """A loaded model that does tasks."""
 
     base: VideoPipeline
@@ -33,7 +33,7 @@ class Worker(Protocol):
     def work(self, task: Any) -> Iterator[Any]:
         """What is found in a task, as soon as it is."""
 
-    def again(self) -> Callable[[], Worker]:
+    def again(self) -> Callable[[], TaskWorker]:
         """What makes the same worker in another process; it can be pickled."""
 
 
@@ -49,7 +49,7 @@ class Engine(Protocol):
 class _Local:
     workers = 1
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: TaskWorker) -> None:
         self._worker = worker
 
     def __call__(self, tasks: Iterable[Any]) -> Iterator[Any]:
@@ -69,7 +69,7 @@ def check_engine(engine: str, address: str | None, workers: int | None) -> None:
 
 @contextlib.contextmanager
 def open_engine(
-    worker: Worker, engine: str, address: str | None = None, workers: int | None = None
+    worker: TaskWorker, engine: str, address: str | None = None, workers: int | None = None
 ) -> Iterator[Engine]:
     """The engine of that name, which ends with the block. Raises RequestError where Ray is missing or unreachable."""
     if engine == "local":
@@ -82,10 +82,10 @@ def open_engine(
         ray.close()
 
 
-_workers: dict[str, Worker] = {}
+_workers: dict[str, TaskWorker] = {}
 
 
-def _work(key: str, make: Callable[[], Worker], task: Any) -> list[Any]:
+def _work(key: str, make: Callable[[], TaskWorker], task: Any) -> list[Any]:
     """Do a task in this process, which keeps the worker of a run for the next one."""
     if key not in _workers:
         _workers.clear()
@@ -113,7 +113,7 @@ class _RayEngine:
     `workers` bounds how many run at once; without it, as many as the cluster has room for.
     """
 
-    def __init__(self, worker: Worker, address: str | None, workers: int | None) -> None:
+    def __init__(self, worker: TaskWorker, address: str | None, workers: int | None) -> None:
         """Connect. Raises RequestError where Ray is not installed or no cluster answers."""
         ray = need("ray", (Key("engine"), " ray"))
         self._ray: Any = ray

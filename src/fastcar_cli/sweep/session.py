@@ -20,7 +20,7 @@ from fastcar_cli.config.run_config import RunConfig, flat
 from fastcar_cli.decoding.replay.scores import DEFAULT
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Clip
-from fastcar_cli.pipeline.clips import Inputs
+from fastcar_cli.pipeline.clips import ClipFiles
 from fastcar_cli.pipeline.engines import Engine, open_engine
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 from fastcar_cli.sweep.grid import OFF, Cell, Grid, Group
@@ -74,7 +74,7 @@ class Request:
     ratios: tuple[float, ...] | None = None
     drafts: tuple[str, ...] | None = None
     record: Record | None = None
-    inputs: Inputs = field(default_factory=Inputs)
+    inputs: ClipFiles = field(default_factory=ClipFiles)
 
     @property
     def kept_ratios(self) -> tuple[float, ...]:
@@ -258,7 +258,7 @@ def _task_of(group: Group, repeats: int, store: Store) -> Task | None:
     return Task(cells, known, store.frames(group.reference) if alone else None)
 
 
-def _named_clips(inputs: Inputs, pipe: VideoPipeline) -> dict[str, Clip]:
+def _named_clips(inputs: ClipFiles, pipe: VideoPipeline) -> dict[str, Clip]:
     """Clips by names with a hash of their contents, so that a folder never mixes two clips of one name.
 
     Raises RequestError for what can't be read, and a clip that is given twice.

@@ -81,7 +81,7 @@ class Worker:
         self._warm: set[str] = set()
 
     def again(self) -> Callable[[], Worker]:
-        """As `engines.Worker` describes."""
+        """As `engines.TaskWorker` describes."""
         lpips = self.scorer.lpips
         scorer = replace(self.scorer, lpips=None if lpips is None else lpips.resolve())
         fidelity = self.judge is not None
