@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,6 @@ KEYS = ("action", "actions")
 """Of the actions in an .npz file (the first one is iVideoGPT's) or in a JSON object."""
 
 _ALLOWED = ".npz, .npy, .csv, .tsv or .json"
-_MOST_ROWS = 2**20
 _LIKE_A_NUMBER = re.compile(r"[-+.]?\d|[-+]?(?:nan|inf)", re.I)
 _TABLE = TypeAdapter(list[list[float]], config=ConfigDict(strict=True))
 
@@ -56,7 +56,7 @@ def actions_in(path: Path, width: int, wanted: Sequence[int], *, own: bool = Tru
     """As `read_actions`, from an .npz or .npy file. With `own` it is the input itself: its rows are its frames'."""
     needed = f"[frames, {width}]"
     array, what = numbers_in(path, "input" if own else "actions", KEYS, lambda shape: len(shape) == 2, needed)
-    return _fit(array[:_MOST_ROWS], what, width, wanted, own=own)
+    return _fit(array, what, width, wanted, own=own)
 
 
 def has_actions(path: Path) -> bool:
@@ -73,32 +73,27 @@ def _csv(text: str, what: Text, frames: int) -> list[list[float]]:
     Names are words, or 0, 1, 2, ... as pandas writes them. Raises RequestError where these may be numbers too. Empty
     lines and those that begin with # are skipped, and so are lines without numbers at the end.
     """
-    rows: list[list[float]] = []
-    names: list[str] | None = None
-    gap = 0
     lines = ["" if line.lstrip().startswith("#") else line for line in text.split("\n")]
     first = next((line for line in lines if line.strip()), "")
     separator = next((s for s in "\t;" if s in first), ",")
     try:
-        for number, line in enumerate(csv.reader(lines, strict=True, delimiter=separator), 1):
-            cells = [cell.strip() for cell in line]
-            if not any(cells):
-                gap = gap or number * bool(rows and cells)
-                continue
-            if gap:
-                raise RequestError(f"line {gap} has no numbers", where=what)
-            if names is None:
-                names = cells
-                if not any(_LIKE_A_NUMBER.match(cell) for cell in cells):
-                    continue
-            for cell in cells:
-                if _number(cell) is None:
-                    raise RequestError(f"line {number} has {cell[:40]!r}, needed: numbers", where=what)
-            rows.append([float(cell) for cell in cells])
-            if len(rows) > _MOST_ROWS:
-                break
+        reader = csv.reader(lines, strict=True, delimiter=separator)
+        table = [(number, [cell.strip() for cell in line]) for number, line in enumerate(reader, 1) if line]
     except csv.Error as e:
         raise RequestError(f"is not a CSV file ({e})", where=what) from None
+    while table and not any(table[-1][1]):
+        table.pop()
+    table = [*itertools.dropwhile(lambda line: not any(line[1]), table)]
+    names = table[0][1] if table else []
+    if not any(_LIKE_A_NUMBER.match(cell) for cell in names):
+        table = table[1:]
+    rows = []
+    for number, cells in table:
+        if not any(cells):
+            raise RequestError(f"line {number} has no numbers", where=what)
+        if (other := next((cell for cell in cells if _number(cell) is None), None)) is not None:
+            raise RequestError(f"line {number} has {other[:40]!r}, needed: numbers", where=what)
+        rows.append([float(cell) for cell in cells])
     if len(rows) < 2 or names != [*map(str, range(len(rows[0])))]:
         return rows
     if "." in text.partition(first)[2] or len(rows) == frames + 1:

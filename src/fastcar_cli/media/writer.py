@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -189,49 +190,54 @@ class _Mp4Writer(_FileWriter):
     _divisor = 2  # of H.264 in yuv420p
 
     def _open(self) -> None:
-        import imageio.v3 as iio
-        from av.video.reformatter import ColorRange, Colorspace
+        import av
+        from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
         super()._open()
-        flags: Any = {"options": {"movflags": "+faststart+use_metadata_tags"}}
         # PyAV prints errors after the first that a full disk raises. FFmpeg opens the file again by its name, where a
         # colon ends a protocol unless the name is absolute.
         self._file = LenientFile(self._hidden.absolute(), "w")
-        self._video: Any = iio.imopen(self._file, "w", plugin="pyav", container="mp4", extension=".mp4", **flags)
-        self._video.container_metadata["comment"] = json.dumps(self.recipe)
-        self._video.init_video_stream("libx264", fps=self.fps, pixel_format="yuv420p")
-        # imageio has no way to set the options of an encoder. Without these the same frames may be coded differently:
-        # x264's fast paths read scratch memory, and threads share the work as they happen to run.
-        encoder = self._video._video_stream.codec_context
-        encoder.options = {"crf": "16", "preset": "medium", "x264-params": "cpu-independent=1"}
+        flags = {"movflags": "+faststart+use_metadata_tags"}
+        self._container: Any = av.open(self._file, "w", format="mp4", options=flags)
+        self._container.metadata["comment"] = json.dumps(self.recipe)
+        # Without these options the same frames may be coded differently: x264's fast paths read scratch memory, and
+        # threads share the work as they happen to run.
+        options = {"crf": "16", "preset": "medium", "x264-params": "cpu-independent=1"}
+        self._stream: Any = self._container.add_stream("libx264", self.fps, options=options)
+        self._stream.pix_fmt = "yuv420p"
+        encoder = self._stream.codec_context
         encoder.thread_count = 1
         # The frames become BT.601 in limited range. Players take untagged large ones for BT.709.
         encoder.colorspace, encoder.color_range = Colorspace.ITU601, ColorRange.MPEG
         encoder.color_primaries, encoder.color_trc = 1, 13  # of sRGB: BT.709's primaries, IEC 61966-2-1
+        # PyAV's own one belongs to the thread, with threads of its own that a later fork would wait for.
+        self._reformatter = VideoReformatter()
 
     def _write(self, image: Image8) -> None:
-        self._video.write_frame(image)
-        if self._file.error is not None:
-            raise self._file.error
+        import av
+
+        if not self.frames:
+            self._stream.height, self._stream.width = image.shape[:2]
+        frame = self._reformatter.reformat(av.VideoFrame.from_ndarray(image, format="rgb24"), format="yuv420p")
+        frame.pts, frame.time_base = self.frames, Fraction(1, self.fps)
+        self._container.mux(self._stream.encode(frame))
+        self._raise()
 
     def _finish(self) -> None:
-        self._close()
+        self._container.mux(self._stream.encode())
+        self._container.close()
+        self._file.close()
+        self._raise()
         super()._finish()
 
     def _discard(self) -> None:
         with contextlib.suppress(Exception):
-            self._close()
+            self._container.close()
+        with contextlib.suppress(Exception):
+            self._file.close()
         super()._discard()
 
-    def _close(self) -> None:
-        # The destructor of the plugin closes again, and a signal that comes meanwhile is lost: it runs here, where
-        # none comes, and finds nothing to close.
-        video, self._video = self._video, None
-        try:
-            video.close()
-        finally:
-            video._video_stream = video._container = None
-            self._file.close()
+    def _raise(self) -> None:
         if self._file.error is not None:
             raise self._file.error
 
@@ -239,7 +245,7 @@ class _Mp4Writer(_FileWriter):
 class _GifWriter(_FileWriter):
     """Keeps the frames: one palette for the whole clip needs them all.
 
-    Written with Pillow's parts, because Pillow's `save`, which imageio calls, joins equal frames into one.
+    Written with Pillow's parts, because Pillow's `save` joins equal frames into one.
     """
 
     def _open(self) -> None:
