@@ -56,7 +56,7 @@ def test_wrong_axes_are_refused_with_what_was_said(read: Callable[[str], object]
 def test_shards_are_the_whole_and_share_nothing(grid: Grid, n: int) -> None:
     cells = list(grid.cells())
     assert len(cells) == len(grid) == len({c.id for c in cells})
-    parts = [c for k in range(n) for g in shard_of(grid.groups(), f"{k + 1}/{n}") for c in g.all]
+    parts = [c for k in range(n) for g in shard_of(grid.groups(), f"{k + 1}/{n}") for c in g]
     assert sorted(c.id for c in parts) == sorted(c.id for c in cells)
 
 

@@ -30,7 +30,6 @@ Line = dict[str, Any]
 LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost")
 MOST_BYTES = 65536
-SCRIPTS = ("core.js", "player.js", "demo.js")
 
 
 class Left(Exception):
@@ -110,11 +109,11 @@ class Server(ThreadingHTTPServer):
         data = self._results | {"models": models(), "version": __version__}
         parts = {
             "head": head("fastcar demo", "; media-src data:; script-src 'unsafe-inline'; connect-src 'self'"),
-            "script": "\n".join(asset(name) for name in SCRIPTS),
+            "script": "\n".join((asset("core.js"), asset("player.js"), asset("demo.js", __package__))),
             "data": json_text(data),
             "videos": json_text(videos),
         }
-        return filled(asset("demo.html"), parts).encode()
+        return filled(asset("page.html", __package__), parts).encode()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +95,8 @@ class Cell:
 _CELL = TypeAdapter(Cell)
 
 
-@dataclass(frozen=True)
-class Group:
-    """A dense cell and the cells that are compared with it: the unit that one worker does."""
-
-    reference: Cell
-    cells: tuple[Cell, ...]
-
-    @property
-    def all(self) -> tuple[Cell, ...]:
-        """The dense cell first."""
-        return (self.reference, *self.cells)
+Group = tuple[Cell, ...]
+"""A dense cell and, after it, the cells that are compared with it: the unit that one worker does."""
 
 
 @dataclass(frozen=True)
@@ -136,20 +128,19 @@ class Grid:
                     for backend in self.backends:
                         dense = Cell(prompt, seed, None, window, "row", backend)
                         drafted = tuple(replace(dense, draft=draft) for draft in self.drafts if draft != OFF)
-                        cells = drafted + tuple(
+                        replaying = tuple(
                             replace(dense, gate=gate, score=score, tau=tau, ratio=ratio, draft=draft)
                             for draft in self.drafts
                             for score in self.scores
                             for gate in self.gates
                             for tau, ratio in self.levels
                         )
-                        groups.append(Group(dense, cells))
+                        groups.append((dense, *drafted, *replaying))
         return groups
 
     def cells(self) -> Iterator[Cell]:
         """Every cell of every group."""
-        for group in self.groups():
-            yield from group.all
+        return chain.from_iterable(self.groups())
 
     def __len__(self) -> int:
         """Number of cells."""

@@ -7,7 +7,6 @@ division, may not run beside them because both would do the same cells.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import re
@@ -31,9 +30,8 @@ def _name(shard: tuple[int, int] | None) -> str:
 def _holder(folder: Path, name: str) -> str:
     """Who holds a lock, according to its note."""
     try:
-        note = json.loads(file_text(folder / f"{name}.json"))
-        return f"process {note['process']} on {note['host']}, since {note['since']}"
-    except (OSError, ValueError, KeyError, TypeError):
+        return file_text(folder / f"{name}.txt")
+    except (OSError, ValueError):
         return "another process"
 
 
@@ -62,12 +60,13 @@ def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[
                 with locked(other, RequestError(holder, hint="wait for it, or name another folder")):
                     pass  # it is nobody's: what a killed sweep left
         mine.acquire(timeout=0)
-    note = {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    note = folder / f"{name}.txt"
     with contextlib.suppress(OSError):
-        (folder / f"{name}.json").write_text(json.dumps(note), encoding="utf-8")
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        note.write_text(f"process {os.getpid()} on {platform.node()}, since {since}", encoding="utf-8")
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            (folder / f"{name}.json").unlink(missing_ok=True)
+            note.unlink(missing_ok=True)
         mine.release()

@@ -189,8 +189,8 @@ class Session:
 
     def left(self, store: Store | None, backend: str | None = None) -> int:
         """Decodes that are not on disk, of one backend or all."""
-        groups = [g for g in self.groups if backend in (None, g.reference.backend)]
-        return sum(max(0, self.grid.repeats - (store.runs(c) if store else 0)) for g in groups for c in g.all)
+        groups = [g for g in self.groups if backend in (None, g[0].backend)]
+        return sum(max(0, self.grid.repeats - (store.runs(c) if store else 0)) for g in groups for c in g)
 
     def expected_seconds(self, store: Store | None) -> dict[str, float]:
         """Seconds that are left by backend: the wall time of one short dense decode for each video left.
@@ -250,12 +250,12 @@ class Session:
 
 def _task_of(group: Group, repeats: int, store: Store) -> Task | None:
     """What a group still needs to have every cell timed `repeats` times, one run a cell; None where nothing."""
-    cells = tuple(c for c in group.all if store.runs(c) < repeats)
+    cells = tuple(c for c in group if store.runs(c) < repeats)
     if not cells:
         return None
     known = frozenset(c for c in cells if store.runs(c))
-    alone = group.reference not in cells and len(known) < len(cells)
-    return Task(cells, known, store.frames(group.reference) if alone else None)
+    alone = group[0] not in cells and len(known) < len(cells)
+    return Task(cells, known, store.frames(group[0]) if alone else None)
 
 
 def _named_clips(inputs: ClipFiles, pipe: VideoPipeline) -> dict[str, Clip]:
@@ -347,10 +347,10 @@ def grid_document(request: Request, folder: Path | None) -> dict[str, Any]:
         if folder is not None and (folder / "sweep.json").exists():
             store = Store(folder)
             store.compare(session.fingerprint())
-            store.read(c for g in groups for c in g.all)
+            store.read(c for g in groups for c in g)
             notes = [*notes, *(f"damaged cell, it would be made again: {d}" for d in store.damaged)]
         left, seconds = session.left(store), session.expected_seconds(store)
-    cells = sum(len(g.all) for g in groups)
+    cells = sum(len(g) for g in groups)
     return {
         "plan": grid.to_dict(),
         "shard": request.shard,

@@ -129,9 +129,9 @@ def _finite(data: Any) -> Any:
     return data
 
 
-def asset(name: str) -> str:
-    """A file of this package: style, script or page."""
-    return (resources.files("fastcar_cli.sweep.report") / name).read_text(encoding="utf-8")
+def asset(name: str, package: str = "fastcar_cli.sweep.report") -> str:
+    """A file of a package: style, script or page."""
+    return (resources.files(package) / name).read_text(encoding="utf-8")
 
 
 def _fill(results: dict[str, Any], videos: dict[str, str]) -> str:
