@@ -19,8 +19,8 @@ from fastcar_cli.errors import RequestError
 from fastcar_cli.models.bundled.checkpoint import FORMAT, BundledCheckpoint
 from fastcar_cli.models.checkpoint import GenerationDefaults
 from fastcar_cli.models.network import Network
-from fastcar_cli.weights.formats import GROUP, inverse_of, pack_int4
-from fastcar_cli.weights.tensors import LOW, SCALE, write_safetensors
+from fastcar_cli.weights.formats import GROUP, LOW, SCALE, inverse_of, pack_int4
+from fastcar_cli.weights.tensors import write_safetensors
 
 _FEW = 4096
 """A tensor with fewer numbers stays float16."""

@@ -99,7 +99,7 @@ def test_a_whole_sequence_at_once(name: str) -> None:
     close(x[0, at], recorded(name, "forced/embeds"), 5e-4)
     cos, sin = llm.rotary(index, x.dtype)
     source = tensors().get(f"{name}/context")
-    memories = [] if source is None else llm.memories(source[None])
+    cross_kv = [] if source is None else llm.cross_kv(source[None])
     for layer, block in enumerate(llm.blocks):
         if llm.absolute is not None:
             x = x + llm.absolute(index, x.dtype)
@@ -116,7 +116,7 @@ def test_a_whole_sequence_at_once(name: str) -> None:
         x = x + out
         if block.cross_attn is not None:
             query = block.cross_attn.query(block.cross_layernorm(x))
-            out = block.cross_attn.merge(attention(query, *memories[layer], causal=False))
+            out = block.cross_attn.merge(attention(query, *cross_kv[layer], causal=False))
             close(out[0, at], recorded(name, "forced/cross_out")[layer], 5e-4)
             x = x + out
         out = block.mlp_branch(x)

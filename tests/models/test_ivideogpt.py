@@ -85,9 +85,9 @@ def test_tokenizer_reads_frames(name: str) -> None:
     context = tokenizer.spec.context
     z, _ = tokenizer.encoder(frames[0, :context])
     close(tokenizer.quant_conv(z), recorded(name, "encode/context_latent"), 2e-3)
-    _, memories = tokenizer.encode_context(frames[:1, :context])
-    close(tokenizer.patches(frames[:1, context:], memories)[0], recorded(name, "encode/dynamics_latent"), 2e-3)
-    out, _ = tokenizer.cond_encoder(frames[0, context : context + 1], memories)
+    _, cross = tokenizer.encode_context(frames[:1, :context])
+    close(tokenizer.patches(frames[:1, context:], cross)[0], recorded(name, "encode/dynamics_latent"), 2e-3)
+    out, _ = tokenizer.cond_encoder(frames[0, context : context + 1], cross)
     close(out[0], recorded(name, "encode/cond_encoder_out"), 2e-3)
 
 
@@ -107,14 +107,14 @@ def test_tokenizer_draws_frames(name: str) -> None:
         tokenizer.cond_decoder.mid_block.register_forward_hook(keep("cond_decoder_mid")),
         tokenizer.cond_decoder.cross_att_blocks[0].register_forward_hook(keep("cross_out")),
     ]
-    context, memories = tokenizer.decode_context(prompt)
-    frames = torch.cat([context, tokenizer.decode_later(rest, memories)], 1)
+    context, cross = tokenizer.decode_context(prompt)
+    frames = torch.cat([context, tokenizer.decode_later(rest, cross)], 1)
     for handle in handles:
         handle.remove()
     for key, found in seen.items():
         close(found[0, :8], recorded(name, f"decode/{key}"), 5e-4)
     close(frames[0, data["frame_indices"]], recorded(name, "decode/frames"), 2e-3)
-    alone = tokenizer.decode_later(rest[:, -17:], memories)[:, 0]
+    alone = tokenizer.decode_later(rest[:, -17:], cross)[:, 0]
     assert float((alone - frames[:, -1]).abs().max()) < 1e-5
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fastcar_cli.models.decoder import Memory
+from fastcar_cli.models.decoder import KV
 from fastcar_cli.models.network import Network
 
 
@@ -150,7 +150,7 @@ class Places:
         cos, sin: [T*N + slack, rows or 1, head_dim]; 1 where all prompts are equally long.
         added: [T*N + slack, 1 or P, width] or None; after the last token what it has.
         prompt_added: the same of the prompts' `aligned` tokens.
-        memories: what the cross attention of each block reads; empty of a model without.
+        cross_kv: the cross-attention KV of each block; empty of a model without.
 
     """
 
@@ -162,10 +162,10 @@ class Places:
         self._lengths, self._absolute, self._dtype = lengths, model.llm.absolute, model.dtype
         # Video by video, as the rounding of a product may depend on how many rows it has.
         ids, source, alone = prompts.ids, prompts.conditions, [slice(v, v + 1) for v in range(prompts.videos)]
-        self.memories: list[Memory] = []
+        self.cross_kv: list[KV] = []
         if source is not None:
-            of_videos = [model.llm.memories(source[video].to(model.dtype)) for video in alone]
-            self.memories = [
+            of_videos = [model.llm.cross_kv(source[video].to(model.dtype)) for video in alone]
+            self.cross_kv = [
                 (torch.cat(k), torch.cat(v)) for k, v in (zip(*m, strict=True) for m in zip(*of_videos, strict=True))
             ]
         self.added = self.prompt_added = None

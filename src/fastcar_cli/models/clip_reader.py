@@ -23,7 +23,7 @@ class ClipReader(ABC):
         return reading
 
     def blank(self) -> tuple[int, ...]:
-        """There is no prompt that says nothing: the model has no guidance."""
+        """Refused: without guidance there is no empty prompt."""
         raise RequestError(f"the model {self._network.spec.name!r} has no guidance", key="cfg", allowed="1")
 
     def notices(self, prompt: Prompt, model: str) -> list[str]:

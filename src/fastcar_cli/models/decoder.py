@@ -1,8 +1,7 @@
-"""LLaMA decoder blocks as plain modules (the backbone of VILA-U and of the bundled model).
+"""LLaMA decoder blocks as plain modules, the backbone of every model here.
 
-Parameter names follow `transformers`' LlamaModel, so checkpoints load by name and the blocks can
-be compared with it. A block is given in parts (project, attend, finish, MLP) because the decode
-engine decides between them whether the MLP runs.
+Parameter names follow `transformers`' LlamaModel, so checkpoints load by name and the blocks can be compared with it.
+The caller of a block brings its attention over a cache and, for replay, what stands in for its MLP.
 """
 
 from __future__ import annotations
@@ -133,14 +132,14 @@ class Attention(nn.Module):
         q = self._split(self.q_proj(x), self.heads)
         return q if self.q_norm is None else self.q_norm(q)
 
-    def memory(self, x: Tensor) -> Memory:
+    def keys_values(self, x: Tensor) -> KV:
         """[rows, S, source] to k and v, each [rows, kv_heads, S, d]; k normed where the model does, before rotation."""
-        k, v = (self._split(maps(x), self.kv_heads) for maps in (self.k_proj, self.v_proj))
+        k, v = (self._split(linear(x), self.kv_heads) for linear in (self.k_proj, self.v_proj))
         return k if self.k_norm is None else self.k_norm(k), v
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Q, k and v of the same x."""
-        return self.query(x), *self.memory(x)
+        return self.query(x), *self.keys_values(x)
 
     def merge(self, heads: Tensor) -> Tensor:
         """Head outputs [rows, heads, S, d] through the output projection: [rows, S, width]."""
@@ -162,7 +161,7 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-Memory = tuple[Tensor, Tensor]
+KV = tuple[Tensor, Tensor]
 """Keys and values, each [rows, kv_heads, S, d]."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [rows, heads, S, d] and k, v [rows, kv_heads, S, d] before rotation to the heads' outputs [rows, heads, S, d]."""
@@ -184,14 +183,14 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(spec.width, spec.rms_eps)
         self.mlp = MLP(spec)
 
-    def forward(self, x: Tensor, attend: Attend, mlp: Branch | None = None, memory: Memory | None = None) -> Tensor:
-        """The residual stream [rows, S, width] behind the block; `mlp` replaces `mlp_branch`, as replay does, and
-        `memory` is what cross attention reads.
+    def forward(self, x: Tensor, attend: Attend, mlp: Branch | None = None, cross: KV | None = None) -> Tensor:
+        """The residual stream [rows, S, width] after the block; `mlp` replaces `mlp_branch`, as replay does, and
+        `cross` is the cross-attention KV.
         """
         x = x + self.self_attn.merge(attend(*self.self_attn.project(self.input_layernorm(x))))
-        if self.cross_attn is not None and memory is not None:
+        if self.cross_attn is not None and cross is not None:
             query = self.cross_attn.query(self.cross_layernorm(x))
-            x = x + self.cross_attn.merge(attention(query, *memory, causal=False))
+            x = x + self.cross_attn.merge(attention(query, *cross, causal=False))
         return x + (mlp or self.mlp_branch)(x)
 
     def mlp_branch(self, x: Tensor) -> Tensor:
@@ -211,9 +210,9 @@ class Decoder(nn.Module):
         self.rotary = Rotary(spec)
         self.absolute = Absolute(spec) if spec.source else None
 
-    def memories(self, source: Tensor) -> list[Memory]:
-        """What the cross attention of each block reads in vectors [rows, S, source]."""
-        return [block.cross_attn.memory(source) for block in self.blocks if block.cross_attn is not None]
+    def cross_kv(self, source: Tensor) -> list[KV]:
+        """The cross-attention KV of each block, of vectors [rows, S, source]."""
+        return [block.cross_attn.keys_values(source) for block in self.blocks if block.cross_attn is not None]
 
     @property
     def blocks(self) -> list[Block]:

@@ -50,8 +50,8 @@ class Axes:
             if self.grown_from:
                 # YaRN (arXiv 2309.00071): what turns at most once over the old extent is halved, 4 times stays.
                 low, high = (2 * math.pi * turns / self.grown_from[axis] for turns in (1, 4))
-                kept = ((frequencies - low) / (high - low)).clamp(0, 1)
-                frequencies = frequencies * ((1 - kept) / 2 + kept)
+                share = ((frequencies - low) / (high - low)).clamp(0, 1)
+                frequencies = frequencies * ((1 - share) / 2 + share)
             parts.append(frequencies)
         return torch.cat(parts)
 
@@ -102,7 +102,7 @@ class DecoderSpec:
 
     @property
     def projection_weights(self) -> int:
-        """Weights of the four maps of a layer's attention."""
+        """Weights of the four projections of a layer's attention."""
         return 2 * self.width * (self.heads * self.head_dim + self.kv_width)
 
     @property

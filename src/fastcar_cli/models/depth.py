@@ -75,7 +75,7 @@ class DepthBlock(nn.Module):
 
 
 class Classifier(nn.Module):
-    """LayerNorm and linear map to the logits of one depth."""
+    """LayerNorm and linear layer to the logits of one depth."""
 
     def __init__(self, spec: DepthSpec) -> None:
         super().__init__()
@@ -125,8 +125,8 @@ class DepthTransformer(nn.Module):
         [B, code_width] after it; `past` is what the step before returned.
         """
         h = (self.in_mlp_2(x) if d == 0 else self.in_mlp_1(x))[:, None] + self.pos_emb_d[:, d : d + 1]
-        kept = []
+        states = []
         for i, block in enumerate(self.blocks):
             h, kv = block(h, None if past is None else past[i])
-            kept.append(kv)
-        return self.classifier_mlp(h[:, 0]), kept
+            states.append(kv)
+        return self.classifier_mlp(h[:, 0]), states

@@ -1,7 +1,7 @@
 """What every model is to the engine: a decoder, how its tokens lie in a sequence, how codes are drawn and shown.
 
-`Spec` and `Network` are the base of the text-to-video network (`video_model.py`) and of the one that continues from
-frames (`ivideogpt.py`). What differs between them is said here as data, so that the engine asks for no model's name.
+`Spec` and `Network` are the base of the architectures in the folders beside this file. What differs between them is
+data here, so that the engine never asks for a model's name.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Layout:
     """How the tokens of a video lie in a sequence.
 
     Attributes:
-        stride: N, tokens a frame; the token aligned with token t is t - N. Token 0 is the first behind the prompt.
+        stride: N, tokens a frame; the token aligned with token t is t - N. Token 0 is the first after the prompt.
         delimiters: places in a frame (t % N) of tokens that part frames and are no codes of it.
         delimiter: their id; None without delimiters.
         delimiters_sampled: whether delimiters are sampled as codes are; the one of token 0 never is.
         lead: tokens of a prompt before the first that lies as those of a frame do; None: nothing of it ever does.
-            What a longer prompt has behind them are frames, and token 0 comes a multiple of N behind the lead.
+            The rest of a longer prompt are frames, and token 0 comes a multiple of N tokens after these.
         context: frames of the video that a prompt holds; they are shown, not decoded.
-        behind: how many of these lie behind the lead.
+        behind: how many of these lie after the `lead` tokens.
         guided: whether a video may have an unconditional row beside its conditional one.
 
     """
@@ -75,7 +75,7 @@ class Layout:
 class SamplingWeights:
     """Weights that sampling the codes of a position takes: read for all depths together, and stored once.
 
-    `heads` are read by the maps to logits, `transformer` by what comes before them.
+    `heads` are read by the layers that give logits, `transformer` by what comes before them.
     """
 
     transformer: int
@@ -91,7 +91,7 @@ class FrameSpec:
         depth, codes, code_width: codes of a position, codes that a draw chooses from, width of a code vector.
         grid: rows and columns of a frame's code positions, delimiters left out.
         size: (height, width) of a frame in pixels.
-        channels: of the widest map of a frame's full size while its pixels are decoded.
+        channels: of the widest feature map of a frame's full size while its pixels are decoded.
         pictures: pictures that a frame of codes stands for; the first of a video stands for one.
 
     """
@@ -166,12 +166,12 @@ class Spec(ABC):
 
     @property
     def pixel_bytes(self) -> int:
-        """Bytes that a video's pixel decoder keeps between frames and works in, where that is more than a few maps."""
+        """Bytes that a video's pixel decoder holds between frames and works in; 0 where they are a few frames."""
         return 0
 
     @property
     def sampling_weights(self) -> SamplingWeights:
-        """Weights that sampling codes takes; here those of a map from hidden states to logits."""
+        """Weights that sampling codes takes; here those of a linear layer from hidden states to logits."""
         head = self.codes * self.decoder.width
         return SamplingWeights(transformer=0, heads=head, stored=head)
 
@@ -222,7 +222,7 @@ class Spec(ABC):
 
 
 class Projector(nn.Module):
-    """Code width to decoder width: linear maps with GELU (erf) between them; none is the identity."""
+    """Code width to decoder width: linear layers with GELU (erf) between them; without any, the identity."""
 
     def __init__(self, code_width: int, width: int, count: int) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class Network(nn.Module, ABC):
         return {}
 
     def parts(self) -> dict[str, nn.Module]:
-        """What a `WeightFormat` can store in few bits, by its fields: the maps in these modules."""
+        """What a `WeightFormat` can store in few bits, by its fields: the linear layers in these modules."""
         draws = self.lm_head if self.depth is None else self.depth
         assert draws is not None
         return {"blocks": self.llm.layers, "projector": self.projector, "depth": draws}
@@ -325,7 +325,7 @@ class Network(nn.Module, ABC):
         return pixels.round().to(torch.uint8)
 
     def quantised(self) -> list[QuantisedLinear]:
-        """The maps that are stored in few bits."""
+        """The linear layers that are stored in few bits."""
         return [m for m in self.modules() if isinstance(m, QuantisedLinear)]
 
     def parameter_count(self) -> int:

@@ -14,8 +14,8 @@ class SamplingSettings:
     Attributes:
         cfg: guidance scale; 1 is none.
         temperature: 0 takes the likeliest code.
-        top_k: codes kept; 0 keeps all.
-        top_p: probability mass kept; 1 keeps all.
+        top_k: codes to draw from, the likeliest ones; 0 takes all.
+        top_p: probability mass to draw from; 1 takes all.
         top_p_strict: whether a code is left out only where those before it hold more than top_p, not as much.
         first_frame_top_p: replaces top_p in frame 0, where a rare code may begin an object; None: does not.
 

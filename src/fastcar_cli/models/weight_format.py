@@ -27,7 +27,7 @@ class WeightFormat:
     depth: str | None = None
 
     def on(self, network: Network) -> NetworkFormat:
-        """The format of each parameter of a network that has no maps in few bits yet."""
+        """The format of each parameter of a network whose linear layers are still in floats."""
         return NetworkFormat(self, network)
 
 
@@ -37,16 +37,16 @@ class NetworkFormat:
     def __init__(self, form: WeightFormat, network: Network) -> None:
         self._floats, self._network = form.floats, network
         paths = {module: path for path, module in network.named_modules()}
-        self._maps: dict[str, Format] = {}
+        self._packed: dict[str, Format] = {}
         for part, module in network.parts().items():
             if (name := getattr(form, part)) is not None:
-                maps = [paths[m] for m in module.modules() if isinstance(m, nn.Linear)]
-                self._maps |= {f"{path}.weight": FORMATS[name] for path in maps}
+                linears = [paths[m] for m in module.modules() if isinstance(m, nn.Linear)]
+                self._packed |= {f"{path}.weight": FORMATS[name] for path in linears}
         self._pixels = {f"{paths[m]}.{name}" for m in network.pixels() for name in m.state_dict()}
 
     def of(self, name: str) -> Format | None:
         """The format of the parameter of this name; None for floats."""
-        return self._maps.get(name)
+        return self._packed.get(name)
 
     def float_of(self, name: str) -> torch.dtype:
         """The dtype of the parameter of this name where it stays in floats."""
@@ -60,11 +60,11 @@ class NetworkFormat:
         return {name: numbers, scale_name(name): scale}
 
     def use(self) -> Network:
-        """The network, whose matrices have given way to maps of this format; it has no weights yet.
+        """The network, its linear layers replaced by those of this format; it has no weights yet.
 
         Raises ValueError for a matrix whose inputs the format can't divide into groups.
         """
-        for name, form in self._maps.items():
+        for name, form in self._packed.items():
             path = name.removesuffix(".weight")
             parent, _, last = path.rpartition(".")
             old = self._network.get_submodule(path)

@@ -5,8 +5,9 @@ int4: groups of 32 along the input. weight uint8 [out, in / 2]: byte k (0 to 15)
 its low nibble and element 32 g + 16 + k in its high one, each as q + 8 with q in -8..7; scale float16 [out, in / 32];
 w = q * scale of its group.
 
-In files of small models (`fastcar lab store`) a tensor may have int8 numbers in such groups too, and four bits more,
-packed as int4: w = (q + low / 16) * scale of its group. It is read as floats.
+In files of small models (`fastcar lab store`) a tensor may have int8 numbers in such groups too, its scales under its
+name and `SCALE`, and perhaps four more bits under its name and `LOW`, packed as int4: w = (q + low / 16) * scale of its
+group. It is read as floats.
 
 A new format is a row of `FORMATS` and, for the native kernels, a struct with its product that is listed in
 `kernels/native/source/formats.h`; a test compares the two tables.
@@ -14,14 +15,18 @@ A new format is a row of `FORMATS` and, for the native kernels, a struct with it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 GROUP = 32
 """Weights that share a scale in int4."""
+
+SCALE, LOW = ".scale", ".low"
 
 _ROUNDED, _WIDENED = 2**18, 2**22
 """Weights that are rounded or widened at once: few enough for the caches, and enough that threads seldom wait for each
@@ -54,6 +59,20 @@ def unpack_int4(weight: Tensor) -> Tensor:
     """The inverse of `pack_int4`: int8 [out, in]."""
     pairs = weight.view(len(weight), -1, 1, GROUP // 2)
     return (torch.cat([pairs & 15, pairs >> 4], 2).view(torch.int8) - 8).flatten(1)
+
+
+def stored_parts(kinds: Mapping[str, tuple[Any, ...]]) -> dict[str, list[str]]:
+    """By tensor of a file, the names of what `widen_stored` takes beside it, if anything.
+
+    `kinds` are the safetensors dtype and the shape of every tensor. Raises ValueError for parts that don't fit.
+    """
+    parts = {name: [name + part for part in (SCALE, LOW) if name + part in kinds] for name in kinds}
+    for name, beside in parts.items():
+        rows, n = kinds[name][1:2], math.prod(kinds[name][2:])
+        needed = [("I8", *kinds[name][1:]), ("F16", *rows, n / GROUP), ("U8", *rows, n / 2)]
+        if beside and [kinds[part] for part in (name, *beside)] != needed[: 1 + len(beside)]:
+            raise ValueError(f"{', '.join(beside)} can't be of key {name!r}")
+    return parts
 
 
 def widen_stored(weight: Tensor, scale: Tensor, low: Tensor | None = None) -> Tensor:
@@ -95,7 +114,7 @@ def fitted_scales(groups: Tensor, weights: Tensor | None = None) -> Tensor:
     """Scales [n, 1] of groups [n, 32] by least squares, of squares that may have weights [32].
 
     For each candidate the weights are rounded, and the scale that fits these numbers best is sum(w q) / sum(q q), which
-    leaves sum(w w) - sum(w q)^2 / sum(q q): the least of the candidates is kept.
+    leaves sum(w w) - sum(w q)^2 / sum(q q): the least of the candidates wins.
     """
     inverse = -1 / _peaks(groups)
     weighted = groups if weights is None else groups * weights

@@ -1,4 +1,4 @@
-"""Linear maps whose weights have few bits, in one of `formats.PACKED`."""
+"""Linear layers whose weights have few bits, in one of `formats.PACKED`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ _MULTIPLY: ContextVar[Callable[[QuantisedLinear, Tensor], Tensor] | None] = Cont
 
 @contextmanager
 def multiplied_by(product: Callable[[QuantisedLinear, Tensor], Tensor]) -> Iterator[None]:
-    """Inside, calls of packed maps with x [..., in] are given to `product`, which returns [..., out] in x's dtype.
+    """In this block quantised layers call `product(layer, x)`, which returns [..., out] in the dtype of x [..., in].
 
-    So a prefill multiplies weights as they are stored, and modules know no kernels: 24 tokens by 4,096 x 11,008 in int4
-    take 5 ms in the native kernels and 126 ms widened, in int8 11 and 182 ms (two AMD EPYC cores, commit 3b94ef0).
+    Modules know no kernels, so whoever runs them chooses the product.
     """
     token = _MULTIPLY.set(product)
     try:
@@ -30,11 +29,11 @@ def multiplied_by(product: Callable[[QuantisedLinear, Tensor], Tensor]) -> Itera
 
 
 class QuantisedLinear(nn.Module):
-    """A linear map whose weight is stored as numbers and scales of a format; `bias` stays in floats.
+    """A linear layer whose weight is stored as numbers and scales of a format; `bias` stays in floats.
 
-    `forward` widens the weight for each call and is the plain reference (and the prefill); decoding reads the stored
-    numbers through the compiled kernels. On a CPU bfloat16 is multiplied in float32: without instructions for it, torch
-    takes five times as long for its product. Raises ValueError where the format can't divide the inputs into groups.
+    `forward` widens the weight for each call, unless `multiplied_by` names another product. On a CPU bfloat16 is
+    multiplied in float32: without instructions for it, torch takes five times as long. Raises ValueError where the
+    format can't divide the inputs into groups.
     """
 
     weight: Tensor

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fastcar_cli.errors import RequestError
 from fastcar_cli.system.plain_data import read_json
-from fastcar_cli.weights.formats import GROUP, widen_stored
+from fastcar_cli.weights.formats import stored_parts, widen_stored
 from fastcar_cli.weights.torchscript import TorchScriptFile
 
 PIECE = 64 * 2**20
@@ -35,9 +35,6 @@ SUFFIXES = (".safetensors", ".bin")
 
 ALIGNMENT = 64
 """Bytes that the tensors of a file we write begin at a multiple of, where their sizes allow: a line of the caches."""
-
-SCALE, LOW = ".scale", ".low"
-"""What `formats.widen_stored` takes beside a tensor, behind its name."""
 
 Progress = Callable[[int], None]
 Store = Callable[[str, Tensor], Mapping[str, Tensor]]
@@ -57,14 +54,12 @@ class _Safetensors:
         self.reopen()
         slices = {k: self._handle.get_slice(k) for k in self._handle.keys()}  # noqa: SIM118
         kinds = {k: (s.get_dtype(), *s.get_shape()) for k, s in slices.items()}
-        self._parts = {k: [k + part for part in (SCALE, LOW) if k + part in kinds] for k in kinds}
+        try:
+            self._parts = stored_parts(kinds)
+        except ValueError as e:
+            raise _damaged(self.path, e) from None
         beside = {part for parts in self._parts.values() for part in parts}
         self.shapes = {k: kind[1:] for k, kind in kinds.items() if k not in beside}
-        for k, parts in self._parts.items():
-            rows, n = kinds[k][1:2], math.prod(kinds[k][2:])
-            needed = [("I8", *kinds[k][1:]), ("F16", *rows, n / GROUP), ("U8", *rows, n / 2)]
-            if parts and [kinds[part] for part in (k, *parts)] != needed[: 1 + len(parts)]:
-                raise _damaged(self.path, ValueError(f"{', '.join(parts)} can't be of key {k!r}"))
 
     def reopen(self) -> None:
         """Drop what is mapped."""

@@ -19,7 +19,7 @@ from fastcar_cli.decoding.executors.prefill import Left, Part, in_pieces, run_bl
 from fastcar_cli.decoding.inputs import Inputs, Restore
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
-from fastcar_cli.models.decoder import Block, Branch, Memory
+from fastcar_cli.models.decoder import KV, Block, Branch
 from fastcar_cli.models.depth import DepthBlock, DepthTransformer
 from fastcar_cli.models.network import Network
 from fastcar_cli.weights.quantised import QuantisedLinear, multiplied_by
@@ -44,22 +44,22 @@ def _linear(module: nn.Linear | QuantisedLinear) -> native.Linear:
     return native.Linear(module.weight, None, bias)
 
 
-def block_weights(block: Block, memory: Memory | None = None) -> native.BlockWeights:
-    """A decoder block as the kernels take it, with what its cross attention reads; matrices are not copied."""
+def block_weights(block: Block, cross_kv: KV | None = None) -> native.BlockWeights:
+    """A decoder block as the kernels take it, with its cross-attention KV; matrices are not copied."""
     norms = {"norm1": block.input_layernorm, "norm2": block.post_attention_layernorm}
     norms |= {f"{part}_norm": norm for part in "qk" if (norm := getattr(block.self_attn, f"{part}_norm")) is not None}
-    maps = {part: getattr(block.self_attn, f"{part}_proj") for part in "qkvo"}
-    maps |= {part: getattr(block.mlp, f"{part}_proj") for part in ("gate", "up", "down")}
+    linears = {part: getattr(block.self_attn, f"{part}_proj") for part in "qkvo"}
+    linears |= {part: getattr(block.mlp, f"{part}_proj") for part in ("gate", "up", "down")}
     parts: dict[str, Any] = {part: norm.weight.float() for part, norm in norms.items()}
-    parts |= {part: _linear(linear) for part, linear in maps.items()}
-    if block.cross_attn is not None and memory is not None:
+    parts |= {part: _linear(linear) for part, linear in linears.items()}
+    if block.cross_attn is not None and cross_kv is not None:
         norm, cross = block.cross_attn.q_norm, block.cross_attn
         parts["cross"] = native.CrossWeights(
             block.cross_layernorm.weight.float(),
             _linear(cross.q_proj),
             _linear(cross.o_proj),
             None if norm is None else norm.weight.float(),
-            *(part.contiguous() for part in memory),
+            *(part.contiguous() for part in cross_kv),
         )
     return native.BlockWeights(**parts)
 
@@ -70,8 +70,15 @@ def _norm(module: nn.LayerNorm) -> native.Norm:
 
 def _depth_block(block: DepthBlock) -> native.DepthBlockWeights:
     attention, up, down = block.attn, block.mlp[0], block.mlp[2]
-    maps = {"q": attention.query, "k": attention.key, "v": attention.value, "o": attention.proj, "up": up, "down": down}
-    parts: dict[str, Any] = {part: _linear(cast(nn.Linear, linear)) for part, linear in maps.items()}
+    layers = {
+        "q": attention.query,
+        "k": attention.key,
+        "v": attention.value,
+        "o": attention.proj,
+        "up": up,
+        "down": down,
+    }
+    parts: dict[str, Any] = {part: _linear(cast(nn.Linear, linear)) for part, linear in layers.items()}
     return native.DepthBlockWeights(norm1=_norm(block.ln1), norm2=_norm(block.ln2), **parts)
 
 
@@ -139,7 +146,7 @@ class NativeExecutor(HostExecutor):
         if isinstance(cache, Int8KVCache):
             names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
             older = dict(zip(names, cache.older, strict=True))
-        self._blocks = [block_weights(b, *batch.places.memories[i : i + 1]) for i, b in enumerate(model.llm.blocks)]
+        self._blocks = [block_weights(b, *batch.places.cross_kv[i : i + 1]) for i, b in enumerate(model.llm.blocks)]
         self._pass = native.DecoderPass(
             self._blocks,
             model.llm.norm.weight.float(),

@@ -106,7 +106,7 @@ class PlainExecutor(HostExecutor):
                 return added[:, None]
 
             x = places.before_block(x, index)
-            x = block(x, attend, mlp, *places.memories[i : i + 1])
+            x = block(x, attend, mlp, *places.cross_kv[i : i + 1])
             self._mark("mlp.rest")
         x = llm.norm(x[:, 0])
         self._mark("heads")

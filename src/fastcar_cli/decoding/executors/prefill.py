@@ -95,8 +95,8 @@ def run_block(
         kept.append(mlp(block.mlp_branch, x))
         return kept[-1]
 
-    memory = [(k[part.rows], v[part.rows]) for k, v in batch.places.memories[layer : layer + 1]]
-    part.x = block(batch.places.before_block(part.x, part.positions), attend, branch, *memory)
+    cross_kv = [(k[part.rows], v[part.rows]) for k, v in batch.places.cross_kv[layer : layer + 1]]
+    part.x = block(batch.places.before_block(part.x, part.positions), attend, branch, *cross_kv)
     keys, values, outputs = kept
     return keys, values, outputs
 

@@ -1,4 +1,4 @@
-"""Cosmos-Predict1 (arXiv 2501.03575): a LLaMA over the ids of `causal_video.py`, from one or nine pictures to 33.
+"""Cosmos-Predict1 (arXiv 2501.03575): a LLaMA over the ids of `tokenizer.py`, from one or nine pictures to 33.
 
 Five frames of codes, the first of one picture and the others of eight, follow one another in raster order. Tokens turn
 by frame, row and column; a model with text begins with a token of its own, reads vectors of a text by cross attention,
@@ -60,12 +60,12 @@ class CosmosSpec(Spec):
 
     @property
     def pixel_bytes(self) -> int:
-        """See `Spec`; maps at work were measured as 0.6 of what is kept."""
+        """See `Spec`; feature maps at work take 0.6 of what is held between frames (measured)."""
         return int(1.6 * 4 * work_of(self.tokenizer, *self.grid, encode=False).kept)
 
     @property
     def longest(self) -> int:
-        """See `Spec`: what was trained; there are no positions behind it."""
+        """See `Spec`: what was trained; there are no positions after it."""
         return self.frames
 
     @property

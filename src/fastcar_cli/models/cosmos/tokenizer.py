@@ -45,7 +45,7 @@ class CausalVideoSpec:
     `patch` is the side of the cube of pixels that wavelets make one place of, `levels` of the quantiser, a number a
     dimension of a code, `latent` the width before it. `down` are the levels of the encoder, of which the first has
     maps of `width` channels to begin with; `up` those of the decoder, the last one first used. Raises ValueError for a
-    patch that is no power of two.
+    patch that is not a power of two.
     """
 
     patch: Size
@@ -59,7 +59,7 @@ class CausalVideoSpec:
 
     def __post_init__(self) -> None:
         if 2**self.steps != self.patch:
-            raise ValueError(f"patch {self.patch} is no power of two")
+            raise ValueError(f"patch {self.patch} is not a power of two")
         if not (self.levels and self.down and self.up and all(level.widths for level in (*self.down, *self.up))):
             raise ValueError("a level without blocks, or no level")
         if min(self.levels) < 2:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from fastcar_cli.models.decoder import KV
 from fastcar_cli.models.vila_u.rqvae import ResnetBlock, Upsample, norm
 from fastcar_cli.system.plain_data import WHOLE, Flag, Layers, Size
 
@@ -26,16 +28,14 @@ CONTEXT_CODES = SIDE * SIDE
 HEADS = 4
 """Heads of the cross attention."""
 
-Memory = tuple[Tensor, Tensor]
-"""Keys and values of the context frames for one cross attention, each [B, HEADS, t R R, channels / HEADS]."""
-
 
 @dataclass(frozen=True, config=WHOLE)
 class TokenizerSpec:
     """Sizes of the tokenizer.
 
     `context` is the number of context frames, `codes` and `dynamics` the entries of the two codebooks, `patch` the side
-    of the piece of latents that a dynamics code stands for. Cross attention follows maps of at most `attended` a side.
+    of the piece of latents that a dynamics code stands for. Cross attention follows feature maps of at most `attended`
+    a side.
     """
 
     channels: tuple[Size, ...]
@@ -57,7 +57,7 @@ class TokenizerSpec:
 
     @property
     def seen(self) -> dict[int, int]:
-        """Levels of the encoder that cross attention follows, and the size of the maps there."""
+        """Levels of the encoder that cross attention follows, and the side of the feature maps there."""
         last = len(self.channels) - 1
         sizes = {level: self.resolution >> min(level + 1, last) for level in range(last + 1)}
         return {level: size for level, size in sizes.items() if size <= self.attended}
@@ -71,7 +71,7 @@ class TokenizerSpec:
 
     @property
     def attended_widths(self) -> list[int]:
-        """Channels of the maps that cross attention follows."""
+        """Channels of the feature maps that cross attention follows."""
         return [self.channels[level] for level in self.seen] + [self.channels[-1 - max(i, 0)] for i in self.drawn]
 
     @property
@@ -114,7 +114,7 @@ def _resnets(widths: Sequence[int], groups: int) -> nn.ModuleList:
 
 
 class Downsample(nn.Module):
-    """Conv 3x3 with stride 2 on a map with one column of zeros more on the right and one row more below."""
+    """Conv 3x3 with stride 2 on a feature map with one more column of zeros on the right and one more row below."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Downsample(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks of one resolution; behind them R' is R / 2 of `down`, 2 R of `up`, else R."""
+    """Residual blocks of one resolution; after them R' is R / 2 of `down`, 2 R of `up`, else R."""
 
     def __init__(
         self, width_in: int, width_out: int, blocks: int, groups: int, *, down: bool = False, up: bool = False
@@ -145,7 +145,7 @@ class Level(nn.Module):
 
 
 class MapAttention(nn.Module):
-    """Self-attention over all positions of a map in one head, scale C^-0.5, added to its input."""
+    """Self-attention over all positions of a feature map in one head, scale C^-0.5, added to its input."""
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Middle(nn.Module):
 
 
 class Projections(nn.Module):
-    """The maps of a cross attention under the names of `nn.MultiheadAttention`."""
+    """The linear layers of a cross attention under the names of `nn.MultiheadAttention`."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Projections(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """SiLU(z + attention of z to the maps of the context frames), 4 heads (conditional_vae.py CrossAttentionBlock).
+    """SiLU(z + attention of z to the feature maps of context frames), 4 heads (conditional_vae.py CrossAttentionBlock).
 
     The norms have 32 groups whatever the rest of the network has, and that of the context takes its statistics over
     all context frames together.
@@ -201,33 +201,51 @@ class CrossAttention(nn.Module):
         self.q_pos_emb = nn.Parameter(torch.empty(size * size, channels))
 
     def _project(self, x: Tensor, first: int, last: int) -> list[Tensor]:
-        """Maps `first` to `last` - 1 of q, k, v on [B, S, C], each [B, heads, S, C / heads]."""
+        """Projections `first` to `last` - 1 of q, k, v on [B, S, C], each [B, heads, S, C / heads]."""
         c = x.shape[-1]
         out = F.linear(x, self.att.in_proj_weight[first * c : last * c], self.att.in_proj_bias[first * c : last * c])
         return [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in out.split(c, -1)]
 
-    def memory(self, maps: Tensor) -> Memory:
-        """Keys and values of context maps [B, t, C, R, R]."""
-        stacked = maps.transpose(1, 2).flatten(2, 3)
+    def keys_values(self, features: Tensor) -> KV:
+        """Keys and values, each [B, heads, t R R, C / heads], of feature maps of context frames [B, t, C, R, R]."""
+        stacked = features.transpose(1, 2).flatten(2, 3)
         tokens = self.kv_norm(stacked).flatten(2).transpose(1, 2)
         k, v = self._project(tokens + self.kv_pos_emb, 1, 3)
         return k, v
 
-    def forward(self, z: Tensor, memory: Memory) -> Tensor:
-        """[n B, C, R, R], n frames of a video in a row, and the memory of B videos -> the same shape as z."""
+    def forward(self, z: Tensor, cross: KV) -> Tensor:
+        """[n B, C, R, R], n frames of a video in a row, and the KV of B videos -> the same shape as z."""
         (q,) = self._project(self.q_norm(z).flatten(2).transpose(1, 2) + self.q_pos_emb, 0, 1)
-        k, v = (a.repeat_interleave(len(z) // len(a), 0) for a in memory)
+        k, v = (a.repeat_interleave(len(z) // len(a), 0) for a in cross)
         out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return F.silu(z + self.att.out_proj(out).transpose(1, 2).reshape(z.shape))
 
 
-class Encoder(nn.Module):
+class _Attending(nn.Module):
+    """What encoder and decoder have in common: cross attention to context frames after some levels."""
+
+    def _attend_after(self, levels: Mapping[int, tuple[int, int]], context: int) -> None:
+        """Make the cross attention after each level of `levels`, which has feature maps of (channels, side)."""
+        self.at = {level: j for j, level in enumerate(levels)}
+        self.cross_att_blocks = nn.ModuleList(CrossAttention(*sizes, context) for sizes in levels.values())
+
+    def cross_kv(self, features: Mapping[int, Tensor]) -> dict[int, KV]:
+        """The cross-attention KV by level, of the feature maps [B, t, C, R, R] of context frames by level."""
+        return {
+            level: cast(CrossAttention, self.cross_att_blocks[j]).keys_values(features[level])
+            for level, j in self.at.items()
+        }
+
+    def _attended(self, x: Tensor, level: int, cross: Mapping[int, KV]) -> Tensor:
+        return self.cross_att_blocks[self.at[level]](x, cross[level]) if level in self.at else x
+
+
+class Encoder(_Attending):
     """Pixels in 0..1 [B, 3, H, W] to latents [B, D, 16, 16]; if it attends, cross attention follows `spec.seen`."""
 
     def __init__(self, spec: TokenizerSpec, *, attends: bool = False) -> None:
         super().__init__()
         channels, groups, last = spec.channels, spec.groups, len(spec.channels) - 1
-        attended = spec.seen if attends else {}
         self.conv_in = _conv(3, channels[0])
         self.down_blocks = nn.ModuleList(
             Level(channels[max(i - 1, 0)], width, spec.blocks, groups, down=i < last)
@@ -235,27 +253,18 @@ class Encoder(nn.Module):
         )
         self.mid_block = Middle(channels[-1], groups, spec.mid_attention or attends)
         self.conv_norm_out, self.conv_out = norm(channels[-1], groups), _conv(channels[-1], spec.latent)
-        self.at = {level: j for j, level in enumerate(attended)}
-        self.cross_att_blocks = nn.ModuleList(
-            CrossAttention(channels[level], size, spec.context) for level, size in attended.items()
-        )
+        attended = spec.seen if attends else {}
+        self._attend_after({level: (channels[level], size) for level, size in attended.items()}, spec.context)
 
-    def memories(self, maps: Sequence[Tensor]) -> list[Memory]:
-        """Of the maps [B, t, C, R, R] that the encoder of context frames left behind its levels."""
-        return [cast(CrossAttention, self.cross_att_blocks[j]).memory(maps[level]) for level, j in self.at.items()]
-
-    def forward(self, x: Tensor, memories: Sequence[Memory] = ()) -> tuple[Tensor, list[Tensor]]:
-        """Latents, and the maps behind every level."""
-        x, maps = self.conv_in(x), []
+    def forward(self, x: Tensor, cross: Mapping[int, KV] = MappingProxyType({})) -> tuple[Tensor, dict[int, Tensor]]:
+        """Latents, and the feature maps after every level."""
+        x, features = self.conv_in(x), {}
         for level, block in enumerate(self.down_blocks):
-            x = block(x)
-            if level in self.at:
-                x = self.cross_att_blocks[self.at[level]](x, memories[self.at[level]])
-            maps.append(x)
-        return self.conv_out(F.silu(self.conv_norm_out(self.mid_block(x)))), maps
+            features[level] = x = self._attended(block(x), level, cross)
+        return self.conv_out(F.silu(self.conv_norm_out(self.mid_block(x)))), features
 
 
-class Decoder(nn.Module):
+class Decoder(_Attending):
     """Latents [B, D, 16, 16] to pixels in about 0..1, [B, 3, H, W].
 
     If it attends, cross attention follows `spec.drawn`; level -1 is the middle.
@@ -264,29 +273,19 @@ class Decoder(nn.Module):
     def __init__(self, spec: TokenizerSpec, *, attends: bool = False) -> None:
         super().__init__()
         widths, groups, last = spec.channels[::-1], spec.groups, len(spec.channels) - 1
-        attended = spec.drawn if attends else {}
         self.conv_in = _conv(spec.latent, widths[0])
         self.mid_block = Middle(widths[0], groups, spec.mid_attention or attends)
         self.up_blocks = nn.ModuleList(
             Level(widths[max(i - 1, 0)], width, spec.blocks + 1, groups, up=i < last) for i, width in enumerate(widths)
         )
         self.conv_norm_out, self.conv_out = norm(widths[-1], groups), _conv(widths[-1], 3)
-        self.at = {level: j for j, level in enumerate(attended)}
-        self.cross_att_blocks = nn.ModuleList(
-            CrossAttention(widths[max(level, 0)], size, spec.context) for level, size in attended.items()
-        )
+        attended = spec.drawn if attends else {}
+        self._attend_after({level: (widths[max(level, 0)], size) for level, size in attended.items()}, spec.context)
 
-    def memories(self, maps: Mapping[int, Tensor]) -> list[Memory]:
-        """Of the maps [B, t, C, R, R] that the decoder of context frames left, by level."""
-        return [cast(CrossAttention, self.cross_att_blocks[j]).memory(maps[level]) for level, j in self.at.items()]
-
-    def forward(self, z: Tensor, memories: Sequence[Memory] = ()) -> tuple[Tensor, dict[int, Tensor]]:
-        """Pixels, and the maps behind the middle (-1) and every level."""
-        x, maps = self.mid_block(self.conv_in(z)), {}
-        for level in range(-1, len(self.up_blocks)):
-            if level >= 0:
-                x = self.up_blocks[level](x)
-            if level in self.at:
-                x = self.cross_att_blocks[self.at[level]](x, memories[self.at[level]])
-            maps[level] = x
-        return self.conv_out(F.silu(self.conv_norm_out(x))), maps
+    def forward(self, z: Tensor, cross: Mapping[int, KV] = MappingProxyType({})) -> tuple[Tensor, dict[int, Tensor]]:
+        """Pixels, and the feature maps after the middle (-1) and every level."""
+        features = {-1: self._attended(self.mid_block(self.conv_in(z)), -1, cross)}
+        x = features[-1]
+        for level, block in enumerate(self.up_blocks):
+            features[level] = x = self._attended(block(x), level, cross)
+        return self.conv_out(F.silu(self.conv_norm_out(x))), features

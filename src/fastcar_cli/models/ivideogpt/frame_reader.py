@@ -106,7 +106,7 @@ class FrameReader(ClipReader):
         for row, prompt in zip(actions, prompts, strict=True):
             clip = self._checked(prompt)
             assert clip.actions is not None
-            # No frame is decoded behind the last action.
+            # No frame is decoded after the last action.
             if len(clip.actions) < frames - 1:
                 raise RequestError(
                     f"{clip.name}: {len(clip.actions)} actions, {frames} frames take {frames - 1} at least",

@@ -1,4 +1,4 @@
-"""iVideoGPT (arXiv 2405.15223): a LLaMA over the ids of `ivideogpt_tokenizer.py`, from frames to those that follow.
+"""iVideoGPT (arXiv 2405.15223): a LLaMA over the ids of `tokenizer.py`, from frames to those that follow.
 
 The prompt holds the context frames; a later frame is a delimiter and its codes, every one drawn from the whole
 vocabulary. With actions, the embedding of a frame's delimiter has the action that leads to the frame added, and
@@ -13,8 +13,8 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fastcar_cli.models.ivideogpt.blocks import Memory, TokenizerSpec
-from fastcar_cli.models.ivideogpt.tokenizer import Tokenizer
+from fastcar_cli.models.ivideogpt.blocks import TokenizerSpec
+from fastcar_cli.models.ivideogpt.tokenizer import CrossKV, Tokenizer
 from fastcar_cli.models.network import FramesNetwork, FrameSpec, Layout, Spec
 from fastcar_cli.system.plain_data import WHOLE, Count
 
@@ -64,20 +64,20 @@ class ContextFrameDecoder:
         self._tokenizer, self._prompts = tokenizer, prompts
 
     @cached_property
-    def _lead(self) -> tuple[Tensor, list[Memory]]:
+    def _context(self) -> tuple[Tensor, CrossKV]:
         return self._tokenizer.decode_context(self._prompts[:, : self._tokenizer.spec.prompt_tokens])
 
     def context(self) -> Tensor:
-        """See `FrameDecoder`; frames that a longer prompt holds behind its context frames come after them."""
-        pixels, memories = self._lead
+        """See `FrameDecoder`; the later frames of a longer prompt come after its context frames."""
+        pixels, cross = self._context
         later = self._prompts[:, self._tokenizer.spec.prompt_tokens :]
         if later.shape[1]:
-            pixels = torch.cat([pixels, self._tokenizer.decode_later(later, memories)], 1)
+            pixels = torch.cat([pixels, self._tokenizer.decode_later(later, cross)], 1)
         return _pixels(pixels)
 
     def frame(self, codes: Tensor) -> Tensor:
         """See `FrameDecoder`."""
-        return _pixels(self._tokenizer.decode_later(codes[..., 0], self._lead[1]))[:, 0]
+        return _pixels(self._tokenizer.decode_later(codes[..., 0], self._context[1]))[:, 0]
 
 
 def _pixels(x: Tensor) -> Tensor:

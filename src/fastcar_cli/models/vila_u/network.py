@@ -26,7 +26,7 @@ class ModelSpec(Spec):
     """Everything that fixes the shapes of a model.
 
     `place_tables` adds learned vectors for the frame and for the position within the frame to the embedding of a
-    visual token (VILA-U has none); `projector_layers` counts the linear maps from code width to decoder width. `map`
+    visual token (VILA-U has none); `projector_layers` counts the linear layers from code width to decoder width. `map`
     says how placements in prompts are embedded into visual tokens, see `placement_map.py`; None: they are not.
     """
 

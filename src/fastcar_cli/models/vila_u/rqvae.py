@@ -78,7 +78,7 @@ def norm(channels: int, groups: int) -> nn.GroupNorm:
 class ResnetBlock(nn.Module):
     """norm, SiLU, conv 3x3, twice, plus the input, which goes through 1x1 where widths differ.
 
-    `shortcut` is the name of that map in checkpoints.
+    `shortcut` is the name of that convolution in checkpoints.
     """
 
     def __init__(self, width_in: int, width_out: int, groups: int, shortcut: str = "nin_shortcut") -> None:

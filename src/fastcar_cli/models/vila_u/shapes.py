@@ -69,7 +69,7 @@ class _Projector(Foreign):
 
     @property
     def layers(self) -> int | None:
-        """Linear maps; None of a type that is not known."""
+        """Number of linear layers; None of an unknown type."""
         known = re.fullmatch(r"identity|linear|mlp([1-9]\d*)x_gelu", self.mm_projector_type)
         return None if known is None else int(known[1] or self.mm_projector_type == "linear")
 

@@ -18,7 +18,7 @@ SYSTEM = (
 """System text of the template `v1` (vicuna)."""
 
 ADDED = ("<im_start>", "<im_end>", "<vi_start>", "<vi_end>")
-"""Tokens behind the base vocabulary, in this order."""
+"""Tokens after the base vocabulary, in this order."""
 
 _RESERVED = (*ADDED, "<image>", "<s>", "</s>", "<unk>")
 

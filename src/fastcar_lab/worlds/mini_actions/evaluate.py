@@ -29,8 +29,8 @@ def drawn_from_true_codes(tokenizer: Tokenizer, stories: Sequence[Story]) -> NDA
         first = torch.from_numpy(frames_of(story)[:1]).permute(0, 3, 1, 2)[None] / 255.0
         codes = dictionary().of(story)[1].astype(np.int64) + spec.codes
         later = np.pad(codes, ((0, 0), (1, 0)), constant_values=spec.delimiter).reshape(1, -1)
-        given, memories = tokenizer.decode_context(tokenizer.tokenize(first)[:, : spec.prompt_tokens])
-        pixels = torch.cat([given, tokenizer.decode_later(torch.from_numpy(later), memories)], 1)[0]
+        given, cross = tokenizer.decode_context(tokenizer.tokenize(first)[:, : spec.prompt_tokens])
+        pixels = torch.cat([given, tokenizer.decode_later(torch.from_numpy(later), cross)], 1)[0]
         videos.append((pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy())
     return np.stack(videos)
 

@@ -154,16 +154,16 @@ def encoder_loss(model: Tokenizer, batch: Batch) -> Tensor:
     frames = batch.frames + NOISE * torch.randn_like(batch.frames)
     z, maps = model.encoder(frames[:, 0])
     first = _found(model.quantize, model.quant_conv(z).permute(0, 2, 3, 1), batch.given, batch.given < CELLS)
-    memories = model.cond_encoder.memories([m[:, None] for m in maps])
+    cross = model.cond_encoder.cross_kv({level: x[:, None] for level, x in maps.items()})
     codes = batch.later.unflatten(1, (-1, TOKENIZER.stride))[..., 1:] - TOKENIZER.codes
-    later = _found(model.dynamics_quantize, model.patches(frames[:, 1:], memories), codes, codes < GRID * GRID)
+    later = _found(model.dynamics_quantize, model.patches(frames[:, 1:], cross), codes, codes < GRID * GRID)
     return first + later
 
 
 def decoder_loss(model: Tokenizer, batch: Batch) -> Tensor:
     """Of both decoders: squared error of pixels, eight times as much where an object is or was."""
-    given, memories = model.decode_context(batch.given)
-    pixels = torch.cat([given, model.decode_later(batch.later, memories)], 1)
+    given, cross = model.decode_context(batch.given)
+    pixels = torch.cat([given, model.decode_later(batch.later, cross)], 1)
     return ((pixels - batch.frames).square() * (1.0 + 7.0 * batch.busy)).mean()
 
 
@@ -178,8 +178,8 @@ def evaluate(model: Tokenizer, videos: int = 16, seed: int = 1) -> dict[str, flo
     ids, later = model.tokenize(stored), batch.later
     codes = ids[:, model.spec.prompt_tokens :]
     busy = later.ge(TOKENIZER.codes + GRID * GRID) & later.ne(TOKENIZER.delimiter)
-    given, memories = model.decode_context(batch.given)
-    error = torch.cat([given, model.decode_later(later, memories)], 1).clamp(0, 1) - batch.frames
+    given, cross = model.decode_context(batch.given)
+    error = torch.cat([given, model.decode_later(later, cross)], 1).clamp(0, 1) - batch.frames
     parts = {"given": error[:, :1], "later": error[:, 1:], "busy": error[(batch.busy > 0).expand_as(error)]}
     return {
         "given": float((ids[:, : model.spec.prompt_tokens] == batch.given).float().mean()),
