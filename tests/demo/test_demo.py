@@ -230,8 +230,8 @@ def test_an_empty_seed_is_drawn_and_the_form_stays(maker: Maker) -> None:
         ({"draft": "much"}, "draft.kind"),
         ({"seed": "-1"}, "the seed '-1' is not a whole number"),
         ({"seed": str(2**63)}, "is not a whole number"),
-        ({"model": "/etc"}, "'/etc' is no model of this page"),
-        ({"model": "mini-actions"}, "'mini-actions' is no model of this page"),
+        ({"model": "/etc"}, "'/etc' is not a model of this page"),
+        ({"model": "mini-actions"}, "'mini-actions' is not a model of this page"),
     ],
 )
 def test_bad_requests_are_refused(maker: Maker, change: dict[str, str], text: str) -> None:

@@ -307,7 +307,7 @@ def test_small_and_empty_sweeps_make_a_page(look: Open, tmp_path: Path, taus: tu
             '{"cells": [{"id": "a"}], "summary": [], "plan": {}, "model": {}, "config": {}, "machine": {}}',
             "cell 0 lacks",
         ),
-        ("[]", "no result of a sweep"),
+        ("[]", "not the result of a sweep"),
         ('{"cells": []}', "needed keys"),
     ],
 )

@@ -71,7 +71,7 @@ def test_cells_of_earlier_versions_keep_their_names() -> None:
         (["--score", "tas,input", "--tau", "1"], "something else under each"),
         (["--axis", "score", "--score", "tas"], "exclude each other"),
         (["--axis", "colour"], "'colour' is unknown"),
-        (["--replay-ratio", "0.5,1.5"], "'1.5' is no ratio"),
+        (["--replay-ratio", "0.5,1.5"], "'1.5' is not a ratio"),
         (["--replay-ratio", "0.95"], "allow at most"),
     ],
 )

@@ -24,7 +24,7 @@ _COLUMNS = {
 
 
 def level(x: dict[str, Any]) -> str:
-    """The threshold of a line of results, or the ratio that was kept in its place."""
+    """The threshold of a line of results, or the replay ratio in its place."""
     return str(Tau.read(x["tau"])) if x["ratio"] is None else f"ratio {x['ratio']:g}"
 
 

@@ -41,7 +41,7 @@ class Maker:
         """
         prompt, name = form.get("prompt", "").strip(), form.get("model", "")
         if name not in (offered := models()):
-            raise RequestError(f"{name!r} is no model of this page", allowed=", ".join(offered))
+            raise RequestError(f"{name!r} is not a model of this page", allowed=", ".join(offered))
         if not prompt:
             raise RequestError("the prompt is empty", hint="describe the video in a few words")
         seed = form.get("seed", "").strip()

@@ -39,7 +39,7 @@ OFF = "off"
 class Cell:
     """One video of a sweep. tau and ratio None: dense; window None attends to everything.
 
-    A `ratio` is kept by a controller that moves tau; `score` is what either applies to. `draft` is "off" or kind and
+    A `ratio` is held by a controller that moves tau; either applies to `score`. `draft` is "off" or kind and
     window of drafts, such as "jacobi-16"; they change the time and nothing else.
     """
 
@@ -96,7 +96,7 @@ _CELL = TypeAdapter(Cell)
 
 
 Group = tuple[Cell, ...]
-"""A dense cell and, after it, the cells that are compared with it: the unit that one worker does."""
+"""A dense cell followed by the cells to compare with it: the unit of work of one worker."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def parse_taus(text: str) -> tuple[float | None, ...]:
         # -0.0 and 0.0 are one threshold and shall be one cell.
         return None if value == math.inf else value + 0.0
 
-    return each_of("tau", text, read, "no threshold", ALLOWED)
+    return each_of("tau", text, read, "not a threshold", ALLOWED)
 
 
 def parse_ratios(text: str) -> tuple[float, ...]:
@@ -183,7 +183,7 @@ def parse_ratios(text: str) -> tuple[float, ...]:
             raise ValueError(part)
         return float(part)
 
-    return each_of("replay_ratio", text, read, "no ratio", "numbers between 0 and 1, such as 0.5,0.8")
+    return each_of("replay_ratio", text, read, "not a ratio", "numbers between 0 and 1, such as 0.5,0.8")
 
 
 def parse_windows(text: str) -> tuple[int | None, ...]:
@@ -196,7 +196,7 @@ def parse_windows(text: str) -> tuple[int | None, ...]:
             raise ValueError(part)
         return int(part)
 
-    return each_of("window", text, read, "no window", "'off' and numbers of tokens")
+    return each_of("window", text, read, "not a window", "'off' and numbers of tokens")
 
 
 def parse_drafts(kinds: str, windows: str | None) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ def parse_drafts(kinds: str, windows: str | None) -> tuple[str, ...]:
 
     sizes: tuple[int, ...] = DRAFT_WINDOWS[-1:]
     if windows is not None:
-        sizes = each_of("draft_window", windows, read, "no window", "numbers of tokens, 1 to 1024")
+        sizes = each_of("draft_window", windows, read, "not a draft length", "numbers of tokens, 1 to 1024")
     drafts: list[str] = []
     for kind in parse_names("draft", kinds, choices.values(choices.Draft)):
         drafts += [OFF] if kind == OFF else [f"{kind}-{size}" for size in sizes]

@@ -77,8 +77,8 @@ class Request:
     inputs: ClipFiles = field(default_factory=ClipFiles)
 
     @property
-    def kept_ratios(self) -> tuple[float, ...]:
-        """Ratios that a controller keeps: those requested, else the configuration's."""
+    def held_ratios(self) -> tuple[float, ...]:
+        """Ratios for the controller to hold: those requested, else the configuration's."""
         own = self.config.replay.ratio
         return self.ratios if self.ratios is not None else () if own is None else (own,)
 
@@ -105,7 +105,7 @@ class Session:
         taus = request.taus
         if taus is None:
             tau = request.config.replay.tau
-            nothing = tau.off and not (request.kept_ratios or request.drafts)
+            nothing = tau.off and not (request.held_ratios or request.drafts)
             if nothing or len(tau.values) > 1:
                 raise RequestError("no thresholds given", hint=(Key("tau"), " off,0,-1,-2,-4"))
             taus = () if tau.off else tau.values
@@ -231,7 +231,7 @@ class Session:
                     self.on_done(finding.cell)
 
     def finish(self, store: Store) -> tuple[dict[str, Any], list[str], list[str]]:
-        """Write the tables, the names of `--names` and the report; the results, what is where, notes for the user."""
+        """Write tables, names of `--names` and report; the results, what was written, notes for the user."""
         written: list[str] = []
         with master(store.folder):
             if self.shard is not None:
@@ -297,7 +297,7 @@ def _grid_of(
         backends=request.backends or (config.backend.name,),
         repeats=request.repeats,
         scores=request.scores or (config.replay.score,),
-        ratios=request.kept_ratios,
+        ratios=request.held_ratios,
         drafts=request.drafts or (OFF,),
     )
     if len(grid.scores) > 1 and any(t is not None for t in grid.taus):

@@ -75,7 +75,7 @@ class _Drafts(Foreign):
     tokens_per_pass: _Finite
 
 
-class _Kept(Foreign):
+class _Saved(Foreign):
     """What a cell's file holds beside the cell; of earlier versions a part."""
 
     runs: Annotated[list[_Run], Field(min_length=1)]
@@ -128,7 +128,7 @@ class Store:
         if not known and strangers and not any((folder / "cells").iterdir()):
             (folder / "cells").rmdir()
             raise RequestError(
-                f"{folder}: is no sweep and not empty ({sorted(strangers)[0]})", hint="name a new folder"
+                f"{folder}: is not a sweep and not empty ({sorted(strangers)[0]})", hint="name a new folder"
             )
         return cls(folder)
 
@@ -200,10 +200,10 @@ class Store:
         text = file_text(self.cells_folder / f"{name}.json")
         document = parse_json(text, finite=True)
         if not isinstance(document, dict):
-            raise ValueError("is no cell")
+            raise ValueError("is not a cell")
         if document["id"] != name or Cell.from_dict(document).id != name:
             raise ValueError("belongs to another cell")
-        checked(_Kept, document, name)
+        checked(_Saved, document, name)
         if lacking := {"metrics", "frames", "fidelity", "fpga"} - document.keys():
             raise ValueError(f"lacks {sorted(lacking)[0]}")
         for suffix, digest in document["files"].items():
@@ -262,7 +262,7 @@ class Store:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Axes of both grids: what is new goes behind, seeds in order, thresholds from off downwards."""
+    """Axes of both grids: new values go last, seeds in order, thresholds from off downwards."""
     both: dict[str, Any] = {"repeats": max(old["repeats"], new["repeats"])}
     for key in ("prompts", "seeds", "tau", "window", "gate", "backend", "score", "ratio", "draft"):
         both[key] = [*old[key], *(v for v in new[key] if v not in old[key])]
@@ -275,7 +275,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     """The first thing in which two configurations differ, in words; None where they agree.
 
-    An accelerator named by one of them only is no difference: a sweep may add `--backend fpga-sim` later.
+    An accelerator named by one of them only does not count as a difference: a sweep may add `--backend fpga-sim` later.
     """
     before = {RENAMED.get(key, key): value for key, value in before.items()}
     for key in sorted({*before, *now}):

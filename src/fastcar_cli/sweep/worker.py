@@ -88,7 +88,7 @@ class Worker:
         return partial(Worker, self.config, scorer, fidelity, record=self.record, clips=self.clips)
 
     def begin(self, prompt: str) -> Prompt:
-        """What videos of a prompt begin with: the clip of that name, else the text itself."""
+        """The clip of that name, else the text itself."""
         return self.clips.get(prompt, prompt)
 
     def pipe(self, cell: Cell) -> VideoPipeline:
@@ -114,7 +114,7 @@ class Worker:
 
     def decode(self, cell: Cell) -> tuple[VideoPipeline, Video]:
         """Decode a cell; its pipeline, and the video."""
-        with memory_errors(("fewer ", Key("frames"), " need less; finished cells are kept")):
+        with memory_errors(("fewer ", Key("frames"), " need less; finished cells stay")):
             self.warm_up(cell)
             pipe = self.pipe(cell)
             (video,) = pipe.videos([self.begin(cell.prompt)], [cell.seed])

@@ -56,10 +56,10 @@ def read_results(file: Path) -> dict[str, Any]:
             f"{file}: there is no such file", hint="run `fastcar sweep` into this folder first"
         ) from None
     except (OSError, ValueError) as e:
-        raise RequestError(f"{file} is damaged: {e}", hint="run the sweep again; finished cells are kept") from None
+        raise RequestError(f"{file} is damaged: {e}", hint="run the sweep again; finished cells stay") from None
     needed = ("cells", "summary", "plan", "model", "config", "machine")
     if not isinstance(data, dict) or not all(key in data for key in needed):
-        raise RequestError(f"{file} is no result of a sweep", hint=f"needed keys: {', '.join(needed)}")
+        raise RequestError(f"{file} is not the result of a sweep", hint=f"needed keys: {', '.join(needed)}")
     for i, cell in enumerate(data["cells"]):
         if not isinstance(cell, dict) or not {"id", "prompt", "seed", "tau", "replay"} <= cell.keys():
             raise RequestError(f"{file} is damaged: cell {i} lacks one of id, prompt, seed, tau, replay")
@@ -146,7 +146,7 @@ def _fill(results: dict[str, Any], videos: dict[str, str]) -> str:
 
 
 def head(title: str, allowed: str = "") -> str:
-    """What every page begins with; `allowed` is what its content policy allows beside pictures and styles."""
+    """The beginning of every page; `allowed`: what its content policy allows besides pictures and styles."""
     return filled(asset("head.html"), {"title": html.escape(title), "allowed": allowed, "style": asset("style.css")})
 
 
