@@ -17,7 +17,7 @@ from fastcar_cli.kernels.native import (
     DepthBlockWeights,
     DepthWeights,
     Linear,
-    Norm,
+    NormWeights,
 )
 
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -281,8 +281,8 @@ class ToyDepth:
         def made(outputs: int, inputs: int, seed: int) -> Linear:
             return random_linear(self.kind, outputs, inputs, seed, bias=True)
 
-        def normed(seed: int) -> Norm:
-            return Norm(random(width, seed=seed), random(width, seed=seed + 1))
+        def normed(seed: int) -> NormWeights:
+            return NormWeights(random(width, seed=seed), random(width, seed=seed + 1))
 
         width = self.width
         self.blocks = [
@@ -315,7 +315,7 @@ class ToyDepth:
     def logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Guided logits float64 [depth, videos, known] of codes [videos, depth]."""
 
-        def layer_norm(x: Tensor, norm: Norm) -> Tensor:
+        def layer_norm(x: Tensor, norm: NormWeights) -> Tensor:
             return torch.nn.functional.layer_norm(x, (self.width,), norm.weight.double(), norm.bias.double())
 
         cached: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.blocks]

@@ -18,7 +18,7 @@ from torch import Tensor
 from fastcar_cli.config.tau import OFF
 from fastcar_cli.decoding.drafts.drafts import DraftSettings
 from fastcar_cli.decoding.engine import Decode
-from fastcar_cli.decoding.replay.scores import DEFAULT, SCORES, BlockState, Scorer
+from fastcar_cli.decoding.replay.scores import DEFAULT, SCORES, BlockState, GateScorer
 from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 BY_TOKEN = ("change", "cosine", "elsewhere", "output", "input", "attention", "residual", "tas_reach")
@@ -31,7 +31,7 @@ class _TokenRecorder:
     def __init__(self, decode: Decode) -> None:
         layers, rows, passes = len(decode.model.llm.blocks), decode.rows, decode.draws.tokens - 1
         self._decode, self._frame = decode, decode.frame
-        self._scorers = {name: Scorer(name, decode.frame, decode.frame) for name in SCORES}
+        self._scorers = {name: GateScorer(name, decode.frame, decode.frame) for name in SCORES}
         self._past: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self.scores = torch.full((len(SCORES), layers, rows, passes), torch.nan)
         self.seen = {name: torch.full((layers, rows, passes), torch.nan) for name in BY_TOKEN}

@@ -84,8 +84,11 @@ class KVCache:
         sinks: sinks of each row, int64 [rows]: as requested, at most the tokens of its own prompt.
         first_ring_slot: slots set apart for sinks.
         text: tokens of the prompts before those of frames; all where a row is padded.
+        older: further keys and values, see `kv_int8`.
 
     """
+
+    older: tuple[Tensor, ...] = ()
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class KVCache:
         self._own = [(rows, int(self.pad[rows].min())) for rows in map(prompts.rows_of, range(prompts.videos))]
         # The last token is never an input.
         self._allocate((spec.layers, prompts.rows, spec.kv_heads), spec.head_dim, tokens - 1, dtype)
-        self.nbytes = sum(tensor.nbytes for tensor in self._tensors())
+        self.nbytes = sum(tensor.nbytes for tensor in (*self._tensors(), *self.older))
         every = torch.arange(tokens - 1, device=self.pad.device)
         self.table = torch.stack(self._slots(every), 1)
         self._host = self.table.cpu()
@@ -122,7 +125,7 @@ class KVCache:
             self.aligned = torch.zeros(*heads, self.frame + 1, width, dtype=dtype, device=device)
 
     def _tensors(self) -> list[Tensor]:
-        """All that is allocated."""
+        """Keys and values in floats."""
         return list({id(tensor): tensor for tensor in (self.k, self.v, self.aligned)}.values())
 
     @property

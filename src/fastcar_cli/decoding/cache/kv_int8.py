@@ -66,9 +66,6 @@ class Int8KVCache(KVCache):
         scales = torch.zeros(2, *heads, count, device=device)
         self.older = OlderTokens(*numbers, *scales, *torch.zeros(2, *heads, width, device=device))
 
-    def _tensors(self) -> list[Tensor]:
-        return [*super()._tensors(), *self.older]
-
     @property
     def overwrites(self) -> bool:
         """See `KVCache.overwrites`: always, the last tokens lie in a ring."""
@@ -171,9 +168,7 @@ class Int8KVCache(KVCache):
 
     def fill(self, generator: torch.Generator) -> None:
         """See `KVCache.fill`."""
-        for tensor in super()._tensors():
-            for layer in tensor:
-                layer.normal_(generator=generator)
+        super().fill(generator)
         for numbers, scales, _ in self.older.pairs():
             for layer in numbers:
                 layer.random_(-127, 128, generator=generator)
@@ -182,6 +177,5 @@ class Int8KVCache(KVCache):
 
     def release(self) -> None:
         """See `KVCache.release`."""
-        nothing = self.k.new_empty(0)
-        self.k = self.v = self.aligned = nothing
-        self.older = OlderTokens(*[nothing] * 6)
+        super().release()
+        self.older = OlderTokens(*[self.k] * 6)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fastcar_cli.decoding.batch import Batch, Step
-from fastcar_cli.decoding.cache.kv_int8 import Int8KVCache
 from fastcar_cli.decoding.executors import native_prefill
 from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
-from fastcar_cli.decoding.executors.prefill import Left, Part, in_pieces, run_block, run_prompts
+from fastcar_cli.decoding.executors.prefill import Left, PromptPart, in_pieces, run_block, run_prompts
 from fastcar_cli.decoding.inputs import Inputs, Restore
 from fastcar_cli.decoding.sampling import not_finite
 from fastcar_cli.kernels import native
@@ -64,8 +63,8 @@ def block_weights(block: Block, cross_kv: KV | None = None) -> native.BlockWeigh
     return native.BlockWeights(**parts)
 
 
-def _norm(module: nn.LayerNorm) -> native.Norm:
-    return native.Norm(module.weight.float(), module.bias.float())
+def _norm(module: nn.LayerNorm) -> native.NormWeights:
+    return native.NormWeights(module.weight.float(), module.bias.float())
 
 
 def _depth_block(block: DepthBlock) -> native.DepthBlockWeights:
@@ -142,10 +141,7 @@ class NativeExecutor(HostExecutor):
         model, spec, replay, cache = batch.model, batch.model.spec.decoder, batch.replay, batch.cache
         self._threads = threads = batch.settings.threads or torch.get_num_threads()
         self._dtype = model.dtype
-        older = None
-        if isinstance(cache, Int8KVCache):
-            names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
-            older = dict(zip(names, cache.older, strict=True))
+        names = ("older_keys", "older_values", "older_key_scales", "older_value_scales", "key_means", "value_means")
         self._blocks = [block_weights(b, *batch.places.cross_kv[i : i + 1]) for i, b in enumerate(model.llm.blocks)]
         self._pass = native.DecoderPass(
             self._blocks,
@@ -156,7 +152,7 @@ class NativeExecutor(HostExecutor):
             keys=cache.k,
             values=cache.v,
             aligned=cache.aligned,
-            older=older,
+            older=dict(zip(names, cache.older, strict=False)),
             outputs=None if replay is None else replay.outputs,
             table=cache.table,
             cos=batch.places.cos[: len(cache.table)].float(),
@@ -203,7 +199,7 @@ class NativeExecutor(HostExecutor):
         with _alone():
             return run_prompts(batch, self._prompt_inputs(), self._run_packed)
 
-    def _run_packed(self, batch: Batch, layer: int, block: Block, part: Part) -> Left:
+    def _run_packed(self, batch: Batch, layer: int, block: Block, part: PromptPart) -> Left:
         (wanted, back), rows = part.distinct, len(part.rows)
 
         def product(module: QuantisedLinear, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fastcar_cli.decoding.cache.kv_cache import Reach
 from fastcar_cli.decoding.executors.executor import HostExecutor, Passed
 from fastcar_cli.decoding.inputs import Inputs
 from fastcar_cli.decoding.replay.replay import replays, temporal_attention_score
-from fastcar_cli.decoding.replay.scores import DEFAULT, BlockState, Scorer, noise
+from fastcar_cli.decoding.replay.scores import DEFAULT, BlockState, GateScorer, noise
 from fastcar_cli.models.decoder import rotate
 
 
@@ -42,10 +42,10 @@ class PlainExecutor(HostExecutor):
 
     def __init__(self, batch: Batch) -> None:
         super().__init__(batch)
-        self._scorer: Scorer | None = None
+        self._scorer: GateScorer | None = None
         replay = batch.replay
         if replay is not None and (batch.observers.on_block is not None or replay.rule.score != DEFAULT):
-            self._scorer = Scorer(replay.rule.score, batch.frame, replay.first)
+            self._scorer = GateScorer(replay.rule.score, batch.frame, replay.first)
             layers = batch.model.spec.decoder.layers
             self._noise = noise(batch.draws.uniforms, layers, batch.rows).to(batch.model.device)
         # What observers and scorers remember of a token can't be taken back.

@@ -20,7 +20,7 @@ memory than hidden states."""
 
 
 @dataclass
-class Part:
+class PromptPart:
     """The prompt of one or more videos that have the same one, see `PromptRows.apart`.
 
     videos: the rows of each. x: the residual stream [rows, padded, width]. positions: [rows, padded]. cos, sin: [rows,
@@ -49,16 +49,16 @@ Left = tuple[Tensor, Tensor, Tensor]
 """Keys and values of a prompt, [rows, kv_heads, padded, head_dim], and MLP outputs, [rows, padded, width]."""
 
 
-def run_prompts(batch: Batch, x: Tensor, run: Callable[[Batch, int, Block, Part], Left]) -> Tensor:
+def run_prompts(batch: Batch, x: Tensor, run: Callable[[Batch, int, Block, PromptPart], Left]) -> Tensor:
     """Run the prompts from the first block's inputs x [rows, padded, width] on; fills the caches.
 
     Returns the last hidden states after the final norm, [rows, width]. Videos with the same prompt share its run.
     """
-    llm, padded, parts = batch.model.llm, batch.prompts.padded, list[Part]()
+    llm, padded, parts = batch.model.llm, batch.prompts.padded, list[PromptPart]()
     for videos, own in batch.prompts.apart():
         rows, positions = [batch.prompts.rows_of(video) for video in videos], own.positions()
         cos, sin = (a[:, None] for a in llm.rotary(positions, x.dtype))
-        parts.append(Part(rows, own, x[rows[0], -own.padded :], positions, cos, sin))
+        parts.append(PromptPart(rows, own, x[rows[0], -own.padded :], positions, cos, sin))
     for layer, block in enumerate(llm.blocks):
         left = [run(batch, layer, block, part) for part in parts]
         keys, values, outputs = (_joined(kind, parts, padded) for kind in zip(*left, strict=True))
@@ -75,7 +75,7 @@ def in_pieces(branch: Branch, x: Tensor) -> Tensor:
 
 
 def run_block(
-    batch: Batch, layer: int, block: Block, part: Part, mlp: Callable[[Branch, Tensor], Tensor] = in_pieces
+    batch: Batch, layer: int, block: Block, part: PromptPart, mlp: Callable[[Branch, Tensor], Tensor] = in_pieces
 ) -> Left:
     """Run a block on a prompt: what it leaves. `mlp` runs its branch."""
     settings, own, padded = batch.settings, part.prompts, part.prompts.padded
@@ -101,7 +101,7 @@ def run_block(
     return keys, values, outputs
 
 
-def _joined(kinds: Sequence[Tensor], parts: Sequence[Part], padded: int = 1) -> Tensor:
+def _joined(kinds: Sequence[Tensor], parts: Sequence[PromptPart], padded: int = 1) -> Tensor:
     """What the parts have, each [rows, ..., its padded, n], of all rows of the batch: [rows, ..., padded, n].
 
     In memory a token's numbers lie together, as the blocks leave them: sums over tokens depend on it.
@@ -116,6 +116,6 @@ def _joined(kinds: Sequence[Tensor], parts: Sequence[Part], padded: int = 1) -> 
     return whole
 
 
-def _last_states(parts: Sequence[Part]) -> Tensor:
+def _last_states(parts: Sequence[PromptPart]) -> Tensor:
     """The residual stream of each row's last token, [rows, width]."""
     return _joined([part.x[:, -1:] for part in parts], parts)[:, 0]

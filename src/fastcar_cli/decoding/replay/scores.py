@@ -1,14 +1,15 @@
 """What a gate can go by: scores that are the higher, the less a block's MLP output is expected to have changed.
 
 The temporal attention score is the method's own; the others are there to be compared with it. Each is one small
-function of a `BlockState`, registered by name. A score of the change of something since the aligned token names what it
-`keeps` of a token, and gets what was kept of the aligned one.
+function of a `BlockState`, registered by name. A score of the change of something since the aligned token names what
+is `remembered` of a token, and gets what was remembered of the aligned one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,17 +47,17 @@ class BlockState:
     mlp: Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Score:
-    """A score: `of(state, kept)` gives [rows]; `keeps(state)` is remembered for the next frame, where it is set."""
+Of = Callable[[BlockState, Tensor], Tensor]
+Remembered = Callable[[BlockState], Tensor]
 
-    of: Callable[[BlockState, Tensor], Tensor]
-    keeps: Callable[[BlockState], Tensor] | None
+
+class Score(NamedTuple):
+    """A score: `of(state, before)` gives [rows]; `remembered(state)` is what the next frame gets as `before`."""
+
+    of: Of
+    remembered: Remembered | None
     description: str
 
-
-Of = Callable[[BlockState, Tensor], Tensor]
-Keeps = Callable[[BlockState], Tensor]
 
 SCORES: dict[str, Score] = {}
 """By name, the method's own first."""
@@ -64,11 +65,11 @@ DEFAULT = "tas"
 _NOTHING = torch.empty(0)
 
 
-def score(name: str, keeps: Keeps | None = None) -> Callable[[Of], None]:
+def score(name: str, remembered: Remembered | None = None) -> Callable[[Of], None]:
     """Register a score; its docstring is its description."""
 
     def register(of: Of) -> None:
-        SCORES[name] = Score(of, keeps, (of.__doc__ or "").strip().rstrip("."))
+        SCORES[name] = Score(of, remembered, (of.__doc__ or "").strip().rstrip("."))
 
     return register
 
@@ -87,22 +88,22 @@ def _tas(state: BlockState, _: Tensor) -> Tensor:
     )
 
 
-@score("input", keeps=lambda state: state.input)
-def _input(state: BlockState, kept: Tensor) -> Tensor:
+@score("input", remembered=lambda state: state.input)
+def _input(state: BlockState, before: Tensor) -> Tensor:
     """Minus the relative change of the block's input since the aligned token."""
-    return -change(state.input, kept)
+    return -change(state.input, before)
 
 
-@score("attention", keeps=lambda state: state.attention)
-def _attention(state: BlockState, kept: Tensor) -> Tensor:
+@score("attention", remembered=lambda state: state.attention)
+def _attention(state: BlockState, before: Tensor) -> Tensor:
     """Minus the relative change of the attention output since the aligned token."""
-    return -change(state.attention, kept)
+    return -change(state.attention, before)
 
 
-@score("query", keeps=lambda state: state.query)
-def _query(state: BlockState, kept: Tensor) -> Tensor:
+@score("query", remembered=lambda state: state.query)
+def _query(state: BlockState, before: Tensor) -> Tensor:
     """Cosine similarity of the queries of token and aligned token, before rotation, mean over heads."""
-    return torch.cosine_similarity(state.query.float(), kept.float(), dim=-1).mean(1)
+    return torch.cosine_similarity(state.query.float(), before.float(), dim=-1).mean(1)
 
 
 @score("random")
@@ -117,23 +118,23 @@ def _oracle(state: BlockState, _: Tensor) -> Tensor:
     return -(state.mlp(state.after).float() - state.replayable.float()).norm(dim=-1)
 
 
-class Scorer:
+class GateScorer:
     """A score at work on one batch, with what it remembers of the last frame."""
 
     def __init__(self, name: str, frame: int, first: int) -> None:
         """Tokens lie in frames of `frame`; the aligned token of `first` is the first that is known."""
         self._score, self._frame, self._first = SCORES[name], frame, first
-        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._before: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, state: BlockState) -> Tensor:
         """The score of every row, [rows]; NaN where the aligned token is not known. Tokens are shown in order."""
-        place = state.layer, state.t % self._frame
-        kept = self._kept.get(place, _NOTHING)
-        if self._score.keeps is not None:
-            self._kept[place] = self._score.keeps(state).clone()
-        if state.t < self._first or (self._score.keeps is not None and not len(kept)):
+        place, remembered = (state.layer, state.t % self._frame), self._score.remembered
+        before = self._before.get(place, _NOTHING)
+        if remembered is not None:
+            self._before[place] = remembered(state).clone()
+        if state.t < self._first or (remembered is not None and not len(before)):
             return state.noise * torch.nan
-        return self._score.of(state, kept)
+        return self._score.of(state, before)
 
 
 def noise(uniforms: Tensor, layers: int, rows: int) -> Tensor:

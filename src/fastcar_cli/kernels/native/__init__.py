@@ -1,7 +1,7 @@
 """Native CPU kernels: C++ in `source/`, built with the package and loaded with ctypes."""
 
 from fastcar_cli.kernels.native.decoder import BlockWeights, CrossWeights, DecoderPass
-from fastcar_cli.kernels.native.depth import CodeDraw, DepthBlockWeights, DepthWeights, Norm
+from fastcar_cli.kernels.native.depth import CodeDraw, DepthBlockWeights, DepthWeights, NormWeights
 from fastcar_cli.kernels.native.library import instruction_set, instruction_sets, unavailable
 from fastcar_cli.kernels.native.linear import Product, linear
 from fastcar_cli.kernels.native.structs import MOST_ROWS, Linear
@@ -15,7 +15,7 @@ __all__ = [
     "DepthBlockWeights",
     "DepthWeights",
     "Linear",
-    "Norm",
+    "NormWeights",
     "Product",
     "instruction_set",
     "instruction_sets",

@@ -20,7 +20,7 @@ from fastcar_cli.kernels.native.structs import STRUCTS, Linear, expect, matrix, 
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormWeights:
     """Weight and bias of a LayerNorm, float32 [width]."""
 
     weight: Tensor
@@ -31,12 +31,12 @@ class Norm:
 class DepthBlockWeights:
     """A block: q, k, v and o are [width, width], up [any, width], down [width, any]."""
 
-    norm1: Norm
+    norm1: NormWeights
     q: Linear
     k: Linear
     v: Linear
     o: Linear
-    norm2: Norm
+    norm2: NormWeights
     up: Linear
     down: Linear
 
@@ -53,7 +53,7 @@ class DepthWeights:
     first: Linear
     later: Linear
     depth_embeddings: Tensor
-    norm: Norm
+    norm: NormWeights
     heads: int
 
 
@@ -75,7 +75,7 @@ def _transformer(weights: DepthWeights, depth: int) -> dict[str, Any]:
             setattr(struct, part, matrix(f"block {i}: {part}", getattr(block, part), *size))
         same_format(f"block {i}: q, k, v", block.q, block.k, block.v)
         for part in ("norm1", "norm2"):
-            layer_norm: Norm = getattr(block, part)
+            layer_norm: NormWeights = getattr(block, part)
             setattr(struct, part, expect(f"block {i}: {part}.weight", layer_norm.weight, (width,), torch.float32))
             setattr(struct, f"{part}_bias", expect(f"block {i}: {part}.bias", layer_norm.bias, (width,), torch.float32))
     return {
