@@ -8,9 +8,9 @@ from fastcar_cli._version import __version__
 
 if TYPE_CHECKING:
     from fastcar_cli.config.run_config import RunConfig
-    from fastcar_cli.pipeline.pipeline import Frame, VideoPipeline
+    from fastcar_cli.pipeline.pipeline import VideoPipeline
     from fastcar_cli.pipeline.pipeline import VideoPipeline as Pipeline
-    from fastcar_cli.pipeline.videos import Video
+    from fastcar_cli.pipeline.videos import Frame, Video
 
 __all__ = ["Frame", "Pipeline", "RunConfig", "Video", "VideoPipeline", "__version__"]
 

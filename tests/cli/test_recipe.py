@@ -22,7 +22,7 @@ from fastcar_cli.config.tau import Tau
 from fastcar_cli.errors import RequestError
 from fastcar_cli.media import open_writer, read_frames, read_recipe
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_cli.pipeline.recipe import recipe_of, settings_of
+from fastcar_cli.pipeline.recipe import settings_of
 
 PROMPT = "a red ball on the grass"
 
@@ -121,7 +121,7 @@ def test_a_recipe_follows_the_settings_of_its_pipeline() -> None:
         "attention.kv_dtype": "int8",
     }
     other = pipe.with_config(pipe.config.changed({k: v for k, v in wanted.items() if k != "replay.gate"}))
-    settings = flat(recipe_of(other.resolved, other.model, PROMPT, 1)["settings"])
+    settings = flat(other.recipe(PROMPT, 1)["settings"])
     assert settings | wanted == settings
     assert other.resolved.replay.tau == Tau((-3.0,)) and other.resolved.generation.frames == 2
     held = other.with_config(pipe.config.changed({"replay.tau": "off", "replay.ratio": 0.5})).resolved

@@ -30,6 +30,7 @@ from fastcar_cli.pipeline.engines import check_engine
 
 if TYPE_CHECKING:
     from fastcar_cli.cli.inputs import Given
+    from fastcar_cli.models.checkpoint import Checkpoint
     from fastcar_cli.pipeline.pipeline import VideoPipeline
 
 Prompts = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What the video shows.")]
@@ -91,10 +92,12 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print replay by 
 class Plan:
     """A request of `generate`, checked: the run, its inputs and seeds, whether it is a list that a later run resumes.
 
-    `recipe` is that of the earlier video `source`; `notes` are for the user.
+    `checkpoint` is the model's, published shapes where there are no files yet; `recipe` is that of the earlier video
+    `source`; `notes` are for the user.
     """
 
     run: RunConfig
+    checkpoint: Checkpoint
     begin: Given
     seeds: range | tuple[int, ...]
     listed: bool
@@ -171,7 +174,8 @@ def generate(
         return
     terminal, results = console(quiet), Results(quiet)
     shown, lacking = _preview(preview, terminal)
-    pipe = writing.load(plan.run, at_once, terminal)
+    opened = plan.checkpoint if plan.checkpoint.folder.is_dir() else None
+    pipe = writing.load(plan.run, at_once, terminal, opened)
     jobs = plan.begin.jobs(pipe, plan.seeds, truth=truth)
     if trace_to is not None or report_to is not None:
         _check_one_batch("--report" if trace_to is None else "--trace", pipe, plan.count)
@@ -227,6 +231,7 @@ def _plan(
     needed: bool,
 ) -> Plan:
     """Check a request before a model is loaded; with `needed` an input has to be given. Raises RequestError."""
+    from fastcar_cli.checkpoints.open import known
     from fastcar_cli.cli.inputs import ONE_RUN, Given
     from fastcar_cli.inputs.embedding import read_embedding
     from fastcar_cli.pipeline.clips import ClipFiles
@@ -240,8 +245,9 @@ def _plan(
     clips = ClipFiles(tuple(files), tuple(begin.actions), run.input)
     vectors = None if begin.embedding is None else read_embedding(begin.embedding)
     what = Given(texts, sources, clips, begun, vectors)
-    what.check(ctx, run, needed=needed)
-    plan = Plan(what.context(run), what, each, listed, recipe, begin.earlier, notes)
+    checkpoint = known(run.model)
+    what.check(ctx, run, checkpoint.spec, needed=needed)
+    plan = Plan(what.context(run, checkpoint.spec), checkpoint, what, each, listed, recipe, begin.earlier, notes)
     if plan.count > MOST:
         raise RequestError(f"a list of {plan.count:,} videos", allowed=f"{MOST:,}")
     return plan
@@ -329,7 +335,7 @@ def _notes_on(pipe: VideoPipeline, recipe: dict[str, Any] | None, earlier: Path 
         notes.append(f"plain torch decodes, many times slower: {why}")
     if (repository := repository_of(model)) is not None:
         notes.append(licence(model, repository))
-    return notes if recipe is None else [*notes, *same_weights(recipe, str(earlier), model)]
+    return notes if recipe is None else [*notes, *same_weights(recipe, str(earlier), model, pipe.checkpoint.identity)]
 
 
 def _without_effect(ctx: typer.Context, run: RunConfig) -> list[str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fastcar_cli.config.run_config import RunConfig
     from fastcar_cli.inputs.clip import Excerpt
     from fastcar_cli.inputs.prompt import Prompt
+    from fastcar_cli.models.network import Spec
     from fastcar_cli.pipeline.clips import ClipFiles
     from fastcar_cli.pipeline.pipeline import VideoPipeline
 
@@ -86,7 +87,7 @@ class Given:
         """How many different beginnings there are."""
         return len(self.inputs.files or self.texts) or (self.recipe is not None)
 
-    def check(self, ctx: typer.Context, run: RunConfig, *, needed: bool) -> None:
+    def check(self, ctx: typer.Context, run: RunConfig, spec: Spec, *, needed: bool) -> None:
         """Refuse, before anything is loaded, what can't be, and what the model does not take. Raises RequestError.
 
         `needed`: whether there has to be something to begin with.
@@ -95,21 +96,18 @@ class Given:
             names = ("actions", "truth", "start", "step", "key", "goal")
             refuse(ctx, names, "without --input", "it needs --input with frames")
         self.inputs.check()
-        self._check_kind(run, needed)
+        self._check_kind(run, spec, needed)
 
-    def context(self, run: RunConfig) -> RunConfig:
+    def context(self, run: RunConfig, spec: Spec) -> RunConfig:
         """The run, continuing from one picture where that is all that every input has. Raises as `check` does."""
-        from fastcar_cli.checkpoints.open import spec_of
-
-        if not self.inputs or run.generation.context is not None or 1 not in spec_of(run.model).contexts:
+        if not self.inputs or run.generation.context is not None or 1 not in spec.contexts:
             return run
         return run.changed({"generation.context": 1}) if self.inputs.single() else run
 
-    def _check_kind(self, run: RunConfig, needed: bool) -> None:
+    def _check_kind(self, run: RunConfig, spec: Spec, needed: bool) -> None:
         from fastcar_cli.checkpoints.names import BUNDLED
-        from fastcar_cli.checkpoints.open import spec_of
 
-        model, spec = run.model, spec_of(run.model)
+        model = run.model
         context = spec.pictures(spec.continuing(run.generation.context).layout.context)
         if context and (self.texts or isinstance(self.recipe, str)):
             first = self.texts[0] if self.texts else str(self.recipe)

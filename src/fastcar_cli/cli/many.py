@@ -27,7 +27,6 @@ from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.media import default_name, open_writer, read_recipe
 from fastcar_cli.pipeline.engines import open_engine
 from fastcar_cli.pipeline.pipeline import VideoPipeline
-from fastcar_cli.pipeline.recipe import recipe_of
 from fastcar_cli.pipeline.videos import Video
 from fastcar_cli.sweep.names import check_names, link_name
 from fastcar_cli.system.files import file_text, sha256_of, staging, write_whole
@@ -144,7 +143,7 @@ def make(
 
 def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, dict[str, Any]]:
     """Reports of the videos that are there, by place. Raises RequestError for another video, unless it may go."""
-    alike = recipe_of(pipe.resolved, pipe.model, "", 0)
+    alike = pipe.recipe("", 0)
     reports: dict[int, dict[str, Any]] = {}
     for place, job in enumerate(jobs):
         if job.path is None or not job.path.exists():
@@ -152,7 +151,7 @@ def _there(jobs: Sequence[Job], pipe: VideoPipeline, force: bool) -> dict[int, d
         recipe = {**alike, "prompt": job.prompt, "seed": job.seed}
         if not isinstance(job.prompt, str):
             ids = pipe.model.tokenizer.read(job.prompt).ids
-            recipe = recipe_of(pipe.resolved, pipe.model, job.prompt, job.seed, ids)
+            recipe = pipe.recipe(job.prompt, job.seed, ids)
         recipe = json.loads(json.dumps(recipe))
         report, digest = _report(job.path)
         if report is not None and report["recipe"] == recipe:

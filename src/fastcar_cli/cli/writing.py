@@ -18,13 +18,15 @@ from fastcar_cli.cli.render import Results, loading, note, plain, progress, summ
 from fastcar_cli.errors import Key, Text
 from fastcar_cli.media import Writer, check_target, default_name, open_writer
 from fastcar_cli.media.metrics import beside, compare
-from fastcar_cli.pipeline.pipeline import Frame, VideoPipeline
+from fastcar_cli.pipeline.pipeline import VideoPipeline
+from fastcar_cli.pipeline.videos import Frame
 from fastcar_cli.system.files import make_folder, write_whole
 from fastcar_cli.system.signals import status, uninterrupted
 
 if TYPE_CHECKING:
     from fastcar_cli.cli.preview import Preview
     from fastcar_cli.config.run_config import RunConfig
+    from fastcar_cli.models.checkpoint import Checkpoint
 
 LESS: Text = ("fewer ", Key("samples"), " or prompts at once need less")
 
@@ -37,7 +39,7 @@ class Written:
     images: list[Any] = field(default_factory=list)
 
 
-def load(run: RunConfig, videos: int, terminal: Any) -> VideoPipeline:
+def load(run: RunConfig, videos: int, terminal: Any, checkpoint: Checkpoint | None = None) -> VideoPipeline:
     """The pipeline, with a bar while a large checkpoint is read."""
     with loading(terminal) as bar:
         task = None
@@ -47,7 +49,7 @@ def load(run: RunConfig, videos: int, terminal: Any) -> VideoPipeline:
             task = bar.add_task("loading", total=total) if task is None else task
             bar.update(task, completed=min(done, total))
 
-        return VideoPipeline.from_config(run, videos=videos, on_load=on_load)
+        return VideoPipeline.from_config(run, videos=videos, on_load=on_load, checkpoint=checkpoint)
 
 
 def write(
@@ -74,7 +76,7 @@ def write(
             """A file is opened with its first frame and closed with its last: batches come one after another."""
             if video not in written:
                 job = jobs[video]
-                recipe = pipe.recipe(job.prompt, job.seed, video)
+                recipe = pipe.recipe(job.prompt, job.seed, pipe.prompt_ids(video))
                 with uninterrupted():
                     writer = open_writer(
                         paths[video], fps=pipe.fps, scale=pipe.config.video.scale, recipe=recipe, new=new, aside=aside

@@ -11,7 +11,7 @@ import operator
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -32,7 +32,7 @@ from fastcar_cli.decoding.executors.select import row_limit
 from fastcar_cli.decoding.settings import DecodeSettings
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Prompt
-from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.checkpoint import Checkpoint, LoadedModel
 from fastcar_cli.models.decoder import Decoder
 from fastcar_cli.pipeline.recipe import recipe_of
 from fastcar_cli.pipeline.report import Run
@@ -46,7 +46,7 @@ from fastcar_cli.pipeline.resolve import (
     spec_in,
 )
 from fastcar_cli.pipeline.saved_prefill import KeptFile
-from fastcar_cli.pipeline.videos import Video
+from fastcar_cli.pipeline.videos import Frame, Video
 from fastcar_cli.system.limits import cores
 
 if TYPE_CHECKING:
@@ -55,15 +55,6 @@ if TYPE_CHECKING:
 
 OnBegin = Callable[[str, int, int], None]
 """Receives what comes before the first token, "input" (pictures to tokens) or "prompt", its work done and all of it."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One finished frame: index of its video, index in it, pixels uint8 [H, W, 3]."""
-
-    video: int
-    index: int
-    image: NDArray[np.uint8]
 
 
 class VideoPipeline:
@@ -84,12 +75,15 @@ class VideoPipeline:
         *,
         settings: DecodeSettings | None = None,
         load_seconds: float = 0.0,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         """Resolve what `config` leaves open; `settings` replace those that follow from it, not the recipe.
 
-        Raises RequestError for what this model can't do.
+        `checkpoint` is that of the model, where the caller has opened it. Raises RequestError for what this model
+        can't do.
         """
         self.model, self.config, self._load_seconds = model, config, load_seconds
+        self._checkpoint = checkpoint
         self.spec = spec = spec_in(model, config)
         self.name, self.layers = model.name, spec.decoder.layers
         self.tokens_per_frame, self.grid = spec.tokens_per_frame, spec.grid
@@ -101,12 +95,18 @@ class VideoPipeline:
         self.height, self.width = spec.frame_size
         self._preset: Preset | None = None
         if config.backend.name == "fpga-sim":
-            from fastcar_fpga import check_memory, check_weights, preset_for, workload_of
+            from fastcar_fpga import INDEX_BITS, check_memory, check_weights, preset_for, workload_of
 
             self._preset = preset_for(self.resolved.backend.preset, spec)
             check_weights(model.network.weight_format, self._preset)
             check_memory(workload_of(spec, rows=1, frames=1, prompt=1), self._preset)
-            self._check_window()
+            if self.settings.draft.fixed > (most := INDEX_BITS // self._rows):
+                raise RequestError(
+                    f"the Index Register has {INDEX_BITS} bits, one for each input token of {self._rows} rows",
+                    key="draft.window",
+                    value=self.settings.draft.window,
+                    allowed=f"1 to {most}",
+                )
         self._runs: list[Run] = []
         # By the number of videos, which decides what a pass takes.
         self._windows: dict[int, DraftWindow] = {}
@@ -125,18 +125,23 @@ class VideoPipeline:
 
     @classmethod
     def from_config(
-        cls, config: RunConfig, *, videos: int = 1, on_load: Callable[[int, int], None] | None = None
+        cls,
+        config: RunConfig,
+        *,
+        videos: int = 1,
+        on_load: Callable[[int, int], None] | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> VideoPipeline:
         """Load the model that the configuration names, where and in the dtype it says.
 
-        `videos` are decoded at once; `on_load(bytes, total)` reports the loading of a large model.
-        Raises RequestError for what can't be done here, memory included.
+        `videos` are decoded at once; `on_load(bytes, total)` reports the loading of a large model; `checkpoint` is that
+        of the model, where the caller has opened it. Raises RequestError for what can't be done here, memory included.
         """
         began = time.perf_counter()
         device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
         dtype: str = config.runtime.dtype
         torch.set_num_threads(config.runtime.threads or min(torch.get_num_threads(), cores()))
-        progress, checkpoint = None, open_model(config.model)
+        progress, checkpoint = None, checkpoint or open_model(config.model)
         if bundled:
             dtype = default_dtype(device) if dtype == "auto" else dtype
         else:
@@ -151,7 +156,13 @@ class VideoPipeline:
 
         model = checkpoint.load(dtype, device, progress, config.size)
         model.network.draw_in(getattr(torch, config.runtime.pixel_dtype))
-        return cls(model, config, load_seconds=time.perf_counter() - began)
+        return cls(model, config, load_seconds=time.perf_counter() - began, checkpoint=checkpoint)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The folder of the model, opened once."""
+        self._checkpoint = self._checkpoint or open_model(self.config.model)
+        return self._checkpoint
 
     def batch_size(self, videos: int) -> int:
         """How many of so many videos are decoded at once: what memory and the accelerator have room for."""
@@ -170,19 +181,6 @@ class VideoPipeline:
             device=str(network.device),
             replays=not settings.rule.off,
         )
-
-    def _check_window(self) -> None:
-        """Refuse drafts for which the accelerator has no room. Raises RequestError."""
-        from fastcar_fpga import INDEX_BITS
-
-        most = INDEX_BITS // self._rows
-        if self.settings.draft.fixed > most:
-            raise RequestError(
-                f"the Index Register has {INDEX_BITS} bits, one for each input token of {self._rows} rows",
-                key="draft.window",
-                value=self.settings.draft.window,
-                allowed=f"1 to {most}",
-            )
 
     @property
     def _rows(self) -> int:
@@ -259,7 +257,8 @@ class VideoPipeline:
             i = frame.video
             images[i].append(frame.image)
             if len(images[i]) == self.frames:
-                yield Video(np.stack(images[i]), self.fps, self.report(i), self.recipe(prompts[i], seeds[i], i))
+                recipe = self.recipe(prompts[i], seeds[i], self.prompt_ids(i))
+                yield Video(np.stack(images[i]), self.fps, self.report(i), recipe)
                 images[i] = []
 
     @overload
@@ -317,7 +316,7 @@ class VideoPipeline:
         run = Run(decode, self.name, self.fps, texts, list(seeds), readings, self._load_seconds, self._preset)
         self._runs.append(run)
         if (file := self.config.runtime.keep_prefill) is not None:
-            decode.saved = KeptFile(Path(file), decode, self.config.model)
+            decode.saved = KeptFile(Path(file), decode, self.checkpoint.identity.weights)
 
         def shown(pixels: Callable[[], Tensor | None], first: int) -> Iterator[Frame]:
             """Frames from index `first` on, of pixels [P, frames, H, W, 3] or of one frame [P, H, W, 3]."""
@@ -362,9 +361,9 @@ class VideoPipeline:
         """Codes of the last call of `stream`, [videos, T*N, depth]."""
         return np.concatenate([run.decode.codes.cpu().numpy() for run in self._runs])
 
-    def recipe(self, prompt: Prompt, seed: int, video: int) -> dict[str, Any]:
-        """What makes a video again; `video` is its index in the last call of `stream`."""
-        return recipe_of(self.resolved, self.model, prompt, seed, self.prompt_ids(video))
+    def recipe(self, prompt: Prompt, seed: int, ids: Sequence[int] = ()) -> dict[str, Any]:
+        """What makes a video again; `ids` are those of a prompt of frames."""
+        return recipe_of(self.resolved, self.model, self.checkpoint.identity, prompt, seed, ids)
 
     def prompt_ids(self, video: int) -> tuple[int, ...]:
         """Token ids of a video's prompt. Raises ValueError before its batch is begun."""
@@ -386,9 +385,11 @@ class VideoPipeline:
 
     def with_config(self, config: RunConfig) -> VideoPipeline:
         """The same loaded model in another run; model, device and dtype of `config` are not looked at."""
-        return VideoPipeline(self.model, config)
+        return VideoPipeline(self.model, config, checkpoint=self._checkpoint)
 
     def with_settings(self, **changes: Any) -> VideoPipeline:
         """The same loaded model with other decode settings (fields of `DecodeSettings`)."""
         settings = replace(self.settings, **changes)
-        return VideoPipeline(self.model, self.config, settings=settings, load_seconds=self._load_seconds)
+        return VideoPipeline(
+            self.model, self.config, settings=settings, load_seconds=self._load_seconds, checkpoint=self._checkpoint
+        )

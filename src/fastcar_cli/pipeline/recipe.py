@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from fastcar_cli._version import __version__
-from fastcar_cli.checkpoints.open import open_model, public_name
+from fastcar_cli.checkpoints.open import public_name
 from fastcar_cli.config.presets import fpga_presets
 from fastcar_cli.config.run_config import RunConfig, current, flat, later_wins, nested
 from fastcar_cli.errors import Key, RequestError
 from fastcar_cli.inputs.prompt import Prompt, TokenisedClip
-from fastcar_cli.models.checkpoint import LoadedModel
+from fastcar_cli.models.checkpoint import Identity, LoadedModel
 from fastcar_fpga import load_preset
 
 _TAKEN = (
@@ -37,7 +37,7 @@ _DECIDED = ("generation.seed", "generation.samples")
 
 
 def recipe_of(
-    run: RunConfig, loaded: LoadedModel, prompt: Prompt, seed: int, ids: Sequence[int] = ()
+    run: RunConfig, loaded: LoadedModel, source: Identity, prompt: Prompt, seed: int, ids: Sequence[int] = ()
 ) -> dict[str, Any]:
     """The recipe of one video of a resolved run: prompt, seed, settings, which model and which weights, version.
 
@@ -57,7 +57,6 @@ def recipe_of(
         del recipe["settings"]["backend"]["preset"]
         if preset is not None and run.backend.name == "fpga-sim":
             recipe["accelerator"] = load_preset(preset).name
-    source = open_model(model).identity
     recipe["model"] = {"name": loaded.name, "weights": source.weights, "commit": source.commit}
     return {**recipe, "version": __version__}
 
@@ -116,12 +115,12 @@ def settings_of(recipe: dict[str, Any], source: str, given: Collection[str]) -> 
     return taken, notes
 
 
-def same_weights(recipe: dict[str, Any], source: str, model: str) -> list[str]:
+def same_weights(recipe: dict[str, Any], source: str, model: str, loaded: Identity) -> list[str]:
     """The note for the user where a model is not the one that the recipe was made with."""
     written = recipe.get("model")
     if not isinstance(written, dict) or "weights" not in written:
         return []
-    loaded, commit = open_model(model).identity, written.get("commit")
+    commit = written.get("commit")
     if written["weights"] == loaded.weights:
         return []
     other = f" (commit {commit}; {model.partition('@')[0]}@{commit} names it)" if commit and loaded.commit else ""

@@ -14,7 +14,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fastcar_cli.checkpoints.open import open_model
 from fastcar_cli.decoding.engine import Decode
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.system.files import empty_file, hidden_beside, publish
@@ -32,7 +31,7 @@ class KeptFile:
     for a file of another batch.
     """
 
-    def __init__(self, path: Path, decode: Decode, model: str) -> None:
+    def __init__(self, path: Path, decode: Decode, weights: str) -> None:
         spec, prompts, settings = decode.model.spec, decode.prompts, decode.settings
         self._path, self._model = path, decode.model
         digest = hashlib.sha256(prompts.ids.cpu().numpy().tobytes() + prompts.lengths.cpu().numpy().tobytes())
@@ -40,7 +39,7 @@ class KeptFile:
             digest.update(prompts.conditions.cpu().float().numpy().tobytes())
         self._key = {
             "format": FORMAT,
-            "model": open_model(model).identity.weights,
+            "model": weights,
             "dtype": decode.model.weight_format,
             "prompt": digest.hexdigest(),
             "window": "off" if settings.window is None else f"{settings.window} and {settings.sinks}",

@@ -1,4 +1,4 @@
-"""A finished video: frames, report and recipe."""
+"""What a pipeline yields: frames, and finished videos with report and recipe."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One finished frame: index of its video, index in it, pixels uint8 [H, W, 3]."""
+
+    video: int
+    index: int
+    image: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -48,6 +49,8 @@ class PhraseTokenizer:
         self._single = sorted({w for p in self._phrases for w in p}.difference(self.fillers))
         self._drawable = [t for t in self.vocabulary if t in self.phrases]
         self._attributes = {token for tokens in self.groups.values() for token in tokens}
+        # Notices and the decode read the same prompts.
+        self._read = lru_cache(maxsize=1024)(self.parse)
 
     def _check(self, tokens: Iterable[str]) -> None:
         known = {*self.vocabulary}
@@ -60,7 +63,11 @@ class PhraseTokenizer:
 
     def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
         """Token ids of a prompt; unknown words are listed, not guessed. Raises RequestError if too long."""
-        words = self._arranged(_words(text_of(prompt)))
+        return self._read(text_of(prompt))
+
+    def parse(self, text: str) -> Reading:
+        """As `read`, which remembers its results."""
+        words = self._arranged(_words(text))
         tokens: list[str] = []
         unknown: list[str] = []
         i = 0
