@@ -83,7 +83,7 @@ class Core(Entry):
 
 
 class Format(Entry):
-    """Numbers: `float` passes values through, in any bits; others hold weights and int8 activations (formats.py)."""
+    """Numbers: `float` passes values through, in any bits; others hold weights and int8 activations (backend.py)."""
 
     kind: Literal["float", "int8", "int8-exact", "int4"]
     weight_bits: int | float = Field(ge=1, le=32)

@@ -181,7 +181,7 @@ def _short(preset: Preset) -> list[Packet]:
 def _machine(folder: Path, preset: Preset, packets: Sequence[Packet], layers: Sequence[Layer]) -> dict[str, int]:
     """Write what one accelerator is built with, runs, and is expected to do; returns its parameters."""
     values = control_parameters(preset, packets)
-    # The RTL has widths of its own, which the harness compares with those of drs.py.
+    # The RTL has widths of its own, which the harness compares with those of layer.py.
     write_parameters(folder, values, {"INDEX_BITS": INDEX_BITS, "MAPPING_BITS": Registers(preset.cores).mapping_bits})
     write_whole(folder / "parameters.json", json.dumps({"preset": preset.name, **values}, indent=1) + "\n")
     for number, packet in enumerate(packets):
