@@ -71,10 +71,8 @@ def read_scenery(ids: Sequence[int], spec: MapSpec) -> Scenery:
     scenery, placed = Scenery(), set()
     looks = dict.fromkeys(_LOOKS, 0)
     moves = {"across": "vx", "along": "vy", "hop": "hop", "spin": "spin", "turned": "turn"}
-    for meaning in (spec.meanings[i] for i in ids):
-        if not meaning:
-            continue
-        kind, number = meaning.split()
+    places = {"column": ("x", spec.cell), "row": ("y", spec.cell), "right": ("x", STEP), "down": ("y", STEP)}
+    for kind, number in (meaning.split() for i in ids if (meaning := spec.meanings[i])):
         value = int(number)
         if kind in looks:
             looks[kind] = value
@@ -84,19 +82,12 @@ def read_scenery(ids: Sequence[int], spec: MapSpec) -> Scenery:
                 scenery.things.append(_Thing(reach, mass, **looks))
         elif kind in ("floor", "light", "pan", "shift"):
             setattr(scenery, kind, value)
+        elif scenery.things and kind in places:
+            name, step = places[kind]
+            setattr(scenery.things[-1], name, getattr(scenery.things[-1], name) + value * step)
+            placed |= {len(scenery.things)} if kind == "column" else set()
         elif scenery.things:
-            thing = scenery.things[-1]
-            if kind == "column":
-                thing.x += value * spec.cell
-                placed.add(len(scenery.things))
-            elif kind == "row":
-                thing.y += value * spec.cell
-            elif kind == "right":
-                thing.x += value * STEP
-            elif kind == "down":
-                thing.y += value * STEP
-            else:
-                setattr(thing, moves[kind], value)
+            setattr(scenery.things[-1], moves[kind], value)
     if len(placed) < len(scenery.things):
         scenery.things = []
     return scenery
