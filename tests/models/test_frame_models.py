@@ -325,7 +325,7 @@ def test_other_wrong_requests(free: Path) -> None:
         with pytest.raises(RequestError, match=said):
             VideoPipeline(model, RunConfig.from_dict(data))
     for given, said in (
-        ({"inputs": clip(1)}, "no frames behind the model's context"),
+        ({"inputs": clip(1)}, "no frames after the model's context"),
         ({}, "one of them is needed"),
         ({"prompts": ["a ball"], "inputs": clip()}, "one of them is needed"),
         ({"inputs": clip()[0]}, r"needed: \[rows, S, H, W, 3\]"),

@@ -31,7 +31,7 @@ class Step:
     """What one pass gave: the positions after its inputs, `inputs.first + 1` and on.
 
     hidden [rows, count, width] after the final norm; logits [depth, P, count, codes], guided, before top-k; None unless
-    they are kept. On a GPU it may still be computed; tensors are good until the next step.
+    `keep_logits` asks for them. On a GPU it may still be computed; tensors are good until the next step.
     """
 
     inputs: Inputs
@@ -111,7 +111,7 @@ class Batch:
         prompts: what the videos begin with.
         places: angles and added vectors of every visual token.
         cache: keys and values.
-        replay: the replay rule at work; None where nothing replays and no scores are kept.
+        replay: the replay rule at work; None where nothing replays and no scores are asked for.
         draws: codes, drawn and given.
         backend: executes the MLPs.
         observers: what watches.

@@ -28,7 +28,7 @@ class Draws:
         done: final positions of each video.
         keep_logits: whether passes return logits.
         latent: sum of the code vectors of the position that the last pass drew, [P, 1, code_width]; None where it is
-            looked up, as behind a pass of several tokens.
+            looked up, as after a pass of several tokens.
 
     """
 
@@ -77,7 +77,7 @@ class Draws:
     def draw(self, hidden: Tensor, positions: Tensor, logits: Logits) -> tuple[Tensor, Tensor | None]:
         """Draw one position of every video in torch, from hidden states [rows, width]; positions int64 [P].
 
-        Returns the sums of the code vectors [P, code_width] and, where they are kept, guided logits [depth, P, codes].
+        Returns the sums of the code vectors [P, code_width] and, with `keep_logits`, guided logits [depth, P, codes].
         """
         kept: list[Tensor] | None = [] if self.keep_logits else None
         videos = torch.arange(self.videos, device=positions.device)

@@ -1,7 +1,6 @@
 """The step loop: prefill, then pass after pass until every position of every video is final.
 
-The one loop of the project. It keeps the order of things; how a pass is executed is behind `Executor`, when an MLP
-replays is decided in `Replay`.
+The only loop of the project. An `Executor` runs a pass; `Replay` decides when an MLP replays.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Decode(Batch):
 
     Attributes:
         executor: runs the passes; chosen when decoding begins, where it is not set before.
-        saved: where what the prompts leave is read from, or written to; None: nowhere.
+        saved: the prompts' keys, values and MLP outputs, read or written; None: neither.
         windows: what `--draft auto` has learned of earlier videos like these; None: nothing.
         executor_name: its name, also after `release`; None before decoding begins.
         why: the reason for the choice, for people.
@@ -131,7 +130,7 @@ class Decode(Batch):
 
     @torch.inference_mode()
     def prefill(self) -> Tensor:
-        """Fill the caches with what the prompts leave, computed or saved: last hidden states [rows, width]."""
+        """Fill the caches from the prompts, computed or saved; returns the last hidden states [rows, width]."""
         executor, began = self.start(), time.perf_counter()
         # A file that was read is not held open.
         saved, self.saved = self.saved, None

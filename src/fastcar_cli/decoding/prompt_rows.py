@@ -121,7 +121,7 @@ class PromptRows:
 
 
 class SavedPrefill(Protocol):
-    """What the prompts of a batch leave, see `Batch.fill`, saved by one decode for others."""
+    """Keys, values and MLP outputs of the prompts of a batch (`Batch.fill`), saved by one decode for others."""
 
     def read(self) -> Tensor | None:
         """The last hidden states [rows, width]; None: nothing is saved. Raises RequestError for another batch's."""

@@ -18,7 +18,7 @@ class DecodeSettings:
         rule: what replays.
         draft: how several tokens are decoded in one pass.
         window: attend to the last so many tokens and each prompt's first `sinks` only; None: to all.
-        kv_dtype: what keys and values are kept in, a word of `choices.KVDtype`; auto: the model's dtype.
+        kv_dtype: format of keys and values, a word of `choices.KVDtype`; auto: the model's dtype.
         keep_tas: compute and keep the scores of every layer.
         executor: who runs a pass, a word of `choices.Executor`; auto: the fastest that can, see `choice.choose`.
         threads: those of the native kernels, and of nothing else; None: as many as torch has.

@@ -87,7 +87,7 @@ def _checked(model: LoadedModel, prompts: Sequence[Prompt], codes: Tensor | None
         read_all = getattr(model.tokenizer, "read_all", None)
         ids = [read_all(prompt) for prompt in prompts] if read_all is not None else []
         if not ids or not ids[0]:
-            raise RequestError("codes are needed: there are no frames behind the model's context")
+            raise RequestError("codes are needed: there are no frames after the model's context")
         codes = torch.tensor(ids)
     codes = codes[..., None] if depth == 1 and codes.dim() == 2 else codes
     shape = list(codes.shape)

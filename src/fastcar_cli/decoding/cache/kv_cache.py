@@ -1,8 +1,8 @@
 """Keys and values of the decoder, allocated once, for all tokens or for a window of them.
 
 A token has an index in the padded sequence (prompts are left-padded to one length), visual token t padded + t, and lies
-in a slot of memory. Without a window the slot is the index. With one, StreamingLLM's pattern is kept: the
-first `sinks` tokens of each row's own prompt lie in the first slots, the last `window` tokens in a ring behind them;
+in a slot of memory. Without a window the slot is the index. With one, the layout is StreamingLLM's: the
+first `sinks` tokens of each row's own prompt lie in the first slots, the last `window` tokens in a ring after them;
 one more ring keeps the keys of a frame for TAS, so that memory does not grow with the video. Keys are stored after
 rotation.
 

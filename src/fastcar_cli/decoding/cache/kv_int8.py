@@ -1,7 +1,7 @@
-"""Keys and values in int8 behind the last tokens: `kv_dtype` int8.
+"""Keys and values in int8 of all but the last tokens: `kv_dtype` int8.
 
 What attention looks at most stays in floats: the prompt's text (with a window the sinks) and the last R = `recent(N)` +
-1 tokens, in a ring behind it. A token that leaves the ring is rounded: its key and its value, less their mean over the
+1 tokens, in a ring after it. A token that leaves the ring is rounded: its key and its value, less their mean over the
 row's own prompt, are int8 with one scale a head (absmax / 127). The mean is a constant of each channel, which would
 take most of the range of numbers that have it in common.
 """
@@ -47,7 +47,7 @@ class Int8KVCache(KVCache):
     """A KV cache whose `k` and `v` hold the K tokens of a text or sinks, then the ring.
 
     Index i lies in slot (i - K) % R of the ring. `older` holds what left it: without a window index i in slot i - K,
-    with one in slot i % M, M = window - R, so none where the window is no larger. `aligned` is `k` where R = N + 1.
+    with one in slot i % M, M = window - R, so none where the window is not larger. `aligned` is `k` where R = N + 1.
     """
 
     older: OlderTokens

@@ -1,12 +1,12 @@
 """Drafts: codes guessed for the next positions of a video, which one pass of the decoder verifies.
 
-A pass takes W input tokens of a video, its last final one and W - 1 drafts, and draws the W positions behind them, each
+A pass takes W input tokens of a video, its last final one and W - 1 drafts, and draws the W positions after them, each
 with its own random numbers. A draft is accepted where the draw of its position equals it; the first draw that differs
 is final too, since all before it are. So the video is the same code for code as with one token a pass, whatever the
 drafts are; good ones only make it faster.
 
 `frame` drafts a token by its aligned token, the one at the same position of the last frame. `jacobi` begins there and
-keeps what a pass drew behind its first difference as the drafts of the next pass (speculative Jacobi decoding,
+takes what a pass drew after its first difference as the drafts of the next pass (speculative Jacobi decoding,
 arXiv 2410.01699, begun from the last frame).
 """
 
@@ -47,7 +47,7 @@ class DraftSettings:
 
     @property
     def slack(self) -> int:
-        """Positions behind the last one that every video has room for: a pass may reach beyond its end."""
+        """Positions after the last one that every video has room for: a pass may reach beyond its end."""
         return 0 if self.kind == "off" or self.window == 1 else self.window
 
 
@@ -105,7 +105,7 @@ class Drafter:
     def inputs(self, most: int) -> Inputs:
         """The inputs of the next pass, at most this many of a video; writes their codes into the draws.
 
-        A video that has ended takes its last token again and again, and nothing of it is kept.
+        A video that has ended takes its last token again and again, without effect.
         """
         draws, self._drafts = self._draws, None
         least, first = min(draws.done), tuple(done - 1 for done in draws.done)
@@ -139,7 +139,7 @@ class Drafter:
         return torch.cat([self._before[:, length + begin : length + min(0, end)], codes], 1)
 
     def _back(self, position: int) -> int:
-        """How far behind a position the token lies that drafts it: a frame; in the first one a row, or one token."""
+        """How far before a position the token lies that drafts it: a frame; in the first one a row, or one token."""
         known = position >= self._frame or self._before is not None
         return self._frame if known else self._columns if position >= self._columns else 1
 
@@ -157,7 +157,7 @@ class Drafter:
         return sum(right) / len(right) if self._accept is None else self._accept
 
     def accepted(self, inputs: Inputs) -> tuple[int, ...]:
-        """How many positions behind the inputs, whose codes are drawn, are final in each video."""
+        """How many positions after the inputs, whose codes are drawn, are final in each video."""
         draws, last = self._draws, self._draws.tokens - 1
         if self._drafts is None:
             accepted = tuple([int(t < last) for t in inputs.first])

@@ -16,7 +16,7 @@ from fastcar_cli.decoding.inputs import Inputs, Restore
 
 
 class Passed(NamedTuple):
-    """What a pass leaves for `Executor.advance`: what replayed, bool, and the scores float32, [layers, rows, count], or
+    """What `Executor.advance` needs of a pass: what replayed, bool, and the scores float32, [layers, rows, count], or
     None without replay; what puts back what drafts overwrote; and how many tokens of a video it ran, the inputs and
     perhaps some after them.
     """

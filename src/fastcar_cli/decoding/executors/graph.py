@@ -51,9 +51,9 @@ def obstacle(batch: Batch) -> str | None:
     rules = (
         (batch.rows > most, f"the batch has {batch.rows} rows, its kernels take {most} on this device"),
         (batch.model.spec.decoder.source > 0, "its kernels have no cross attention"),
-        (batch.draws.keep_logits, "logits are kept"),
+        (batch.draws.keep_logits, "logits are wanted"),
         (batch.settings.kv_dtype != "auto", f"keys and values are {batch.settings.kv_dtype}"),
-        (batch.settings.rule.target is not None, "a replay ratio is kept, which moves the thresholds as it goes"),
+        (batch.settings.rule.target is not None, "the replay ratio is a target, which moves the thresholds as it goes"),
         (batch.draws.tokens < 2, "there is one token only"),
     )
     return next((why for hit, why in rules if hit), None)

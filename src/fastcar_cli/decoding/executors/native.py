@@ -281,7 +281,7 @@ class NativeExecutor(HostExecutor):
         return x if self._added is None else x + inputs.of(self._added).transpose(0, 1)
 
     def _products_of(self, rows: int) -> list[native.Product]:
-        """The maps of the projector for this many rows, kept for the next pass."""
+        """The linear layers of the projector for this many rows, cached for the next pass."""
         self._products[rows] = [native.Product(linear, rows, threads) for linear, threads in self._maps]
         return self._products[rows]
 

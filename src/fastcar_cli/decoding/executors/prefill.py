@@ -77,7 +77,7 @@ def in_pieces(branch: Branch, x: Tensor) -> Tensor:
 def run_block(
     batch: Batch, layer: int, block: Block, part: PromptPart, mlp: Callable[[Branch, Tensor], Tensor] = in_pieces
 ) -> Left:
-    """Run a block on a prompt: what it leaves. `mlp` runs its branch."""
+    """Run a block on a prompt; returns its keys, values and MLP outputs. `mlp` runs its branch."""
     settings, own, padded = batch.settings, part.prompts, part.prompts.padded
     kept: list[Tensor] = []
 

@@ -1,7 +1,7 @@
 """Whether a CUDA graph may be trusted on this device: a few tokens decoded both ways and compared, once.
 
-The verdict is kept in the user's cache under everything it depends on (device, versions, shapes), so
-a new driver's torch or another model asks again.
+The verdict is stored in the user's cache under everything that it depends on (device, versions, shapes), so a new
+torch or another model is checked again.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def replays(scores: Tensor, thresholds: Tensor | float) -> Tensor:
 @dataclass(frozen=True)
 class ReplayStats:
     """What was replayed. Ratios count layers x rows x (T*N - 1) passes, as the released code does;
-    `eligible_ratio` counts only what may replay: not the first frame, nor delimiters that are kept dense.
+    `eligible_ratio` counts only what may replay: not the first frame, nor delimiters that are always computed.
     """
 
     ratio: float

@@ -29,7 +29,7 @@ def _attend_kernel(
     """One chunk of slots of one head of keys of one row, for a tile of the queries that it serves: those of every input
     token and every query head of the group. Softmax sums, their peaks and their weights, float32.
 
-    A chunk past the last token has weight 0 and reads no keys. `ring` is the first slot behind the sinks.
+    A chunk past the last token has weight 0 and reads no keys. `ring` is the first slot after the sinks.
     """
     follow(EARLY)
     group = tl.program_id(0).to(tl.int64)

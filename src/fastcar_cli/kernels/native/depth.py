@@ -169,7 +169,7 @@ class CodeDraw:
     ) -> tuple[Tensor, Tensor | None]:
         """Draw the codes of as many tokens of every video as there are hidden states, float32 [rows, count, in].
 
-        first: the first token of each video. top_p: one a draw, the draws of a video behind one another. given: int64
+        first: the first token of each video. top_p: one a draw, the draws of a video one after another. given: int64
         [videos, tokens, depth], codes to take instead where they are not negative. Returns the sums of the code vectors
         [videos, count, code width] and, with `keep_logits`, the guided logits [depth, videos, count, codes]. Raises
         ArithmeticError where no code can be drawn because a logit is NaN or infinite, ValueError for a given code that
