@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import imageio.v3 as iio
 import numpy as np
 import pytest
+import torch
 from support.sweeping import BALL, STAR, tiny_folder
 
 from fastcar_cli import Pipeline, Video
@@ -29,6 +35,58 @@ def test_a_text_is_one_prompt_and_a_list_several(pipe: Pipeline) -> None:
     assert np.array_equal(one.frames, several[0].frames)
     assert [v.report["seed"] for v in several] == [4, 5] and several[1].report["prompt"] == STAR
     assert one.report["tau"] == -2 and one.report["draft"]["kind"] != "off"
+
+
+def test_calls_from_threads_have_their_own_reports(pipe: Pipeline) -> None:
+    alone = [pipe(BALL, seed=i) for i in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = [*pool.map(lambda i: pipe(BALL, seed=i), range(4))]
+    for one, other in zip(alone, together, strict=True):
+        assert np.array_equal(one.frames, other.frames) and one.recipe == other.recipe
+        assert one.report["seed"] == other.report["seed"] and one.report["replay"] == other.report["replay"]
+
+
+@pytest.mark.parametrize("executor", ["auto", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_callers_default_dtype_changes_nothing(tmp_path: Path, dtype: torch.dtype, executor: str) -> None:
+    folder = tiny_folder(tmp_path / "model")
+    wanted = Pipeline.from_pretrained(folder, executor=executor, dtype=torch.float32)(BALL, seed=4).frames
+    torch.set_default_dtype(dtype)
+    try:
+        made = Pipeline.from_pretrained(folder, executor=executor, device=torch.device("cpu"))(BALL, seed=4).frames
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert np.array_equal(made, wanted)
+
+
+def test_a_closed_pipeline_is_refused(tmp_path: Path) -> None:
+    with contextlib.closing(Pipeline.from_pretrained(tiny_folder(tmp_path / "model"))) as pipe:
+        assert pipe(BALL, seed=4).frames.shape[0] == pipe.frames
+    with pytest.raises(RequestError, match="the pipeline is closed"):
+        pipe(BALL, seed=4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_used_pipeline_works_in_a_forked_child() -> None:
+    code = (
+        "import multiprocessing, numpy as np; from fastcar_cli import Pipeline;"
+        f"pipe = Pipeline.from_pretrained('mini', frames=2); right = pipe({BALL!r}, seed=1).frames;"
+        "context = multiprocessing.get_context('fork'); queue = context.Queue();"
+        f"child = context.Process(target=lambda: queue.put(pipe({BALL!r}, seed=1).frames)); child.start();"
+        "assert np.array_equal(queue.get(timeout=500), right); child.join()"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [{}, {"executor": "torch"}])
+def test_more_videos_than_a_pass_has_room_for(arguments: dict[str, str], tmp_path: Path) -> None:
+    pipe = Pipeline.from_pretrained(tiny_folder(tmp_path / "model"), **arguments)
+    videos = pipe([BALL] * 200, seed=0)
+    assert len(videos) == 200
+    assert np.array_equal(videos[199].frames, pipe(BALL, seed=199).frames)
 
 
 def test_without_a_seed_one_is_drawn_and_said(pipe: Pipeline) -> None:

@@ -1,14 +1,14 @@
 """VideoPipeline: prompts in, frames out one by one. The only place that knows all the parts.
 
-Who owns what: `from_config` decides device, dtype and threads once and holds the memory plan; what the
-configuration leaves to the model's defaults is filled in by resolve.py; `stream` divides the videos
-into batches that fit; what a batch did is a `Run` (run_report.py), which owns all statistics.
+`from_config` decides device, dtype and threads once; resolve.py fills in the model's defaults; `stream` divides the
+videos into batches that fit; a `Run` (report.py) owns the statistics of a batch.
 """
 
 from __future__ import annotations
 
 import operator
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -41,12 +41,14 @@ from fastcar_cli.pipeline.resolve import (
     decode_settings,
     given,
     memory_plans,
+    plain_option,
     resolve,
     resolve_device,
     spec_in,
 )
 from fastcar_cli.pipeline.saved_prefill import KeptFile
 from fastcar_cli.pipeline.videos import Frame, Video
+from fastcar_cli.system.device import float32_by_default, in_float32, one_thread_after_fork
 from fastcar_cli.system.limits import cores
 
 if TYPE_CHECKING:
@@ -60,7 +62,8 @@ OnBegin = Callable[[str, int, int], None]
 class VideoPipeline:
     """A loaded model with the settings of a run; `model` is shared by every pipeline that is made from this one.
 
-    `tokens_per_frame` is N, `grid` the rows and columns of codes a frame.
+    `tokens_per_frame` is N, `grid` the rows and columns of codes a frame. Calls from several threads run one after
+    another; `stream` and `videos` keep the state of one run, so a thread that uses them needs a pipeline of its own.
 
     Example:
         >>> pipe = VideoPipeline.from_pretrained("table", tau=-2)
@@ -107,12 +110,12 @@ class VideoPipeline:
                     value=self.settings.draft.window,
                     allowed=f"1 to {most}",
                 )
-        self._runs: list[Run] = []
+        self._lock, self._runs = threading.Lock(), list[Run]()
         # By the number of videos, which decides what a pass takes.
         self._windows: dict[int, DraftWindow] = {}
 
     @classmethod
-    def from_pretrained(cls, model: str, **options: Any) -> VideoPipeline:
+    def from_pretrained(cls, model: str | Path, **options: Any) -> VideoPipeline:
         """Load a model by name or folder; `options` are those of `fastcar generate`, as tau=-2 or kv_dtype="int8".
 
         Drafts are `auto` as there, which changes no video. Raises RequestError for what can't be done here, and for an
@@ -121,7 +124,8 @@ class VideoPipeline:
         keys = {s.flag.strip("-").replace("-", "_"): s.key for s in settings().values() if s.flag is not None}
         if unknown := sorted(options.keys() - keys.keys()):
             raise RequestError(f"{unknown[0]} is not an option", allowed=", ".join(keys))
-        return cls.from_config(load_config(flags={keys[name]: v for name, v in options.items()} | {"model": model}))
+        flags = {keys[name]: plain_option(value) for name, value in options.items()}
+        return cls.from_config(load_config(flags=flags | {"model": plain_option(model)}))
 
     @classmethod
     def from_config(
@@ -141,20 +145,19 @@ class VideoPipeline:
         device, bundled = resolve_device(config.runtime.device), config.model in BUNDLED
         dtype: str = config.runtime.dtype
         torch.set_num_threads(config.runtime.threads or min(torch.get_num_threads(), cores()))
-        progress, checkpoint = None, checkpoint or open_model(config.model)
+        progress: Callable[[int], None] | None = None
+        checkpoint = checkpoint or open_model(config.model)
         if bundled:
             dtype = default_dtype(device) if dtype == "auto" else dtype
         else:
             plans = memory_plans(config, videos=videos, device=device, checkpoint=checkpoint)
             dtype = choose_dtype(dtype, device, plans)
             total = plans[dtype].weights
-            if on_load is not None:
-                loaded = on_load
+            progress = None if on_load is None else lambda done: on_load(done, total)
 
-                def progress(done: int) -> None:
-                    loaded(done, total)
-
-        model = checkpoint.load(dtype, device, progress, config.size)
+        one_thread_after_fork()
+        with float32_by_default():
+            model = checkpoint.load(dtype, device, progress, config.size)
         model.network.draw_in(getattr(torch, config.runtime.pixel_dtype))
         return cls(model, config, load_seconds=time.perf_counter() - began, checkpoint=checkpoint)
 
@@ -193,6 +196,8 @@ class VideoPipeline:
         Raises RequestError for a prompt that is empty, too long, without a single known word, or of another kind than
         the model takes.
         """
+        if not hasattr(self, "model"):
+            raise RequestError("the pipeline is closed", hint="load it again")
         notices = []
         for prompt in prompts:
             if isinstance(prompt, str) and not prompt.strip() and not self.context:
@@ -233,9 +238,8 @@ class VideoPipeline:
                 if on_step is not None:
                     on_step(before + step, total)
 
-            for frame in self._batch(
-                prompts[first : first + size], seeds[first : first + size], on_token, watch, on_begin
-            ):
+            batch = slice(first, first + size)
+            for frame in in_float32(self._batch(prompts[batch], seeds[batch], on_token, watch, on_begin)):
                 yield replace(frame, video=first + frame.video)
 
     def videos(
@@ -276,8 +280,15 @@ class VideoPipeline:
         first = operator.index(drawn) if isinstance(drawn, SupportsIndex) else -1
         if not 0 <= first <= 2**63 - len(prompts):
             raise RequestError("not allowed", key="seed", value=repr(seed), allowed="whole numbers from 0 to 2**63 - 1")
-        made = [*self.videos(prompts, range(first, first + len(prompts)))]
+        with self._lock:
+            made = [*self.videos(prompts, range(first, first + len(prompts)))]
         return made[0] if isinstance(prompt, str) else made
+
+    def close(self) -> None:
+        """Release the model and its caches; the pipeline can't be used any more."""
+        with self._lock:
+            self._runs.clear()
+            del self.model
 
     def run(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> Decode:
         """Decode as `stream` does, without looking at the frames; the engine's state of the last batch."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -214,3 +215,8 @@ def resolve_device(device: str) -> str:
                 f"there are {torch.cuda.device_count()} CUDA devices, counted from 0", key="device", value=device
             )
     return device
+
+
+def plain_option(value: Any) -> Any:
+    """An option as the command line has it, where Python has a type for it: a path, a dtype or a device."""
+    return str(value).removeprefix("torch.") if isinstance(value, (Path, torch.dtype, torch.device)) else value

@@ -1,8 +1,57 @@
-"""What devices do: wait for their work, run out of memory."""
+"""What devices do: wait for their work, run out of memory; and what a caller's torch must not change."""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import TypeVar
+
 import torch
+
+T = TypeVar("T")
+
+
+class _Default:
+    """The caller's default dtype, and how many blocks replace it; torch has one for all threads."""
+
+    lock, blocks, dtype = threading.Lock(), 0, torch.float32
+
+
+@contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Let new tensors be float32 in the block, whatever the caller passed to `torch.set_default_dtype`."""
+    with _Default.lock:
+        if not _Default.blocks:
+            _Default.dtype = torch.get_default_dtype()
+            torch.set_default_dtype(torch.float32)
+        _Default.blocks += 1
+    try:
+        yield
+    finally:
+        with _Default.lock:
+            _Default.blocks -= 1
+            if not _Default.blocks:
+                torch.set_default_dtype(_Default.dtype)
+
+
+def in_float32(items: Iterator[T]) -> Iterator[T]:
+    """The items of a generator, whose body runs under `float32_by_default`; its consumer does not."""
+    while True:
+        with float32_by_default():
+            item = next(items, items)
+        if item is items:
+            return
+        yield item  # type: ignore[misc]
+
+
+@cache
+def one_thread_after_fork() -> None:
+    """Let forked children use torch with one thread: OpenMP's threads do not survive a fork, and loops would hang."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 def synchronise(device: torch.device) -> None:

@@ -18,7 +18,8 @@ def row_limit(model: Network, settings: DecodeSettings) -> int:
     """Rows that can be decoded at once without giving up the requested executor, or drafts."""
     if model.device.type == "cuda" and settings.executor in ("auto", "graph"):
         return graph.row_limit(model) // settings.draft.fixed
-    return MOST_ROWS
+    # The native kernels bound the input tokens of a pass: rows times draft length.
+    return MOST_ROWS // settings.draft.window
 
 
 def choose(batch: Batch) -> tuple[Executor, str]:
