@@ -34,7 +34,6 @@ class Draws:
 
     def __init__(self, model: Network, settings: SamplingSettings, uniforms: Tensor, slack: int = 0) -> None:
         layout, device = model.spec.layout, model.device
-        self._model, self._settings, self._frame = model, settings, layout.stride
         self.tokens = tokens = uniforms.shape[1]
         self.uniforms = F.pad(uniforms.to(device), (0, 0, 0, slack)).contiguous()
         self.sampler = CodeSampler(model.codebooks, settings, self.uniforms, layout.stride)

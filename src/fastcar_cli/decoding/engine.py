@@ -114,7 +114,8 @@ class Decode(Batch):
             hidden = self.prefill()[:, None]
         began, captured = time.perf_counter(), self.clock.capture
         while (done := self.done) < draws.tokens:
-            inputs = drafter.inputs(self._most_inputs(executor))
+            most = executor.most_inputs
+            inputs = drafter.inputs(most if self.replay is None else min(most, self.replay.horizon(done - 1)))
             step = executor.step(inputs) if done else executor.draw(hidden, inputs)
             executor.advance(inputs, drafter.accepted(inputs))
             # The host waits for a GPU once a frame only, when the pixels are wanted.
@@ -163,12 +164,6 @@ class Decode(Batch):
         """What drafts did for a video: report keys of docs/json.md."""
         assert self.drafter is not None
         return self.drafter.report(video)
-
-    def _most_inputs(self, executor: Executor) -> int:
-        """The most tokens of a video that the next pass can take."""
-        if self.replay is None:
-            return executor.most_inputs
-        return min(executor.most_inputs, self.replay.horizon(self.done - 1))
 
     def run(self) -> Self:
         """Decode every position; returns itself."""
