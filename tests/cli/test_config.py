@@ -130,11 +130,3 @@ def test_every_key_says_what_it_means() -> None:
 def test_dict_round_trip() -> None:
     config = load_config(None, [], {"replay.tau": -math.inf})
     assert RunConfig.from_dict(config.to_dict()) == config
-
-
-def test_the_former_name_of_the_executor_is_still_read(tmp_path: Path) -> None:
-    file = tmp_path / "old.yaml"
-    file.write_text("runtime: {kernels: native}\n")
-    assert load_config(str(file)).runtime.executor == "native"
-    assert load_config(str(file), ["runtime.kernels=torch"]).runtime.executor == "torch"
-    assert load_config(str(file), [], {"runtime.executor": "graph"}).runtime.executor == "graph"

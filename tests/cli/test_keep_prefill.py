@@ -105,7 +105,7 @@ def test_another_model_and_files_of_other_kinds_are_refused(model: str, tmp_path
     with pytest.raises(RequestError, match="holds those of another model"):
         pipeline(str(other), **kept(str(file))).run([CLIP], [1])
     whole = file.read_bytes()
-    for wrong, said in ((whole[:5000], "is no file of kept prompts"), (b"", "is no file of kept prompts")):
+    for wrong, said in ((whole[:5000], "does not hold a saved KV cache"), (b"", "does not hold a saved KV cache")):
         file.write_bytes(wrong)
         with pytest.raises(RequestError, match=said):
             pipeline(model, **kept(str(file))).run([CLIP], [1])

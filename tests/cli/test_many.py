@@ -163,7 +163,7 @@ def test_a_stop_keeps_what_is_finished(
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     if number != signal.SIGKILL:
-        assert f"{kept} videos are kept; the same command makes the {12 - kept} that are left" in stderr
+        assert f"{kept} videos are finished; the same command makes the other {12 - kept}" in stderr
         assert len(json.loads(stdout)["videos"]) == kept
         assert len({*folder.iterdir()}) == 2 * kept
     assert len(_files(folder)) == kept

@@ -60,18 +60,6 @@ def test_help_is_a_command(run: Run) -> None:
     assert run("-V").stdout == run("--version").stdout
 
 
-def test_names_of_other_tools_are_understood(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("a red ball")
-    asked = ("--num-frames=1", "--guidance-scale", "2", "--seed", "3", "--json")
-    done = run("generate", "--prompt-file", "prompts.txt", *asked, "-o", "a.mp4")
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    made = made.get("videos", [made])[0]
-    assert made["video"]["frames"] == 1 and made["tokens"]["rows"] == 2
-    wrong = run("config", "--num-frames", "2")
-    assert wrong.returncode == 2 and "--num-frames" in wrong.stderr
-
-
 def test_presets_are_listed(run: Run) -> None:
     rows = {row["name"]: row for row in json.loads(run("presets", "--json").stdout)["presets"]}
     assert rows["mini"]["option"] == "--config" and rows["paper-u280"]["option"] == "--fpga"

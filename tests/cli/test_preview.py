@@ -92,7 +92,7 @@ def test_without_a_terminal_one_note_says_so(tmp_path: Path) -> None:
     arguments = ["generate", PROMPT, "--frames", "1", "--preview", "-o", str(tmp_path / "a.gif")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.exception
-    assert done.stderr.count("no preview: standard error is no terminal") == 1
+    assert done.stderr.count("no preview: standard error is not a terminal") == 1
     assert "▀" not in done.output
 
 

@@ -76,7 +76,7 @@ def test_a_signal_keeps_finished_frames_under_json(tmp_path: Path, number: signa
     arguments = ["generate", PROMPT, "--samples", "3", "--seed", "1", "-o", "out", "--json"]
     status, stdout, stderr = _stopped(tmp_path, 2, number, *arguments)
     assert status == 128 + number, stderr
-    assert "kept 2 finished frames" in stderr
+    assert "2 finished frames are saved" in stderr
     videos = json.loads(stdout)["videos"]
     assert [v["video"]["frames"] for v in videos] == [2, 2, 2]
     files = [tmp_path / v["video"]["path"] for v in videos]

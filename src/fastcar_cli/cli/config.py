@@ -21,7 +21,7 @@ def config(
     where: Annotated[
         bool, typer.Option("--where", help="List every key with its value and where that is from.")
     ] = False,
-    keys: Annotated[bool, typer.Option("--keys", help="List every key with what it means instead.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="List keys, defaults, allowed values and meanings.")] = False,
     as_json: Json = False,
     form: Format = "table",
     debug: Debug = False,
@@ -33,7 +33,11 @@ def config(
     """
     if keys:
         refuse_all_but(ctx, ("keys", "as_json"), "with --keys")
-        _print([{"key": key, "meaning": setting.help} for key, setting in settings().items()], as_json)
+        rows = [
+            {"key": s.key, "default": s.default, "allowed": s.allowed, "meaning": s.meaning}
+            for s in settings().values()
+        ]
+        _print(rows, as_json)
         return
     run, sources = load_sources(config, set_ or [], below=surroundings())
     if where:
@@ -43,7 +47,7 @@ def config(
     elif as_json:
         typer.echo(json.dumps(run.to_dict()))
     elif form != "table":
-        raise RequestError(f"--format {form}: the configuration is no table", hint="with --where or --keys it is one")
+        raise RequestError(f"--format {form}: the configuration is not a table", hint="--where or --keys prints one")
     else:
         typer.echo(run.to_yaml(), nl=False)
 

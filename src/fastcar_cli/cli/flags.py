@@ -23,7 +23,7 @@ WRITTEN = ("output", "report", "report_to", "trace_to", "save", "keep_prefill")
 """Parameters that name files to read, and others where `~` is the user's home."""
 
 OTHERS = {"overrides": "--set", "ratio": "--replay"}
-"""Flags of parameters that are no keys of the configuration and called otherwise."""
+"""Flags of parameters that the configuration does not have under that name."""
 
 
 def flag_of(parameter: str, flags: Collection[str]) -> str | None:
@@ -70,37 +70,8 @@ def check_made(option: str, folder: Path | None) -> None:
         raise RequestError(f"{option} {folder}: is a file, needed: a folder")
 
 
-ALIASES = {
-    "--num-frames": ("--frames", ""),
-    "--image": ("--input", ""),
-    "--prompt-file": ("--prompts", ""),
-    "--guidance-scale": ("--set", "sampling.cfg="),
-}
-"""Names that other tools give an option, the option, and what its value begins with."""
-
-
-def _respelled(args: list[str], known: Collection[str]) -> list[str]:
-    """The arguments with other tools' names replaced, where a command has the option and not that name."""
-    spelled: list[str] = []
-    begins = ""
-    for i, arg in enumerate(args):
-        name, equals, value = arg.partition("=")
-        if arg == "--":
-            return [*spelled, *args[i:]]
-        if name in ALIASES and name not in known and ALIASES[name][0] in known and not begins:
-            option, begins = ALIASES[name]
-            if not equals and i + 1 == len(args):
-                raise RequestError(f"{name} needs a value")
-            spelled += [option, begins + value] if equals else [option]
-            begins = "" if equals else begins
-        else:
-            spelled.append(begins + arg)
-            begins = ""
-    return spelled
-
-
 _UNUSUAL = re.compile(r"(?=.*\d)(?=.*[_\u0080-\U0010ffff])[-+.,\d_eE]+")
-"""A number that Python reads, and nobody means: digits in groups, or of other scripts."""
+"""A number that Python reads and nobody means: digits in groups, or of other scripts."""
 
 
 class Command(TyperCommand):
@@ -130,7 +101,6 @@ class Command(TyperCommand):
         """Refuse an option whose value is empty: as a path it would be the current folder."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        args = _respelled(args, {opt for p in self.params for opt in p.opts})
         valued = {opt: p.name for p in self.params if not getattr(p, "is_flag", True) for opt in p.opts}
         for before, value in zip(["", *args], args, strict=False):
             name, equals, rest = value.partition("=")
@@ -138,7 +108,7 @@ class Command(TyperCommand):
             if option in valued and not text:
                 raise RequestError(f"{option}: is empty", hint="give a value, or leave the option out")
             if valued.get(option, "model") not in (*READ, *WRITTEN, "model", "key") and _UNUSUAL.fullmatch(text):
-                raise RequestError(f"{option} {text}: is no number", hint="numbers have the digits 0 to 9 and no _")
+                raise RequestError(f"{option} {text}: is not a number", hint="numbers have the digits 0 to 9 and no _")
         if "" in args:
             raise RequestError("an argument is empty", hint="give a value, or leave it out")
         for arg in args:

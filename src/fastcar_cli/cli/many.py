@@ -96,7 +96,7 @@ def make(
 
     With `vbench` each video has VBench's name too, in a folder of its own.
 
-    Raises RequestError where another video has a name of theirs (without `force`), and typer.Exit with the status of
+    Raises RequestError where another video has their name (without `force`), and typer.Exit with the status of
     a stop, or 1 where prompts are left out.
     """
     seeds = [*dict.fromkeys(job.seed for job in jobs)]
@@ -119,7 +119,7 @@ def make(
     except KeyboardInterrupt as e:
         stop = e
         rest = len(taken) - len(reports)
-        note(terminal, f"{len(reports)} videos are kept; the same command makes the {rest} that are left", "stopped")
+        note(terminal, f"{len(reports)} videos are finished; the same command makes the other {rest}", "stopped")
     if vbench and reports:
         for place, report in reports.items():
             job = taken[place]
@@ -222,6 +222,6 @@ def _make(
                     reports[place] = report
             except (OSError, RunError) as e:
                 why = e.strerror if isinstance(e, OSError) else str(e).rpartition(": ")[2]
-                raise RunError(f"{path} could not be written: {why}", hint="what is finished is kept") from None
+                raise RunError(f"{path} could not be written: {why}", hint="finished videos stay") from None
             written = len(reports) - before
             bar.update(task, completed=written)

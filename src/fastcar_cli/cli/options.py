@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from fastcar_cli.cli.complete import Complete, accelerators, assignments, configurations, models, words
-from fastcar_cli.config.run_config import RENAMED, Setting, settings
+from fastcar_cli.config.run_config import Setting, settings
 
 ConfigFile = Annotated[
     str | None,
@@ -69,19 +69,12 @@ def _values(setting: Setting) -> Complete | None:
     return words(setting.values) if setting.values else None
 
 
-def _options_of(setting: Setting, hidden: bool) -> dict[str, tuple[str, Any]]:
-    """Parameters of a command by name, each with its key and annotation; former names of a key are hidden."""
+def _option_of(setting: Setting, hidden: bool) -> Any:
+    """The annotation of a parameter."""
     kind: Any = setting.kind | None
-    assert setting.flag is not None
-    shown = Annotated[
+    return Annotated[
         kind, typer.Option(setting.flag, help=sentence(setting), autocompletion=_values(setting), hidden=hidden)
     ]
-    named = {setting.flag.strip("-").replace("-", "_"): (setting.key, shown)}
-    for old, new in RENAMED.items():
-        if new == setting.key:
-            name = old.rpartition(".")[2]
-            named[name] = setting.key, Annotated[kind, typer.Option(f"--{name}", hidden=True)]
-    return named
 
 
 def options(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -91,8 +84,9 @@ def options(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     They are where the command has its parameter `flags`, which gets the values given.
     """
     chosen = [settings()[key] for key in keys] or [s for s in settings().values() if s.flag is not None]
-    hidden = {s.key for s in chosen if not (keys or s.common)}
-    named = {name: option for s in chosen for name, option in _options_of(s, s.key in hidden).items()}
+    named = {
+        str(s.flag).strip("-").replace("-", "_"): (s.key, _option_of(s, hidden=not (keys or s.common))) for s in chosen
+    }
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)

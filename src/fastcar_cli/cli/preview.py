@@ -20,7 +20,7 @@ LINES_BELOW = 5
 def lacking(console: Console) -> str | None:
     """Why pictures can't be shown there; None where they can."""
     if not console.is_terminal:
-        return "standard error is no terminal"
+        return "standard error is not a terminal"
     return "the terminal has no colours" if console.color_system is None or console.no_color else None
 
 

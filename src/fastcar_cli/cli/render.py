@@ -31,7 +31,7 @@ from rich.text import Text
 from fastcar_cli.system.files import COPIES
 
 PLAIN_SECONDS = 60.0
-"""Seconds between lines where standard error is no terminal."""
+"""Seconds between lines where standard error is not a terminal."""
 
 
 FORMATS = ("table", "json", "csv", "md")

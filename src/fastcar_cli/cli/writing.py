@@ -66,7 +66,7 @@ def write(
     """Decode and write every video: those that have a frame, closed, and what stopped the run early.
 
     With `new` no file is replaced, with `aside` no other video; with `truth` the frames of a job's input are shown
-    beside its own. Frames that were finished before a stop are kept; `preview` gets those that are written.
+    beside its own. A stop leaves the frames finished so far; `preview` gets those that are written.
     """
     stop: KeyboardInterrupt | None = None
     with ExitStack() as stack:
@@ -186,8 +186,8 @@ def make(
 
         write_csvs(report_to, emulated)
     if stop is not None:
-        kept = f"kept {reports[0]['video']['frames']} finished frames" if reports else "no frame was finished"
-        note(terminal, kept, "stopped")
+        saved = f"{reports[0]['video']['frames']} finished frames are saved" if reports else "no frame was finished"
+        note(terminal, saved, "stopped")
     if as_json and reports:
         typer.echo(json.dumps({"videos": reports} if len(jobs) > 1 else reports[0]))
     for report in reports if not as_json else []:

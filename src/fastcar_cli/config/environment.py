@@ -13,7 +13,7 @@ from fastcar_cli.errors import RequestError
 FILE = "fastcar.yaml"
 PREFIX = "FASTCAR_"
 OTHERS = ("FASTCAR_KERNELS_ISA", "FASTCAR_GOLDEN", "FASTCAR_GOLDEN_FRAMES", "FASTCAR_GOLDEN_LATENTS")
-"""Variables that are no settings: the native kernels and the tests read them."""
+"""Variables of the native kernels and the tests, not settings."""
 
 
 SERVICES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")

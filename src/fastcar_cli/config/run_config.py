@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from fastcar_cli.config import choices
 from fastcar_cli.config.keys import (
+    LARGEST,
     MODELS,
     AttentionKeys,
     BackendKeys,
@@ -34,9 +35,6 @@ from fastcar_cli.config.keys import (
 from fastcar_cli.config.presets import parse_yaml, preset_folder, presets, read_preset
 from fastcar_cli.config.tau import Tau
 from fastcar_cli.errors import Key, RequestError, Text
-
-RENAMED = {"runtime.kernels": "runtime.executor"}
-"""Keys of earlier versions, which files and recipes may still have."""
 
 
 class RunConfig(Section):
@@ -99,8 +97,8 @@ def tau_to_plain(tau: Tau) -> Any:
 class Setting:
     """A key of the configuration as help texts, errors and docs show it.
 
-    `kind` is the type of its value on the command line, `values` the words it may be, `default` a text, of what the
-    model decides with `by_model`.
+    `kind` is the type of its value on the command line, `values` the words it may be; `allowed` and `default` are
+    texts. With `by_model` the model decides the default.
     """
 
     key: str
@@ -108,6 +106,7 @@ class Setting:
     kind: type
     meaning: str
     values: tuple[str, ...]
+    allowed: str
     default: str
     by_model: bool
     common: bool
@@ -146,10 +145,21 @@ def _settings_of(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
             (numbers or [str])[0],
             str(field.description),
             words,
+            ", ".join(words) or _allowed((numbers or [str])[0], field.metadata),
             default,
             extra["by_model"],
             extra["common"],
         )
+
+
+_LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def _allowed(kind: type, metadata: Sequence[Any]) -> str:
+    """What a value may be, such as "whole number >= 1"; limits beyond any use are left out."""
+    names = {bool: "true, false", int: "whole number", float: "number", str: "text"}
+    limits = [(sign, getattr(m, name)) for m in metadata for name, sign in _LIMITS.items() if hasattr(m, name)]
+    return " ".join([names[kind], *(f"{sign} {value}" for sign, value in limits if value < LARGEST)])
 
 
 class _Shown(reprlib.Repr):
@@ -222,8 +232,7 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(key: str, where: Text) -> str:
-    """A dotted key by its name of today. Raises RequestError for one that there is not."""
-    key = RENAMED.get(key, key)
+    """A dotted key. Raises RequestError for an unknown one."""
     if key not in settings():
         raise _unknown(where, key, [*settings()])
     return key
@@ -241,14 +250,9 @@ def later_wins(data: dict[str, Any], given: Collection[str]) -> None:
 
 
 def current(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested configuration data with the keys of today, and without sections whose keys are all left out."""
+    """Nested configuration data without the sections of a file that hold no keys."""
     empty = {key.partition(".")[0] for key in settings() if "." in key and data.get(key.partition(".")[0], 0) is None}
-    data = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items() if k not in empty}
-    for old, new in RENAMED.items():
-        section, _, last = old.partition(".")
-        if isinstance(data.get(section), dict) and last in data[section]:
-            data[section].setdefault(new.partition(".")[2], data[section].pop(last))
-    return data
+    return {key: value for key, value in data.items() if key not in empty}
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,9 @@ class KeptFile:
             unlike = [part for part, value in self._key.items() if metadata.get(part) != value]
             whole = unlike or all(file.get_slice(name).get_shape() == shape for name, shape in self._shapes.items())
         except (SafetensorError, OSError, ValueError) as e:
-            raise self._refusal(f"is no file of kept prompts: {e}") from None
+            raise self._refusal(f"does not hold a saved KV cache: {e}") from None
         if unlike:
-            said = "is no file of kept prompts" if unlike[0] == "format" else f"holds those of another {unlike[0]}"
+            said = "does not hold a saved KV cache" if unlike[0] == "format" else f"holds those of another {unlike[0]}"
             raise self._refusal(said)
         if not whole:
             raise self._refusal("is damaged")

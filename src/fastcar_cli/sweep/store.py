@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fastcar_cli.config.run_config import RENAMED
 from fastcar_cli.errors import RequestError, RunError
 from fastcar_cli.media import open_writer
 from fastcar_cli.sweep.grid import OFF, Cell, Grid
@@ -277,7 +276,6 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
 
     An accelerator named by one of them only does not count as a difference: a sweep may add `--backend fpga-sim` later.
     """
-    before = {RENAMED.get(key, key): value for key, value in before.items()}
     for key in sorted({*before, *now}):
         if key == "backend.preset" and not (key in before and key in now):
             continue
