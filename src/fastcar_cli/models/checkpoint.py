@@ -78,13 +78,12 @@ class GenerationDefaults(SamplingSettings):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A network ready to run, its tokenizer, its defaults, and the checkpoint that it comes from."""
+    """A network ready to run, its tokenizer and its defaults."""
 
     name: str
     network: Network
     tokenizer: PromptReader
     defaults: GenerationDefaults
-    checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -240,7 +239,7 @@ class Checkpoint(ABC):
             weights = self._weights(network, form.on(network), where, progress)
             weights |= {name: weights[first] for name, first in network.shared().items()}
             network.load_state_dict(weights, assign=True)
-            return LoadedModel(self.name or self.spec.name, ready(network, where), reader, self.defaults, self)
+            return LoadedModel(self.name or self.spec.name, ready(network, where), reader, self.defaults)
 
     def _format(self, dtype: str, device: torch.device) -> WeightFormat:
         formats = self.formats

@@ -119,14 +119,8 @@ class CosmosCheckpoint(Released):
 
 
 def _shape(shapes: Mapping[str, tuple[int, ...]], file: Path, key: str, dimensions: int = 2) -> tuple[int, ...]:
-    """The shape of a tensor. Raises RequestError where it is not there or is none of these dimensions."""
+    """The shape of a tensor. Raises RequestError where there is none, or none of so many dimensions."""
     if key not in shapes:
-        engine = next((k for k in shapes if "layernorm_qkv" in k), None)
-        if engine is not None:
-            raise RequestError(
-                f"weights file {file} is in TransformerEngine's form (key {engine!r})",
-                hint="take the released file, or export it with attention.wq, wk, wv",
-            )
         raise RequestError(f"weights file {file} lacks key {key!r}")
     shape = shapes[key]
     if len(shape) != dimensions or 0 in shape:

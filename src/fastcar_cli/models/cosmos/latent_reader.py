@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.inputs.prompt import Clip, OnProgress, Prompt, Reading, TokenisedClip
+from fastcar_cli.inputs.prompt import Clip, OnProgress, Prompt, TokenisedClip
 from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.cosmos.network import CONTEXTS, Cosmos
 
@@ -59,23 +59,15 @@ class LatentReader(ClipReader):
             raise RequestError(f"{prompt.name}: the text embedding has shape {given}, needed: [words, {width}]")
         return prompt
 
-    def _ids(self, clip: Clip, on_progress: OnProgress | None) -> tuple[int, ...]:
-        """Ids of pictures as the tokenizer gives them, behind the lead; floats are not rounded to bytes before."""
+    def ids(self, clip: Clip, on_progress: OnProgress | None) -> tuple[int, ...]:
+        """See `ClipReader`; frames in floats are not rounded to bytes before."""
         if clip not in self._encoded:
             pixels = torch.from_numpy(np.ascontiguousarray(clip.frames)).to(self._network.device)
             ids = self._network.tokenizer.encode(pixels[None], on_progress)
             self._encoded[clip] = tuple(ids.flatten().tolist())
-        return self._encoded[clip]
-
-    @torch.inference_mode()
-    def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
-        """The prompt's ids. Raises RequestError for one that the model can't take."""
-        clip = self._checked(prompt)
-        if isinstance(clip, TokenisedClip):
-            return Reading(clip.ids, (), ())
-        # The token before a text model's first is the one behind its codes.
-        lead = [self._network.spec.codes] * (self._network.spec.layout.lead or 0)
-        return Reading((*lead, *self._ids(clip, on_progress)), (), ())
+        # A model with text begins with a token of its own, the first id after the codes.
+        prefix = [self._network.spec.codes] * (self._network.spec.layout.lead or 0)
+        return (*prefix, *self._encoded[clip])
 
     def conditions(self, prompts: Sequence[Prompt], frames: int) -> Tensor | None:
         """Text embeddings float32 [P, words, width]; None of a model without text.

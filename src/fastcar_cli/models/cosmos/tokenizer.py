@@ -177,41 +177,31 @@ class CausalVideoTokenizer(nn.Module):
         spec, past = self.spec, Past()
         if progress is not None:
             work = work_of(spec, frames.shape[2] // spec.space, frames.shape[3] // spec.space, encode=True)
-            past = Past(_counting(progress, len(frames) * (work.first + work.later * (frames.shape[1] // spec.time))))
+            total = len(frames) * (work.first + work.later * (frames.shape[1] // spec.time))
+            past = Past(lambda done: progress(done, total))
         pieces = [frames[:, :1], *(frames[:, i : i + spec.time] for i in range(1, frames.shape[1], spec.time))]
         ids = torch.cat([ids_of(self.latents(piece, past), spec.levels) for piece in pieces], 1)
         del past
         give_back_memory()
         return ids
 
-    def stream(self, progress: Progress | None = None) -> LatentDecoder:
-        """What decodes the latents of some videos one after another; `progress` receives the work of each."""
-        return LatentDecoder(self, progress)
+    def stream(self) -> LatentDecoder:
+        """What decodes the latents of some videos one after another."""
+        return LatentDecoder(self)
 
 
 class LatentDecoder:
     """Decodes latents in their order."""
 
-    def __init__(self, tokenizer: CausalVideoTokenizer, progress: Progress | None = None) -> None:
-        self._tokenizer, self._progress, self._past = tokenizer, progress, Past()
-        self._latents = 0
+    def __init__(self, tokenizer: CausalVideoTokenizer) -> None:
+        self._tokenizer, self._past = tokenizer, Past()
 
     @torch.inference_mode()
     def next(self, ids: Tensor) -> Tensor:
         """Frames float32 [P, 1 or time, H, W, 3] in 0 .. 255, not rounded, of the next ids int64 [P, h, w]."""
-        past = self._past
-        if self._progress is not None:
-            work = work_of(self._tokenizer.spec, ids.shape[1], ids.shape[2], encode=False)
-            total = len(ids) * (work.later if self._latents else work.first)
-            past.on_work, past.work = _counting(self._progress, total), 0
-        self._latents += 1
-        frames = self._tokenizer.pixels(ids[:, None], past).div_(2).add_(0.5).clamp_(0, 1).mul_(255)
+        frames = self._tokenizer.pixels(ids[:, None], self._past).div_(2).add_(0.5).clamp_(0, 1).mul_(255)
         give_back_memory()
         return frames
-
-
-def _counting(progress: Progress, total: int) -> Callable[[int], None]:
-    return lambda done: progress(done, total)
 
 
 class Work(NamedTuple):

@@ -40,11 +40,6 @@ class _Half:
                 f"weights file {self.path} is missing", hint="a tokenizer folder holds encoder.jit and decoder.jit"
             )
         self.file = TorchScriptFile(self.path)
-        other = next(other for other in HALVES if other != half)
-        if any(key.startswith(HALVES[other][0]) for key in self.file.shapes):
-            raise RequestError(
-                f"weights file {self.path} holds the {other}", hint="are encoder.jit and decoder.jit swapped?"
-            )
 
     def width(self, key: str) -> int:
         """Outputs of a convolution. Raises RequestError where there is none."""

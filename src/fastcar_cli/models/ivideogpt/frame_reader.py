@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastcar_cli.errors import Key, RequestError
-from fastcar_cli.inputs.prompt import Clip, OnProgress, Prompt, Reading, TokenisedClip
+from fastcar_cli.inputs.prompt import Clip, OnProgress, Prompt, TokenisedClip
 from fastcar_cli.models.clip_reader import ClipReader
 from fastcar_cli.models.ivideogpt.network import IVideoGPT
 
@@ -78,14 +78,10 @@ class FrameReader(ClipReader):
         pixels = pixels if pixels.is_floating_point() else pixels.float().div(255.0)
         return pixels.permute(0, 3, 1, 2)[None]
 
-    @torch.inference_mode()
-    def read(self, prompt: Prompt, on_progress: OnProgress | None = None) -> Reading:
-        """The prompt's ids, those of its context frames. Raises RequestError for one that the model can't take."""
-        clip = self._checked(prompt)
-        if isinstance(clip, TokenisedClip):
-            return Reading(clip.ids, (), ())
+    def ids(self, clip: Clip, on_progress: OnProgress | None) -> tuple[int, ...]:
+        """See `ClipReader`."""
         ids = self._network.tokenizer.tokenize(self.pixels(clip, self._network.spec.layout.context))
-        return Reading(tuple(ids[0].tolist()), (), ())
+        return tuple(ids[0].tolist())
 
     @torch.inference_mode()
     def read_all(self, clip: Clip) -> list[int]:
