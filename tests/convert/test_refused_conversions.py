@@ -86,7 +86,7 @@ def test_int4_without_a_conversion_says_how(make: Callable[..., Path], run: Run,
         ),
         (["flat", "-o", "new", "--depth-dtype", "int4"], "allowed: int8, bfloat16, or --depth-dtype int8"),
         (["nan", "-o", "new"], "holds NaN or infinite values"),
-        (["mini", "-o", "taken"], "taken.partial is there and is no conversion"),
+        (["mini", "-o", "taken"], "taken.partial exists and is not a conversion"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

@@ -1,8 +1,8 @@
 """A conversion: shard after shard into a working folder, which gets its name when it is whole.
 
-The working folder, FOLDER.partial, keeps every finished shard, so that the same conversion begun again resumes. What
-it converts from and to is written there first; another source or format does not resume it. A calibration keeps
-there what it drew, and what its tokens have come to behind the last finished shard.
+The working folder, FOLDER.partial, holds every finished shard, so that the same conversion resumes when it is begun
+again. What it converts from and to is written there first; another source or format does not resume it. A calibration
+writes there what it drew, and the states of its tokens after the last finished shard.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Conversion:
             working.mkdir(exist_ok=True)
             begun = next((f for f in (working / UNFINISHED, working / "config.json") if f.is_file()), None)
             if begun is None and any(not f.name.startswith(".") for f in working.iterdir()):
-                raise RequestError(f"{working} is there and is no conversion", hint="move it away")
+                raise RequestError(f"{working} exists and is not a conversion", hint="move it away")
             if begun is not None and file_text(begun) != self._document:
                 raise RequestError(
                     f"{working} is a conversion of another model or with other options that is not done",
@@ -204,7 +204,7 @@ class Conversion:
         if needed > free:
             raise RunError(
                 f"{self._folder} needs {gib(needed)} more, {gib(free)} are free on its disk",
-                hint="what is done is kept; the same command resumes",
+                hint="finished shards stay; the same command resumes",
             )
 
     def _write(self, file: Path, tensors: dict[str, Tensor]) -> None:
@@ -244,6 +244,6 @@ def check_folder(folder: Path) -> None:
 
 
 def _failed(
-    path: Path, error: OSError, hint: str | None = "what is done is kept; the same command resumes"
+    path: Path, error: OSError, hint: str | None = "finished shards stay; the same command resumes"
 ) -> RunError:
     return RunError(f"{path} could not be written: {error.strerror or error}", hint=hint)

@@ -129,12 +129,14 @@ class Checkpoint(ABC):
         config: the content of the folder's config.json; None where there is none that can be read.
         SPEC: the class of its specification.
         FLOATS, DEPTH: see `loading_format`.
+        FINITE: whether weights are searched for NaN and infinite values.
 
     """
 
     SPEC: ClassVar[type[Spec]]
     FLOATS: ClassVar[torch.dtype] = torch.float32
     DEPTH: ClassVar[str | None] = None
+    FINITE: ClassVar[bool] = False
 
     def __init__(self, folder: Path, name: str | None = None, config: Any = None, spec: Spec | None = None) -> None:
         self.folder, self.name, self.config, self._published = folder, name, config, spec
@@ -253,7 +255,8 @@ class Checkpoint(ABC):
         self, network: Network, form: NetworkFormat, device: torch.device, progress: Progress | None
     ) -> dict[str, Tensor]:
         """The tensors of an empty network, whose linear layers become those of the format."""
-        weights = fill(self.components(network), network.state_dict(), form.float_of, device, progress, form.stored)
+        parts, wanted = self.components(network), network.state_dict()
+        weights = fill(parts, wanted, form.float_of, device, progress, form.stored, finite=self.FINITE)
         form.use()
         return weights
 

@@ -6,18 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fastcar_cli.errors import RequestError
 from fastcar_cli.inputs.worlds.phrases import PhraseTokenizer
 from fastcar_cli.inputs.worlds.placement_text import phrase_tokenizer
 from fastcar_cli.models.checkpoint import Checkpoint, GenerationDefaults
 from fastcar_cli.models.network import Network
 from fastcar_cli.models.vila_u.network import ModelSpec
-from fastcar_cli.models.weight_format import NetworkFormat
 from fastcar_cli.system.plain_data import checked, read_json, wrong
-from fastcar_cli.weights.tensors import Component, Progress, fill
+from fastcar_cli.weights.tensors import Component
 
 FORMAT = "fastcar-1"
 
@@ -26,6 +22,7 @@ class BundledCheckpoint(Checkpoint):
     """A folder of this format; it may leave out what a folder beside it, its base, holds."""
 
     SPEC = ModelSpec
+    FINITE = True
 
     @classmethod
     def matches(cls, folder: Path, config: Any) -> bool:
@@ -111,12 +108,3 @@ class BundledCheckpoint(Checkpoint):
             return phrase_tokenizer(self.text, self._file)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise RequestError(f"{self._file}: {type(e).__name__} at {e}") from None
-
-    def _weights(
-        self, network: Network, form: NetworkFormat, device: torch.device, progress: Progress | None
-    ) -> dict[str, Tensor]:
-        weights = fill(
-            self.components(network), network.state_dict(), form.float_of, device, progress, form.stored, finite=True
-        )
-        form.use()
-        return weights
