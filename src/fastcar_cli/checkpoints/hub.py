@@ -68,6 +68,8 @@ def _unreachable(repository: str, error: Exception) -> RunError:
         reason, way_out = "it is not there, or this token may not see it", "check HF_TOKEN"
     elif isinstance(error, (LocalEntryNotFoundError, ConnectionError)) or "Connect" in type(error).__name__:
         reason = "it is not in the cache and the hub can't be reached"
+    elif isinstance(error, RuntimeError) and "home directory" in str(error):
+        reason, way_out = "this user has no home folder for the hub's cache", "set HF_HOME to a folder"
     else:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return RunError(f"the model {repository} could not be fetched: {reason}", hint=way_out)
@@ -88,7 +90,7 @@ def _cached(repository: str, revision: str) -> Path | None:
 
     try:
         return Path(snapshot_download(repository, revision=revision, local_files_only=True))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last where the user has no home
         return None
 
 
@@ -121,11 +123,11 @@ def _fetch_files(repository: str, names: Sequence[str]) -> None:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     for name in names:
-        if not isinstance(try_to_load_from_cache(repository, name), str):
-            try:
+        try:
+            if not isinstance(try_to_load_from_cache(repository, name), str):
                 hf_hub_download(repository, name)
-            except Exception as e:  # as in `fetch`
-                raise _unreachable(repository, e) from None
+        except Exception as e:  # as in `fetch`
+            raise _unreachable(repository, e) from None
 
 
 def remote_sizes(repository: str, revision: str = REVISION) -> dict[str, int]:

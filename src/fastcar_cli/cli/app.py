@@ -20,6 +20,7 @@ from fastcar_cli.cli.flags import Command
 from fastcar_cli.cli.help import examples
 from fastcar_cli.errors import FastcarError, RequestError
 from fastcar_cli.system import plugins
+from fastcar_cli.system.limits import raise_open_files
 from fastcar_cli.system.signals import status, stop_on_signals
 
 COMMANDS = {
@@ -187,6 +188,7 @@ def main(program: Callable[[], object] = partial(app, prog_name="fastcar")) -> N
         # Libraries' warnings show lines of their code; what a user should know of is a note.
         warnings.simplefilter("ignore")
     stop_on_signals()
+    raise_open_files()
     try:
         _check_folder()
         program()

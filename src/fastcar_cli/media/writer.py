@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -80,8 +80,12 @@ def _recipe(path: Path) -> dict[str, Any] | None:
 
 
 def default_name(prompt: str, seed: int, folder: Path = Path("."), suffix: str = ".mp4") -> Path:
-    """A name from prompt and seed, `a-red-ball-s7.mp4`; a writer with `new` adds `-2`, `-3`, ... where it is taken."""
-    slug = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:60].rstrip("-") or "video"
+    """A name from prompt and seed, `a-red-ball-s7.mp4`; a writer with `new` adds `-2`, `-3`, ... where it is taken.
+
+    Letters, marks and digits of every script stay, at most 60 of them and 150 bytes.
+    """
+    letters = (c if unicodedata.category(c)[0] in "LMN" else " " for c in unicodedata.normalize("NFC", prompt.lower()))
+    slug = "-".join("".join(letters).split())[:60].encode()[:150].decode(errors="ignore").rstrip("-") or "video"
     return folder / f"{slug}-s{seed}{suffix}"
 
 

@@ -49,7 +49,7 @@ from fastcar_cli.pipeline.resolve import (
 from fastcar_cli.pipeline.saved_prefill import KeptFile
 from fastcar_cli.pipeline.videos import Frame, Video
 from fastcar_cli.system.device import float32_by_default, in_float32, one_thread_after_fork
-from fastcar_cli.system.limits import cores
+from fastcar_cli.system.limits import cores, open_files
 
 if TYPE_CHECKING:
     from fastcar_cli.decoding.backend import MLPBackend
@@ -178,7 +178,7 @@ class VideoPipeline:
         prompt = self.spec.layout.prompt or PROMPT_TOKENS
         return videos_that_fit(
             network.spec,
-            max(1, min(videos, row_limit(network, settings) // rows)),
+            max(1, min(videos, row_limit(network, settings) // rows, open_files())),
             Demand(rows, settings.frames, prompt, settings.window, settings.sinks, settings.kv_dtype),
             itemsize=network.dtype.itemsize,
             device=str(network.device),

@@ -84,3 +84,23 @@ def give_back_memory() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def raise_open_files() -> None:
+    """Raise the soft limit of open files to the hard one: terminals of macOS allow 256."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 10240) if hard > 0 else 10240, hard))
+
+
+def open_files() -> int:
+    """Files that the process may open beside those that are open, with some to spare."""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return max(1, (soft if soft > 0 else 10240) - len(os.listdir("/dev/fd")) - 24)
+    except (ImportError, OSError):  # Windows
+        return 2048
