@@ -34,7 +34,7 @@ def machine_measured_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def short_collections() -> Iterator[None]:
-    """Garbage collection skips loaded modules: imageio collects at each file it closes, 0.2 s among all objects.
+    """Garbage collection skips loaded modules: PyAV plugins of tests collect at each file, 0.2 s among all objects.
 
     Frozen objects are never freed, which Triton's bindings report as leaks, so they thaw with the module.
     """

@@ -289,7 +289,9 @@ class _PngWriter(Writer):
         self._hidden = hidden_beside(self.path, Path.mkdir)
 
     def _write(self, image: Image8) -> None:
-        Image.fromarray(image).save(self._hidden / f"{self.frames:04d}.png")
+        import imageio.v3 as iio
+
+        iio.imwrite(self._hidden / f"{self.frames:04d}.png", image, plugin="pillow")
 
     def _finish(self) -> None:
         (self._hidden / "recipe.json").write_text(json.dumps(self.recipe, indent=1) + "\n", encoding="utf-8")
